@@ -1,0 +1,85 @@
+"""Where somebody listens: a host and a port, written `host:port` or `[v6]:port`."""
+
+import ipaddress
+import re
+from typing import Final
+
+import msgspec
+
+HOST_CHARACTERS_MAX: Final = 253
+"""Characters of a host name: the DNS limit."""
+
+_HOST_NAME: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*", re.ASCII)
+_PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
+PORT_MAX: Final = 65_535
+
+EXAMPLE: Final = "write host:port, for example 10.0.0.5:7401 or [fd00::5]:7401"
+
+
+class AddressError(ValueError):
+    """A text that is not an address; `remedy` says what would be."""
+
+    def __init__(self, sentence: str, remedy: str = EXAMPLE) -> None:
+        super().__init__(f"{sentence}; {remedy}")
+        self.sentence = sentence
+        self.remedy = remedy
+
+
+class Address(msgspec.Struct, frozen=True, order=True):
+    """A host (name, IPv4 or IPv6 without brackets) and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The address as the beginning of a URL, without a slash at the end."""
+        return f"https://{self}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Return the address that `text` says; AddressError says what is wrong and what would be right."""
+        if text.startswith("["):
+            host, bracket, rest = text[1:].partition("]")
+            if not bracket or not rest.startswith(":"):
+                raise AddressError(f"{text!r} is not an address")
+            port_text, bracketed = rest[1:], True
+        else:
+            host, colon, port_text = text.rpartition(":")
+            if not colon:
+                raise AddressError(f"{text!r} has no port")
+            bracketed = False
+        if _PORT.fullmatch(port_text) is None or not 1 <= int(port_text) <= PORT_MAX:
+            raise AddressError(f"{port_text!r} in {text!r} is not a port", f"use a number from 1 to {PORT_MAX}")
+        return cls(_checked_host(host, text, bracketed), int(port_text))
+
+
+def _checked_host(host: str, text: str, bracketed: bool) -> str:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        if bracketed or len(host) > HOST_CHARACTERS_MAX or _HOST_NAME.fullmatch(host) is None:
+            raise AddressError(f"{host!r} in {text!r} is neither an IP address nor a host name") from None
+        if host.replace(".", "").isdigit():
+            raise AddressError(f"{host!r} in {text!r} is not an IP address") from None
+        return host
+    if bracketed != (address.version == 6):
+        raise AddressError(f"{text!r} has its brackets in the wrong place")
+    if address.is_unspecified:
+        raise AddressError(
+            f"{text!r} is no address that another machine could connect to", "write the one that others connect to"
+        )
+    return str(address)

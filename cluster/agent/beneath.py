@@ -1,0 +1,189 @@
+"""Which file a path names, decided by directory descriptors: never outside what the order allows, whoever moves what meanwhile.
+
+A path is walked one component at a time with O_NOFOLLOW, so no link is ever followed beneath a root and a directory that is swapped for
+a link between check and use changes nothing. The root itself is the administrator's word and may be a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from replica.limits import PATH_BYTES_MAX
+
+VARIABLES: Final = {
+    "DW_JOB_STRIPED": ("striped",),
+    "DW_JOB_LDBALANCE": ("striped",),
+    "DW_JOB_PRIVATE": ("private",),
+    "FOREBAY_JOB_DIR": (),
+}
+"""The names that a buffer has in directives and in a job's environment, and where in the buffer each points."""
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+NEW_DIRECTORY_MODE: Final = 0o755
+"""Directories made on the way to a destination, before the umask."""
+
+
+class PathRefused(Exception):
+    """A path that may not be used; the message is a sentence that names it and says what would be right."""
+
+
+class Identity(NamedTuple):
+    """What the kernel knows a directory by."""
+
+    device: int
+    inode: int
+
+
+class Target(NamedTuple):
+    """Where a path begins (an open directory that the caller closes), and how it goes on from there."""
+
+    anchor: int
+    shown: str
+    """The anchor as messages name it."""
+    parts: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The whole path as messages name it."""
+        return join(self.shown, self.parts)
+
+
+def join(shown: str, parts: Sequence[str]) -> str:
+    """Return a path for a message."""
+    return "/".join((shown.rstrip("/"), *parts)) or "/"
+
+
+def split(path: str, shown: str) -> tuple[str, ...]:
+    """Return the components of a path; PathRefused for `..`, a zero byte or a path that is too long."""
+    if "\0" in path:
+        raise PathRefused(f"{shown!r} holds a zero byte")
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise PathRefused(f"{shown[:80]!r}… is longer than {PATH_BYTES_MAX} bytes")
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if ".." in parts:
+        raise PathRefused(f"{shown} has a '..' in it; write the path without it")
+    return parts
+
+
+def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
+    """Return where an absolute path lies beneath one of `roots` (`what` names them); PathRefused if it lies beneath none."""
+    if not path.startswith("/"):
+        raise PathRefused(f"{path!r} is not an absolute path; start it with /")
+    parts = split(path, path)
+    fitting = [root for root in roots if root.startswith("/") and parts[: len(split(root, root))] == split(root, root)]
+    if not fitting:
+        allowed = ", ".join(roots) if roots else "none are configured"
+        raise PathRefused(f"{path} lies outside the directories that {what} may use ({allowed}); use one of them, or have the administrator add it to [staging]")
+    root = max(fitting, key=lambda candidate: len(split(candidate, candidate)))
+    try:
+        anchor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PathRefused(f"{path}: the directory {root} that {what} may use cannot be opened on this node: {error.strerror}") from error
+    return Target(anchor, root, parts[len(split(root, root)) :])
+
+
+def inside_target(buffer: int, path: str) -> Target:
+    """Return where a path such as `$DW_JOB_STRIPED/data` lies in the buffer (an open directory, duplicated); PathRefused otherwise."""
+    head, _, rest = path.partition("/")
+    name = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:] if head.startswith("$") else ""
+    if name not in VARIABLES:
+        known = ", ".join(f"${known}/…" for known in VARIABLES)
+        raise PathRefused(f"{path!r} is not a path in the buffer; write {known}")
+    parts = split(rest, path)
+    return Target(os.dup(buffer), head, parts) if not VARIABLES[name] else _inside(buffer, head, VARIABLES[name], parts)
+
+
+def _inside(buffer: int, head: str, place: tuple[str, ...], parts: tuple[str, ...]) -> Target:
+    try:
+        return Target(os.open(place[0], _DIRECTORY, dir_fd=buffer), head, parts)
+    except OSError as error:
+        raise PathRefused(f"{head} does not exist in the buffer: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def opened(target: Target, *, forbidden: Identity | None = None, create: bool = False) -> Iterator[int]:
+    """Give a descriptor of the directory that the target names, making missing ones if `create`.
+
+    Takes the target's anchor and closes it. PathRefused names the component that is missing, a link, no directory, or `forbidden`.
+    """
+    current = target.anchor
+    try:
+        _refuse_forbidden(current, target.shown, forbidden)
+        for count, part in enumerate(target.parts, start=1):
+            following = _enter(current, part, join(target.shown, target.parts[:count]), create=create)
+            os.close(current)
+            current = following
+            _refuse_forbidden(current, join(target.shown, target.parts[:count]), forbidden)
+        yield current
+    finally:
+        os.close(current)
+
+
+@contextlib.contextmanager
+def opened_parent(target: Target, *, forbidden: Identity | None = None, create: bool = False) -> Iterator[tuple[int, str]]:
+    """Give a descriptor of the directory that holds the target, and the target's name in it; otherwise as `opened`."""
+    if not target.parts:
+        os.close(target.anchor)
+        raise PathRefused(f"{target.path} names a directory; a file needs a name, such as {join(target.shown, ('name',))}")
+    with opened(target._replace(parts=target.parts[:-1]), forbidden=forbidden, create=create) as directory:
+        yield directory, target.parts[-1]
+
+
+def _enter(directory: int, name: str, shown: str, *, create: bool) -> int:
+    for made in (False, True):
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=directory)
+        except FileNotFoundError as error:
+            if not create or made:
+                raise PathRefused(f"{shown} does not exist") from error
+        except OSError as error:
+            raise PathRefused(_why_not_a_directory(directory, name, shown, error)) from error
+        try:
+            os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=directory)
+            os.fsync(directory)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise PathRefused(f"the directory {shown} cannot be made: {error.strerror}") from error
+    raise AssertionError("the second round returns or raises")
+
+
+def _why_not_a_directory(directory: int, name: str, shown: str, error: OSError) -> str:
+    with contextlib.suppress(OSError):
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        kind = kind_of(status.st_mode)
+        if kind != "directory":
+            remedy = "; name the directory that it points to" if kind == "symbolic link" else ""
+            return f"{shown} is a {kind}, not a directory{remedy}"
+    return f"{shown} cannot be opened: {error.strerror}"
+
+
+_KINDS: Final = {
+    0o040000: "directory",
+    0o100000: "regular file",
+    0o120000: "symbolic link",
+    0o010000: "named pipe",
+    0o140000: "socket",
+    0o020000: "character device",
+    0o060000: "block device",
+}
+
+
+def kind_of(mode: int) -> str:
+    """Return what a mode says a file is, in words."""
+    return _KINDS.get(mode & 0o170000, "file of unknown kind")
+
+
+def identity_of(descriptor: int) -> Identity:
+    """Return what the kernel knows an open directory by."""
+    status = os.fstat(descriptor)
+    return Identity(status.st_dev, status.st_ino)
+
+
+def _refuse_forbidden(descriptor: int, shown: str, forbidden: Identity | None) -> None:
+    if forbidden is not None and identity_of(descriptor) == forbidden:
+        raise PathRefused(f"{shown} is the agent's own directory; jobs may not name files in it")

@@ -1,0 +1,63 @@
+"""Every bound of the agent, with its unit and its reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COPY_CHUNK_BYTES: Final = 1024 * 1024
+"""Bytes read at once while copying: large enough for any disk, small enough that a throttle or a signal is felt at once."""
+
+DIRECTORY_DEPTH_MAX: Final = 200
+"""Directories below each other in one transfer: each costs two descriptors, and 1,024 descriptors are a common limit."""
+
+DIRECTORY_ENTRIES_MAX: Final = 1_000_000
+"""Entries of one directory, count: their names are sorted in memory, about 100 MB at this bound."""
+
+COPY_TRIES_MAX: Final = 2
+"""How often a source that changes under the copy is read before the transfer fails by name."""
+
+WORKERS_MAX: Final = 32
+"""Operations at once on one node, count: each is a process of about 25 MB; further ones wait their turn."""
+
+RESULT_BYTES_MAX: Final = 64 * 1024
+"""What a worker may say about its result, bytes: a message is at most 1,024 characters."""
+
+FILE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""A file of the agent's own (order, status, report), bytes: an order carries a script (256 KiB) and an environment (64 KiB), escaped."""
+
+WORKER_GRACE_S: Final = 5.0
+"""Seconds that a worker has between SIGTERM and SIGKILL: it only removes its temporary file."""
+
+KILL_WAIT_S: Final = 30.0
+"""Seconds that a job's processes have between SIGTERM and SIGKILL: Slurm's default KillWait."""
+
+KILL_ROUNDS_MAX: Final = 200
+"""How often processes of a job are looked for and killed before post-run says that one cannot be killed, count."""
+
+KILL_PAUSE_S: Final = 0.05
+"""Seconds between two such rounds: what a process needs to be gone."""
+
+STEP_LAUNCHES_MAX: Final = 3
+"""How often a supervisor that died before it started the script is launched again, count."""
+
+STEP_WATCH_S: Final = 0.05
+"""Seconds between two looks for the record that a script was started; only while its supervisor starts up."""
+
+LOCK_RETRY_S: Final = 0.05
+"""Seconds between two tries for a lock that a dying worker of an earlier agent still holds."""
+
+POLL_WAIT_S: Final = 30.0
+"""Seconds that a poll waits while nothing is moved: the most that the controller allows."""
+
+POLL_WHILE_MOVING_S: Final = 0.5
+"""Seconds that a poll waits while data is moved, so that progress is seen."""
+
+BACK_OFF_S: Final = 0.2
+BACK_OFF_S_MAX: Final = 5.0
+"""First and longest wait after a request that failed, seconds: short against a take-over, long against a busy loop."""
+
+REPORTS_PER_REQUEST_MAX: Final = 256
+"""Reports sent at once, count: well inside one batch (replica.limits.COMMANDS_PER_BATCH_MAX)."""
+
+COMMAND_AGE_S_MAX: Final = 200
+"""Seconds after which a report gets a new command id: the controller refuses ids that are 300 s off its clock."""

@@ -1,0 +1,108 @@
+"""Removing a directory tree that somebody else filled: by descriptors, never through a link, in constant depth.
+
+A tree may be deeper than there are descriptors, and its owner may still be changing it. So a subdirectory that is not empty is moved to
+the top under a name of our own and emptied there: whatever the shape, two directories are open at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Final
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class RemovalFailed(Exception):
+    """Something could not be removed; the message names it."""
+
+
+def remove_tree(parent: int, name: str, *, shown: str) -> None:
+    """Remove the directory `name` in the open directory `parent` with everything in it; nothing to do if it is not there.
+
+    RemovalFailed names what could not be removed; calling again goes on from there.
+    """
+    try:
+        with _entered(parent, name) as top:
+            _empty(top, shown)
+        os.rmdir(name, dir_fd=parent)
+        os.fsync(parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RemovalFailed(f"{shown} cannot be removed: {error.strerror}") from error
+
+
+def empty_directory(directory: int, *, shown: str) -> None:
+    """Remove everything in the open directory; RemovalFailed names what could not be removed."""
+    try:
+        _empty(directory, shown)
+        os.fsync(directory)
+    except OSError as error:
+        raise RemovalFailed(f"{shown} cannot be emptied: {error.strerror}") from error
+
+
+def _empty(top: int, shown: str) -> None:
+    while True:
+        moved = _clear(top, top, shown)
+        if not moved:
+            return
+
+
+def _clear(top: int, directory: int, shown: str) -> bool:
+    """Remove what is in `directory`, one level deep; True if something was moved to `top` and has to be looked at."""
+    moved = False
+    for name in os.listdir(directory):
+        try:
+            os.unlink(name, dir_fd=directory)
+            continue
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.EPERM):
+                raise RemovalFailed(f"{shown}/{name} cannot be removed: {error.strerror}") from error
+        try:
+            moved = _clear_subdirectory(top, directory, name, shown) or moved
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise RemovalFailed(f"{shown}/{name} cannot be removed: {error.strerror}") from error
+    return moved
+
+
+def _clear_subdirectory(top: int, directory: int, name: str, shown: str) -> bool:
+    try:
+        os.rmdir(name, dir_fd=directory)
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    moved = False
+    with _entered(directory, name) as inner:
+        if directory != top:
+            # Its turn comes when the top is listed again.
+            os.rename(name, f".forebay-gone-{uuid.uuid4().hex}", src_dir_fd=directory, dst_dir_fd=top)
+            return True
+        moved = _clear(top, inner, f"{shown}/{name}")
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=directory)
+    return moved
+
+
+@contextlib.contextmanager
+def _entered(parent: int, name: str) -> Iterator[int]:
+    """Open a directory, first taking back the permissions that its owner denied himself."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        with contextlib.suppress(PermissionError):
+            os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        descriptor = os.open(".", _DIRECTORY, dir_fd=handle)
+    finally:
+        os.close(handle)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

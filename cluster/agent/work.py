@@ -1,0 +1,43 @@
+"""What an agent tells a worker: one order, and what else the worker has to know."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cluster.agent.accounts import Mode
+from replica.commands import OperationDone, OperationFailed
+from replica.limits import MESSAGE_CHARACTERS_MAX
+from replica.orders import Order
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One operation, as a worker reads it from its standard input."""
+
+    order: Order
+    home: str
+    """The agent's directory, absolute."""
+    storage_id: str
+    accounts: Mode
+    copy_rate_bytes_s: int
+    """Bytes per second; 0 is no limit."""
+    progress: int
+    """Descriptor of the shared counters."""
+    agent: int
+    """Process id of the agent: a worker does not outlive it."""
+
+
+Outcome = OperationDone | OperationFailed
+"""What a worker may say, as JSON on its standard output."""
+
+_ELLIPSIS: Final = " … "
+
+
+def failure(message: str) -> OperationFailed:
+    """Return a failure whose message fits into the state: a long one loses its middle, because its ends say what and why."""
+    if len(message) > MESSAGE_CHARACTERS_MAX:
+        half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
+        message = message[:half] + _ELLIPSIS + message[-half:]
+    # Names of files need not be UTF-8; what is reported has to be.
+    return OperationFailed(message.encode("utf-8", "replace").decode())

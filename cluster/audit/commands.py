@@ -1,0 +1,256 @@
+"""The audit commands: open what a replica keeps, read-only, and say what is there."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from cluster.audit.entries import entry_view
+from cluster.audit.replay import ReplayFailed, ReplayRefused, replay
+from cluster.cli.audit_commands import audit_commands
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.group import SETTINGS, ForebayGroup
+from cluster.cli.output import fields_table, show, show_json, stderr_console
+from cluster.cli.session import load_config
+from cluster.cli.tables import moment, snapshot_fields
+from cluster.client.views import SnapshotPoolView, SnapshotView
+from cluster.clock import format_instant
+from replica.units import Instant
+from snapshots.image import Image
+from snapshots.restore import SnapshotRefused, Summary, load_snapshot
+from snapshots.restore import inspect as inspect_snapshot
+from wal.codec import CodecError
+from wal.environment import Environment
+from wal.failures import Condition, RecoveryRefused, StorageFailed
+from wal.ledger import Ledger, LedgerBroken
+
+OTHER_REPLICA = "do not start this replica on it; compare with the other replicas, and replace what is broken from them"
+
+
+@contextlib.contextmanager
+def _sentences() -> Iterator[None]:
+    """Turn what wal and snapshots raise into failures with an exit code and a remedy."""
+    try:
+        yield
+    except (LedgerBroken, ReplayFailed) as error:
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
+    except CodecError as error:
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with the release that wrote it") from error
+    except ReplayRefused as error:
+        raise Failure(ExitCode.NOT_FOUND, str(error), "see `forebay ledger verify` for what is held here") from error
+    except SnapshotRefused as error:
+        if not error.path.exists():
+            raise Failure(ExitCode.NOT_FOUND, f"{error.path} does not exist", "name a snapshot file") from error
+        remedy = "delete it and use another one; `forebay snapshot save` writes a new one"
+        raise Failure(ExitCode.VERIFICATION_FAILED, error.sentence, remedy, place=str(error.path)) from error
+    except RecoveryRefused as error:
+        if error.condition is Condition.DIRECTORY_EMPTY:
+            remedy = "name the directory of a replica that has run, with --data or --name"
+            raise Failure(ExitCode.NOT_FOUND, f"there is no ledger in {error.place}", remedy) from error
+        if isinstance(error.__cause__, PermissionError):
+            remedy = "run it as the user that the replica runs as"
+            raise Failure(ExitCode.PERMISSION_DENIED, f"{error.place}: permission denied", remedy) from error
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error)) from error
+    except StorageFailed as error:
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
+    except PermissionError as error:
+        remedy = "run it as the user that the replica runs as"
+        raise Failure(ExitCode.PERMISSION_DENIED, f"{error.filename} may not be read", remedy) from error
+
+
+def _directory(context: click.Context, data: Path | None, name: str | None) -> Path:
+    if (data is None) == (name is None):
+        raise bad_input("which ledger is not said", "give either --data DIRECTORY or --name REPLICA")
+    if data is not None:
+        return data / "wal" if (data / "wal").is_dir() else data
+    config = load_config(context.find_root().params.get("config"))
+    assert name is not None  # one of the two was given
+    try:
+        config.replica(name)
+    except Exception as error:
+        raise bad_input(str(error), "name a replica of the configuration") from error
+    return config.wal_directory(name)
+
+
+@contextlib.contextmanager
+def _ledger(options: dict[str, Any]) -> Iterator[Ledger]:
+    directory = _directory(click.get_current_context(), options["data"], options["name"])
+    with _sentences(), Environment.open_readonly(directory) as environment:
+        yield Ledger(environment)
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    console = stderr_console()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+
+        def update(done: int, last: int) -> None:
+            progress.update(task, completed=done, total=last)
+
+        yield update
+
+
+def verify(options: dict[str, Any]) -> None:
+    """Recompute the chain and say what is held."""
+    with _ledger(options) as ledger:
+        with _progress("verifying") as progress:
+            verified = ledger.verify(progress=progress)
+        revision = ledger.applied_revision
+    found = {
+        "verified": True,
+        "entries": verified.entries,
+        "first_index": verified.first_index,
+        "last_index": verified.last_index,
+        "revision": revision,
+        "ledger_digest": verified.digest.hex(),
+        "missing": [
+            {"first_index": gap.first_index, "last_index": gap.last_index, "revision_after": gap.revision_after}
+            for gap in verified.gaps
+        ],
+    }
+    if options["as_json"]:
+        show_json(found)
+        return
+    missing = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in verified.gaps) or "nothing"
+    show(
+        fields_table(
+            [
+                ("Verified", f"{verified.entries} entries, {verified.first_index} to {verified.last_index}"),
+                ("Revision", revision),
+                ("LedgerDigest", verified.digest.hex()),
+                ("NotHeldHere", missing),
+            ]
+        )
+    )
+
+
+def replay_ledger(options: dict[str, Any]) -> None:
+    """Fold the ledger again and say what it comes to."""
+    expected = options["expect"]
+    if expected is not None:
+        expected = expected.lower()
+        if not 8 <= len(expected) <= 64 or any(digit not in "0123456789abcdef" for digit in expected):
+            raise bad_input(f"{expected!r} is not a digest", "give 8 to 64 hexadecimal digits", place="--expect")
+    with _ledger(options) as ledger, _progress("replaying") as progress:
+        start: Image | None = None if options["from_snapshot"] is None else load_snapshot(options["from_snapshot"])
+        replayed = replay(ledger, start=start, at_revision=options["at"], progress=progress)
+    state, digest = replayed.state, replayed.state_digest.hex()
+    found = {
+        "revision": state.revision,
+        "state_digest": digest,
+        "ledger_digest": replayed.ledger_digest.hex(),
+        "at": format_instant(state.at),
+        "first_index": replayed.first_index,
+        "last_index": replayed.last_index,
+        "entries": replayed.entries,
+        "batches": replayed.batches,
+        "no_ops": replayed.no_ops,
+        "void_batches": replayed.void_batches,
+        "jobs": len(state.jobs),
+        "buffers": len(state.buffers),
+    }
+    if options["as_json"]:
+        show_json(found)
+    else:
+        kinds = f"{replayed.batches} batches, {replayed.no_ops} no-ops, {replayed.void_batches} void"
+        show(
+            fields_table(
+                [
+                    ("Revision", state.revision),
+                    ("StateDigest", digest),
+                    ("LedgerDigest", replayed.ledger_digest.hex()),
+                    ("At", moment(format_instant(state.at))),
+                    ("Entries", f"{replayed.entries}, up to {replayed.last_index}: {kinds}"),
+                    ("Jobs", len(state.jobs)),
+                ]
+            )
+        )
+    if expected is not None and not digest.startswith(expected):
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            f"at revision {state.revision} the state digest is {digest}, not {expected}",
+            "compare digests at the same revision (--at); if they differ there, keep this ledger and report it",
+        )
+
+
+def dump(options: dict[str, Any]) -> None:
+    """Print entries as JSON lines."""
+    with _ledger(options) as ledger:
+        limit = options["limit"]
+        last_index = ledger.applied_index
+        most = max(0, last_index - options["first"] + 1)
+        for entry in ledger.read(options["first"], limit=most if limit is None else min(limit, most)):
+            click.echo(msgspec.json.encode(entry_view(entry, ledger)))
+
+
+def inspect(options: dict[str, Any]) -> None:
+    """Show a snapshot."""
+    path: Path = options["file"]
+    with _sentences():
+        summary = inspect_snapshot(path)
+        if options["check"]:
+            load_snapshot(path)
+    view = snapshot_view(path, summary)
+    if options["as_json"]:
+        show_json(view)
+    else:
+        show(fields_table(snapshot_fields(view)))
+
+
+def snapshot_view(path: Path, summary: Summary) -> SnapshotView:
+    """Return what a snapshot's summary says in the shape of the API."""
+    return SnapshotView(
+        path=str(path),
+        index=summary.index,
+        term=summary.term,
+        revision=summary.revision,
+        at=format_instant(Instant(summary.at)),
+        size_bytes=summary.size_bytes,
+        digest=summary.digest,
+        jobs=summary.jobs,
+        buffers=summary.buffers,
+        pools=tuple(
+            SnapshotPoolView(name=pool.name, quantity_bytes=pool.quantity_bytes, free_bytes=pool.free_bytes)
+            for pool in summary.pools
+        ),
+    )
+
+
+_PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
+    ("ledger", "verify"): verify,
+    ("ledger", "replay"): replay_ledger,
+    ("ledger", "dump"): dump,
+    ("snapshot", "inspect"): inspect,
+}
+
+
+def _perform(words: tuple[str, ...], options: dict[str, Any]) -> None:
+    _PERFORMERS[words](options)
+
+
+@click.group(cls=ForebayGroup, context_settings=SETTINGS)
+@click.option("--config", type=click.Path(path_type=Path), envvar="FOREBAY_CONFIG", help="The cluster's forebay.toml.")
+def audit(config: Path | None) -> None:
+    """Audit what a replica keeps, offline."""
+
+
+@audit.group("ledger")
+def _ledger_group() -> None:
+    """Verify, replay and print a replica's ledger."""
+
+
+@audit.group("snapshot")
+def _snapshot_group() -> None:
+    """Inspect snapshot files."""
+
+
+_ledger_commands, _inspect_command = audit_commands(_perform)
+for _command in _ledger_commands:
+    _ledger_group.add_command(_command)
+_snapshot_group.add_command(_inspect_command)

@@ -1,0 +1,164 @@
+"""Folding the ledger again, from nothing: the same state digest, or something is wrong."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from replica.commit import Batch
+from replica.fold import LedgerViolation
+from replica.invariants import check
+from replica.settle import settle, settle_entry
+from replica.state import EMPTY, State
+from replica.state_digest import state_digest
+from replica.units import Revision
+from snapshots.image import Image
+from wal.codec import CodecError, Kind, decode_batch, kind_of
+from wal.ledger import Ledger, LedgerBroken, LedgerEntry
+
+READ_ENTRIES = 1_024
+"""Entries asked of the ledger between two reports of progress, count."""
+
+Progress = Callable[[int, int], None]
+
+
+class ReplayRefused(Exception):
+    """The ledger cannot be replayed as asked: what is needed is not held here."""
+
+
+class ReplayFailed(Exception):
+    """The ledger is not one that this release could have agreed on; `index` is the entry at which that shows."""
+
+    def __init__(self, index: int, sentence: str) -> None:
+        super().__init__(f"the replay fails at entry {index}: {sentence}")
+        self.index = index
+        self.sentence = sentence
+
+
+class Replayed(NamedTuple):
+    """What a replay came to. `entries` is how many were read, of them `batches`, `no_ops` and `void_batches`."""
+
+    state: State
+    state_digest: bytes
+    ledger_digest: bytes
+    first_index: int
+    last_index: int
+    entries: int
+    batches: int
+    no_ops: int
+    void_batches: int
+
+
+class _Replay:
+    def __init__(self, state: State, index: int, digest: bytes, at_revision: int | None) -> None:
+        self.state, self.index, self.digest = state, index, digest
+        self.first_index = index + 1
+        self.at_revision = at_revision
+        self.batches = self.no_ops = self.void_batches = 0
+
+    @property
+    def arrived(self) -> bool:
+        return self.at_revision is not None and self.state.revision >= self.at_revision
+
+    def take(self, entry: LedgerEntry) -> None:
+        if entry.index != self.index + 1:
+            raise ReplayRefused(
+                f"this replica does not hold the entries {self.index + 1} to {entry.index - 1}; replay the ledger of a "
+                f"replica that does, or start from a snapshot with --from-snapshot"
+            )
+        try:
+            if kind_of(entry.data) is Kind.NO_OP:
+                self.no_ops += 1
+            else:
+                self._settle(decode_batch(entry.data))
+        except (CodecError, LedgerViolation) as error:
+            raise ReplayFailed(entry.index, str(error)) from error
+        self.index, self.digest = entry.index, entry.digest
+
+    def _settle(self, batch: Batch) -> None:
+        after = settle(self.state, batch)
+        if after is None:
+            self.void_batches += 1
+            return
+        self.batches += 1
+        if self.at_revision is not None and after.revision > self.at_revision:
+            # The moment lies inside this batch: only its first entries had been settled then.
+            for record in batch.entries[: self.at_revision - batch.base]:
+                self.state = settle_entry(self.state, record, batch.at)
+            return
+        self.state = after
+
+
+def replay(
+    ledger: Ledger,
+    *,
+    start: Image | None = None,
+    at_revision: int | None = None,
+    progress: Progress | None = None,
+) -> Replayed:
+    """Fold the ledger from nothing, or from a snapshot's image, up to `at_revision` or to its end.
+
+    `progress(done index, last index)` is called now and then. Raises ReplayRefused where entries are not held or the
+    revision does not exist, ReplayFailed or LedgerBroken where the ledger is not what it must be.
+    """
+    replaying = _Replay(EMPTY, 0, b"", at_revision) if start is None else _from_image(ledger, start, at_revision)
+    last_index = ledger.applied_index
+    if at_revision is not None and at_revision < replaying.state.revision:
+        raise ReplayRefused(f"revision {at_revision} lies before revision {replaying.state.revision} of the snapshot")
+    while replaying.index < last_index and not replaying.arrived:
+        before = replaying.index
+        for entry in ledger.read(before + 1, limit=min(READ_ENTRIES, last_index - before)):
+            if entry.index > last_index:
+                break
+            replaying.take(entry)
+            if replaying.arrived:
+                break
+        if replaying.index == before:
+            raise ReplayRefused(
+                f"this replica does not hold the entries {before + 1} to {last_index}; replay the ledger of a replica "
+                f"that does, or start from a snapshot with --from-snapshot"
+            )
+        if progress is not None:
+            progress(replaying.index, last_index)
+    return _finished(ledger, replaying, last_index)
+
+
+def _from_image(ledger: Ledger, image: Image, at_revision: int | None) -> _Replay:
+    if image.index > ledger.applied_index:
+        raise ReplayRefused(
+            f"the snapshot is of entry {image.index}, the ledger ends at {ledger.applied_index}; use an older snapshot"
+        )
+    known = next(iter(ledger.read(image.index, limit=1)), None)
+    if known is not None and known.index == image.index and known.digest != image.chain_digest:
+        raise ReplayFailed(image.index, "the snapshot's digest of the ledger is not that of this ledger")
+    return _Replay(image.state, image.index, image.chain_digest, at_revision)
+
+
+def _finished(ledger: Ledger, replaying: _Replay, last_index: int) -> Replayed:
+    state = replaying.state
+    if replaying.at_revision is not None and state.revision != replaying.at_revision:
+        raise ReplayRefused(f"revision {replaying.at_revision} is not settled; the last one is {state.revision}")
+    if replaying.at_revision is None and ledger.applied_index == last_index:
+        _compare(ledger, replaying)
+    faults = check(state)
+    if faults:
+        raise ReplayFailed(replaying.index, "; ".join(faults))
+    return Replayed(
+        state=state,
+        state_digest=state_digest(state),
+        ledger_digest=replaying.digest,
+        first_index=replaying.first_index,
+        last_index=replaying.index,
+        entries=replaying.index - replaying.first_index + 1,
+        batches=replaying.batches,
+        no_ops=replaying.no_ops,
+        void_batches=replaying.void_batches,
+    )
+
+
+def _compare(ledger: Ledger, replaying: _Replay) -> None:
+    revision: Revision | int = ledger.applied_revision
+    if revision != replaying.state.revision:
+        raise ReplayFailed(
+            replaying.index, f"it ends at revision {replaying.state.revision}, the replica recorded {revision}"
+        )
+    if replaying.digest and ledger.applied_digest != replaying.digest:
+        raise LedgerBroken(replaying.index, "its digest is not the one that was recorded as applied")

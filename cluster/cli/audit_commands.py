@@ -1,0 +1,90 @@
+"""The commands that read a replica's own directory: their options, once, for both who show and who perform them.
+
+`forebay ledger …` shows them, checks the options and starts `python -m cluster.audit` with the same words; that
+process performs them. So the command line never imports `wal` or `snapshots`, which it does not need on other machines.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+Perform = Callable[[tuple[str, ...], dict[str, Any]], None]
+"""Called with the command's words, such as `("ledger", "verify")`, and its options by name."""
+
+REVISION_MAX: Final = 2**63 - 1
+
+_DATA = click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Directory of a replica (./r1) or its wal directory; the replica may be running or not.",
+)
+_NAME = click.option("--name", help="Replica of the configuration whose directory is read, instead of --data.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+
+
+def audit_commands(perform: Perform) -> tuple[list[click.Command], click.Command]:
+    """Return the commands of `ledger` and the command `snapshot inspect`, all of which call `perform`."""
+
+    @click.command("verify")
+    @_DATA
+    @_NAME
+    @_JSON
+    def verify(**options: Any) -> None:
+        """Recompute the hash chain of a replica's ledger.
+
+        Every checksum, digest, index and term is checked, from the first entry held to the last one applied.
+        """
+        perform(("ledger", "verify"), options)
+
+    @click.command("replay")
+    @_DATA
+    @_NAME
+    @click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Stop at this revision.")
+    @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
+    @click.option("--expect", metavar="DIGEST", help="Fail unless the state digest begins with these hex digits.")
+    @_JSON
+    def replay(**options: Any) -> None:
+        """Fold the whole ledger from nothing; print revision and digests.
+
+        The state digest must be the one that a live replica shows at the same revision (`forebay member status
+        --digest`), whatever machine, release or PYTHONHASHSEED folds it.
+        """
+        perform(("ledger", "replay"), options)
+
+    @click.command("dump")
+    @_DATA
+    @_NAME
+    @click.option("--from", "first", type=click.IntRange(1, REVISION_MAX), default=1, help="First entry.  [default: 1]")
+    @click.option("--limit", type=click.IntRange(1, REVISION_MAX), help="How many entries, at most.")
+    def dump(**options: Any) -> None:
+        """Print the entries of a ledger as JSON, one line each."""
+        perform(("ledger", "dump"), options)
+
+    @click.command("inspect")
+    @click.argument("file", type=click.Path(path_type=Path))
+    @click.option("--check", is_flag=True, help="Also load it as a replica would, and check all invariants.")
+    @_JSON
+    def inspect(**options: Any) -> None:
+        """Show what a snapshot file holds, after checking it."""
+        perform(("snapshot", "inspect"), options)
+
+    return [verify, replay, dump], inspect
+
+
+def words_of(command: click.Command, options: dict[str, Any]) -> list[str]:
+    """Return options as the words of a command line; reading them again gives the same options."""
+    words: list[str] = []
+    arguments: list[str] = []
+    for parameter in command.params:
+        value = options.get(parameter.name or "")
+        if value is None or value is False:
+            continue
+        if isinstance(parameter, click.Argument):
+            arguments.append(str(value))
+        elif value is True:
+            words.append(parameter.opts[0])
+        else:
+            words.append(f"{parameter.opts[0]}={value}")
+    return [*words, "--", *arguments] if arguments else words

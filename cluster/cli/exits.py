@@ -1,0 +1,80 @@
+"""How a command ends: the exit codes, and the errors that carry them.
+
+An error that a person sees is one sentence that says what is wrong, and one that says what to do. `Failure` holds
+both; only the outermost function prints it, so nothing below can end in a traceback.
+"""
+
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+
+class ExitCode(IntEnum):
+    """The exit codes of `forebay`: part of its interface, never renumbered."""
+
+    OK = 0
+    REFUSED = 1
+    BAD_INPUT = 2
+    NOT_FOUND = 3
+    UNREACHABLE = 4
+    OUTCOME_UNKNOWN = 5
+    PERMISSION_DENIED = 6
+    VERIFICATION_FAILED = 7
+    FAULT = 70
+    INTERRUPTED = 130
+
+
+MEANINGS: Final = MappingProxyType(
+    {
+        ExitCode.OK: "done",
+        ExitCode.REFUSED: "the controller refused it: the present state does not allow it, or its queue is full",
+        ExitCode.BAD_INPUT: "bad input: the command line, the configuration, the script or the request is wrong",
+        ExitCode.NOT_FOUND: "what was named does not exist",
+        ExitCode.UNREACHABLE: "no replica answered, or none could lead, within the deadline; nothing was changed",
+        ExitCode.OUTCOME_UNKNOWN: "sent, but no answer came within the deadline: it may or may not have happened",
+        ExitCode.PERMISSION_DENIED: "the certificate, or the file permissions, do not allow it",
+        ExitCode.VERIFICATION_FAILED: "a ledger, snapshot or digest is not what it must be",
+        ExitCode.FAULT: "a fault of Forebay itself, please report it",
+        ExitCode.INTERRUPTED: "ended from the keyboard",
+    }
+)
+"""One phrase for each exit code, as shown in --help and docs/cli.md."""
+
+INVALID_REQUEST_LINE: Final = "Burst Buffer request invalid"
+"""Slurm's one sentence for every refused burst-buffer request: printed last, for scripts that look for it."""
+
+
+class Failure(Exception):
+    """A command that cannot go on: `sentence` says what is wrong, `remedy` what to do, `place` where."""
+
+    def __init__(
+        self,
+        code: ExitCode,
+        sentence: str,
+        remedy: str = "",
+        *,
+        place: str = "",
+        invalid_request: bool = False,
+    ) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+        self.remedy = remedy
+        self.place = place
+        self.invalid_request = invalid_request
+        """Whether a burst-buffer request was refused: Slurm's line is printed last."""
+
+    def lines(self) -> list[str]:
+        """Return what is printed on stderr, one element a line."""
+        where = f"{self.place}: " if self.place else ""
+        lines = [f"forebay: {where}{self.sentence}"]
+        if self.remedy:
+            lines.append(f"  what to do: {self.remedy}")
+        if self.invalid_request:
+            lines.append(INVALID_REQUEST_LINE)
+        return lines
+
+
+def bad_input(sentence: str, remedy: str, *, place: str = "") -> Failure:
+    """Return the failure for something that the user wrote wrongly."""
+    return Failure(ExitCode.BAD_INPUT, sentence, remedy, place=place)

@@ -1,0 +1,100 @@
+"""The outermost function of every command line of Forebay: whatever happens below ends in a sentence and an exit code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import click
+
+from cluster.cli.exits import MEANINGS, ExitCode, Failure
+from cluster.cli.output import note
+
+TRACEBACK_VARIABLE: Final = "FOREBAY_TRACEBACK"
+"""Environment variable that shows the traceback of a fault, for whoever repairs it."""
+
+HELP_WIDTH: Final = 100
+"""Characters of a line of help, at most: longer ones are hard to read; the same everywhere, so that docs can be compared."""
+
+SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
+
+
+class ForebayGroup(click.Group):
+    """A group whose `main` never ends in a traceback, and whose help explains the exit codes."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command and exit with its code; with standalone_mode false, raise and return as click does."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        try:
+            result = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _stop_writing()
+            sys.exit(int(ExitCode.OK))
+        except BaseException as error:
+            sys.exit(int(report(error)))
+        sys.exit(result if isinstance(result, int) else int(ExitCode.OK))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Append the table of exit codes to the outermost help."""
+        super().format_epilog(ctx, formatter)
+        if ctx.parent is None:
+            with formatter.section("Exit codes"):
+                formatter.write_dl([(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
+
+
+def report(error: BaseException) -> ExitCode:
+    """Print an error as sentences on stderr; return the code to exit with. SystemExit goes on as it is."""
+    if isinstance(error, Failure):
+        for line in error.lines():
+            note(line)
+        return error.code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return ExitCode.BAD_INPUT
+    if isinstance(error, click.ClickException):
+        note(f"forebay: {_sentence(error)}")
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "forebay"
+        note(f"  what to do: see {command} --help")
+        return ExitCode.BAD_INPUT
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        note("forebay: interrupted")
+        return ExitCode.INTERRUPTED
+    if isinstance(error, SystemExit):
+        raise error
+    return _fault(error)
+
+
+def _sentence(error: click.ClickException) -> str:
+    message = error.format_message().strip().rstrip(".")
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message
+
+
+def _fault(error: BaseException) -> ExitCode:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exception(error)
+    note(f"forebay: this is a fault of Forebay itself: {type(error).__name__}: {error}")
+    note(f"  what to do: report it with what `{TRACEBACK_VARIABLE}=1` and the same command print")
+    return ExitCode.FAULT
+
+
+def _stop_writing() -> None:
+    """Let the interpreter's own flush at exit go nowhere: who read our output has gone away."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+
+
+def exit_with(code: ExitCode) -> NoReturn:
+    """End the present command with a code, after whatever it has printed."""
+    raise click.exceptions.Exit(int(code))

@@ -1,0 +1,198 @@
+"""`forebay up`: every replica and agent of a configuration as child processes of one foreground process.
+
+For trying things out on one machine. Nothing is restarted: what ends is reported and stays ended, so that a failover
+can be watched. Children are in sessions of their own, so that a Ctrl-C reaches them only through here, agents before
+replicas; the kernel ends them if this process is killed. Jobs' scripts are not children: they go on, and a later agent
+finds them.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+from cluster.cli.output import plain
+from cluster.config import Config
+
+GRACE_S: Final = 10.0
+"""Seconds between asking a child to end and killing it: a replica syncs and closes in well under one."""
+
+DRAIN_S: Final = 1.0
+"""Seconds for the last lines of a child that has ended: they are in the pipe already."""
+
+LINE_BYTES_MAX: Final = 64 * 1024
+"""Bytes of one line of a child's output; a longer one is shown in pieces."""
+
+_PR_SET_PDEATHSIG: Final = 1
+"""Linux's prctl(2) option: the signal that a child gets when its parent dies."""
+
+Print = Callable[[str], None]
+
+
+class Child(NamedTuple):
+    """One process to start: its name in the output and its command."""
+
+    name: str
+    kind: str
+    command: tuple[str, ...]
+
+
+class Running(NamedTuple):
+    """One process that was started."""
+
+    child: Child
+    process: asyncio.subprocess.Process
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command that runs a module of Forebay with this interpreter.
+
+    `-P`: a file in the present directory must not stand in for a module.
+    """
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def children_of(config: Config) -> tuple[list[Child], list[Child]]:
+    """Return the replicas and the agents of a configuration as commands."""
+    file = str(config.file)
+    replicas = [
+        Child(replica.name, "replica", module_command("cluster.serve", "--config", file, "--name", replica.name))
+        for replica in config.replicas
+    ]
+    agents = [
+        Child(agent.name, "agent", module_command("cluster.agent", "--config", file, "--name", agent.name))
+        for agent in config.agents
+    ]
+    return replicas, agents
+
+
+async def run(
+    replicas: Sequence[Child],
+    agents: Sequence[Child],
+    *,
+    say: Print,
+    announce: Callable[[], Awaitable[None]],
+    grace_s: float = GRACE_S,
+) -> bool:
+    """Start all children and wait until all have ended, or SIGINT or SIGTERM asks for it; return whether it was asked.
+
+    `say` prints a line; `announce` runs beside them once they are started, for instance to wait for a leader.
+    """
+    width = max((len(child.name) for child in (*replicas, *agents)), default=0)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    running: list[Running] = []
+    watchers: list[asyncio.Task[None]] = []
+    announcing: asyncio.Task[None] | None = None
+    try:
+        for child in (*replicas, *agents):
+            started = await _start(child)
+            running.append(started)
+            say(f"{child.name:<{width}} | started, process {started.process.pid}")
+            watchers.append(loop.create_task(_watch(started, width, stop, say)))
+        announcing = loop.create_task(_ignoring_failures(announce, say))
+        all_ended = loop.create_task(_all(watchers))
+        asked = loop.create_task(stop.wait())
+        await asyncio.wait((all_ended, asked), return_when=asyncio.FIRST_COMPLETED)
+        all_ended.cancel()
+        asked.cancel()
+        return stop.is_set()
+    finally:
+        if announcing is not None:
+            announcing.cancel()
+        names = {child.name for child in agents}
+        await _end([one for one in running if one.child.name in names], grace_s, say)
+        await _end([one for one in running if one.child.name not in names], grace_s, say)
+        await asyncio.gather(*watchers, return_exceptions=True)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _all(watchers: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(watchers)
+
+
+async def _ignoring_failures(announce: Callable[[], Awaitable[None]], say: Print) -> None:
+    try:
+        await announce()
+    except Exception as error:  # what is announced is a comfort: the cluster runs without it
+        say(f"(cannot tell how the cluster is: {error})")
+
+
+async def _start(child: Child) -> Running:
+    process = await asyncio.create_subprocess_exec(
+        *child.command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+        limit=LINE_BYTES_MAX,
+        preexec_fn=_end_with_parent(),
+    )
+    return Running(child, process)
+
+
+def _end_with_parent() -> Callable[[], None]:
+    # Everything that allocates or imports is done before the fork.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent, terminate = os.getpid(), int(signal.SIGTERM)
+
+    def in_child() -> None:
+        prctl(_PR_SET_PDEATHSIG, terminate, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return in_child
+
+
+async def _watch(running: Running, width: int, stop: asyncio.Event, say: Print) -> None:
+    child, process = running
+    reading = asyncio.ensure_future(_show(running, width, say))
+    code = await process.wait()
+    # Something that outlives the child, such as a job's script, may hold the pipe open: it is not waited for.
+    await asyncio.wait((reading,), timeout=DRAIN_S)
+    reading.cancel()
+    if stop.is_set():
+        return
+    how = f"with signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
+    command = "serve" if child.kind == "replica" else "agent"
+    say(f"{child.name:<{width}} | ended {how}; start it again with: forebay {command} --name {child.name}")
+
+
+async def _show(running: Running, width: int, say: Print) -> None:
+    stream = running.process.stdout
+    assert stream is not None  # it was asked for
+    while line := await _line(stream):
+        say(f"{running.child.name:<{width}} | {plain(line.decode('utf-8', 'replace').rstrip())}")
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.readexactly(max(1, error.consumed))
+
+
+async def _end(running: Sequence[Running], grace_s: float, say: Print) -> None:
+    alive = [one for one in running if one.process.returncode is None]
+    for one in alive:
+        with contextlib.suppress(ProcessLookupError):
+            one.process.terminate()
+    if not alive:
+        return
+    _, late = await asyncio.wait([asyncio.ensure_future(one.process.wait()) for one in alive], timeout=grace_s)
+    if late:
+        for one in alive:
+            if one.process.returncode is None:
+                say(f"{one.child.name} did not end within {grace_s:g} s and is killed")
+                with contextlib.suppress(ProcessLookupError):
+                    one.process.kill()
+        await asyncio.wait(late)

@@ -1,0 +1,159 @@
+"""Durations and times of day as Slurm's commands write them, exactly or not at all.
+
+Source of the forms: the public manual page of sbatch (`--time`, `--begin`). What Slurm reads leniently (`1:90`, `0` for
+"no limit") is refused here, with what would be right.
+"""
+
+import datetime
+import re
+from typing import Final
+
+from cluster.clock import format_instant
+from replica.limits import TIME_LIMIT_S_MAX
+from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+
+DURATION_FORMS: Final = (
+    "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS"
+)
+BEGIN_FORMS: Final = (
+    "now, now+2hours, 16:00, noon, midnight, tomorrow, 2026-01-31, 2026-01-31T16:00:00 or the last with Z or +01:00"
+)
+
+MINUTE_S: Final = 60
+HOUR_S: Final = 3_600
+DAY_S: Final = 86_400
+
+_DIGITS_MAX: Final = 10
+"""Digits of one number in a duration: a year of seconds has 8; a longer text is not read as a number at all."""
+
+_DURATION: Final = re.compile(
+    r"(?:(?P<days>[0-9]+)-)?(?P<first>[0-9]+)(?::(?P<second>[0-9]+))?(?::(?P<third>[0-9]+))?", re.ASCII
+)
+_NOW_PLUS: Final = re.compile(r"now(?:\+(?P<count>[0-9]{1,8})(?P<unit>[a-z]*))?", re.ASCII)
+_CLOCK: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?", re.ASCII)
+_DATE: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?", re.ASCII
+)
+
+_UNITS_S: Final = {"": 1, "second": 1, "minute": MINUTE_S, "hour": HOUR_S, "day": DAY_S, "week": 7 * DAY_S}
+_NAMED_HOURS: Final = {"midnight": 0, "noon": 12}
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds that a time limit says; ValueError is a sentence that says what would be right."""
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        raise ValueError(
+            f"a job needs a time limit, {text!r} is none; the longest is {format_duration(TIME_LIMIT_S_MAX)}"
+        )
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration; write {DURATION_FORMS}")
+    if any(len(number) > _DIGITS_MAX for number in found.groups() if number is not None):
+        raise ValueError(f"{text[:40]!r} is too long; the longest time limit is {format_duration(TIME_LIMIT_S_MAX)}")
+    numbers = [int(number) for number in found.groups()[1:] if number is not None]
+    if found["days"] is not None:
+        days, hours, minutes, seconds = int(found["days"]), *numbers, *[0] * (3 - len(numbers))
+        _check(text, ("hours", hours, 23), ("minutes", minutes, 59), ("seconds", seconds, 59))
+        duration_s = days * DAY_S + hours * HOUR_S + minutes * MINUTE_S + seconds
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+        _check(text, ("minutes", minutes, 59), ("seconds", seconds, 59))
+        duration_s = hours * HOUR_S + minutes * MINUTE_S + seconds
+    else:
+        minutes, seconds = numbers[0], numbers[1] if len(numbers) == 2 else 0
+        _check(text, ("seconds", seconds, 59))
+        duration_s = minutes * MINUTE_S + seconds
+    if duration_s == 0:
+        raise ValueError(f"the duration {text!r} is zero; write at least one second, 0:01")
+    if duration_s > TIME_LIMIT_S_MAX:
+        raise ValueError(f"{text!r} is too long; the longest time limit is {format_duration(TIME_LIMIT_S_MAX)}")
+    return duration_s
+
+
+def _check(text: str, *fields: tuple[str, int, int]) -> None:
+    for name, value, most in fields:
+        if value > most:
+            raise ValueError(
+                f"{text!r} has {value} {name}; write at most {most}, or use the next larger unit ({DURATION_FORMS})"
+            )
+
+
+def format_duration(duration_s: int) -> str:
+    """Return whole seconds as scontrol shows them: `HH:MM:SS` or `D-HH:MM:SS`; parse_duration reads it back."""
+    days, rest = divmod(duration_s, DAY_S)
+    clock = f"{rest // HOUR_S:02d}:{rest % HOUR_S // MINUTE_S:02d}:{rest % MINUTE_S:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def format_elapsed(duration_s: int) -> str:
+    """Return a duration as squeue shows it: `M:SS`, `H:MM:SS` or `D-HH:MM:SS`."""
+    if duration_s < HOUR_S:
+        return f"{duration_s // MINUTE_S}:{duration_s % MINUTE_S:02d}"
+    full = format_duration(duration_s)
+    return full.removeprefix("0") if duration_s < DAY_S else full
+
+
+def format_span(span_us: int) -> str:
+    """Return a measured span of microseconds, rounded down: `7 ms`, `1.25 s`, `3 min 05 s`, `2 h 04 min`."""
+    if span_us < MICROSECONDS_PER_SECOND:
+        return f"{span_us // 1000} ms"
+    if span_us < MINUTE_S * MICROSECONDS_PER_SECOND:
+        return f"{span_us // 10_000 / 100:.2f} s"
+    whole_s = span_us // MICROSECONDS_PER_SECOND
+    if whole_s < HOUR_S:
+        return f"{whole_s // MINUTE_S} min {whole_s % MINUTE_S:02d} s"
+    return f"{whole_s // HOUR_S} h {whole_s % HOUR_S // MINUTE_S:02d} min"
+
+
+def parse_begin(text: str, now: Instant, zone: datetime.tzinfo) -> str | None:
+    """Return when a job may begin as ISO 8601 in UTC, None for `now`.
+
+    `now` is the wall clock in µs, `zone` what times without a zone are in. A time of day is the next such moment.
+    ValueError is a sentence that says what would be right.
+    """
+    if text == "now":
+        return None
+    moment = _moment(text, _local(now, zone), zone)
+    since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    instant = Instant((since.days * DAY_S + since.seconds) * MICROSECONDS_PER_SECOND + since.microseconds)
+    if instant <= NEVER:
+        raise ValueError(f"{text!r} lies before 1970; write one of {BEGIN_FORMS}")
+    return format_instant(instant)
+
+
+def _local(now: Instant, zone: datetime.tzinfo) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(now // MICROSECONDS_PER_SECOND, tz=zone)
+
+
+def _moment(text: str, now: datetime.datetime, zone: datetime.tzinfo) -> datetime.datetime:
+    try:
+        if found := _NOW_PLUS.fullmatch(text):
+            unit_s = _UNITS_S.get(found["unit"].removesuffix("s"))
+            if unit_s is None:
+                raise ValueError(
+                    f"{text!r} has an unknown unit {found['unit']!r}; use seconds, minutes, hours, days or weeks"
+                )
+            return now + datetime.timedelta(seconds=int(found["count"]) * unit_s)
+        if text in ("today", "tomorrow"):
+            return now if text == "today" else now + datetime.timedelta(days=1)
+        if text in _NAMED_HOURS:
+            return _next(now, datetime.time(_NAMED_HOURS[text]))
+        if found := _CLOCK.fullmatch(text):
+            hour, minute, second = (int(number or 0) for number in found.groups())
+            if hour > 23 or minute > 59 or second > 59:
+                raise ValueError(f"{text!r} is not a time of day; write 00:00:00 to 23:59:59")
+            return _next(now, datetime.time(hour, minute, second))
+        if found := _DATE.fullmatch(text):
+            try:
+                moment = datetime.datetime.fromisoformat(text)
+            except ValueError:
+                raise ValueError(f"{text!r} is not a date that exists; write it as 2026-01-31T16:00:00") from None
+            return moment if found["zone"] else moment.replace(tzinfo=zone)
+    except OverflowError:
+        raise ValueError(f"{text!r} is too far away; write one of {BEGIN_FORMS}") from None
+    raise ValueError(f"{text!r} is not a time; write {BEGIN_FORMS}")
+
+
+def _next(now: datetime.datetime, time_of_day: datetime.time) -> datetime.datetime:
+    today = datetime.datetime.combine(now.date(), time_of_day, tzinfo=now.tzinfo)
+    return today if today > now else today + datetime.timedelta(days=1)

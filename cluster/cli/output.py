@@ -1,0 +1,124 @@
+"""What goes to the terminal: text that cannot take it over, tables of one look, and JSON that is nothing but JSON.
+
+Names, messages and scripts come from other users: they are shown as text, never as markup, and characters that a
+terminal would obey are shown as escapes.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from replica.units import format_size
+
+WIDTH_WITHOUT_TERMINAL: Final = 1_000
+"""Characters in a line of a pipe or file: more than any table here, so that nothing is wrapped for a program."""
+
+NOTHING: Final = "-"
+"""What a table shows where there is nothing to show, so that columns can be counted."""
+
+Cell = str | int | None | Text
+
+
+def plain(text: str) -> str:
+    """Return the text with each character that is not printable as an escape, such as `\\x1b`."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def stdout_console() -> Console:
+    """Return the console for results; its width is the terminal's, or COLUMNS, or enough for everything."""
+    return _console(sys.stdout)
+
+
+def stderr_console() -> Console:
+    """Return the console for progress, warnings and errors."""
+    return _console(sys.stderr)
+
+
+def _console(file: Any) -> Console:
+    width = None if file.isatty() else _columns() or WIDTH_WITHOUT_TERMINAL
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def _columns() -> int | None:
+    columns = os.environ.get("COLUMNS", "")
+    return (
+        int(columns) if columns.isascii() and columns.isdigit() and 0 < int(columns) <= WIDTH_WITHOUT_TERMINAL else None
+    )
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print to stdout, without blanks at the ends of lines where the output is not a terminal."""
+    console = stdout_console()
+    if console.is_terminal:
+        for renderable in renderables:
+            console.print(renderable)
+        return
+    buffer = io.StringIO()
+    plain_console = Console(file=buffer, width=console.width, highlight=False, markup=False, emoji=False, no_color=True)
+    for renderable in renderables:
+        plain_console.print(renderable)
+    click.echo("\n".join(line.rstrip() for line in buffer.getvalue().split("\n")), nl=False)
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON value to stdout, indented, the fields in the order of its view."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def note(sentence: str) -> None:
+    """Print a remark to stderr: never to stdout, which may be read by a program."""
+    click.echo(plain(sentence), err=True)
+
+
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[Cell]],
+    *,
+    right: frozenset[str] = frozenset(),
+    flexible: frozenset[str] = frozenset(),
+) -> Table:
+    """Return a table that looks like squeue's: `right` columns hold numbers; `flexible` ones are folded if need be."""
+    made = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(
+            Text(column),
+            justify="right" if column in right else "left",
+            no_wrap=column not in flexible,
+            overflow="fold",
+        )
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(text_of(cell)) for cell in row))
+    return made
+
+
+def text_of(cell: str | int | None) -> str:
+    """Return what a cell shows: `-` for nothing, everything else without characters that a terminal obeys."""
+    if cell is None or cell == "":
+        return NOTHING
+    return plain(str(cell))
+
+
+def size(size_bytes: int | None) -> str:
+    """Return a size in bytes with the largest suffix that loses nothing; `-` where there is none."""
+    return NOTHING if size_bytes is None else format_size(size_bytes)
+
+
+def readable_size(size_bytes: float) -> str:
+    """Return a measured size rounded for reading, `12.3 MiB`: for amounts whose last byte does not matter."""
+    value = float(size_bytes)
+    for suffix in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or suffix == "TiB":
+            return f"{int(value)} B" if suffix == "B" else f"{value:.1f} {suffix}"
+        value /= 1024
+    raise AssertionError("unreachable")

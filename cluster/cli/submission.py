@@ -1,0 +1,267 @@
+"""From a script and the command line to one submit: the command line wins, and every mistake has a place."""
+
+import datetime
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from cluster.cli.exits import Failure, bad_input
+from cluster.cli.moments import parse_begin, parse_duration
+from cluster.cli.sbatch import Setting, check_script, read_options
+from replica.jobs import DependencyKind
+from replica.limits import (
+    CPUS_MAX,
+    DEPENDENCIES_MAX,
+    DIRECTIVE_TEXT_BYTES_MAX,
+    ENVIRONMENT_BYTES_MAX,
+    ENVIRONMENT_VARIABLES_MAX,
+    PRIORITY_MAX,
+)
+from replica.units import Instant
+
+TIME_LIMIT_S_DEFAULT: Final = 3_600
+"""Seconds a job may run where neither script nor command line says: an hour is enough to try something out."""
+
+NAME_OF_STDIN: Final = "sbatch"
+"""Name of a job whose script came from standard input, as Slurm calls it."""
+
+JOB_ID_DIGITS_MAX: Final = 18
+"""Digits of a job id in a dependency: what a signed 64-bit number holds."""
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_DEPENDENCY_WORDS: Final = {kind.word: kind for kind in DependencyKind}
+_LATER_WORDS: Final = frozenset({"singleton", "aftercorr", "expand"})
+
+T = TypeVar("T")
+
+
+class Submission(NamedTuple):
+    """What is sent, without the command id; the field names are those of the request."""
+
+    script: str
+    name: str
+    time_limit_s: int
+    workdir: str
+    cpus: int
+    hold: bool
+    bb: str | None
+    bbf: str | None
+    priority: int | None
+    begin_at: str | None
+    dependencies: tuple[str, ...]
+    output: str | None
+    environment: dict[str, str]
+
+
+class Prepared(NamedTuple):
+    """A submission, what to warn of, and where each field came from, for naming places in the server's answer."""
+
+    submission: Submission
+    warnings: tuple[str, ...]
+    sources: Mapping[str, str]
+
+
+class CommandLine(NamedTuple):
+    """What the user gave on the command line, as text; None or empty where nothing was given."""
+
+    name: str | None = None
+    time: str | None = None
+    bb: str | None = None
+    bbf: str | None = None
+    begin: str | None = None
+    dependency: str | None = None
+    chdir: str | None = None
+    output: str | None = None
+    priority: str | None = None
+    cpus: str | None = None
+    hold: bool = False
+    export: tuple[str, ...] = ()
+
+
+_FLAGS: Final = {
+    "name": "--name",
+    "time": "--time-limit",
+    "bb": "--bb",
+    "bbf": "--bbf",
+    "begin": "--begin",
+    "dependency": "--dependency",
+    "chdir": "--chdir",
+    "output": "--output",
+    "priority": "--priority",
+    "cpus": "--cpus",
+}
+
+_REQUEST_FIELDS: Final = {
+    "name": "name",
+    "time": "time_limit_s",
+    "begin": "begin_at",
+    "dependency": "dependencies",
+    "chdir": "workdir",
+    "output": "output",
+    "priority": "priority",
+    "cpus": "cpus",
+}
+"""Option -> the field of the request that the server names in a refusal."""
+
+
+def prepare(
+    data: bytes,
+    script_name: str,
+    given: CommandLine,
+    *,
+    directory: Path,
+    environment: Mapping[str, str],
+    now: Instant,
+    zone: datetime.tzinfo,
+) -> Prepared:
+    """Return what to send for a script; `directory` is where the user is, `now` the wall clock in µs.
+
+    Failure (bad input) names the place: line and column of the script, or the option of the command line.
+    """
+    script = check_script(data, "script" if script_name == "-" else script_name)
+    label = "script" if script_name == "-" else script_name
+    options = read_options(script, label)
+    chosen = _chosen(given, options.settings)
+    default_name = NAME_OF_STDIN if script_name == "-" else Path(script_name).name
+    name, bb, bbf = chosen.get("name"), chosen.get("bb"), chosen.get("bbf")
+    chdir, output = chosen.get("chdir"), chosen.get("output")
+    submission = Submission(
+        script=script,
+        name=default_name if name is None else name.value,
+        time_limit_s=_converted(chosen, "time", parse_duration, TIME_LIMIT_S_DEFAULT),
+        workdir=os.path.normpath(directory / chdir.value) if chdir is not None else str(directory),
+        cpus=_converted(chosen, "cpus", lambda text: parse_count(text, "the number of CPUs", 1, CPUS_MAX), 1),
+        hold=given.hold or "hold" in options.settings,
+        bb=None if bb is None else bb.value,
+        bbf=None if bbf is None else _read_bbf(directory / bbf.value, bbf.place),
+        priority=_converted(chosen, "priority", lambda text: parse_count(text, "the priority", 0, PRIORITY_MAX), None),
+        begin_at=_converted(chosen, "begin", lambda text: parse_begin(text, now, zone), None),
+        dependencies=_converted(chosen, "dependency", parse_dependencies, ()),
+        output=None if output is None else output.value,
+        environment=parse_exports(given.export, environment),
+    )
+    sources = {_REQUEST_FIELDS[field]: setting.place for field, setting in chosen.items() if field in _REQUEST_FIELDS}
+    sources["script"] = label
+    if bb is not None:
+        sources["--bb"] = bb.place if bb.place == "--bb" else f"{bb.place}, --bb"
+    if bbf is not None:
+        sources["--bbf"] = bbf.value
+    return Prepared(submission, options.warnings, sources)
+
+
+def _chosen(given: CommandLine, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    chosen = {field: setting for field, setting in settings.items() if field in _FLAGS}
+    for field, flag in _FLAGS.items():
+        value = getattr(given, field)
+        if value is not None:
+            chosen[field] = Setting(value, flag)
+    return chosen
+
+
+def _converted(chosen: Mapping[str, Setting], field: str, convert: Callable[[str], T], default: T) -> T:
+    setting = chosen.get(field)
+    if setting is None:
+        return default
+    try:
+        return convert(setting.value)
+    except ValueError as error:
+        sentence, _, remedy = str(error).partition("; ")
+        raise bad_input(sentence, remedy, place=setting.place) from None
+
+
+def located(place: str, sources: Mapping[str, str]) -> str:
+    """Return a place of the server's answer in the user's terms: the names of the files, the line that set a field."""
+    if place in sources:
+        return sources[place]
+    for source in ("--bbf", "--bb", "script"):
+        if place == source or place.startswith(source + " "):
+            return sources.get(source, source) + place[len(source) :]
+    return place
+
+
+def parse_count(text: str, what: str, least: int, most: int) -> int:
+    """Return a whole number within bounds; ValueError is a sentence with the remedy."""
+    if not (text.isascii() and text.isdigit()) or len(text) > JOB_ID_DIGITS_MAX or not least <= int(text) <= most:
+        raise ValueError(f"{what} {text[:24]!r} cannot be used; write a whole number from {least} to {most}")
+    return int(text)
+
+
+def parse_dependencies(text: str) -> tuple[str, ...]:
+    """Return each condition as `kind:id`; all must hold. ValueError is a sentence with the remedy."""
+    form = f"write KIND:JOB[:JOB…][,KIND:JOB…] with the kinds {', '.join(_DEPENDENCY_WORDS)}"
+    if "?" in text:
+        raise ValueError(f"{text!r} asks for any of several; Forebay waits for all of them: separate them with a comma")
+    found: list[str] = []
+    for part in text.split(","):
+        word, *jobs = part.split(":")
+        if word in _LATER_WORDS:
+            raise ValueError(f"the dependency {word!r} is not supported by this release; {form}")
+        if word not in _DEPENDENCY_WORDS:
+            raise ValueError(f"{part!r} does not begin with a kind of dependency; {form}")
+        if not jobs:
+            raise ValueError(f"{part!r} names no job; write {word}:42")
+        for job in jobs:
+            if not (job.isascii() and job.isdigit()) or len(job) > JOB_ID_DIGITS_MAX or int(job) == 0:
+                raise ValueError(f"{job!r} in {part!r} is not a job id; write {word}:42")
+            if (condition := f"{word}:{int(job)}") not in found:
+                found.append(condition)
+    if len(found) > DEPENDENCIES_MAX:
+        raise ValueError(f"there are {len(found)} dependencies; a job can wait for at most {DEPENDENCIES_MAX}")
+    return tuple(found)
+
+
+def parse_exports(exports: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `--export NAME=VALUE` and `--export NAME` (its present value), or raise Failure."""
+    found: dict[str, str] = {}
+    for export in exports:
+        name, equals, value = export.partition("=")
+        if _VARIABLE.fullmatch(name) is None:
+            raise bad_input(f"{name!r} is not the name of a variable", "write --export NAME=VALUE", place="--export")
+        if not equals:
+            if name not in environment:
+                raise bad_input(
+                    f"the variable {name} is not set here", f"write --export {name}=VALUE", place="--export"
+                )
+            value = environment[name]
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise bad_input(f"the value of {name} is not UTF-8", "export text only", place="--export") from None
+        found[name] = value
+    size_bytes = sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
+    if len(found) > ENVIRONMENT_VARIABLES_MAX or size_bytes > ENVIRONMENT_BYTES_MAX:
+        raise bad_input(
+            f"the exported variables are {len(found)} with {size_bytes} bytes",
+            f"export at most {ENVIRONMENT_VARIABLES_MAX} with {ENVIRONMENT_BYTES_MAX} bytes, the rest in a file",
+            place="--export",
+        )
+    return found
+
+
+def _read_bbf(path: Path, place: str) -> str:
+    data = read_bounded(path, DIRECTIVE_TEXT_BYTES_MAX, "the burst-buffer file", place)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise bad_input("the file is not UTF-8 text", "write directives only", place=f"{path} line {line}") from None
+
+
+def read_bounded(path: Path, most_bytes: int, what: str, place: str) -> bytes:
+    """Return a file's bytes; Failure where it cannot be read or has more than `most_bytes`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise _unreadable(path, what, place, error) from error
+    if len(data) > most_bytes:
+        raise bad_input(f"{what} {path} has more than {most_bytes} bytes", "name the right file", place=place)
+    return data
+
+
+def _unreadable(path: Path, what: str, place: str, error: OSError) -> Failure:
+    return bad_input(
+        f"{what} {path} cannot be read ({error.strerror})", "name a file that exists and that you may read", place=place
+    )

@@ -1,0 +1,222 @@
+"""The listings for people: one function for each kind of view, its columns and what its cells say."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from cluster.cli.moments import format_elapsed
+from cluster.cli.output import NOTHING, plain, readable_size, size, table, text_of
+from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView, TransferView
+from cluster.clock import parse_instant
+from replica.jobs import JobState
+from replica.units import MICROSECONDS_PER_SECOND, Instant
+
+NAME_CHARACTERS_SHOWN: Final = 24
+"""Characters of a job's name in the listing; `job show` has all of it."""
+
+_STATE_STYLES: Final = {
+    "PD": "yellow",
+    "CF": "cyan",
+    "R": "green",
+    "S": "magenta",
+    "SO": "cyan",
+    "CD": "dim",
+    "F": "red",
+    "CA": "dim red",
+    "TO": "red",
+    "NF": "red",
+}
+
+
+def state_code(state: str) -> str:
+    """Return squeue's letters for a job state; the word itself for a state that a newer server knows."""
+    return JobState[state].code if state in JobState.__members__ else state
+
+
+def run_time_s(job: JobView, now: Instant) -> int:
+    """Return how long the job has run, or ran, whole seconds; 0 before it started. `now` is the wall clock, µs."""
+    if job.start_time is None:
+        return 0
+    end = now if job.end_time is None else parse_instant(job.end_time)
+    return max(0, end - parse_instant(job.start_time)) // MICROSECONDS_PER_SECOND
+
+
+def shortened(name: str) -> str:
+    """Return a name that fits its column."""
+    return name if len(name) <= NAME_CHARACTERS_SHOWN else name[: NAME_CHARACTERS_SHOWN - 1] + "…"
+
+
+def jobs_table(jobs: Iterable[JobView], now: Instant) -> Table:
+    """Return the listing of jobs, columns as in squeue."""
+    return table(
+        ("JOBID", "NAME", "USER", "ST", "TIME", "NODE", "BUFFER", "POOL", "CAPACITY", "REASON"),
+        (
+            (
+                job.job_id,
+                shortened(job.name),
+                job.user,
+                _styled(state_code(job.state)),
+                format_elapsed(run_time_s(job, now)),
+                job.node,
+                job.burst_buffer_state,
+                job.pool,
+                size(job.capacity_bytes) if job.capacity_bytes else NOTHING,
+                job.reason,
+            )
+            for job in jobs
+        ),
+        right=frozenset({"JOBID", "TIME", "CAPACITY"}),
+        flexible=frozenset({"REASON"}),
+    )
+
+
+def _styled(code: str) -> Text:
+    return Text(plain(code), style=_STATE_STYLES.get(code, ""))
+
+
+def pools_table(pools: Iterable[PoolView]) -> Table:
+    """Return the listing of pools; free is what the controller derived."""
+    return table(
+        ("POOL", "DEFAULT", "TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS"),
+        (
+            (
+                pool.name,
+                "yes" if pool.is_default else "no",
+                size(pool.quantity_bytes),
+                size(pool.held_bytes),
+                size(pool.free_bytes),
+                size(pool.out_of_service_bytes),
+                size(pool.granularity_bytes),
+                pool.buffers,
+            )
+            for pool in pools
+        ),
+        right=frozenset({"TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS"}),
+    )
+
+
+def buffers_table(buffers: Iterable[BufferView]) -> Table:
+    """Return the listing of buffers."""
+    return table(
+        ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED"),
+        (
+            (
+                buffer.name if buffer.job_id is None else buffer.job_id,
+                buffer.user,
+                buffer.state,
+                buffer.pool,
+                size(buffer.capacity_bytes),
+                size(buffer.held_bytes),
+                buffer.node,
+                ",".join(buffer.access),
+                readable_size(buffer.staged_in_bytes),
+                readable_size(buffer.staged_out_bytes),
+                moment(buffer.create_time),
+            )
+            for buffer in buffers
+        ),
+        right=frozenset({"SIZE", "HELD", "IN", "OUT"}),
+    )
+
+
+def transfers_table(transfers: Iterable[TransferView]) -> Table:
+    """Return the listing of operations under way, as their agents reported them last."""
+    return table(
+        ("JOBID", "STAGE", "NODE", "ATTEMPT", "FILES", "BYTES", "RATE"),
+        (
+            (
+                transfer.job_id,
+                transfer.stage,
+                transfer.node,
+                transfer.attempt,
+                f"{transfer.files_done}/{transfer.files_total}",
+                f"{readable_size(transfer.bytes_done)}/{readable_size(transfer.bytes_total)}",
+                f"{readable_size(transfer.rate_bytes_s)}/s",
+            )
+            for transfer in transfers
+        ),
+        right=frozenset({"JOBID", "ATTEMPT", "FILES", "BYTES", "RATE"}),
+    )
+
+
+def nodes_table(nodes: Iterable[NodeView]) -> Table:
+    """Return the listing of nodes."""
+    return table(
+        ("NODE", "STATE", "CPUS", "JOBS", "LAST-CONTACT", "REASON"),
+        (
+            (
+                node.name,
+                node.state,
+                f"{node.cpus_in_use}/{node.cpus}",
+                ",".join(map(str, node.jobs)),
+                ago(node.last_contact_s),
+                node.reason,
+            )
+            for node in nodes
+        ),
+        right=frozenset({"CPUS", "LAST-CONTACT"}),
+        flexible=frozenset({"JOBS", "REASON"}),
+    )
+
+
+def members_table(members: Iterable[MemberView]) -> Table:
+    """Return the listing of replicas as the one that answered sees them."""
+    return table(
+        ("REPLICA", "ROLE", "REACHABLE", "TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT", "API", "PEER"),
+        (
+            (
+                member.name,
+                Text(plain(member.role), style="bold green" if member.role == "leader" else ""),
+                ("yes" if member.reachable else "no") + (" (sending snapshot)" if member.sending_snapshot else ""),
+                member.term,
+                member.commit_index,
+                member.applied_index,
+                member.lag_entries,
+                member.revision,
+                ago(member.last_contact_s),
+                member.api,
+                member.peer,
+            )
+            for member in members
+        ),
+        right=frozenset({"TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT"}),
+    )
+
+
+def fields_table(fields: Iterable[tuple[str, str | int | None]]) -> Table:
+    """Return names and values below each other, for one thing with many properties."""
+    return table(("FIELD", "VALUE"), fields, flexible=frozenset({"VALUE"}))
+
+
+def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]]:
+    """Return what is said of one snapshot."""
+    fields: list[tuple[str, str | int | None]] = [
+        ("Path", snapshot.path),
+        ("Index", snapshot.index),
+        ("Term", snapshot.term),
+        ("Revision", snapshot.revision),
+        ("At", moment(snapshot.at)),
+        ("SizeBytes", snapshot.size_bytes),
+        ("Digest", snapshot.digest),
+        ("Jobs", snapshot.jobs),
+        ("Buffers", snapshot.buffers),
+    ]
+    fields += [
+        (f"Pool {pool.name}", f"free {size(pool.free_bytes)} of {size(pool.quantity_bytes)}") for pool in snapshot.pools
+    ]
+    return fields
+
+
+def moment(iso: str | None) -> str:
+    """Return a time as people read it: to the second, in UTC and saying so; `-` where it has not happened."""
+    if iso is None:
+        return NOTHING
+    whole, dot, _ = iso.partition(".")
+    return f"{whole}Z" if dot else text_of(iso)
+
+
+def ago(duration_s: float | None) -> str:
+    """Return how long ago something was heard of."""
+    return NOTHING if duration_s is None else f"{duration_s:.1f} s"

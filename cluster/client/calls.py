@@ -1,0 +1,235 @@
+"""One call to the cluster: as many requests as it takes within one deadline, all with the same command id.
+
+Theory of operation
+===================
+
+A call is one *round* after another. In a round each replica gets one turn, the most promising first; a redirect leads
+to the leader within that turn, over at most REDIRECTS_MAX hops. A replica that cannot be reached, breaks off, or says
+429, 502, 503 or 504 ends the turn. When nobody is left the call backs off, with jitter, and begins the next round,
+until the deadline.
+
+The body, and with it the command id, is the same in every request. So whatever was carried out by a replica whose
+answer was lost is answered, not repeated (law 6). Only when the deadline passes after a request may have arrived is the
+outcome *unknown*.
+
+A refusal (any other status from 400) ends the call at once. So does a round in which every replica that could be
+reached refused our certificate or showed one that we refuse: trust does not come by waiting.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cluster.address import Address, AddressError
+from cluster.client.backoff import BackOff, parse_retry_after
+from cluster.client.endpoints import Endpoints
+from cluster.client.errors import (
+    ANSWER_TOO_LARGE,
+    BAD_ANSWER,
+    NO_ANSWER,
+    OUTCOME_UNKNOWN,
+    REDIRECT_LOOP,
+    UNREACHABLE,
+    ApiError,
+    error_of,
+)
+from cluster.client.exchange import Answer, AttemptFailed, Exchange
+from cluster.clock import Clock
+
+REDIRECTS_MAX: Final = 4
+"""Redirects followed in a row, count: one is normal, two happen in an election; more are replicas that disagree."""
+
+DEADLINE_S: Final = 30.0
+"""Seconds that a call may take if nobody says otherwise: many elections long, short enough for a person to wait."""
+
+ATTEMPT_S: Final = 5.0
+"""Seconds that one replica may take to answer before the next is asked: ten times the slowest healthy commit."""
+
+REDIRECT_STATUSES: Final = frozenset({307, 308})
+RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
+TOO_MANY: Final = 429
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked. `command_id` is set for what changes something; `leader_only` is false for stale reads."""
+
+    method: str
+    target: str
+    """Path and query, encoded."""
+    body: bytes | None = None
+    command_id: str | None = None
+    leader_only: bool = True
+    deadline_s: float = DEADLINE_S
+    attempt_s: float = ATTEMPT_S
+    """Seconds for one request; a long poll adds its own wait."""
+
+
+class Trouble(NamedTuple):
+    """Why a replica's turn was over; `status` 0 where it did not answer."""
+
+    status: int
+    code: str
+    sentence: str
+    remedy: str
+    untrusted: bool = False
+
+
+class Caller:
+    """Performs calls over one exchange and remembers who led last."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        endpoints: Endpoints,
+        clock: Clock,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._exchange = exchange
+        self._endpoints = endpoints
+        self._clock = clock
+        self._sleep = sleep
+        self._chance = chance
+
+    async def perform(self, call: Call) -> Answer:
+        """Return the first answer with a status below 300; ApiError for a refusal or when the deadline passes."""
+        return await _Run(call, self._exchange, self._endpoints, self._clock, BackOff(self._chance)).finish(self._sleep)
+
+
+class _Run:
+    """The state of one call under way."""
+
+    def __init__(self, call: Call, exchange: Exchange, endpoints: Endpoints, clock: Clock, back_off: BackOff) -> None:
+        self._call = call
+        self._exchange = exchange
+        self._endpoints = endpoints
+        self._clock = clock
+        self._back_off = back_off
+        self._deadline_s = clock.monotonic_s() + call.deadline_s
+        self._may_have_happened = False
+        self._retry_after_s = 0.0
+        self._last: Trouble | None = None
+
+    async def finish(self, sleep: Callable[[float], Awaitable[None]]) -> Answer:
+        while True:
+            answer = await self._round()
+            if answer is not None:
+                return answer
+            wait_s = self._back_off.wait_s(self._retry_after_s)
+            if wait_s >= self._left_s():
+                # Nothing could be asked after the wait: say so now rather than later.
+                raise self._gave_up()
+            await sleep(wait_s)
+
+    def _left_s(self) -> float:
+        return self._deadline_s - self._clock.monotonic_s()
+
+    async def _round(self) -> Answer | None:
+        """Ask every replica once; None if nobody could answer."""
+        tried: set[Address] = set()
+        silent: set[Address] = set()
+        troubles: list[Trouble] = []
+        self._retry_after_s = 0.0
+        target = self._endpoints.next_after(tried)
+        redirects = 0
+        while target is not None:
+            if self._left_s() <= 0:
+                raise self._gave_up()
+            tried.add(target)
+            outcome = await self._ask(target)
+            if isinstance(outcome, Answer):
+                return outcome
+            if isinstance(outcome, Address):
+                redirects += 1
+                if outcome in silent:
+                    # Its peers have not noticed that the leader is gone; waiting for it again would cost an attempt.
+                    outcome = Trouble(NO_ANSWER, UNREACHABLE, f"{target} redirected to {outcome}, which is silent", "")
+                elif redirects <= REDIRECTS_MAX:
+                    target = outcome
+                    continue
+                else:
+                    sentence = f"{target} redirected for the {redirects}th time in a row"
+                    outcome = Trouble(NO_ANSWER, REDIRECT_LOOP, sentence, "see `forebay member list` for who leads")
+            redirects = 0
+            if outcome.status == NO_ANSWER and outcome.code == UNREACHABLE:
+                silent.add(target)
+            troubles.append(outcome)
+            self._last = outcome
+            target = self._endpoints.next_after(tried)
+        if any(trouble.untrusted for trouble in troubles) and all(trouble.status == NO_ANSWER for trouble in troubles):
+            refused = next(trouble for trouble in troubles if trouble.untrusted)
+            raise self._error(refused.status, refused.code, refused.sentence, refused.remedy)
+        return None
+
+    async def _ask(self, address: Address) -> Answer | Address | Trouble:
+        """Send one request: an answer, where to go instead, or why this replica's turn is over."""
+        call = self._call
+        timeout_s = min(self._left_s(), call.attempt_s)
+        try:
+            answer = await self._exchange.send(address, call.method, call.target, call.body, timeout_s=timeout_s)
+        except AttemptFailed as failure:
+            self._endpoints.failed(address)
+            self._may_have_happened |= failure.may_have_arrived
+            if failure.code == ANSWER_TOO_LARGE:
+                raise self._error(NO_ANSWER, failure.code, failure.sentence, failure.remedy) from failure
+            return Trouble(NO_ANSWER, failure.code, failure.sentence, failure.remedy, failure.untrusted)
+        if answer.status < 300:
+            if call.leader_only:
+                self._endpoints.led(address)
+            return answer
+        if answer.status in REDIRECT_STATUSES:
+            return self._redirected(address, answer)
+        error = error_of(answer.status, answer.body, who=str(address), command_id=call.command_id)
+        if answer.status not in RETRY_STATUSES:
+            raise error
+        self._may_have_happened |= error.outcome == "unknown"
+        if answer.status == TOO_MANY:
+            # A full queue knows when there will be room; the end of an election nobody knows: our own back-off decides.
+            self._retry_after_s = max(self._retry_after_s, parse_retry_after(answer.retry_after))
+        return Trouble(answer.status, error.code, error.sentence, error.remedy)
+
+    def _redirected(self, address: Address, answer: Answer) -> Address | Trouble:
+        parts = urlsplit(answer.location or "")
+        try:
+            if parts.scheme != "https":
+                raise AddressError(f"{answer.location!r} is not an https address")
+            # Whoever it is must prove to be a replica of this cluster by its certificate, as any other endpoint.
+            return Address.parse(parts.netloc)
+        except (AddressError, ValueError) as error:
+            return Trouble(
+                answer.status,
+                BAD_ANSWER,
+                f"{address} redirected to {answer.location!r}: {error}",
+                "check its api address",
+            )
+
+    def _gave_up(self) -> ApiError:
+        last = self._last or Trouble(
+            NO_ANSWER, UNREACHABLE, "the deadline is too short to ask anybody", "allow more time"
+        )
+        sentence = f"no replica could answer within {self._call.deadline_s:g} s; the last trouble: {last.sentence}"
+        if self._call.command_id is not None and self._may_have_happened:
+            return self._error(
+                last.status,
+                OUTCOME_UNKNOWN,
+                f"{sentence}; whether it was carried out is unknown",
+                f"send it again with the same command id {self._call.command_id}",
+            )
+        remedy = last.remedy or "check that a majority of the replicas runs, and their addresses"
+        return self._error(last.status, last.code, sentence, remedy)
+
+    def _error(self, status: int, code: str, sentence: str, remedy: str) -> ApiError:
+        unknown = self._call.command_id is not None and self._may_have_happened
+        return ApiError(
+            status,
+            code,
+            sentence,
+            remedy=remedy,
+            outcome="unknown" if unknown else "refused",
+            command_id=self._call.command_id,
+        )

@@ -1,0 +1,313 @@
+"""Everything that can be asked of a cluster, one method each, typed.
+
+    async with Client.from_config(config, "operator") as client:
+        request = SubmitRequest(command_id=client.new_command_id(), script=…, time_limit_s=60, workdir="/home/a")
+        job = await client.submit(request)
+
+Each method may take a `deadline_s` for the whole call, retries included, and raises ApiError. A write takes a
+`command_id`, or makes one: pass your own to retry, perhaps from another process, a call whose outcome is unknown.
+"""
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from cluster.address import Address
+from cluster.client import requests, views
+from cluster.client.calls import ATTEMPT_S, DEADLINE_S, Call, Caller
+from cluster.client.command_ids import new_command_id
+from cluster.client.endpoints import Endpoints
+from cluster.client.errors import BAD_ANSWER, ApiError
+from cluster.client.events import GIVE_UP_S, EventStream
+from cluster.client.exchange import Exchange
+from cluster.clock import Clock, SystemClock
+from cluster.config import Config
+from cluster.tls import TlsFiles
+
+_T = TypeVar("_T")
+
+_JSON: Final = msgspec.json.Encoder()
+
+
+class Client:
+    """A connection to a cluster as one identity; use it as an asynchronous context manager, or call close()."""
+
+    def __init__(
+        self, endpoints: Iterable[Address], tls: TlsFiles, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """Prepare to talk to the replicas at `endpoints` (API addresses); nothing is connected yet.
+
+        `deadline_s` holds for calls that do not name their own. TlsRefused if certificate or key cannot be used.
+        """
+        self._clock = clock or SystemClock()
+        self._endpoints = Endpoints(endpoints)
+        self._exchange = Exchange(tls)
+        self._caller = Caller(self._exchange, self._endpoints, self._clock)
+        self._deadline_s = deadline_s
+
+    @classmethod
+    def from_config(
+        cls, config: Config, identity: str, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S
+    ) -> "Client":
+        """Return a client of the configured cluster as `identity`; ConfigError or TlsRefused if that cannot be."""
+        return cls(config.endpoints, config.tls_files(identity), clock=clock, deadline_s=deadline_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._exchange.close()
+
+    def new_command_id(self) -> str:
+        """Return a fresh id for one command."""
+        return new_command_id(self._clock)
+
+    # Jobs
+
+    async def submit(self, request: requests.SubmitRequest, *, deadline_s: float | None = None) -> views.JobView:
+        """Submit a job; the answer has its id and state."""
+        return await self._write("POST", "/v1/jobs", request, views.JobView, deadline_s)
+
+    async def cancel(
+        self, job_id: int, *, hurry: bool = False, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.JobView:
+        """Cancel a job; with `hurry` its results are not staged out and its buffer is lost."""
+        request = requests.CancelRequest(command_id=command_id or self.new_command_id(), hurry=hurry)
+        return await self._write("POST", f"/v1/jobs/{job_id}/cancel", request, views.JobView, deadline_s)
+
+    async def hold(
+        self, job_id: int, *, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.JobView:
+        """Hold a pending job back."""
+        request = requests.HoldRequest(command_id=command_id or self.new_command_id())
+        return await self._write("POST", f"/v1/jobs/{job_id}/hold", request, views.JobView, deadline_s)
+
+    async def release(
+        self, job_id: int, *, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.JobView:
+        """Release a held job; an operation that had failed is tried again."""
+        request = requests.ReleaseRequest(command_id=command_id or self.new_command_id())
+        return await self._write("POST", f"/v1/jobs/{job_id}/release", request, views.JobView, deadline_s)
+
+    async def jobs(
+        self,
+        *,
+        states: Sequence[str] = (),
+        user: str | None = None,
+        limit: int | None = None,
+        stale: bool = False,
+        deadline_s: float | None = None,
+    ) -> views.JobsAnswer:
+        """List jobs, by id; `states` are Slurm's words."""
+        query = {"state": ",".join(states) or None, "user": user, "limit": limit}
+        return await self._read("/v1/jobs", query, views.JobsAnswer, stale, deadline_s)
+
+    async def job(self, job_id: int, *, stale: bool = False, deadline_s: float | None = None) -> views.JobView:
+        """Return one job."""
+        return await self._read(f"/v1/jobs/{job_id}", {}, views.JobView, stale, deadline_s)
+
+    async def history(
+        self, job_id: int, *, stale: bool = False, deadline_s: float | None = None
+    ) -> views.HistoryAnswer:
+        """Return what happened to a job, oldest first."""
+        return await self._read(f"/v1/jobs/{job_id}/history", {}, views.HistoryAnswer, stale, deadline_s)
+
+    async def why(
+        self, job_id: int, *, at: int | None = None, stale: bool = False, deadline_s: float | None = None
+    ) -> views.WhyView:
+        """Explain why a job waits now, or waited at the revision `at`."""
+        return await self._read(f"/v1/jobs/{job_id}/why", {"at": at}, views.WhyView, stale, deadline_s)
+
+    # Pools, buffers, nodes, transfers
+
+    async def pools(self, *, stale: bool = False, deadline_s: float | None = None) -> views.PoolsAnswer:
+        """List pools with their free capacity."""
+        return await self._read("/v1/pools", {}, views.PoolsAnswer, stale, deadline_s)
+
+    async def set_pool(
+        self, name: str, request: requests.PoolRequest, *, deadline_s: float | None = None
+    ) -> views.PoolView:
+        """Make or change a pool (operators)."""
+        return await self._write("PUT", f"/v1/pools/{_segment(name)}", request, views.PoolView, deadline_s)
+
+    async def buffers(self, *, stale: bool = False, deadline_s: float | None = None) -> views.BuffersAnswer:
+        """List buffers."""
+        return await self._read("/v1/buffers", {}, views.BuffersAnswer, stale, deadline_s)
+
+    async def nodes(self, *, stale: bool = False, deadline_s: float | None = None) -> views.NodesAnswer:
+        """List nodes."""
+        return await self._read("/v1/nodes", {}, views.NodesAnswer, stale, deadline_s)
+
+    async def drain(
+        self, node: str, *, reason: str, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.NodeView:
+        """Keep new work away from a node (operators)."""
+        request = requests.DrainRequest(command_id=command_id or self.new_command_id(), reason=reason)
+        return await self._write("POST", f"/v1/nodes/{_segment(node)}/drain", request, views.NodeView, deadline_s)
+
+    async def resume(
+        self, node: str, *, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.NodeView:
+        """Give a drained node new work again (operators)."""
+        request = requests.ResumeRequest(command_id=command_id or self.new_command_id())
+        return await self._write("POST", f"/v1/nodes/{_segment(node)}/resume", request, views.NodeView, deadline_s)
+
+    async def transfers(self, *, deadline_s: float | None = None) -> views.TransfersAnswer:
+        """List the operations under way with their progress, as the leader has heard of it."""
+        return await self._read("/v1/transfers", {}, views.TransfersAnswer, False, deadline_s)
+
+    # Many commands at once
+
+    async def commands(
+        self, commands: Sequence[requests.BulkCommand], *, deadline_s: float | None = None
+    ) -> views.BulkAnswer:
+        """Send many commands in one request; each gets its own result, in order, and a refusal of one stops none."""
+        request = requests.BulkRequest(commands=tuple(commands))
+        # Any of the ids tells an unknown outcome apart; the whole request is what is sent again.
+        marker = commands[0].command_id if commands else None
+        return await self._call("POST", "/v1/commands", request, views.BulkAnswer, deadline_s, command_id=marker)
+
+    # The cluster
+
+    async def members(self, *, stale: bool = False, deadline_s: float | None = None) -> views.MembersAnswer:
+        """List the replicas as the one that answers sees them (the leader, unless `stale`)."""
+        return await self._read("/v1/members", {}, views.MembersAnswer, stale, deadline_s)
+
+    async def status(
+        self, replica: Address | None = None, *, digest: bool = False, deadline_s: float | None = None
+    ) -> views.StatusView:
+        """Return the status of the replica at `replica`, or of whichever answers; `digest` adds the state digest."""
+        query = {"digest": "yes" if digest else None}
+        return await self._read("/v1/status", query, views.StatusView, True, deadline_s, only=replica)
+
+    async def ledger(
+        self, *, first_index: int, limit: int, replica: Address | None = None, deadline_s: float | None = None
+    ) -> views.LedgerAnswer:
+        """Return entries of the ledger that a replica holds, from `first_index` on."""
+        query = {"from": first_index, "limit": limit}
+        return await self._read("/v1/ledger", query, views.LedgerAnswer, True, deadline_s, only=replica)
+
+    async def save_snapshot(
+        self, replica: Address | None = None, *, deadline_s: float | None = None
+    ) -> views.SnapshotView:
+        """Let the replica at `replica`, or whichever answers, write a snapshot now (operators)."""
+        return await self._call("POST", "/v1/snapshots", None, views.SnapshotView, deadline_s, stale=True, only=replica)
+
+    async def openapi(self, *, deadline_s: float | None = None) -> dict[str, Any]:
+        """Return the OpenAPI document of the server."""
+        return await self._read("/v1/openapi.json", {}, dict[str, Any], True, deadline_s)
+
+    def events(self, *, from_revision: int = 0, give_up_s: float = GIVE_UP_S) -> AsyncGenerator[views.EventView, None]:
+        """Iterate over the events of all revisions after `from_revision`, for ever, over broken connections.
+
+        Whoever stops early closes it: `async with contextlib.aclosing(client.events()) as events`.
+        """
+        stream = EventStream(
+            self._exchange, self._endpoints, self._clock, from_revision=from_revision, give_up_s=give_up_s
+        )
+        return stream.read()
+
+    # Agents
+
+    async def register(
+        self, node: str, request: requests.RegisterRequest, *, deadline_s: float | None = None
+    ) -> views.RegisterAnswer:
+        """Announce an agent that has just started."""
+        path = f"/v1/agents/{_segment(node)}/register"
+        return await self._write("POST", path, request, views.RegisterAnswer, deadline_s)
+
+    async def poll(
+        self, node: str, request: requests.PollRequest, *, deadline_s: float | None = None
+    ) -> views.PollAnswer:
+        """Wait for the node's orders to differ from those at `seen_revision`, at most `wait_s`; returns all of them.
+
+        The deadline starts after `wait_s`.
+        """
+        return await self._call(
+            "POST",
+            f"/v1/agents/{_segment(node)}/poll",
+            request,
+            views.PollAnswer,
+            (self._deadline_s if deadline_s is None else deadline_s) + request.wait_s,
+            attempt_s=ATTEMPT_S + request.wait_s,
+        )
+
+    async def report(
+        self, node: str, request: requests.ReportsRequest, *, deadline_s: float | None = None
+    ) -> views.ReportsAnswer:
+        """Report results; whatever is in the answer, accepted or refused, is acknowledged."""
+        path = f"/v1/agents/{_segment(node)}/reports"
+        marker = request.reports[0].command_id if request.reports else None
+        return await self._call("POST", path, request, views.ReportsAnswer, deadline_s, command_id=marker)
+
+    # How
+
+    async def _write(
+        self, method: str, path: str, request: requests.Command, kind: type[_T], deadline_s: float | None
+    ) -> _T:
+        return await self._call(method, path, request, kind, deadline_s, command_id=request.command_id)
+
+    async def _read(
+        self,
+        path: str,
+        query: dict[str, Any],
+        kind: type[_T],
+        stale: bool,
+        deadline_s: float | None,
+        *,
+        only: Address | None = None,
+    ) -> _T:
+        if stale and only is None:
+            query = {**query, "stale": "ok"}
+        text = urlencode({key: value for key, value in query.items() if value is not None})
+        target = f"{path}?{text}" if text else path
+        return await self._call("GET", target, None, kind, deadline_s, stale=stale, only=only)
+
+    async def _call(
+        self,
+        method: str,
+        target: str,
+        request: requests.Request | None,
+        kind: type[_T],
+        deadline_s: float | None,
+        *,
+        command_id: str | None = None,
+        attempt_s: float = ATTEMPT_S,
+        stale: bool = False,
+        only: Address | None = None,
+    ) -> _T:
+        call = Call(
+            method=method,
+            target=target,
+            body=None if request is None else _JSON.encode(request),
+            command_id=command_id,
+            leader_only=not stale,
+            deadline_s=self._deadline_s if deadline_s is None else deadline_s,
+            attempt_s=attempt_s,
+        )
+        caller = self._caller if only is None else Caller(self._exchange, Endpoints([only]), self._clock)
+        answer = await caller.perform(call)
+        try:
+            return msgspec.json.decode(answer.body, type=kind)
+        except msgspec.MsgspecError as error:
+            raise ApiError(
+                answer.status,
+                BAD_ANSWER,
+                f"the answer to {method} {target} cannot be read: {error}",
+                remedy="check that client and replicas are of the same release",
+                outcome="refused" if command_id is None else "unknown",
+                command_id=command_id,
+            ) from error
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")

@@ -1,0 +1,79 @@
+"""How a call fails: one exception, with a code for programs and sentences for people."""
+
+from typing import Final, Literal
+
+import msgspec
+
+from cluster.client.views import ErrorAnswer, ErrorView
+
+Outcome = Literal["refused", "unknown"]
+
+# Codes that the client itself gives; all others come from the server.
+UNREACHABLE: Final = "unreachable"
+OUTCOME_UNKNOWN: Final = "outcome_unknown"
+UNTRUSTED: Final = "untrusted"
+REDIRECT_LOOP: Final = "redirect_loop"
+BAD_ANSWER: Final = "bad_answer"
+ANSWER_TOO_LARGE: Final = "answer_too_large"
+
+NO_ANSWER: Final = 0
+"""Status of an error for which no replica answered."""
+
+_SENTENCE_CHARACTERS_MAX: Final = 2_000
+"""Characters of a foreign answer that an error repeats: enough to see what it was."""
+
+
+class ApiError(Exception):
+    """A call that did not succeed.
+
+    `status` is the HTTP status, 0 where nobody answered; `outcome` is `refused` where nothing has changed and `unknown`
+    where only a retry with the same `command_id` can tell.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        sentence: str,
+        *,
+        remedy: str = "",
+        place: str = "",
+        outcome: Outcome = "refused",
+        command_id: str | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.code = code
+        self.sentence = sentence
+        self.remedy = remedy
+        self.place = place
+        self.outcome: Outcome = outcome
+        self.command_id = command_id
+
+    def __str__(self) -> str:
+        sentence = f"{self.place}: {self.sentence}" if self.place else self.sentence
+        return f"{sentence}; {self.remedy}" if self.remedy else sentence
+
+
+def error_of(status: int, body: bytes, *, who: str, command_id: str | None) -> ApiError:
+    """Return the error that an answer with `status` carries; `who` answered it, in words."""
+    try:
+        view = msgspec.json.decode(body, type=ErrorAnswer).error
+    except msgspec.MsgspecError:
+        text = body[:_SENTENCE_CHARACTERS_MAX].decode("utf-8", "replace").strip()
+        view = ErrorView(
+            code=BAD_ANSWER,
+            sentence=f"{who} answered with status {status}" + (f": {text!r}" if text else ""),
+            remedy="check that this is the api address of a Forebay replica",
+            # Something else than Forebay's own code refused it, perhaps after it had been carried out.
+            outcome="unknown" if status >= 500 else "refused",
+        )
+    return ApiError(
+        status,
+        view.code,
+        view.sentence,
+        remedy=view.remedy,
+        place=view.place,
+        outcome=view.outcome,
+        command_id=command_id,
+    )

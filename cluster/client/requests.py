@@ -1,0 +1,210 @@
+"""What is sent to a replica: the JSON bodies of `/v1`, shared by the server, the CLI, the client and the agent.
+
+Every write carries a `command_id` that its sender made (cluster.client.command_ids): a retry with the same id gets the
+first answer. Unknown fields are refused, so that a misspelt one is never silently ignored.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from replica.commands import OperationResult
+
+COMMAND_ID_PATTERN = r"^[0-9a-f]{32}$"
+
+CommandId = Annotated[str, msgspec.Meta(pattern=COMMAND_ID_PATTERN, description="UUIDv7 as 32 hexadecimal digits")]
+
+POLL_WAIT_S_MAX = 30
+"""Seconds that a poll may wait: below the idle timeouts of common proxies and firewalls."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every body has in common: it is frozen and refuses unknown fields."""
+
+
+class Command(Request, frozen=True, kw_only=True):
+    """A request that changes something; its id makes it happen once."""
+
+    command_id: CommandId
+
+
+# Jobs
+
+
+class SubmitRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs. `bb` is the text of --bb, `bbf` the contents of a --bbf file."""
+
+    script: str
+    time_limit_s: int
+    workdir: str
+    name: str | None = None
+    bb: str | None = None
+    bbf: str | None = None
+    cpus: int = 1
+    priority: int | None = None
+    begin_at: str | None = None
+    """ISO 8601 with a zone: the job is not eligible before."""
+    deadline: str | None = None
+    """ISO 8601 with a zone: the job is dropped if it cannot have run by then."""
+    dependencies: tuple[str, ...] = ()
+    """Such as `afterok:12`; all must hold."""
+    output: str | None = None
+    environment: dict[str, str] = {}
+    hold: bool = False
+    user: str | None = None
+    """Operators only: on whose behalf."""
+
+
+class CancelRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/cancel. `hurry`: skip stage-out and lose what was not exported."""
+
+    hurry: bool = False
+
+
+class HoldRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/hold."""
+
+
+class ReleaseRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/release."""
+
+
+# Pools and nodes (operators)
+
+
+class PoolRequest(Command, frozen=True, kw_only=True):
+    """Body of PUT /v1/pools/{name}: sizes as text with a suffix (`96MiB`), exact and never rounded silently."""
+
+    quantity: str
+    granularity: str
+    default: bool = False
+    out_of_service: str | None = None
+
+
+class DrainRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/nodes/{name}/drain."""
+
+    reason: str
+
+
+class ResumeRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/nodes/{name}/resume."""
+
+
+# Bulk: the same commands with what the path says elsewhere
+
+
+class SubmitCommand(SubmitRequest, frozen=True, kw_only=True, tag_field="type", tag="submit_job"):
+    """A submit among many."""
+
+
+class CancelCommand(CancelRequest, frozen=True, kw_only=True, tag_field="type", tag="cancel_job"):
+    """A cancel among many."""
+
+    job_id: int
+
+
+class HoldCommand(HoldRequest, frozen=True, kw_only=True, tag_field="type", tag="hold_job"):
+    """A hold among many."""
+
+    job_id: int
+
+
+class ReleaseCommand(ReleaseRequest, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
+    """A release among many."""
+
+    job_id: int
+
+
+class PoolCommand(PoolRequest, frozen=True, kw_only=True, tag_field="type", tag="set_pool"):
+    """A pool's change among many."""
+
+    name: str
+
+
+class DrainCommand(DrainRequest, frozen=True, kw_only=True, tag_field="type", tag="drain_node"):
+    """A drain among many."""
+
+    node: str
+
+
+class ResumeCommand(ResumeRequest, frozen=True, kw_only=True, tag_field="type", tag="resume_node"):
+    """A resume among many."""
+
+    node: str
+
+
+BulkCommand: TypeAlias = (
+    SubmitCommand | CancelCommand | HoldCommand | ReleaseCommand | PoolCommand | DrainCommand | ResumeCommand
+)
+
+BULK_COMMANDS_MAX = 1024
+"""Commands in one bulk request: what one batch holds (replica.limits.COMMANDS_PER_BATCH_MAX)."""
+
+
+class BulkRequest(Request, frozen=True, kw_only=True):
+    """Body of POST /v1/commands; each command has its own id and gets its own result."""
+
+    commands: Annotated[tuple[BulkCommand, ...], msgspec.Meta(max_length=BULK_COMMANDS_MAX)]
+
+
+# Agents
+
+
+class RegisterRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/agents/{node}/register. `instance` is new with every start, `storage_id` with every disk."""
+
+    instance: str
+    storage_id: str
+    cpus: int
+
+
+StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "teardown"]
+
+
+class Progress(Request, frozen=True, kw_only=True):
+    """How far one operation is. Soft: shown, never replicated. Totals are 0 while they are not known."""
+
+    job: int
+    attempt: int
+    stage: StageWord
+    files_done: int = 0
+    files_total: int = 0
+    bytes_done: int = 0
+    bytes_total: int = 0
+    rate_bytes_s: float = 0.0
+
+
+PROGRESS_ROWS_MAX = 1024
+"""Operations reported by one poll: eight stages' worth of the default limit on operations."""
+
+
+class PollRequest(Request, frozen=True, kw_only=True):
+    """Body of POST /v1/agents/{node}/poll: answered when the node's orders differ from those at `seen_revision`.
+
+    At the latest after `wait_s` seconds it is answered anyway.
+    """
+
+    instance: str
+    seen_revision: int = 0
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=POLL_WAIT_S_MAX)] = POLL_WAIT_S_MAX
+    progress: Annotated[tuple[Progress, ...], msgspec.Meta(max_length=PROGRESS_ROWS_MAX)] = ()
+
+
+REPORTS_MAX = 1024
+"""Reports in one request: what one batch holds."""
+
+
+class Report(Command, frozen=True, kw_only=True):
+    """What an agent says of one order; (job, attempt) says which. The same id is sent until it is acknowledged."""
+
+    job: int
+    attempt: int
+    stage: StageWord
+    result: OperationResult
+
+
+class ReportsRequest(Request, frozen=True, kw_only=True):
+    """Body of POST /v1/agents/{node}/reports."""
+
+    reports: Annotated[tuple[Report, ...], msgspec.Meta(max_length=REPORTS_MAX)]

@@ -1,0 +1,113 @@
+"""Server-sent events as the HTML standard defines them: bytes in, events out, with a bound on everything.
+
+Source: the HTML living standard, 9.2.6 "Interpreting an event stream". Pure: no input or output here.
+"""
+
+from typing import Final
+
+import msgspec
+
+LINE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Longest line, bytes: a batch is under 1 MiB, and JSON may double it."""
+
+EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Largest event, bytes: the lines of one event together."""
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class StreamBroken(Exception):
+    """The stream is not one of server-sent events, or goes past a bound; the message says which."""
+
+
+class ServerSentEvent(msgspec.Struct, frozen=True):
+    """One event. `id` is the last id that the stream gave, also where this event had none of its own."""
+
+    event: str
+    data: str
+    id: str
+
+
+class SseParser:
+    """Turns chunks into events; a chunk may end anywhere, also within a character or between CR and LF."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._at_start = True
+        self._skip_line_feed = False
+        self._event = ""
+        self._data: list[str] = []
+        self._size_bytes = 0
+        self._id = ""
+        self.retry_ms: int | None = None
+        """What the stream said last about how long to wait before connecting again, milliseconds."""
+
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
+        """Return the events that this chunk completes; StreamBroken past a bound or for what is not UTF-8."""
+        self._pending += chunk
+        if self._at_start:
+            if len(self._pending) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(self._pending):
+                return []
+            if self._pending.startswith(_BYTE_ORDER_MARK):
+                del self._pending[: len(_BYTE_ORDER_MARK)]
+            self._at_start = False
+        events: list[ServerSentEvent] = []
+        start = 0
+        data = bytes(self._pending)
+        while start < len(data):
+            if self._skip_line_feed:
+                # The LF of a CR LF: the line ended at the CR.
+                self._skip_line_feed = False
+                if data[start : start + 1] == b"\n":
+                    start += 1
+                    continue
+            end = _line_end(data, start)
+            if end < 0:
+                break
+            self._skip_line_feed = data[end : end + 1] == b"\r"
+            event = self._line(data[start:end])
+            if event is not None:
+                events.append(event)
+            start = end + 1
+        self._pending = bytearray(data[start:])
+        if len(self._pending) > LINE_BYTES_MAX:
+            raise StreamBroken(f"a line of the event stream has more than {LINE_BYTES_MAX} bytes")
+        return events
+
+    def _line(self, line: bytes) -> ServerSentEvent | None:
+        if not line:
+            return self._dispatch()
+        if len(line) > LINE_BYTES_MAX:
+            raise StreamBroken(f"a line of the event stream has more than {LINE_BYTES_MAX} bytes")
+        self._size_bytes += len(line)
+        if self._size_bytes > EVENT_BYTES_MAX:
+            raise StreamBroken(f"an event of the stream has more than {EVENT_BYTES_MAX} bytes")
+        if line.startswith(b":"):
+            self._size_bytes -= len(line)
+            return None
+        try:
+            field, _, value = line.decode("utf-8").partition(":")
+        except UnicodeDecodeError as error:
+            raise StreamBroken("the event stream is not UTF-8") from error
+        value = value.removeprefix(" ")
+        if field == "event":
+            self._event = value
+        elif field == "data":
+            self._data.append(value)
+        elif field == "id" and "\x00" not in value:
+            self._id = value
+        elif field == "retry" and value.isascii() and value.isdigit() and len(value) <= 9:
+            self.retry_ms = int(value)
+        return None
+
+    def _dispatch(self) -> ServerSentEvent | None:
+        event = ServerSentEvent(self._event or "message", "\n".join(self._data), self._id) if self._data else None
+        self._event, self._data, self._size_bytes = "", [], 0
+        return event
+
+
+def _line_end(data: bytes, start: int) -> int:
+    line_feed, carriage_return = data.find(b"\n", start), data.find(b"\r", start)
+    if line_feed < 0 or carriage_return < 0:
+        return max(line_feed, carriage_return)
+    return min(line_feed, carriage_return)

@@ -1,0 +1,418 @@
+"""What a replica answers: the JSON shapes of `/v1`, shared by the server that fills them and the clients.
+
+Times are ISO 8601 in UTC with microseconds, null where something has not happened; sizes are bytes. Fields that a newer
+server adds are ignored by an older client. `revision` says at which moment of the cluster's history an answer was true.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from replica.orders import Order
+
+Json = dict[str, Any]
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What every answer has in common: it is frozen and made of named fields."""
+
+
+# Errors
+
+
+class ErrorView(View, frozen=True, kw_only=True):
+    """Why a request was refused or what went wrong: a sentence for a person, a code for a program.
+
+    `outcome` is `refused` where nothing has changed, `unknown` where the same command id must be sent again to learn.
+    """
+
+    code: str
+    sentence: str
+    remedy: str = ""
+    place: str = ""
+    outcome: Literal["refused", "unknown"] = "refused"
+
+
+class ErrorAnswer(View, frozen=True, kw_only=True):
+    """Body of every answer with a status of 400 and above."""
+
+    error: ErrorView
+
+
+# Jobs
+
+
+class JobView(View, frozen=True, kw_only=True):
+    """One job. `state` and `reason` are Slurm's words, byte for byte."""
+
+    job_id: int
+    name: str
+    user: str
+    state: str
+    """PENDING CONFIGURING RUNNING SUSPENDED STAGE_OUT COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL."""
+    reason: str
+    """`None` (the word) where nothing holds the job back."""
+    burst_buffer: str | None
+    """The request as text, as `BurstBuffer=` shows it; null for a job without a buffer."""
+    burst_buffer_state: str | None
+    """pending, staging-in, staged-in, …; null for a job without a buffer."""
+    pool: str | None
+    capacity_bytes: int
+    """What the buffer gets: the request rounded up to the pool's granularity; 0 where nothing is reserved."""
+    node: str | None
+    priority: int
+    attempt: int
+    cpus: int
+    time_limit_s: int
+    submit_time: str | None
+    eligible_time: str | None
+    start_time: str | None
+    end_time: str | None
+    exit_code: int
+    signal: int
+    hold: Literal["user", "admin"] | None
+    system_comment: str
+    """What the last failed operation said."""
+    workdir: str
+    output: str
+    dependencies: tuple[str, ...] = ()
+    cancelled: bool = False
+    warnings: tuple[str, ...] = ()
+    """Only in the answer to a submit: directive options that were kept but not understood."""
+    revision: int
+
+
+class JobsAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/jobs. `truncated`: more match than `limit` allows."""
+
+    revision: int
+    jobs: tuple[JobView, ...]
+    truncated: bool = False
+
+
+class HistoryRow(View, frozen=True, kw_only=True):
+    """One event of a job's history, and where the job stood after it."""
+
+    revision: int
+    at: str
+    actor: str
+    """Who sent the command: `operator:admin`, `user:alice`, `agent:n1`, `controller:leader`."""
+    command: str
+    event: str
+    sentence: str
+    state: str
+    reason: str
+    burst_buffer_state: str | None = None
+    attempt: int = 0
+    detail: Json = {}
+
+
+class HistoryAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/jobs/{id}/history, oldest first.
+
+    `complete` is false where this replica does not hold the beginning.
+    """
+
+    revision: int
+    job_id: int
+    rows: tuple[HistoryRow, ...]
+    complete: bool = True
+
+
+class WhyView(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/jobs/{id}/why: the reason that `job show` gives at that moment, explained."""
+
+    revision: int
+    """The moment that the answer is about."""
+    at: str
+    job_id: int
+    state: str
+    reason: str
+    burst_buffer_state: str | None = None
+    sentence: str
+    """What holds the job back, in words and figures."""
+    remedy: str = ""
+    blockers: tuple[int, ...] = ()
+    """Jobs that hold what this one waits for."""
+
+
+# Capacity
+
+
+class BufferView(View, frozen=True, kw_only=True):
+    """One buffer: of a job (`job_id`), or persistent (`name`)."""
+
+    job_id: int | None
+    name: str | None = None
+    user: str
+    state: str
+    pool: str | None
+    capacity_bytes: int
+    """Granted: the request rounded up to the pool's granularity."""
+    requested_bytes: int
+    held_bytes: int
+    """What it takes from the pool in its present state."""
+    node: str | None
+    access: tuple[str, ...] = ()
+    type: str = "scratch"
+    create_time: str | None = None
+    change_time: str | None = None
+    staged_in_bytes: int = 0
+    staged_in_files: int = 0
+    staged_out_bytes: int = 0
+    staged_out_files: int = 0
+    request: str = ""
+    hurry: bool = False
+    revision: int
+
+
+class BuffersAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/buffers."""
+
+    revision: int
+    buffers: tuple[BufferView, ...]
+
+
+class PoolView(View, frozen=True, kw_only=True):
+    """One pool; `free_bytes` is derived: total - held - out of service, never below 0."""
+
+    name: str
+    quantity_bytes: int
+    granularity_bytes: int
+    held_bytes: int
+    free_bytes: int
+    out_of_service_bytes: int = 0
+    is_default: bool = False
+    buffers: int = 0
+    """How many buffers hold something of it."""
+    revision: int
+
+
+class PoolsAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/pools."""
+
+    revision: int
+    pools: tuple[PoolView, ...]
+
+
+# Nodes and what moves on them
+
+
+class NodeView(View, frozen=True, kw_only=True):
+    """One node. `last_contact_s` is what the leader has seen, seconds ago; null where it has not heard of it yet."""
+
+    name: str
+    state: str
+    """UP, DOWN or DRAINED."""
+    reason: str
+    cpus: int
+    cpus_in_use: int
+    instance: str
+    storage_id: str
+    registered_time: str | None
+    drained: bool = False
+    jobs: tuple[int, ...] = ()
+    last_contact_s: float | None = None
+    revision: int
+
+
+class NodesAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/nodes."""
+
+    revision: int
+    nodes: tuple[NodeView, ...]
+
+
+class TransferView(View, frozen=True, kw_only=True):
+    """One operation under way as its agent reported it last: soft, known to the leader only."""
+
+    job_id: int
+    attempt: int
+    node: str
+    stage: str
+    files_done: int
+    files_total: int
+    bytes_done: int
+    bytes_total: int
+    rate_bytes_s: float
+    updated_time: str | None = None
+
+
+class TransfersAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/transfers."""
+
+    revision: int
+    transfers: tuple[TransferView, ...]
+
+
+# The cluster itself
+
+
+class MemberView(View, frozen=True, kw_only=True):
+    """One replica as the one that answers sees it; null where it cannot know."""
+
+    name: str
+    peer: str
+    api: str
+    role: str
+    """leader, follower, candidate or unknown."""
+    reachable: bool
+    term: int | None = None
+    commit_index: int | None = None
+    applied_index: int | None = None
+    revision: int | None = None
+    lag_entries: int | None = None
+    last_contact_s: float | None = None
+    sending_snapshot: bool = False
+
+
+class MembersAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/members; `replica` is who answers."""
+
+    revision: int
+    replica: str
+    leader: str | None
+    term: int
+    members: tuple[MemberView, ...]
+
+
+class StatusView(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/status: the replica that was asked, as it is now."""
+
+    cluster: str
+    cluster_id: str
+    replica: str
+    role: str
+    term: int
+    leader: str | None
+    leader_api: str | None = None
+    ready: bool
+    """Whether it can commit, or forwards to one that can."""
+    not_ready: str = ""
+    """Why not, as a sentence."""
+    commit_index: int
+    applied_index: int
+    last_index: int
+    first_index: int = 1
+    revision: int
+    at: str | None = None
+    """The leader's clock in the last batch that was applied."""
+    state_digest: str | None = None
+    """Only with ?digest=yes; hexadecimal, true at `revision`."""
+    ledger_digest: str | None = None
+    """Digest of the chain at `applied_index`, hexadecimal."""
+    snapshot_index: int | None = None
+    queued_commands: int = 0
+    version: str = ""
+
+
+class LedgerEntryView(View, frozen=True, kw_only=True):
+    """One entry of the ledger. `records` are its commands with their answers and events; a no-op has none."""
+
+    index: int
+    term: int
+    kind: str
+    """no-op or batch."""
+    digest: str
+    base_revision: int | None = None
+    revision: int | None = None
+    """Revision after this entry."""
+    at: str | None = None
+    size_bytes: int = 0
+    records: tuple[Json, ...] = ()
+
+
+class LedgerAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/ledger; ask again from the index after the last one."""
+
+    revision: int
+    first_index: int
+    applied_index: int
+    entries: tuple[LedgerEntryView, ...]
+
+
+class SnapshotPoolView(View, frozen=True, kw_only=True):
+    """A pool in a snapshot with its derived free capacity."""
+
+    name: str
+    quantity_bytes: int
+    free_bytes: int
+
+
+class SnapshotView(View, frozen=True, kw_only=True):
+    """One sealed snapshot file."""
+
+    path: str
+    index: int
+    term: int
+    revision: int
+    at: str | None
+    size_bytes: int
+    digest: str
+    jobs: int = 0
+    buffers: int = 0
+    pools: tuple[SnapshotPoolView, ...] = ()
+
+
+class EventView(View, frozen=True, kw_only=True):
+    """One event of GET /v1/events. Events of one command share its revision and come in order (`sequence` from 0)."""
+
+    revision: int
+    sequence: int = 0
+    at: str
+    actor: str
+    command: str
+    event: str
+    job_id: int | None = None
+    detail: Json = {}
+
+
+# Answers to commands
+
+
+class CommandResult(View, frozen=True, kw_only=True):
+    """What became of one command of a bulk request: `status` is what it would have got alone."""
+
+    command_id: str
+    status: int
+    revision: int | None = None
+    job: JobView | None = None
+    pool: PoolView | None = None
+    node: NodeView | None = None
+    error: ErrorView | None = None
+
+
+class BulkAnswer(View, frozen=True, kw_only=True):
+    """Answer of POST /v1/commands: one result per command, in the order they were sent."""
+
+    revision: int
+    results: tuple[CommandResult, ...]
+
+
+class RegisterAnswer(View, frozen=True, kw_only=True):
+    """Answer of POST /v1/agents/{node}/register."""
+
+    revision: int
+
+
+class PollAnswer(View, frozen=True, kw_only=True):
+    """Answer of POST /v1/agents/{node}/poll: all that the node has to do at `revision`, not what is new."""
+
+    revision: int
+    orders: tuple[Order, ...]
+
+
+class ReportResult(View, frozen=True, kw_only=True):
+    """What became of one report. Refused is acknowledged too: the agent drops it from its outbox."""
+
+    command_id: str
+    outcome: Literal["accepted", "refused"]
+    code: str | None = None
+    sentence: str | None = None
+
+
+class ReportsAnswer(View, frozen=True, kw_only=True):
+    """Answer of POST /v1/agents/{node}/reports, in the order they were sent."""
+
+    revision: int
+    results: tuple[ReportResult, ...]

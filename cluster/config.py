@@ -1,0 +1,423 @@
+"""The configuration of a cluster: one TOML file, read once, checked whole, never guessed at.
+
+Unknown keys, duplicate names and addresses, sizes and numbers out of bounds are refused before anything starts. Paths
+are relative to the file. Pools and policy here are the founding ones: afterwards they are replicated state that
+commands change (law 3).
+"""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Final, Literal, TypeVar, cast
+
+import msgspec
+
+from cluster.address import Address, AddressError
+from cluster.identity import NAME_RULE, is_name
+from cluster.pki import AUTHORITY_NAME
+from cluster.tls import TlsFiles, find_unsafe_keys
+from cluster.toml_table import ConfigError, Table, near
+from replica.limits import CPUS_MAX, NODES_MAX, POOLS_MAX
+from replica.policy import Policy, check_policy
+from replica.pools import Pool
+
+__all__ = [
+    "AgentConfig",
+    "ClusterConfig",
+    "Config",
+    "ConfigError",
+    "ReplicaConfig",
+    "StorageConfig",
+    "TimingConfig",
+    "TlsConfig",
+]
+
+CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of the file: 10,000 agents of about 100 bytes each fit several times."""
+
+REPLICA_COUNTS: Final = (1, 3, 5)
+"""How many replicas a cluster may have: an even number tolerates no more failures than one fewer."""
+
+ROOTS_MAX: Final = 256
+"""Staging roots of a kind, count: each is compared with each path of a job."""
+
+GIB: Final = 1024**3
+MAP_SIZE_BYTES_MIN: Final = 16 * 1024**2
+"""Least LMDB map, bytes: below it the first snapshot's worth of entries does not fit."""
+
+MAP_SIZE_BYTES_MAX: Final = 16 * 1024 * GIB
+"""Largest LMDB map, bytes: far below the 128 TiB of user address space on x86-64."""
+
+KILL_WAIT_S_MAX: Final = 3_600
+"""Longest grace of a script that is ended, seconds: its node is not free for anybody else meanwhile."""
+
+TIMING_MS_MAX: Final = 60_000
+"""Largest election timeout, milliseconds: a leader that is missed for a minute helps nobody."""
+
+HEARTBEATS_PER_ELECTION: Final = 2
+"""Least heartbeats within the shortest election timeout: one lost packet must not cost an election."""
+
+OPERATOR_NAME: Final = "operator"
+"""Name of the certificate that `forebay init` makes for the operator."""
+
+_T = TypeVar("_T", str, Address, Path)
+
+_CLUSTER_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+class ClusterConfig(msgspec.Struct, frozen=True):
+    """Which cluster: its name for people and its id for frames, snapshots and certificates."""
+
+    name: str
+    id: str
+
+
+class ReplicaConfig(msgspec.Struct, frozen=True):
+    """One replica: where its peers and where its clients reach it."""
+
+    name: str
+    peer: Address
+    api: Address
+
+
+class AgentConfig(msgspec.Struct, frozen=True):
+    """One node's agent. `accounts`: run all as the agent's `own` account, or `switch` to the job's user (root only)."""
+
+    name: str
+    directory: Path
+    cpus: int
+    accounts: Literal["own", "switch"]
+    copy_rate_bytes_s: int = 0
+    """What one operation may copy in a second, bytes (`copy_rate`); 0 is no limit."""
+    kill_wait_s: int = 30
+    """Seconds between SIGTERM and SIGKILL of a script that is cancelled or over its time limit (Slurm's KillWait)."""
+
+
+class TlsConfig(msgspec.Struct, frozen=True):
+    """Where the authority's certificate and everybody's `<name>.pem` and `<name>.key` are."""
+
+    authority: Path
+    certificates: Path
+
+
+class StorageConfig(msgspec.Struct, frozen=True):
+    """Where and how a replica keeps its journal and snapshots."""
+
+    directory: Path
+    map_size_bytes: int
+    snapshot_every_entries: int
+    snapshots_kept: int
+
+
+class TimingConfig(msgspec.Struct, frozen=True):
+    """How long replicas wait for each other, seconds."""
+
+    election_min_s: float
+    election_max_s: float
+    heartbeat_s: float
+
+
+class Config(msgspec.Struct, frozen=True):
+    """A checked configuration; every path in it is absolute."""
+
+    file: Path
+    cluster: ClusterConfig
+    replicas: tuple[ReplicaConfig, ...]
+    agents: tuple[AgentConfig, ...]
+    pools: tuple[Pool, ...]
+    tls: TlsConfig
+    storage: StorageConfig
+    timing: TimingConfig
+    policy: Policy
+
+    @classmethod
+    def load(cls, path: Path) -> "Config":
+        """Read and check the file; ConfigError names file, key, what was found and what would be right."""
+        file = Path(os.path.abspath(path))
+        return _read(file, _parse(file))
+
+    def replica(self, name: str) -> ReplicaConfig:
+        """Return the replica of that name; ConfigError names the near one."""
+        for replica in self.replicas:
+            if replica.name == name:
+                return replica
+        raise self._unknown("replica", name, tuple(replica.name for replica in self.replicas))
+
+    def agent(self, name: str) -> AgentConfig:
+        """Return the agent of that name; ConfigError names the near one."""
+        for agent in self.agents:
+            if agent.name == name:
+                return agent
+        raise self._unknown("agent", name, tuple(agent.name for agent in self.agents))
+
+    @property
+    def members(self) -> dict[str, str]:
+        """The replicas' peer addresses by name, as consensus wants them."""
+        return {replica.name: str(replica.peer) for replica in self.replicas}
+
+    @property
+    def endpoints(self) -> tuple[Address, ...]:
+        """Where clients reach the replicas."""
+        return tuple(replica.api for replica in self.replicas)
+
+    def tls_files(self, name: str) -> TlsFiles:
+        """Return the files with which `name` (a replica, an agent, `operator` or a user) proves who it is.
+
+        ConfigError if there are none; whether they are any good is for `cluster.tls` to say.
+        """
+        if not is_name(name):
+            raise ConfigError(self.file, "tls.certificates", f"{name!r} is not a name", NAME_RULE)
+        files = TlsFiles(
+            authority=self.tls.authority,
+            certificate=self.tls.certificates / f"{name}.pem",
+            key=self.tls.certificates / f"{name}.key",
+        )
+        if not files.certificate.exists():
+            raise ConfigError(
+                self.file,
+                "tls.certificates",
+                f"there is no certificate {files.certificate}",
+                f"issue one for {name!r}, or name somebody who has one",
+            )
+        return files
+
+    def wal_directory(self, replica: str) -> Path:
+        """Where this replica's LMDB environment is."""
+        return self.storage.directory / replica / "wal"
+
+    def snapshot_directory(self, replica: str) -> Path:
+        """Where this replica's snapshots are."""
+        return self.storage.directory / replica / "snapshots"
+
+    def _unknown(self, kind: str, name: str, known: tuple[str, ...]) -> ConfigError:
+        hint = near(name, known)
+        return ConfigError(
+            self.file, kind, f"there is no {kind} {name!r}{hint}", f"known are {', '.join(known) or 'none'}"
+        )
+
+
+def _parse(file: Path) -> Table:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(
+            file,
+            "",
+            f"the configuration cannot be read ({error.strerror})",
+            "make one with `forebay init`, or name it with --config",
+        ) from error
+    if len(data) > CONFIG_BYTES_MAX:
+        raise ConfigError(
+            file, "", f"the file has more than {CONFIG_BYTES_MAX} bytes", "this is not a configuration of Forebay"
+        )
+    try:
+        return Table(file, "", tomllib.loads(data.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        raise ConfigError(file, "", f"byte {error.start} is not UTF-8", "save the file as UTF-8") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(file, "", f"this is not TOML: {error}", "correct the line named") from error
+
+
+def _read(file: Path, top: Table) -> Config:
+    base = file.parent
+    config = Config(
+        file=file,
+        cluster=_cluster(top.table("cluster", required=True)),
+        replicas=_replicas(top),
+        agents=_agents(top, base),
+        pools=_pools(top),
+        tls=_tls(top.table("tls"), base),
+        storage=_storage(top.table("storage"), base),
+        timing=_timing(top.table("timing")),
+        policy=_policy(top, base),
+    )
+    top.finish()
+    _refuse_shared(file, config)
+    _refuse_unsafe_keys(file, config.tls)
+    return config
+
+
+def _cluster(table: Table) -> ClusterConfig:
+    name = _name(table, "name", "demo")
+    cluster_id = table.text("id", example="32 hexadecimal digits made by forebay init")
+    if _CLUSTER_ID.fullmatch(cluster_id) is None:
+        raise table.refuse("id", f"found {cluster_id!r}", "write the 32 hexadecimal digits that `forebay init` made")
+    table.finish()
+    return ClusterConfig(name=name, id=cluster_id)
+
+
+def _replicas(top: Table) -> tuple[ReplicaConfig, ...]:
+    tables = top.tables("replica", most=max(REPLICA_COUNTS))
+    if len(tables) not in REPLICA_COUNTS:
+        raise top.refuse("replica", f"found {len(tables)} replicas", "write 1, 3 or 5 tables [[replica]]")
+    replicas = []
+    for table in tables:
+        replica = ReplicaConfig(
+            _name(table, "name", "r1"), _address(table, "peer", "7401"), _address(table, "api", "7411")
+        )
+        table.finish()
+        replicas.append(replica)
+    return tuple(replicas)
+
+
+def _agents(top: Table, base: Path) -> tuple[AgentConfig, ...]:
+    agents = []
+    for table in top.tables("agent", most=NODES_MAX):
+        name = _name(table, "name", "n1")
+        accounts = cast(Literal["own", "switch"], table.choice("accounts", ("own", "switch"), "own"))
+        agents.append(
+            AgentConfig(
+                name,
+                _path(table, "directory", name, base),
+                table.integer("cpus", least=1, most=CPUS_MAX),
+                accounts,
+                table.size("copy_rate", 0),
+                table.integer("kill_wait_s", 30, least=0, most=KILL_WAIT_S_MAX),
+            )
+        )
+        table.finish()
+    return tuple(agents)
+
+
+def _pools(top: Table) -> tuple[Pool, ...]:
+    pools: list[Pool] = []
+    default = ""
+    for table in top.tables("pool", most=POOLS_MAX):
+        name, quantity, granularity = _name(table, "name", "fast"), table.size("quantity"), table.size("granularity", 1)
+        if granularity > quantity:
+            raise table.refuse(
+                "granularity",
+                f"found {granularity} bytes, more than the pool's quantity of {quantity}",
+                "write a smaller one",
+            )
+        is_default = table.boolean("default", False)
+        table.finish()
+        if name in {pool.name for pool in pools}:
+            raise table.refuse("name", f"there is already a pool {name!r}", "give each pool a name of its own")
+        if is_default and default:
+            raise table.refuse("default", f"pool {default!r} is the default already", "make one pool the default")
+        default = name if is_default else default
+        pools.append(Pool(name=name, quantity_bytes=quantity, granularity_bytes=granularity, is_default=is_default))
+    return tuple(pools)
+
+
+def _tls(table: Table, base: Path) -> TlsConfig:
+    certificates = _path(table, "certificates", "tls", base)
+    authority = _path(table, "authority", str(certificates / f"{AUTHORITY_NAME}.pem"), base)
+    table.finish()
+    return TlsConfig(authority=authority, certificates=certificates)
+
+
+def _storage(table: Table, base: Path) -> StorageConfig:
+    map_size = table.size("map_size", 16 * GIB)
+    if not MAP_SIZE_BYTES_MIN <= map_size <= MAP_SIZE_BYTES_MAX:
+        raise table.refuse("map_size", f"found {map_size} bytes", "write a size from 16MiB to 16TiB")
+    storage = StorageConfig(
+        directory=_path(table, "directory", ".", base),
+        map_size_bytes=map_size,
+        snapshot_every_entries=table.integer("snapshot_every_entries", 10_000, least=1, most=1_000_000_000),
+        snapshots_kept=table.integer("snapshots_kept", 2, least=1, most=1_000),
+    )
+    table.finish()
+    return storage
+
+
+def _timing(table: Table) -> TimingConfig:
+    least = table.integer("election_min_ms", 300, least=20, most=TIMING_MS_MAX)
+    most = table.integer("election_max_ms", 2 * least, least=20, most=2 * TIMING_MS_MAX)
+    heartbeat = table.integer("heartbeat_ms", max(1, least // 4), least=1, most=TIMING_MS_MAX)
+    if most <= least:
+        raise table.refuse(
+            "election_max_ms",
+            f"found {most}, not more than election_min_ms {least}",
+            f"write {2 * least}: chance must decide who stands first",
+        )
+    if heartbeat * HEARTBEATS_PER_ELECTION > least:
+        raise table.refuse(
+            "heartbeat_ms",
+            f"found {heartbeat}, too close to election_min_ms {least}",
+            f"write at most {least // HEARTBEATS_PER_ELECTION}: one lost heartbeat must not cost an election",
+        )
+    table.finish()
+    return TimingConfig(election_min_s=least / 1000, election_max_s=most / 1000, heartbeat_s=heartbeat / 1000)
+
+
+def _policy(top: Table, base: Path) -> Policy:
+    staging, table = top.table("staging"), top.table("policy")
+    sources, destinations = _roots(staging, "sources", base), _roots(staging, "destinations", base)
+    staging.finish()
+    settings: dict[str, int | bool] = {}
+    standard = Policy()
+    for field in Policy.__struct_fields__:
+        value = getattr(standard, field)
+        if isinstance(value, bool):
+            settings[field] = table.boolean(field, value)
+        elif isinstance(value, int):
+            settings[field] = table.integer(field, value)
+    table.finish({"sources": "[staging]", "destinations": "[staging]"})
+    policy = msgspec.structs.replace(standard, sources=sources, destinations=destinations, **settings)
+    refusal = check_policy(policy)
+    if refusal is not None:
+        key = refusal.place.removeprefix("policy.")
+        place = staging if key in ("sources", "destinations") else table
+        raise place.refuse(key, refusal.sentence, refusal.remedy)
+    return policy
+
+
+def _roots(table: Table, key: str, base: Path) -> tuple[str, ...]:
+    roots = []
+    for number, text in enumerate(table.texts(key, (), most=ROOTS_MAX), start=1):
+        if "%" in text.replace("%u", ""):
+            raise table.refuse(f"{key}[{number}]", f"found {text!r}", "the only symbol here is %u, the job's user")
+        if ".." in Path(text).parts:
+            raise table.refuse(f"{key}[{number}]", f"found '..' in {text!r}", "write the directory itself")
+        roots.append(os.path.normpath(base / text))
+    return tuple(roots)
+
+
+def _name(table: Table, key: str, example: str) -> str:
+    name = table.text(key, example=example)
+    if not is_name(name):
+        raise table.refuse(key, f"found {name!r}", NAME_RULE)
+    return name
+
+
+def _path(table: Table, key: str, default: str, base: Path) -> Path:
+    return Path(os.path.normpath(base / table.text(key, default)))
+
+
+def _address(table: Table, key: str, example_port: str) -> Address:
+    text = table.text(key, example=f"127.0.0.1:{example_port}")
+    try:
+        return Address.parse(text)
+    except AddressError as error:
+        raise table.refuse(key, error.sentence, error.remedy) from error
+
+
+def _refuse_shared(file: Path, config: Config) -> None:
+    """Refuse a name or an address that two have: their certificate files, directories or sockets would be the same."""
+    names: dict[str, str] = {AUTHORITY_NAME: "the authority", OPERATOR_NAME: "the operator"}
+    addresses: dict[Address, str] = {}
+    directories: dict[Path, str] = {config.tls.certificates: "tls.certificates"}
+    for number, replica in enumerate(config.replicas, start=1):
+        _claim(file, names, replica.name, f"replica[{number}].name")
+        _claim(file, addresses, replica.peer, f"replica[{number}].peer")
+        _claim(file, addresses, replica.api, f"replica[{number}].api")
+        _claim(file, directories, config.storage.directory / replica.name, f"replica[{number}].name")
+    for number, agent in enumerate(config.agents, start=1):
+        _claim(file, names, agent.name, f"agent[{number}].name")
+        _claim(file, directories, agent.directory, f"agent[{number}].directory")
+
+
+def _claim(file: Path, taken: dict[_T, str], value: _T, place: str) -> None:
+    if value in taken:
+        raise ConfigError(file, place, f"{str(value)!r} is taken by {taken[value]}", "write another one")
+    taken[value] = place
+
+
+def _refuse_unsafe_keys(file: Path, tls: TlsConfig) -> None:
+    found = find_unsafe_keys(tls.certificates)
+    if found is not None:
+        raise ConfigError(file, "tls.certificates", *found)

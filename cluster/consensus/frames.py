@@ -1,0 +1,194 @@
+"""What replicas say to each other: MessagePack frames, each bounded, each with the cluster's id, sender and term.
+
+On the wire a frame is four bytes of length (big endian) and an array `[version, cluster id, sender, message]`; a message is an
+array that begins with its kind. Kinds are for ever: append-only, never reused (law 12).
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from wal.journal import ENTRY_MAX_BYTES
+
+FRAME_VERSION: Final = 1
+
+MAX_ENTRY_BYTES: Final = ENTRY_MAX_BYTES
+"""Bytes of one journal entry: larger ones hold up the heartbeats behind them and every replica's memory."""
+
+APPEND_BYTES: Final = 1 << 20
+"""Bytes of entries after which one append request is full; one entry more may exceed it."""
+
+APPEND_ENTRIES: Final = 512
+"""Entries in one append request: bounds the work of one frame when entries are tiny."""
+
+CHUNK_BYTES: Final = 256 << 10
+"""Bytes of a snapshot in one frame: about 2 ms of a 1 Gbit/s link, so that a heartbeat never waits long behind it."""
+
+FRAME_OVERHEAD_BYTES: Final = 64 << 10
+"""Room in a frame for everything but entry data: APPEND_ENTRIES headers of at most 16 bytes, names, numbers."""
+
+MAX_FRAME_BYTES: Final = APPEND_BYTES + MAX_ENTRY_BYTES + FRAME_OVERHEAD_BYTES
+"""Bytes of one frame; a longer one is refused before a byte of it is kept."""
+
+_LENGTH: Final = struct.Struct(">I")
+
+# Terms, indexes and sequences stay far below 2^63, so that adding to one never overflows a signed word anywhere.
+Number = Annotated[int, Meta(ge=0, le=1 << 62)]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+EntryData = Annotated[bytes, Meta(min_length=1, max_length=MAX_ENTRY_BYTES)]
+
+
+class FrameRefused(Exception):
+    """A peer sent what is not a frame of this cluster; its connection is closed. The message says what was wrong."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Every message has the sender's term, and a sequence: a request's own, in a reply that of its request."""
+
+    term: Number
+    seq: Number
+
+
+class AppendRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
+    """Entries after (prev_index, prev_term); without entries it only probes where the logs agree."""
+
+    prev_index: Number
+    prev_term: Number
+    commit_index: Number
+    ready: bool
+    entries: Annotated[list[tuple[Number, EntryData]], Meta(max_length=APPEND_ENTRIES)]
+
+
+class Heartbeat(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
+    """I still lead; no claim about the log, so the receiver moves its commit index over checked entries only."""
+
+    commit_index: Number
+    ready: bool
+
+
+class AppendReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
+    """All entries up to `match_index` agree with this leader's and are durable; cumulative, so a later one replaces it.
+
+    A rejected request names in `hint_index` and `hint_term` where the leader should look next.
+    """
+
+    match_index: Number
+    rejected: bool = False
+    hint_index: Number = 0
+    hint_term: Number = 0
+
+
+class VoteRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
+    """Vote for me; a pre-vote asks only whether you would, for the term after `term`, and changes nothing."""
+
+    last_index: Number
+    last_term: Number
+    pre: bool
+
+
+class VoteReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
+    """The answer to a vote or pre-vote request."""
+
+    granted: bool
+    pre: bool
+
+
+class SnapshotChunk(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
+    """Bytes of a snapshot at `offset`; without bytes it asks how much of this snapshot is already there."""
+
+    index: Number
+    snapshot_term: Number
+    size_bytes: Number
+    offset: Number
+    data: Annotated[bytes, Meta(max_length=CHUNK_BYTES)]
+
+
+CONTINUE: Final = 0
+RESUME: Final = 1
+DONE: Final = 2
+REFUSED: Final = 3
+
+
+class SnapshotReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
+    """What became of a chunk. CONTINUE: kept. RESUME: send from `offset`. DONE: not needed any more. REFUSED: bad file."""
+
+    index: Number
+    snapshot_term: Number
+    outcome: Annotated[int, Meta(ge=CONTINUE, le=REFUSED)]
+    offset: Number
+    match_index: Number
+
+
+AnyMessage = AppendRequest | Heartbeat | AppendReply | VoteRequest | VoteReply | SnapshotChunk | SnapshotReply
+
+PROMISES: Final = (AppendReply, VoteRequest, VoteReply, SnapshotReply)
+"""Messages that somebody counts on: none leaves before the sync that makes it true (H2)."""
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    version: int
+    cluster: Name
+    sender: Name
+    message: AnyMessage
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A decoded frame: who says that it sends it, and what."""
+
+    sender: str
+    message: AnyMessage
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode_frame(cluster_id: str, sender: str, message: AnyMessage) -> bytes:
+    """Return the bytes of a frame with its length in front; FrameRefused if it is over the bound."""
+    body = _encoder.encode(_Envelope(FRAME_VERSION, cluster_id, sender, message))
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameRefused(f"a {type(message).__name__} of {len(body)} bytes is over the bound of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_body(cluster_id: str, body: bytes | bytearray | memoryview) -> Frame:
+    """Return the frame in `body` (without the length); FrameRefused if it is malformed or of another cluster."""
+    try:
+        envelope = _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise FrameRefused(f"not a frame of version {FRAME_VERSION}: {error}") from error
+    if envelope.version != FRAME_VERSION:
+        raise FrameRefused(f"a frame of version {envelope.version}; this release speaks version {FRAME_VERSION}")
+    if envelope.cluster != cluster_id:
+        raise FrameRefused(f"a frame of cluster {envelope.cluster!r}; this is cluster {cluster_id!r}")
+    return Frame(envelope.sender, envelope.message)
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames and holds at most one unfinished frame."""
+
+    def __init__(self, cluster_id: str) -> None:
+        self._cluster_id = cluster_id
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield each frame that is complete with `data`; FrameRefused at the first that is wrong."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(buffer, start)
+                if length > MAX_FRAME_BYTES:
+                    raise FrameRefused(f"a frame of {length} bytes is announced; the bound is {MAX_FRAME_BYTES}")
+                end = start + _LENGTH.size + length
+                if end > len(buffer):
+                    break
+                body = bytes(memoryview(buffer)[start + _LENGTH.size : end])
+                start = end
+                yield decode_body(self._cluster_id, body)
+        finally:
+            del buffer[:start]

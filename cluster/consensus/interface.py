@@ -1,0 +1,125 @@
+"""What consensus asks of the controller and tells it: the words of the seam, without any machinery."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from cluster.consensus.frames import MAX_ENTRY_BYTES
+
+NO_OP: Final = b"\x00"
+"""The entry that a new leader appends: entries of earlier terms are committed with it (Raft, section 8)."""
+
+HEARTBEATS_PER_ELECTION: Final = 3
+"""Heartbeats that must fit in the shortest election timeout, so that one or two late ones elect nobody."""
+
+
+class Role(StrEnum):
+    """What a replica is in its current term; a candidate also while it only asks whether it could win."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+
+
+class NotLeader(Exception):
+    """This replica cannot propose or confirm: it does not lead, or its own first entry is not applied yet."""
+
+    def __init__(self, leader: str | None, *, sentence: str | None = None) -> None:
+        hint = f"replica {leader} does" if leader else "no leader is known now; ask again in a moment"
+        super().__init__(sentence or f"this replica does not lead: {hint}")
+        self.leader = leader
+
+
+class EntryTooLarge(ValueError):
+    """A proposal is larger than one entry may be; the proposer must split it."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"an entry of {size_bytes} bytes was proposed; the bound is {MAX_ENTRY_BYTES}: split it")
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long consensus waits, in seconds. ValueError for a combination that cannot keep a leader."""
+
+    election_min_s: float = 0.3
+    election_max_s: float = 0.6
+    heartbeat_s: float = 0.05
+    commit_notice_s: float = 0.005
+    """Followers learn that an entry is committed at most this much later; a further entry tells them sooner."""
+    idle_flush_s: float = 1.0
+    """Quiet time after which the lazily written marks (commit, applied) go to disk, once."""
+    reconnect_min_s: float = 0.05
+    reconnect_max_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not 0 < value < 3600:
+                raise ValueError(f"timing.{name} is {value} s; it must be above 0 and below 3600 s")
+        if self.election_min_s <= HEARTBEATS_PER_ELECTION * self.heartbeat_s:
+            raise ValueError(
+                f"timing.election_min_s is {self.election_min_s} s; it must be more than {HEARTBEATS_PER_ELECTION} "
+                f"heartbeats of {self.heartbeat_s} s, or a late heartbeat elects a new leader"
+            )
+        if self.election_max_s <= self.election_min_s:
+            raise ValueError(
+                f"timing.election_max_s is {self.election_max_s} s; it must be more than election_min_s "
+                f"({self.election_min_s} s), or all replicas stand at the same moment and none wins"
+            )
+        if self.reconnect_max_s < self.reconnect_min_s:
+            raise ValueError("timing.reconnect_max_s must not be below reconnect_min_s")
+
+
+class SnapshotRef(msgspec.Struct, frozen=True):
+    """A sealed snapshot file that may be sent to a peer."""
+
+    path: Path
+    index: int
+    term: int
+    size_bytes: int
+
+
+class SnapshotSink(Protocol):
+    """Where a snapshot that a leader sends is written to."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Take the bytes at `offset`; they come in order. An exception refuses the install."""
+        ...
+
+    def finish(self) -> None:
+        """Verify the whole, swap the state and call `journal.reset_to`; an exception refuses the install."""
+        ...
+
+    def abort(self) -> None:
+        """Throw away what came so far."""
+        ...
+
+
+class Machine(Protocol):
+    """The replicated state machine, as consensus sees it."""
+
+    def apply(self, index: int, term: int, data: bytes) -> None:
+        """Apply a committed entry and call `journal.record_applied` for it; whatever it raises stops the replica."""
+        ...
+
+    def newest_snapshot(self) -> SnapshotRef | None:
+        """Return the newest sealed snapshot, to send to a peer that needs entries that are compacted."""
+        ...
+
+    def begin_install(self, index: int, term: int) -> SnapshotSink:
+        """Return a sink for a snapshot of (index, term); an exception refuses the install."""
+        ...
+
+
+class PeerStatus(msgspec.Struct, frozen=True):
+    """What this replica knows of one peer. The indexes are those of a leader's bookkeeping, 0 on other replicas."""
+
+    name: str
+    connected: bool
+    match_index: int
+    next_index: int
+    last_contact_s: float | None
+    """Seconds since the last frame of this peer; None if there was none."""
+    lag_entries: int
+    sending_snapshot: bool

@@ -1,0 +1,134 @@
+"""What a leader knows of one peer's log, and how much it may send to it: probe, replicate or snapshot (H16, H26).
+
+The states are those of etcd's progress: a peer whose log position is unknown gets one request at a time until one is
+accepted; then requests stream ahead of their answers inside a window; a peer that needs compacted entries gets a snapshot.
+"""
+
+from collections import deque
+from enum import Enum
+from typing import Final, NamedTuple
+
+WINDOW_BYTES: Final = 4 << 20
+"""Entry bytes sent to one peer and not answered: enough for 1 Gbit/s at 30 ms, little enough to lose and resend."""
+
+WINDOW_REQUESTS: Final = 64
+"""Append requests sent to one peer and not answered."""
+
+
+class Phase(Enum):
+    """How a leader sends to a peer."""
+
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    SNAPSHOT = "snapshot"
+
+
+class _Flight(NamedTuple):
+    seq: int
+    last_index: int
+    size_bytes: int
+
+
+class Progress:
+    """One peer, in the eyes of the leader of this term."""
+
+    __slots__ = (
+        "_bytes",
+        "_flights",
+        "acked_seq",
+        "answered_s",
+        "commit_sent",
+        "last_contact_s",
+        "match",
+        "next",
+        "phase",
+        "probe_seq",
+    )
+
+    def __init__(self) -> None:
+        self._flights: deque[_Flight] = deque()
+        self._bytes = 0
+        self.phase = Phase.PROBE
+        self.match = 0
+        self.next = 1
+        self.probe_seq = 0
+        """The request that probes now; 0 when none is under way."""
+        self.acked_seq = 0
+        """The newest of this leader's requests that the peer answered in this term."""
+        self.commit_sent = 0
+        self.last_contact_s: float | None = None
+        """When anything at all came from the peer."""
+        self.answered_s = 0.0
+        """When the peer last answered this leader in this term; its election counts as an answer."""
+
+    def begin_term(self, next_index: int, now_s: float) -> None:
+        """Forget what an earlier leadership knew."""
+        self.match = 0
+        self.acked_seq = 0
+        self.commit_sent = 0
+        self.answered_s = now_s
+        self.probe_from(next_index)
+
+    def probe_from(self, next_index: int) -> None:
+        """Send one request at a time from `next_index`, until one is accepted."""
+        self.phase = Phase.PROBE
+        self.next = max(next_index, self.match + 1)
+        self.probe_seq = 0
+        self._land_all()
+
+    def snapshot(self) -> None:
+        """Send no entries: a snapshot is under way."""
+        self.phase = Phase.SNAPSHOT
+        self.probe_seq = 0
+        self._land_all()
+
+    @property
+    def may_send(self) -> bool:
+        """Whether an append request may leave now."""
+        if self.phase is Phase.PROBE:
+            return self.probe_seq == 0
+        if self.phase is Phase.REPLICATE:
+            return len(self._flights) < WINDOW_REQUESTS and self._bytes < WINDOW_BYTES
+        return False
+
+    def sent(self, seq: int, last_index: int, size_bytes: int) -> None:
+        """Note an append request that left; `last_index` is the index up to which it tells the log."""
+        if self.phase is Phase.PROBE:
+            self.probe_seq = seq
+            return
+        self._flights.append(_Flight(seq, last_index, size_bytes))
+        self._bytes += size_bytes
+        self.next = last_index + 1
+
+    def accepted(self, seq: int, match_index: int) -> None:
+        """Take an answer that the peer holds everything up to `match_index`, to the request `seq`."""
+        self.match = max(self.match, match_index)
+        self.next = max(self.next, self.match + 1)
+        if self.phase is Phase.PROBE:
+            if self.probe_seq and seq == self.probe_seq:
+                self.phase = Phase.REPLICATE
+                self.next = self.match + 1
+                self.probe_seq = 0
+            elif seq > self.probe_seq:
+                # A later request was answered before the probe: the probe or its answer is lost, so probe again.
+                self.probe_seq = 0
+        elif self.phase is Phase.REPLICATE:
+            told = 0
+            while self._flights and self._flights[0].seq <= seq:
+                flight = self._flights.popleft()
+                self._bytes -= flight.size_bytes
+                told = flight.last_index
+            if told > self.match:
+                # Links keep order, so a request older than the answered one that the peer does not hold was lost.
+                self.probe_from(self.match + 1)
+
+    def rejected(self, seq: int, next_index: int) -> None:
+        """Take an answer that the peer's log differs; probe at `next_index`, never at or below what is known to match."""
+        if self.phase is Phase.REPLICATE or (self.phase is Phase.PROBE and seq == self.probe_seq):
+            # In probe a rejection of an older request is ignored, or each of a whole window would move next back.
+            # Below the one that was refused, in any case: probing always ends.
+            self.probe_from(min(next_index, self.next - 1) if self.phase is Phase.PROBE else min(next_index, self.next))
+
+    def _land_all(self) -> None:
+        self._flights.clear()
+        self._bytes = 0

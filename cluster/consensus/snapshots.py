@@ -1,0 +1,130 @@
+"""How a snapshot travels: in chunks, few at a time, resumed where it stopped, with the heartbeats beside it.
+
+The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk says from where on to send;
+a peer that loses its link keeps what it has until another snapshot is offered or entries arrive.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import BinaryIO, Final
+
+from cluster.consensus.frames import CHUNK_BYTES, CONTINUE, DONE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
+from cluster.consensus.interface import Machine, SnapshotRef, SnapshotSink
+from wal.failures import BrokenInvariant, StorageFailed
+
+_log = logging.getLogger(__name__)
+
+CHUNKS_IN_FLIGHT: Final = 4
+"""Chunks sent and not answered: 1 MiB keeps a LAN busy and leaves room between two heartbeats."""
+
+RETRY_S: Final = 1.0
+"""Seconds without any answer, or after a refusal, before the snapshot is offered again."""
+
+
+class SnapshotSender:
+    """The leader's side of one transfer. The file stays open, so that pruning it does not disturb the transfer."""
+
+    def __init__(self, ref: SnapshotRef, now_s: float) -> None:
+        self.ref: Final = ref
+        self._file: BinaryIO = ref.path.open("rb")
+        size = os.fstat(self._file.fileno()).st_size
+        if size != ref.size_bytes:
+            self._file.close()
+            raise ValueError(f"{ref.path} has {size} bytes, its reference says {ref.size_bytes}")
+        self._offset = 0
+        self._in_flight = 0
+        self._answered_from = 0
+        self._asking = True
+        self._heard_s = now_s
+        self.failed_at_s: float | None = None
+
+    def pump(self, term: int, next_seq: Callable[[], int], send: Callable[[SnapshotChunk], None], now_s: float) -> None:
+        """Send what may be sent now; OSError if the file cannot be read."""
+        if now_s - self._heard_s >= RETRY_S:
+            self._asking, self._in_flight, self._heard_s = True, 0, now_s
+        if self._asking:
+            if self._in_flight == 0:
+                self._answered_from = seq = next_seq()
+                send(self._chunk(term, seq, 0, b""))
+                self._in_flight = 1
+            return
+        while self._in_flight < CHUNKS_IN_FLIGHT and self._offset < self.ref.size_bytes:
+            data = os.pread(self._file.fileno(), CHUNK_BYTES, self._offset)
+            if not data:
+                raise OSError(f"{self.ref.path} ended at byte {self._offset} of {self.ref.size_bytes}")
+            send(self._chunk(term, next_seq(), self._offset, data))
+            self._offset += len(data)
+            self._in_flight += 1
+
+    def answered(self, reply: SnapshotReply, newest_seq: int, now_s: float) -> None:
+        """Take an answer that is not the last one; `newest_seq` is the newest sequence given to any request so far."""
+        if (reply.index, reply.snapshot_term) != (self.ref.index, self.ref.term) or reply.seq < self._answered_from:
+            return
+        self._heard_s = now_s
+        if reply.outcome == RESUME:
+            # What is in flight has gaps before it; answers to it say nothing about what is sent from here on.
+            self._asking = False
+            self._offset = min(reply.offset, self.ref.size_bytes)
+            self._in_flight = 0
+            self._answered_from = newest_seq + 1
+        elif reply.outcome == CONTINUE:
+            self._in_flight = max(0, self._in_flight - 1)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _chunk(self, term: int, seq: int, offset: int, data: bytes) -> SnapshotChunk:
+        ref = self.ref
+        return SnapshotChunk(term, seq, ref.index, ref.term, ref.size_bytes, offset, data)
+
+
+class SnapshotReceiver:
+    """A follower's side: at most one unfinished snapshot."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._identity: tuple[int, int, int] | None = None
+        self._sink: SnapshotSink | None = None
+        self._received = 0
+
+    def take(self, chunk: SnapshotChunk) -> tuple[int, int]:
+        """Take a chunk; return (outcome, offset) for the reply. DONE means that the machine has the state now.
+
+        What the sink raises refuses the install and changes nothing, except what says that the storage is broken.
+        """
+        try:
+            return self._take(chunk)
+        except (StorageFailed, BrokenInvariant):
+            raise
+        except Exception as error:
+            _log.error("snapshot (%d, %d) of a peer is refused: %s", chunk.index, chunk.snapshot_term, error)
+            self.abort()
+            return REFUSED, 0
+
+    def abort(self) -> None:
+        """Throw away the unfinished snapshot, if there is one."""
+        sink, self._sink, self._identity, self._received = self._sink, None, None, 0
+        if sink is not None:
+            sink.abort()
+
+    def _take(self, chunk: SnapshotChunk) -> tuple[int, int]:
+        identity = (chunk.index, chunk.snapshot_term, chunk.size_bytes)
+        if self._sink is None or self._identity != identity:
+            if chunk.offset != 0:
+                return RESUME, 0
+            self.abort()
+            self._sink = self._machine.begin_install(chunk.index, chunk.snapshot_term)
+            self._identity = identity
+        if not chunk.data or chunk.offset != self._received:
+            return RESUME, self._received
+        if self._received + len(chunk.data) > chunk.size_bytes:
+            raise ValueError(f"more than the announced {chunk.size_bytes} bytes were sent")
+        self._sink.write(chunk.offset, chunk.data)
+        self._received += len(chunk.data)
+        if self._received < chunk.size_bytes:
+            return CONTINUE, self._received
+        self._sink.finish()
+        self._sink, self._identity, self._received = None, None, 0
+        return DONE, chunk.size_bytes

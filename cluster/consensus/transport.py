@@ -1,0 +1,337 @@
+"""Links between replicas: TLS 1.3 with both certificates, MessagePack frames, one connection for each direction (H5).
+
+A replica dials every peer and only sends on that connection; what peers dialled it only reads. So a broken connection loses everything in flight in
+one direction, no order is lost, and nobody has to decide which of two crossing connections survives.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, Protocol
+
+from cluster.consensus.frames import AnyMessage, FrameReader, FrameRefused, encode_frame
+from cluster.consensus.interface import Timing
+from cluster.identity import NotIdentified, Role, identify
+from cluster.tls import TlsFiles, client_context, server_context
+
+_log = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 3.0
+"""Seconds for TCP and TLS together; a LAN needs milliseconds, a loaded machine a second."""
+
+HANDSHAKES_MAX: Final = 16
+"""Connections that have not shown a certificate yet; a further one is closed at once."""
+
+QUEUED_BYTES_MAX: Final = 16 << 20
+"""Bytes that wait to be sent to one peer; more means that it does not read: several windows of entries and chunks."""
+
+BACKLOG: Final = 64
+
+LINK_STEADY_S: Final = 5.0
+"""Seconds after which a connection counts as good, so that the next attempt after its end starts without back-off."""
+
+
+class Listener(Protocol):
+    """Who hears of frames and links."""
+
+    def on_frame(self, peer: str, message: AnyMessage) -> None: ...
+    def on_up(self, peer: str) -> None: ...
+    def on_down(self, peer: str) -> None: ...
+    def on_lost_sight(self, peer: str) -> None: ...
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of "host:port" or "[v6]:port"; ValueError with a sentence."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not an address of the form host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def set_timeouts(connection: socket.socket, timing: Timing) -> None:
+    """Let the kernel give up on a peer that acknowledges nothing, so that a black hole becomes a broken link."""
+    unacknowledged_ms = round(4 * timing.election_max_s * 1000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class _Inbound(asyncio.Protocol):
+    """A connection that somebody opened to us: frames are read, nothing is ever sent."""
+
+    def __init__(self, links: "TlsLinks") -> None:
+        self._links = links
+        self._reader = FrameReader(links.cluster_id)
+        self.peer: str | None = None
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        try:
+            self.peer = self._links.identify_peer(transport)
+        except NotIdentified as error:
+            _log.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), error)
+            transport.abort()
+            return
+        self._links.entered(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.peer is None or self.transport is None or self.transport.is_closing():
+            return
+        try:
+            for frame in self._reader.feed(data):
+                if frame.sender != self.peer:
+                    raise FrameRefused(f"a frame of {frame.sender!r} on the connection of {self.peer!r}")
+                self._links.listener.on_frame(self.peer, frame.message)
+        except FrameRefused as error:
+            _log.error("the connection of replica %s is closed: %s", self.peer, error)
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._links.left(self)
+
+
+class _Outbound(asyncio.Protocol):
+    """A connection that we opened: frames are written; a peer that writes on it is no replica of this release."""
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert self.transport is not None
+        _log.error("a peer wrote %d bytes on a connection for reading; it is closed", len(data))
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+
+class _Dialler:
+    """Keeps one connection to one peer, and what is to be sent on it."""
+
+    def __init__(self, links: "TlsLinks", peer: str, address: str) -> None:
+        self.peer: Final = peer
+        self._links: Final = links
+        self._host, self._port = split_address(address)
+        self._queue: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._nudge = asyncio.Event()
+
+    def send(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._queue.append(data)
+
+    def flush(self) -> None:
+        if not self._queue:
+            return
+        queue, self._queue = self._queue, []
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(queue[0] if len(queue) == 1 else b"".join(queue))
+        if transport.get_write_buffer_size() > QUEUED_BYTES_MAX:
+            _log.warning("replica %s does not read; its connection is closed", self.peer)
+            transport.abort()
+
+    def nudge(self) -> None:
+        """The peer showed that it lives: do not wait with the next attempt."""
+        self._nudge.set()
+
+    async def run(self) -> None:
+        """Connect, and connect again when the connection is lost, until cancelled."""
+        timing, delay_s = self._links.timing, self._links.timing.reconnect_min_s
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            try:
+                await self._connection()
+            except (OSError, TimeoutError, NotIdentified) as error:
+                _log.debug("no connection to replica %s: %s", self.peer, error)
+            if loop.time() - began_s > LINK_STEADY_S:
+                delay_s = timing.reconnect_min_s
+            self._nudge.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._links.uniform(delay_s / 2, delay_s)):
+                    await self._nudge.wait()
+                    # Even a peer that lives may refuse us, so a nudge shortens the wait but does not abolish it.
+                    await asyncio.sleep(timing.reconnect_min_s / 2)
+                    delay_s = timing.reconnect_min_s
+            delay_s = min(2 * delay_s, timing.reconnect_max_s)
+
+    async def _connection(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(HANDSHAKE_S):
+            transport, protocol = await loop.create_connection(
+                _Outbound, self._host, self._port, ssl=self._links.client_context, server_hostname=self._host
+            )
+        try:
+            peer = self._links.identify_peer(transport)
+            if peer != self.peer:
+                raise NotIdentified(f"replica {peer!r} answers at the address of {self.peer!r}")
+            set_timeouts(transport.get_extra_info("socket"), self._links.timing)
+            self._transport = transport
+            self._links.listener.on_up(self.peer)
+            await protocol.lost
+        finally:
+            was_up, self._transport = self._transport is not None, None
+            self._queue.clear()
+            transport.abort()
+            if was_up:
+                self._links.listener.on_down(self.peer)
+
+
+class TlsLinks:
+    """All links of one replica. `start` listens and dials; `send` and `flush` are what the engine calls."""
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        members: Mapping[str, str],
+        cluster_id: str,
+        tls: TlsFiles,
+        timing: Timing,
+        uniform: Callable[[float, float], float],
+        listener: Listener,
+    ) -> None:
+        self.cluster_id: Final = cluster_id
+        self.timing: Final = timing
+        self.uniform: Final = uniform
+        self.listener: Final = listener
+        self.client_context: Final = client_context(tls)
+        self._server_context: Final[ssl.SSLContext] = server_context(tls)
+        self._me: Final = me
+        self._peers: Final = frozenset(members) - {me}
+        self._address: Final = split_address(members[me])
+        self._diallers: Final = {name: _Dialler(self, name, members[name]) for name in sorted(self._peers)}
+        self._inbound: dict[str, _Inbound] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes = 0
+        self._socket: socket.socket | None = None
+
+    async def start(self) -> None:
+        """Listen at this replica's address and dial the peers; OSError if the address cannot be used."""
+        host, port = self._address
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, address = infos[0]
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(address)
+            self._socket.listen(BACKLOG)
+        except OSError as error:
+            self._socket.close()
+            place = f"replica {self._me} cannot listen at {host}:{port}, its peer address in the configuration"
+            raise OSError(error.errno, f"{place}: {os.strerror(error.errno or 0)}") from error
+        self._spawn(self._accept(self._socket))
+        for dialler in self._diallers.values():
+            self._spawn(dialler.run())
+
+    async def stop(self) -> None:
+        """Close every connection and wait for the tasks to end."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for inbound in list(self._inbound.values()):
+            if inbound.transport is not None:
+                inbound.transport.abort()
+        if self._socket is not None:
+            self._socket.close()
+
+    def abort(self) -> None:
+        """Stop at once, without waiting: nothing more is sent or heard."""
+        for task in self._tasks:
+            task.cancel()
+        for inbound in self._inbound.values():
+            if inbound.transport is not None:
+                inbound.transport.abort()
+
+    def send(self, peer: str, message: AnyMessage) -> None:
+        """Queue a message for `peer`; it is lost if there is no connection."""
+        self._diallers[peer].send(encode_frame(self.cluster_id, self._me, message))
+
+    def flush(self) -> None:
+        """Hand what is queued to the connections."""
+        for dialler in self._diallers.values():
+            dialler.flush()
+
+    def identify_peer(self, transport: asyncio.BaseTransport) -> str:
+        """Return the name of the peer at the other end; NotIdentified unless it is another member of this cluster."""
+        identity = identify(transport.get_extra_info("peercert"), cluster_id=self.cluster_id)
+        if identity.role is not Role.REPLICA:
+            raise NotIdentified(f"{identity} is no replica")
+        if identity.name not in self._peers:
+            raise NotIdentified(f"{identity} is not among this replica's peers: {', '.join(sorted(self._peers))}")
+        return identity.name
+
+    def entered(self, inbound: _Inbound) -> None:
+        """A peer's connection is there; an older one of the same peer is dead, or should be."""
+        assert inbound.peer is not None
+        older = self._inbound.get(inbound.peer)
+        self._inbound[inbound.peer] = inbound
+        if older is not None and older.transport is not None:
+            older.transport.abort()
+        self._diallers[inbound.peer].nudge()
+
+    def left(self, inbound: _Inbound) -> None:
+        """A peer's connection ended."""
+        if inbound.peer is not None and self._inbound.get(inbound.peer) is inbound:
+            del self._inbound[inbound.peer]
+            self.listener.on_lost_sight(inbound.peer)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listening)
+            except OSError as error:
+                # Out of descriptors, or the caller gave up: neither may stop the listening, nor spin.
+                _log.error("a connection could not be accepted: %s", error)
+                await asyncio.sleep(self.timing.reconnect_min_s)
+                continue
+            if self._handshakes >= HANDSHAKES_MAX:
+                _log.warning(
+                    "a connection from %s is closed: %d others are in their handshake", address, self._handshakes
+                )
+                connection.close()
+                continue
+            self._handshakes += 1
+            self._spawn(self._handshake(connection, address))
+
+    async def _handshake(self, connection: socket.socket, address: object) -> None:
+        try:
+            set_timeouts(connection, self.timing)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Inbound(self), connection, ssl=self._server_context, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            _log.warning("a connection from %s is refused: %s", address, error)
+            connection.close()
+        finally:
+            self._handshakes -= 1
+
+    def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a link's task failed", exc_info=error)

@@ -1,0 +1,364 @@
+"""One replica: the state, and everything that may change it, in one asyncio loop.
+
+Lifecycle: `open_storage` rebuilds the state from snapshot and ledger; `start` begins to take part in consensus; each
+committed entry comes to `apply`, once and in order; `stop` ends it. The controller is the machine that consensus
+drives, and the face that the API asks: for the state, for proof that it is current, and for a command to be settled.
+
+What happens to an entry: decode, fence and fold (`settle`), chain (`record_applied`), swap the State reference, tell who
+waits. None of it may fail for an entry that a correct leader made; whatever does fail stops the replica (law 10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import NoReturn
+
+from cluster.chronicle import Applied, Chronicle, read_batch
+from cluster.clock import Clock
+from cluster.config import Config
+from cluster.consensus import Machine, NotLeader, Role, SnapshotRef, SnapshotSink
+from cluster.engine import Engine
+from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
+from cluster.past import Past
+from cluster.proposer import Answer, NotLeading, Proposer, QueueFull, Settled
+from cluster.storage import Storage
+from replica.commands import CONTROLLER, Command, FoundCluster, MarkNodeBack, MarkNodeDown, Request, kind_of
+from replica.refusals import RefusalCode
+from replica.settle import settle
+from replica.state import State
+from snapshots import Image, SnapshotStore
+from wal import BrokenInvariant
+from wal.journal import Entry
+
+LOGGER = logging.getLogger(__name__)
+
+READ_WAIT_S = 4.0
+"""How long a linearizable read may take, seconds: a few elections, and less than a client waits for one replica."""
+
+READY_POLL_S = 0.02
+"""How often a read looks whether a new leader is ready, seconds."""
+
+COMPACTION_MARGIN_ENTRIES = 1024
+"""Entries before a snapshot that consensus keeps, count: a peer that is only a little behind needs no snapshot."""
+
+EngineFactory = Callable[[Machine, Callable[[], None], Callable[[BaseException], NoReturn]], Engine]
+"""Makes the consensus of this replica: (machine, on_change, fail) -> engine."""
+
+
+class Unavailable(Exception):
+    """This replica cannot prove in time that it is current; ask again, or another one."""
+
+
+class Controller:
+    """A replica's state and what may change it. Everything here runs in one thread, the loop's."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        config: Config,
+        storage: Storage,
+        make_engine: EngineFactory,
+        clock: Clock,
+        fail: Callable[[BaseException], NoReturn],
+        node_down_s: float = NODE_DOWN_S,
+    ) -> None:
+        """Take over the opened storage; `fail` must end the process (or, in tests, the test)."""
+        self.name = name
+        self.config = config
+        self.clock = clock
+        self.journal = storage.journal
+        self.ledger = storage.ledger
+        self.snapshots: SnapshotStore = storage.snapshots
+        self._storage = storage
+        self._fail = fail
+        self._state = storage.state
+        self._index = storage.index
+        self._term = storage.journal.term_of(storage.index) or 0
+        self._digest = storage.journal.applied_digest
+        self.chronicle = Chronicle(
+            storage.journal, storage.ledger, index=storage.index, revision=storage.state.revision
+        )
+        self.past = Past(self.chronicle, base=storage.state, base_index=storage.index, snapshots=storage.snapshots)
+        self.liveness = Liveness(clock, node_down_s=node_down_s)
+        self.orders = OrderWatch(storage.state.revision)
+        self.engine = make_engine(self, self._on_change, fail)
+        self.proposer = Proposer(engine=self.engine, applied=lambda: self._state, clock=clock, fail=fail)
+        self._appliers: list[tuple[int, asyncio.Future[None]]] = []
+        self._snapshot_index = self._newest_snapshot_index()
+        self._attempted_index = self._snapshot_index
+        """Where the last snapshot was tried: a full disk is not asked again before as many further entries."""
+        self._saving: Future[Path] | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._leading_term = 0
+        self._founding: Answer | None = None
+        self.entries_applied = 0
+        self.entries_void = 0
+        self.snapshots_failed = 0
+        self.snapshot_at_s: float | None = None
+
+    # What others ask
+
+    @property
+    def state(self) -> State:
+        """The applied state."""
+        return self._state
+
+    @property
+    def applied_index(self) -> int:
+        """Index of the last applied entry."""
+        return self._index
+
+    @property
+    def applied_digest(self) -> bytes:
+        """Digest of the ledger up to the last applied entry."""
+        return self._digest
+
+    @property
+    def snapshot_index(self) -> int:
+        """Index of the newest sealed snapshot; 0 if there is none."""
+        return self._snapshot_index
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica leads and may decide."""
+        return self.proposer.leading
+
+    async def start(self) -> None:
+        """Take part in consensus."""
+        await self.engine.start()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_PERIOD_S, self._look)
+
+    async def stop(self) -> None:
+        """Leave consensus without handing anything off, and close the storage with everything known written."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self.proposer.stop()
+        self.orders.wake_all()
+        await self.engine.stop()
+        self._storage.close()
+
+    def submit(self, request: Request) -> Answer:
+        """Have a command settled; QueueFull or NotLeading if it cannot be taken. See `cluster.proposer`."""
+        if self._state.revision == 0 and not isinstance(request.command, FoundCluster):
+            raise NotLeading(None)
+        return self.proposer.submit(request)
+
+    async def current(self) -> State:
+        """Return a state that is at least as new as any answer given before the call.
+
+        NotLeading if this replica does not lead; Unavailable if it cannot prove within READ_WAIT_S that it does.
+        """
+        try:
+            async with asyncio.timeout(READ_WAIT_S):
+                while self.engine.role == Role.LEADER and not self.engine.ready:
+                    await asyncio.sleep(READY_POLL_S)
+                if self.engine.role != Role.LEADER:
+                    raise NotLeading(self.engine.leader)
+                await self.wait_applied(await self.engine.confirm_leadership())
+        except NotLeader as error:
+            raise NotLeading(error.leader) from error
+        except TimeoutError as error:
+            raise Unavailable("this replica could not confirm in time that it still leads") from error
+        return self._state
+
+    async def wait_applied(self, index: int) -> None:
+        """Wait until the entry at `index` is applied."""
+        if self._index >= index:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = (index, future)
+        self._appliers.append(waiting)
+        try:
+            await future
+        finally:
+            if waiting in self._appliers:
+                self._appliers.remove(waiting)
+
+    def node_heard(self, node: str) -> None:
+        """Note a sign of life of a node's agent, and take the node back if it was marked down."""
+        self.liveness.heard(node)
+        known = self._state.nodes.get(node)
+        if known is not None and known.down and self.leads:
+            self._command(MarkNodeBack(node))
+
+    def save_snapshot(self) -> Future[Path]:
+        """Write a snapshot of the present state in the background; the future gives its path or SnapshotFailed."""
+        # A snapshot must not be ahead of the applied mark on disk, or it could not be used after a crash.
+        self.journal.flush_hints()
+        image = Image(self._state, self._index, self._term, self._digest)
+        loop = asyncio.get_running_loop()
+        future = self.snapshots.save_in_background(image)
+        if future is not self._saving:
+            self._saving = future
+            self._attempted_index = self._index
+            future.add_done_callback(lambda done: _call_soon(loop, self._saved, image, done))
+        return future
+
+    # What consensus calls
+
+    def apply(self, index: int, term: int, data: bytes) -> None:
+        """Settle a committed entry. Raises for what no correct leader makes; consensus then stops the replica."""
+        if index != self._index + 1:
+            raise BrokenInvariant(f"entry {index} came to be applied after entry {self._index}")
+        before, void = self._state, False
+        batch = read_batch(data)
+        after = before
+        if batch is not None:
+            settled = settle(before, batch)
+            void = settled is None
+            after = before if settled is None else settled
+        digest = self.journal.record_applied(Entry(index, term, data), after.revision)
+        self._state, self._index, self._term, self._digest = after, index, term, digest
+        self.entries_applied += 1
+        self.entries_void += void
+        self.past.applied(index, after)
+        if batch is not None and not void:
+            self.orders.applied(before, batch, after)
+        self.chronicle.append(Applied(index, term, digest, before.revision, after.revision, batch, void, len(data)))
+        self.proposer.applied(index, term, after, void=void)
+        self._release_appliers()
+        if index - self._attempted_index >= self.config.storage.snapshot_every_entries and not self.snapshots.saving:
+            self.save_snapshot()
+
+    def newest_snapshot(self) -> SnapshotRef | None:
+        """Return the newest snapshot that may be sent to a peer."""
+        newest = self.snapshots.newest()
+        if newest is None:
+            return None
+        return SnapshotRef(newest.path, newest.index, newest.term, newest.size_bytes)
+
+    def begin_install(self, index: int, term: int) -> SnapshotSink:
+        """Return what takes a snapshot from the leader."""
+        return _Install(self, index, term)
+
+    def installed(self, image: Image) -> None:
+        """Continue from a received snapshot that was verified."""
+        if image.index <= self._index:
+            raise BrokenInvariant(f"a snapshot of entry {image.index} was received, but {self._index} is applied")
+        self.journal.reset_to(image.index, image.term, image.chain_digest, image.state.revision)
+        self.journal.sync()
+        self._state, self._index, self._term = image.state, image.index, image.term
+        self._digest = image.chain_digest
+        self._snapshot_index = self._attempted_index = image.index
+        self.past.installed(image.index, image.state)
+        self.orders.installed(image.state.revision)
+        self.proposer.installed()
+        self.chronicle.reset(image.index, image.state.revision)
+        self._release_appliers()
+        LOGGER.info("caught up by a snapshot of entry %d, revision %d", image.index, image.state.revision)
+
+    def _on_change(self) -> None:
+        leading_term = self.engine.term if self.engine.role == Role.LEADER else 0
+        if leading_term != self._leading_term:
+            self._leading_term = leading_term
+            self.liveness.lead()
+            self.orders.wake_all()
+            LOGGER.info("%s in term %d, leader %s", self.engine.role, self.engine.term, self.engine.leader or "unknown")
+        self.proposer.leadership_changed()
+        if self.proposer.leading and self._state.revision == 0 and self._founding is None:
+            self._found()
+
+    # What the leader does of its own accord
+
+    def _found(self) -> None:
+        config = self.config
+        command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
+        try:
+            self._founding = self.proposer.submit(Request(b"", CONTROLLER, command))
+        except (QueueFull, NotLeading):
+            return
+        self._founding.add_done_callback(self._founded)
+
+    def _founded(self, answer: Answer) -> None:
+        self._founding = None
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        refusal = answer.result().refusal
+        if refusal is None:
+            LOGGER.info("the cluster %s was founded", self.config.cluster.name)
+        elif refusal.code is not RefusalCode.ALREADY_FOUNDED:
+            LOGGER.error(
+                "the cluster cannot be founded from %s: %s; %s", self.config.file, refusal.sentence, refusal.remedy
+            )
+
+    def _look(self) -> None:
+        """Mark down the nodes that have been silent for too long."""
+        self._looking = asyncio.get_running_loop().call_later(LOOK_PERIOD_S, self._look)
+        if not self.leads:
+            return
+        for node, silence_s in self.liveness.silent(self._state):
+            self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
+
+    def _command(self, command: Command) -> None:
+        try:
+            answer = self.submit(Request(b"", CONTROLLER, command))
+        except (QueueFull, NotLeading):
+            return
+        answer.add_done_callback(lambda done: _note(command, done))
+
+    # Inside
+
+    def _release_appliers(self) -> None:
+        if not self._appliers:
+            return
+        for index, future in self._appliers:
+            if index <= self._index and not future.done():
+                future.set_result(None)
+
+    def _newest_snapshot_index(self) -> int:
+        newest = self.snapshots.newest()
+        return 0 if newest is None else min(newest.index, self._index)
+
+    def _saved(self, image: Image, done: Future[Path]) -> None:
+        self._saving = None
+        error = done.exception()
+        if error is not None:
+            # The older ones are kept: consensus goes on with a longer journal, and the next attempt comes.
+            self.snapshots_failed += 1
+            LOGGER.error("a snapshot of entry %d could not be written: %s", image.index, error)
+            return
+        self._snapshot_index = max(self._snapshot_index, image.index)
+        self.snapshot_at_s = self.clock.monotonic_s()
+        LOGGER.info("snapshot %s: entry %d, revision %d", done.result().name, image.index, image.state.revision)
+        keep_from = image.index - COMPACTION_MARGIN_ENTRIES
+        if keep_from > 0:
+            self.engine.compact_to(keep_from)
+
+
+class _Install:
+    """Takes the chunks of a leader's snapshot; the store verifies it, the controller continues from it."""
+
+    def __init__(self, controller: Controller, index: int, term: int) -> None:
+        self._controller = controller
+        self._receiver = controller.snapshots.receive(index, term)
+
+    def write(self, offset: int, data: bytes) -> None:
+        self._receiver.write(offset, data)
+
+    def finish(self) -> None:
+        self._receiver.finish()
+        self._controller.installed(self._receiver.image)
+
+    def abort(self) -> None:
+        self._receiver.abort()
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, call: Callable[[Image, Future[Path]], None], image: Image, done: Future[Path]
+) -> None:
+    # The loop may be closed when a replica stops while its snapshot is being given up.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call, image, done)
+
+
+def _note(command: Command, answer: asyncio.Future[Settled]) -> None:
+    if answer.cancelled() or answer.exception() is not None:
+        return
+    refusal = answer.result().refusal
+    if refusal is not None:
+        LOGGER.info("%s was refused: %s", kind_of(command), refusal.sentence)

@@ -1,0 +1,266 @@
+"""What `forebay init` writes: a directory with `forebay.toml` and the certificates of a new cluster.
+
+Nothing is overwritten, and what was written is read back with the checks of `Config.load` before anybody is told that
+it is there.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from cluster.address import Address, AddressError
+from cluster.clock import Clock
+from cluster.config import OPERATOR_NAME, REPLICA_COUNTS, Config, ConfigError
+from cluster.identity import NAME_RULE, Role, is_name
+from cluster.pki import AUTHORITY_NAME, Authority, PkiRefused, create_authority, issue
+from replica.units import SizeError, parse_size
+
+CONFIG_NAME: Final = "forebay.toml"
+TLS_NAME: Final = "tls"
+
+API_PORT_OFFSET: Final = 10
+"""Ports between a replica's peer port and its API port, so that both are easy to remember (7401 and 7411)."""
+
+AGENTS_MAX: Final = 256
+"""Agents that `init` writes at once, count: more are added to the file by whatever generates it."""
+
+
+class FoundingRefused(Exception):
+    """The cluster cannot be founded as asked; the message is a sentence with the remedy."""
+
+
+class PoolSpec(msgspec.Struct, frozen=True):
+    """A founding pool as on the command line: `name=quantity/granularity`, with `,default` for the default pool."""
+
+    name: str
+    quantity: str
+    granularity: str
+    is_default: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "PoolSpec":
+        """Return the pool that the text says; FoundingRefused says what is wrong with it."""
+        example = "write it as fast=96MiB/8MiB, with ,default at the end for the default pool"
+        name, equals, rest = text.partition("=")
+        sizes, comma, flag = rest.partition(",")
+        quantity, slash, granularity = sizes.partition("/")
+        if not equals or not slash or (comma and flag != "default"):
+            raise FoundingRefused(f"{text!r} is not a pool; {example}")
+        if not is_name(name):
+            raise FoundingRefused(f"{name!r} in {text!r} cannot name a pool: {NAME_RULE}")
+        for size in (quantity, granularity):
+            try:
+                parse_size(size)
+            except SizeError as error:
+                raise FoundingRefused(f"pool {name!r}: {error.sentence}; {error.remedy}") from error
+        return cls(name=name, quantity=quantity, granularity=granularity, is_default=bool(comma))
+
+
+class Founding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the new cluster is to be.
+
+    All replicas are on `host`: for other machines the file is edited and certificates are issued.
+    """
+
+    name: str = "forebay"
+    host: str = "127.0.0.1"
+    base_port: int = 7401
+    replicas: int = 3
+    agents: int = 2
+    cpus_per_agent: int = 2
+    accounts: Literal["own", "switch"] = "own"
+    pools: tuple[PoolSpec, ...] = (PoolSpec("scratch", "1GiB", "16MiB", True),)
+    users: tuple[str, ...] = ()
+    source_roots: tuple[Path, ...] = ()
+    destination_roots: tuple[Path, ...] = ()
+    allow_root: bool = False
+
+    def check(self) -> None:
+        """Refuse what cannot be founded; FoundingRefused."""
+        if self.replicas not in REPLICA_COUNTS:
+            raise FoundingRefused(f"{self.replicas} replicas are not possible; choose 1, 3 or 5")
+        if not 0 <= self.agents <= AGENTS_MAX:
+            raise FoundingRefused(f"{self.agents} agents are not possible; choose 0 to {AGENTS_MAX}")
+        try:
+            Address.parse(str(Address(self.host, self.base_port)))
+            Address.parse(str(Address(self.host, self.base_port + API_PORT_OFFSET + self.replicas - 1)))
+        except AddressError as error:
+            raise FoundingRefused(f"{error.sentence}; {error.remedy}") from error
+        reserved = {AUTHORITY_NAME, OPERATOR_NAME, *self.replica_names, *self.agent_names}
+        for user in self.users:
+            if not is_name(user):
+                raise FoundingRefused(f"{user!r} cannot name a user: {NAME_RULE}")
+            if user in reserved or self.users.count(user) > 1:
+                raise FoundingRefused(f"a user cannot be called {user!r}: the name is taken; choose another one")
+        for root in (*self.source_roots, *self.destination_roots):
+            if not root.is_absolute():
+                raise FoundingRefused(f"the staging root {str(root)!r} is not absolute; start it with /")
+
+    @property
+    def replica_names(self) -> tuple[str, ...]:
+        """r1, r2, …"""
+        return tuple(f"r{number}" for number in range(1, self.replicas + 1))
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """n1, n2, …"""
+        return tuple(f"n{number}" for number in range(1, self.agents + 1))
+
+
+def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
+    """Write a new cluster into `directory` (made if it is not there); return its configuration, read back and checked.
+
+    FoundingRefused if there is one already or the options cannot be; then nothing has been left behind.
+    """
+    founding.check()
+    cluster_id = secrets.token_hex(16)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in (CONFIG_NAME, TLS_NAME):
+            if os.path.lexists(directory / name):
+                raise FoundingRefused(f"{directory / name} is there already; choose another directory or remove it")
+        # In a directory of its own first: an interruption leaves no half of a cluster that looks like a whole one.
+        with _scratch(directory) as scratch:
+            _write_certificates(scratch / TLS_NAME, founding, cluster_id, clock)
+            _write_text(scratch / CONFIG_NAME, render(founding, cluster_id))
+            Config.load(scratch / CONFIG_NAME)
+            os.rename(scratch / TLS_NAME, directory / TLS_NAME)
+            os.rename(scratch / CONFIG_NAME, directory / CONFIG_NAME)
+            _sync_directory(directory)
+        return Config.load(directory / CONFIG_NAME)
+    except OSError as error:
+        raise FoundingRefused(f"{directory}: the cluster cannot be written ({error.strerror})") from error
+    except (PkiRefused, ConfigError) as error:
+        raise FoundingRefused(str(error)) from error
+
+
+def render(founding: Founding, cluster_id: str) -> str:
+    """Return the text of `forebay.toml`, with comments for whoever edits it."""
+    has_default = any(pool.is_default for pool in founding.pools)
+    lines = [
+        "# Forebay: one file for the whole cluster; every machine has the same copy. Paths are relative to this file.",
+        "# Pools and policy below found the cluster. Afterwards change them with `forebay pool set`: replicas never",
+        "# decide from a local file.",
+        "",
+        "[cluster]",
+        f"name = {quote(founding.name)}",
+        f"id = {quote(cluster_id)}  # in every frame, snapshot and certificate; never edit it",
+        "",
+        "# 1, 3 or 5 replicas. `peer` is where the other replicas reach it, `api` where people, tools and agents do.",
+    ]
+    for number, name in enumerate(founding.replica_names):
+        peer = Address(founding.host, founding.base_port + number)
+        api = Address(founding.host, founding.base_port + API_PORT_OFFSET + number)
+        lines += ["[[replica]]", f"name = {quote(name)}", f"peer = {quote(str(peer))}", f"api = {quote(str(api))}", ""]
+    lines += [
+        '# One agent per compute or storage node. accounts = "own": all runs as the agent\'s account;',
+        '# "switch": as the job\'s user (the agent must be root).',
+    ]
+    for name in founding.agent_names:
+        lines += [
+            "[[agent]]",
+            f"name = {quote(name)}",
+            f"directory = {quote(name)}",
+            f"cpus = {founding.cpus_per_agent}",
+            f"accounts = {quote(founding.accounts)}",
+            "",
+        ]
+    lines += ["# Founding pools. Requests are rounded up to the granularity; without a pool they go to the default."]
+    for index, pool in enumerate(founding.pools):
+        lines += [
+            "[[pool]]",
+            f"name = {quote(pool.name)}",
+            f"quantity = {quote(pool.quantity)}",
+            f"granularity = {quote(pool.granularity)}",
+        ]
+        if pool.is_default or (not has_default and index == 0):
+            lines.append("default = true")
+        lines.append("")
+    lines += [
+        "# <name>.pem and <name>.key of everybody; keys have mode 0600. ca.key issues certificates and is needed for",
+        "# nothing else: on a cluster of several machines keep it away from them.",
+        "[tls]",
+        f'authority = "{TLS_NAME}/{AUTHORITY_NAME}.pem"',
+        f'certificates = "{TLS_NAME}"',
+        "",
+        "[storage]",
+        'directory = "."  # replica r1 keeps ./r1/wal and ./r1/snapshots',
+        'map_size = "16GiB"  # address space, not disk: the journal can grow up to it',
+        "snapshot_every_entries = 10000",
+        "snapshots_kept = 2",
+        "",
+        "[timing]",
+        "election_min_ms = 300",
+        "election_max_ms = 600",
+        "heartbeat_ms = 75",
+        "",
+        "# Directories that jobs may stage in from and stage out to; %u is the job's user. None: staging is refused.",
+        "[staging]",
+        f"sources = [{', '.join(quote(str(root)) for root in founding.source_roots)}]",
+        f"destinations = [{', '.join(quote(str(root)) for root in founding.destination_roots)}]",
+        "",
+        "# Founding policy; what is not written has its default.",
+        "[policy]",
+        f"allow_root = {'true' if founding.allow_root else 'false'}  # whether the user root may submit jobs",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def quote(text: str) -> str:
+    """Return `text` as a TOML basic string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
+
+
+def replica_hosts(peer: Address, api: Address) -> Sequence[str]:
+    """Return the hosts that a replica's certificate must name; on loopback it may be called localhost too."""
+    hosts = [peer.host, api.host]
+    if peer.is_loopback and api.is_loopback:
+        hosts += ["localhost", "127.0.0.1", "::1"]
+    return sorted(set(hosts))
+
+
+def _write_certificates(directory: Path, founding: Founding, cluster_id: str, clock: Clock) -> Authority:
+    at = clock.now()
+    authority = create_authority(directory, cluster_name=founding.name, cluster_id=cluster_id, at=at)
+    hosts = replica_hosts(Address(founding.host, founding.base_port), Address(founding.host, founding.base_port))
+    for name in founding.replica_names:
+        issue(authority, directory, role=Role.REPLICA, name=name, addresses=hosts, at=at)
+    for name in founding.agent_names:
+        issue(authority, directory, role=Role.AGENT, name=name, at=at)
+    issue(authority, directory, role=Role.OPERATOR, name=OPERATOR_NAME, at=at)
+    for name in founding.users:
+        issue(authority, directory, role=Role.USER, name=name, at=at)
+    return authority
+
+
+@contextlib.contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    scratch = directory / f".init-{secrets.token_hex(8)}"
+    scratch.mkdir(mode=0o700)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,91 @@
+"""Who is on the other end of a connection: the role and the name in a peer's certificate.
+
+The API server and the peer transport ask the same function, so that they cannot disagree about who somebody is. Whoever
+is not named exactly once, or has a role that Forebay does not know, is nobody: deny by default.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from replica.limits import NAME_CHARACTERS_MAX
+
+NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+"""Names are also file names (`<name>.pem`) and X.509 common names (64 characters).
+
+No slash, no leading dot, no leading dash that a command would take for an option.
+"""
+
+NAME_RULE: Final = (
+    f"a name has 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' or '-' and begins with a letter, a digit or '_'"
+)
+
+
+class Role(StrEnum):
+    """What the holder of a certificate may be; the certificate's organisational unit (OU) says it."""
+
+    REPLICA = "replica"
+    AGENT = "agent"
+    OPERATOR = "operator"
+    USER = "user"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Somebody whom the cluster's certificate authority vouches for."""
+
+    role: Role
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name}"
+
+
+class NotIdentified(Exception):
+    """The peer's certificate does not say who the peer is in this cluster; the message is a sentence for the peer."""
+
+
+def is_name(text: str) -> bool:
+    """Say whether `text` may name a replica, a node, an operator or a user."""
+    return NAME_PATTERN.fullmatch(text) is not None
+
+
+def identify(certificate: Mapping[str, Any] | None, *, cluster_id: str | None = None) -> Identity:
+    """Return who a verified peer is; `certificate` is what `ssl.SSLSocket.getpeercert()` returned.
+
+    With `cluster_id` the certificate's organisation must be that cluster too, for clusters that share an authority.
+    NotIdentified if there is no certificate or it does not name exactly one role and one name.
+    """
+    if not certificate:
+        raise NotIdentified("no client certificate was presented; present one that `forebay init` or pki.issue made")
+    fields: dict[str, list[str]] = {}
+    for relative_name in certificate.get("subject", ()):
+        for key, value in relative_name:
+            fields.setdefault(str(key), []).append(str(value))
+    name = _only(fields, "commonName", "CN")
+    unit = _only(fields, "organizationalUnitName", "OU")
+    try:
+        role = Role(unit)
+    except ValueError:
+        known = ", ".join(Role)
+        raise NotIdentified(
+            f"the certificate of {name!r} has the role (OU) {unit!r}; known roles are {known}"
+        ) from None
+    if not is_name(name):
+        raise NotIdentified(f"the certificate's name (CN) {name!r} is not a name: {NAME_RULE}")
+    if cluster_id is not None:
+        organisation = _only(fields, "organizationName", "O")
+        if organisation != cluster_id:
+            raise NotIdentified(
+                f"the certificate of {name!r} belongs to cluster {organisation!r}, this is cluster {cluster_id!r}"
+            )
+    return Identity(role=role, name=name)
+
+
+def _only(fields: Mapping[str, list[str]], key: str, short: str) -> str:
+    values = fields.get(key, [])
+    if len(values) != 1:
+        raise NotIdentified(f"the certificate must have exactly one {short} in its subject, it has {len(values)}")
+    return values[0]

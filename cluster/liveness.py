@@ -1,0 +1,181 @@
+"""What the leader knows of the agents without asking anybody to agree: contacts, progress, who waits for orders.
+
+All of it is soft: a new leader starts without it. Silence therefore counts from the leader's own start, and from its
+own last moment of attention: a leader that was stopped for a minute must not believe that everybody else was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from cluster.clock import Clock
+from replica.commit import Batch
+from replica.events import PolicySet, job_of
+from replica.state import State
+from replica.units import Instant, Revision
+
+NODE_DOWN_S = 30.0
+"""Silence after which a node is marked down, seconds: long enough for a failover and an agent's restart."""
+
+LOOK_PERIOD_S = 1.0
+"""How often the leader looks for silent nodes, seconds."""
+
+INATTENTION_S = 5.0
+"""A gap between two looks that says that this process, not the nodes, was away, seconds."""
+
+WAIT_PARTS = 3
+"""A poll is answered at the latest after this part of the silence that is tolerated, so that waiting is never silence."""
+
+POLLS_MAX = 4096
+"""Polls that wait at once, count: one per node; more nodes than that poll in turns."""
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """How far one operation is, as its agent said at `updated_at`."""
+
+    job: int
+    attempt: int
+    node: str
+    stage: str
+    files_done: int
+    files_total: int
+    bytes_done: int
+    bytes_total: int
+    rate_bytes_s: float
+    updated_at: Instant
+
+
+class Liveness:
+    """Who was heard of when, and what they said of their operations; meaningful on the leader only."""
+
+    def __init__(self, clock: Clock, *, node_down_s: float = NODE_DOWN_S) -> None:
+        self._clock = clock
+        self._node_down_s = node_down_s
+        self._since_s = clock.monotonic_s()
+        self._looked_s = self._since_s
+        self._contacts_s: dict[str, float] = {}
+        self._progress: dict[str, tuple[Transfer, ...]] = {}
+
+    @property
+    def poll_wait_s_max(self) -> float:
+        """The longest that a poll may wait, seconds."""
+        return self._node_down_s / WAIT_PARTS
+
+    def lead(self) -> None:
+        """Start as a leader: nobody has been silent yet."""
+        self._since_s = self._looked_s = self._clock.monotonic_s()
+        self._contacts_s.clear()
+        self._progress.clear()
+
+    def heard(self, node: str) -> None:
+        """Note that the node's agent has just said something."""
+        self._contacts_s[node] = self._clock.monotonic_s()
+
+    def last_contact_s(self, node: str) -> float | None:
+        """Return how long ago the node was heard of, seconds; None if never by this leader."""
+        contact_s = self._contacts_s.get(node)
+        return None if contact_s is None else max(0.0, self._clock.monotonic_s() - contact_s)
+
+    def silent(self, state: State) -> list[tuple[str, float]]:
+        """Return the nodes that are not down yet and were not heard of for too long, with the silence in seconds."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s > INATTENTION_S:
+            self._since_s = now_s
+        self._looked_s = now_s
+        found = []
+        for name, node in state.nodes.items():
+            silence_s = now_s - max(self._contacts_s.get(name, self._since_s), self._since_s)
+            if not node.down and silence_s > self._node_down_s:
+                found.append((name, silence_s))
+        for name in [name for name in self._contacts_s if name not in state.nodes]:
+            del self._contacts_s[name]
+        return sorted(found)
+
+    def progressed(self, node: str, transfers: Iterable[Transfer], state: State) -> None:
+        """Replace what is known of the node's operations; rows of other nodes' jobs and of old attempts are dropped."""
+        kept = {row.job: row for row in transfers if _is_current(row, state)}
+        if kept:
+            self._progress[node] = tuple(kept[job] for job in sorted(kept))
+        else:
+            self._progress.pop(node, None)
+
+    def transfers(self, state: State) -> list[Transfer]:
+        """Return the operations that are still under way at `state`, by job."""
+        rows = [row for rows in self._progress.values() for row in rows if _is_current(row, state)]
+        return sorted(rows, key=lambda row: row.job)
+
+
+def _is_current(row: Transfer, state: State) -> bool:
+    job = state.jobs.get(row.job)
+    return job is not None and job.node == row.node and job.attempt == row.attempt
+
+
+class OrderWatch:
+    """At which revision each node's orders may have changed last, and who waits to hear of it."""
+
+    def __init__(self, revision: Revision) -> None:
+        """Begin at `revision`: whoever has seen only earlier ones gets an answer at once."""
+        self._floor = revision
+        self._changed: dict[str, Revision] = {}
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Polls that wait now."""
+        return len(self._waiting)
+
+    def applied(self, before: State, batch: Batch, after: State) -> None:
+        """Note whose orders the batch may have changed."""
+        touched: set[str] = set()
+        for entry in batch.entries:
+            for event in entry.events:
+                if isinstance(event, PolicySet):
+                    touched.update(after.nodes)
+                job_id = job_of(event)
+                if job_id is None:
+                    continue
+                for state in (before, after):
+                    job = state.jobs.get(job_id)
+                    if job is not None and job.node:
+                        touched.add(job.node)
+        for node in touched:
+            self._changed[node] = after.revision
+            self._wake(node)
+
+    def installed(self, revision: Revision) -> None:
+        """Continue after an installed snapshot: anything may have changed."""
+        self._floor = revision
+        self._changed.clear()
+        self.wake_all()
+
+    def changed_since(self, node: str, seen: int) -> bool:
+        """Whether the node's orders may differ from those at revision `seen`."""
+        return self._changed.get(node, self._floor) > seen
+
+    def wake_all(self) -> None:
+        """Have every poll look again: leadership has changed, or the server stops."""
+        for node in list(self._waiting):
+            self._wake(node)
+
+    async def wait(self, node: str, timeout_s: float) -> None:
+        """Wait until the node's orders may have changed, a newer poll of the node comes, or `timeout_s` seconds."""
+        # A node has one agent: an earlier poll that still waits belongs to a connection that is gone.
+        self._wake(node)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[node] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            pass
+        finally:
+            if self._waiting.get(node) is future:
+                del self._waiting[node]
+
+    def _wake(self, node: str) -> None:
+        future = self._waiting.pop(node, None)
+        if future is not None and not future.done():
+            future.set_result(None)

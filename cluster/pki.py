@@ -1,0 +1,272 @@
+"""The cluster's own certificate authority: who made it, whom it vouches for, and as what.
+
+A certificate's subject is O = cluster id, OU = role, CN = name. Only a replica's certificate may serve (extended key
+usage serverAuth); an agent's or user's certificate cannot be used to pose as a replica. `ca.key` is needed to issue
+certificates and for nothing else: on a cluster of several machines it stays with the operator.
+"""
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from cluster.identity import NAME_RULE, Role, is_name
+from cluster.tls import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused, check_key_file, read_pem
+from replica.units import MICROSECONDS_PER_SECOND, Instant
+
+AUTHORITY_NAME: Final = "ca"
+"""Stem of the authority's two files, ca.pem and ca.key; nobody else may have this name."""
+
+AUTHORITY_LIFETIME_DAYS: Final = 3650
+"""Days that an authority is valid: replacing it means touching every machine, so it outlives the hardware."""
+
+CERTIFICATE_LIFETIME_DAYS: Final = 825
+"""Days that a certificate is valid: long enough for yearly renewal with a year's grace."""
+
+CLOCK_TOLERANCE_MINUTES: Final = 10
+"""Minutes by which a certificate is valid before it was made: the clock of another machine may be behind."""
+
+MAX_SUBJECT_ALTERNATIVE_NAMES: Final = 64
+"""Addresses in one certificate: a replica has a handful; more is a mistake."""
+
+DIRECTORY_MODE: Final = 0o700
+KEY_MODE: Final = 0o600
+CERTIFICATE_MODE: Final = 0o644
+
+
+class PkiRefused(Exception):
+    """A certificate cannot be issued; the message is a sentence that names the file or the name, and the remedy."""
+
+
+class Authority(msgspec.Struct, frozen=True):
+    """A certificate authority that can sign: its certificate and its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @property
+    def cluster_id(self) -> str:
+        """The id of the cluster that this authority belongs to."""
+        return str(self.certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
+
+
+def create_authority(directory: Path, *, cluster_name: str, cluster_id: str, at: Instant) -> Authority:
+    """Make a certificate authority and write ca.pem and ca.key (mode 0600) into `directory` (made with mode 0700).
+
+    PkiRefused if there is one already: a second authority would lock out everybody whom the first one vouched for.
+    """
+    _make_private_directory(directory)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, cluster_id),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"Forebay {cluster_name}"[:64]),
+        ]
+    )
+    certificate = (
+        _builder(subject, subject, key.public_key(), at, AUTHORITY_LIFETIME_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write_pair(directory, AUTHORITY_NAME, certificate, key, replace=False)
+    return Authority(certificate=certificate, key=key)
+
+
+def load_authority(directory: Path) -> Authority:
+    """Read ca.pem and ca.key from `directory`; PkiRefused names a file that is missing, malformed or not private."""
+    certificate_path, key_path = directory / f"{AUTHORITY_NAME}.pem", directory / f"{AUTHORITY_NAME}.key"
+    try:
+        check_key_file(key_path)
+        certificate_pem, key_pem = (
+            read_pem(certificate_path, "the authority"),
+            read_pem(key_path, "the authority's key"),
+        )
+    except TlsRefused as error:
+        raise PkiRefused(str(error)) from error
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        key = serialization.load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise PkiRefused(
+            f"{directory}: ca.pem or ca.key is not an unencrypted PEM file that `forebay init` wrote"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise PkiRefused(
+            f"{key_path}: this is not the elliptic-curve key of {certificate_path}; put the right pair there"
+        )
+    if not certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME):
+        raise PkiRefused(
+            f"{certificate_path}: the authority does not name its cluster (O); use one that `forebay init` made"
+        )
+    return Authority(certificate=certificate, key=key)
+
+
+def issue(
+    authority: Authority,
+    directory: Path,
+    *,
+    role: Role,
+    name: str,
+    at: Instant,
+    addresses: Iterable[str] = (),
+    replace: bool = False,
+) -> TlsFiles:
+    """Issue a certificate and write <name>.pem and <name>.key (mode 0600) into `directory`.
+
+    `addresses` are host names or IP addresses (without ports) at which a replica is reached; a replica needs at least
+    one, nobody else may have any. `at` is the wall clock, µs. PkiRefused if the name is not one, or its files exist and
+    `replace` is false.
+    """
+    if not is_name(name) or name == AUTHORITY_NAME:
+        raise PkiRefused(
+            f"{name!r} cannot name a certificate: {NAME_RULE}, and {AUTHORITY_NAME!r} is the authority's own"
+        )
+    alternatives = _alternative_names(name, role, sorted(set(addresses)))
+    _make_private_directory(directory)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, authority.cluster_id),
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role.value),
+            x509.NameAttribute(NameOID.COMMON_NAME, name),
+        ]
+    )
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if role is Role.REPLICA:
+        usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+    builder = (
+        _builder(subject, authority.certificate.subject, key.public_key(), at, CERTIFICATE_LIFETIME_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
+    )
+    if alternatives:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    certificate = builder.sign(authority.key, hashes.SHA256())
+    _write_pair(directory, name, certificate, key, replace=replace)
+    return TlsFiles(
+        authority=directory / f"{AUTHORITY_NAME}.pem",
+        certificate=directory / f"{name}.pem",
+        key=directory / f"{name}.key",
+    )
+
+
+def _alternative_names(name: str, role: Role, addresses: list[str]) -> list[x509.GeneralName]:
+    if role is not Role.REPLICA:
+        if addresses:
+            raise PkiRefused(f"{role} {name!r} serves nobody and needs no addresses; leave out {', '.join(addresses)}")
+        return []
+    if not addresses:
+        raise PkiRefused(f"replica {name!r} needs the address it is reached at, e.g. addresses=['127.0.0.1']")
+    if len(addresses) > MAX_SUBJECT_ALTERNATIVE_NAMES:
+        raise PkiRefused(
+            f"replica {name!r} has {len(addresses)} addresses; at most {MAX_SUBJECT_ALTERNATIVE_NAMES} fit"
+        )
+    alternatives: list[x509.GeneralName] = []
+    for address in addresses:
+        try:
+            alternatives.append(x509.IPAddress(ipaddress.ip_address(address)))
+        except ValueError:
+            try:
+                alternatives.append(x509.DNSName(address))
+            except ValueError as error:
+                raise PkiRefused(
+                    f"{address!r} is neither an IP address nor an ASCII host name; give one without a port"
+                ) from error
+    return alternatives
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, at: Instant, lifetime_days: int
+) -> x509.CertificateBuilder:
+    made = datetime.datetime.fromtimestamp(at // MICROSECONDS_PER_SECOND, tz=datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(made - datetime.timedelta(minutes=CLOCK_TOLERANCE_MINUTES))
+        .not_valid_after(made + datetime.timedelta(days=lifetime_days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _make_private_directory(directory: Path) -> None:
+    try:
+        if not directory.exists():
+            directory.mkdir(mode=DIRECTORY_MODE, parents=True)
+            directory.chmod(DIRECTORY_MODE)  # whatever the umask is
+        mode = stat.S_IMODE(directory.stat().st_mode)
+    except OSError as error:
+        raise PkiRefused(f"{directory}: the directory for certificates cannot be made ({error.strerror})") from error
+    # Not changed behind its owner's back: it may be a directory that others need.
+    if mode & FORBIDDEN_KEY_BITS:
+        raise PkiRefused(f"{directory}: the directory for keys has mode {mode:04o}; run: chmod 700 {directory}")
+
+
+def _write_pair(
+    directory: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, *, replace: bool
+) -> None:
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not replace:
+            for suffix in ("pem", "key"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.stat(f"{name}.{suffix}", dir_fd=directory_fd, follow_symlinks=False)
+                    raise PkiRefused(f"{directory / name}.{suffix} is there already; remove it or ask to replace it")
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        _write_file(directory_fd, f"{name}.key", pem, KEY_MODE)
+        _write_file(directory_fd, f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), CERTIFICATE_MODE)
+        os.fsync(directory_fd)
+    except OSError as error:
+        raise PkiRefused(f"{directory}: the certificate of {name!r} cannot be written ({error.strerror})") from error
+    finally:
+        os.close(directory_fd)
+
+
+def _write_file(directory_fd: int, file_name: str, data: bytes, mode: int) -> None:
+    temporary = f".{file_name}.{secrets.token_hex(8)}"
+    # The mode is given at creation: there is no moment at which somebody else could open the key.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, mode, dir_fd=directory_fd)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, file_name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory_fd)
+        raise

@@ -1,0 +1,463 @@
+"""The leader's queue: from a command to the entry that settles it, and back to whoever waits for the answer.
+
+Theory of operation
+===================
+
+Commands wait in one bounded queue. The pump takes as many as fit, decides them in order against the *tentative* state
+(the applied state and everything that is in flight), and proposes them as one batch (law 5). Up to
+`BATCHES_IN_FLIGHT_MAX` batches are under way at once: while they travel, the queue collects the next one, so batches
+grow with the load and a lonely command never waits for company. A batch that decided anything ends with a pass of the
+scheduler. When the entry is applied, its waiters are told; an answer never precedes the commit (law 4).
+
+A command id that is known is answered from its receipt, without an entry (law 6): at once if the receipt is applied,
+with the batch that carries it if it is in flight.
+
+When leadership is lost, nobody here knows what becomes of the batches in flight: their waiters get OutcomeUnknown. What
+was only queued is certain not to have happened: NotLeading. In both cases the client sends the same id again.
+
+A command that makes `decide` raise is answered with CannotDecide and not proposed. Stopping there would let one
+request, sent again to each new leader as clients do, stop all of them (hazard H6 by another door); `decide` is pure, so
+nothing is left half done. Anything else that raises in here stops the replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from cluster.clock import Clock
+from cluster.consensus import NotLeader, Role
+from cluster.engine import Engine
+from replica.commands import CONTROLLER, Request, RunSchedulingPass, SubmitJob, kind_of
+from replica.commit import Batch, Entry, Receipt
+from replica.decide import decide
+from replica.limits import BATCH_BYTES_MAX, COMMANDS_PER_BATCH_MAX
+from replica.refusals import Refusal, RefusalCode
+from replica.scheduling import next_due
+from replica.settle import receipt_for, settle_entry
+from replica.state import State
+from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant, Revision
+from wal.codec import encode_batch
+
+LOGGER = logging.getLogger(__name__)
+
+QUEUE_COMMANDS_MAX = 4096
+"""Commands waiting to be decided, count: four full batches, a tenth of a second of work at the rate that was measured."""
+
+QUEUE_BYTES_MAX = 64 * 1024 * 1024
+"""Scripts and directives in the queue, bytes: 4096 of the largest ones would take more than a gigabyte."""
+
+BATCHES_IN_FLIGHT_MAX = 4
+"""Batches proposed and not applied, count: measured where more no longer hides the latency of a sync (HAZARDS.md)."""
+
+ENTRY_OVERHEAD_BYTES = 64
+"""What an entry takes in a batch besides its own encoding, bytes, rounded up generously."""
+
+ENTRIES_BYTES_MAX = BATCH_BYTES_MAX - 1024
+"""The entries of one batch, bytes: what surrounds them (kind, base, instant) takes far less than the rest."""
+
+TIMER_S_MAX = 30.0
+"""The longest sleep before the next due instant is looked at again, seconds: the wall clock may be set meanwhile."""
+
+
+class QueueFull(Exception):
+    """The queue is full; nothing has happened, and the client may try again later."""
+
+
+class NotLeading(Exception):
+    """This replica cannot decide; nothing has happened. `leader` is the name of who may, if known."""
+
+    def __init__(self, leader: str | None) -> None:
+        super().__init__(f"this replica does not lead; leader: {leader or 'unknown'}")
+        self.leader = leader
+
+
+class OutcomeUnknown(Exception):
+    """Leadership was lost while the command was under way: the same id must be sent again to learn what became of it."""
+
+
+class CannotDecide(Exception):
+    """Deciding the command failed with a fault of the program; nothing has happened."""
+
+
+class Settled(NamedTuple):
+    """The answer to one command. `state` is the applied state at the time of answering; `revision` that of the command."""
+
+    revision: Revision
+    job: int
+    refusal: Refusal | None
+    state: State
+    fresh: bool
+    """False where the answer came from a receipt: this was a retry."""
+
+
+Answer = asyncio.Future[Settled]
+
+
+class _Waiting(NamedTuple):
+    request: Request
+    answer: Answer
+    weight_bytes: int
+
+
+class _Waiter(NamedTuple):
+    answer: Answer
+    revision: Revision
+    job: int
+    refusal: Refusal | None
+    fresh: bool
+
+
+class _InFlight:
+    __slots__ = ("after", "first", "index", "last", "term", "waiters")
+
+    def __init__(self, first: Revision, after: State, waiters: list[_Waiter]) -> None:
+        self.index = 0
+        self.term = 0
+        self.first = first
+        self.last = after.revision
+        self.after = after
+        self.waiters = waiters
+
+
+class Counts(msgspec.Struct):
+    """What the proposer has done since the process started."""
+
+    batches: int = 0
+    commands: int = 0
+    receipts_answered: int = 0
+    queue_full: int = 0
+    outcomes_unknown: int = 0
+    refusals: Counter[str] = msgspec.field(default_factory=Counter)
+
+
+class Proposer:
+    """Decides commands in order and proposes them in batches, while this replica leads and is ready."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        applied: Callable[[], State],
+        clock: Clock,
+        fail: Callable[[BaseException], NoReturn],
+    ) -> None:
+        """Make an idle proposer; `applied` gives the applied state, `fail` stops the replica."""
+        self._engine = engine
+        self._applied = applied
+        self._clock = clock
+        self._fail = fail
+        self._queue: deque[_Waiting] = deque()
+        self._queue_bytes = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._pump_handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pass_due = False
+        self._passed_at = NEVER
+        """The instant of the last pass: what was due by then was done or could not be, and looking again would not help."""
+        self._leading_term = 0
+        self.counts = Counts()
+
+    @property
+    def leading(self) -> bool:
+        """Whether a command would be taken now."""
+        return self._engine.role == Role.LEADER and self._engine.ready
+
+    @property
+    def queued(self) -> int:
+        """Commands that wait to be decided."""
+        return len(self._queue)
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches that were proposed and are not applied."""
+        return len(self._in_flight)
+
+    def submit(self, request: Request) -> Answer:
+        """Queue a command and return the future of its answer; QueueFull or NotLeading if it cannot be taken."""
+        if not self.leading:
+            raise NotLeading(self._engine.leader)
+        weight_bytes = _weight_bytes(request)
+        if len(self._queue) >= QUEUE_COMMANDS_MAX or self._queue_bytes + weight_bytes > QUEUE_BYTES_MAX:
+            self.counts.queue_full += 1
+            raise QueueFull(f"{len(self._queue)} commands are waiting")
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(request, answer, weight_bytes))
+        self._queue_bytes += weight_bytes
+        self._wake()
+        return answer
+
+    def schedule(self) -> None:
+        """Have the scheduler look at the state, with the next batch or in one of its own."""
+        self._pass_due = True
+        self._wake()
+
+    def leadership_changed(self) -> None:
+        """React to a change of role, term or readiness; called by consensus, must not raise."""
+        term = self._engine.term if self._engine.role == Role.LEADER else 0
+        if term != self._leading_term:
+            self._abandon()
+            self._leading_term = term
+        if self.leading:
+            self.schedule()
+        elif self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def applied(self, index: int, term: int, state: State, *, void: bool) -> None:
+        """Answer the waiters of the entry that was applied; `void` if the fence refused it."""
+        if self._in_flight:
+            head = self._in_flight[0]
+            # A proposal may be applied before `propose` has returned: then it has no index yet.
+            if head.index in (0, index):
+                if void or (head.index and head.term != term) or state.revision != head.last:
+                    self._abandon()
+                else:
+                    self._in_flight.popleft()
+                    for waiter in head.waiters:
+                        _resolve(
+                            waiter.answer,
+                            Settled(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh),
+                        )
+            elif index > head.index:
+                self._abandon()
+        if self.leading:
+            if self._queue or self._pass_due:
+                self._wake()
+            elif not self._in_flight:
+                self._arm(state)
+
+    def installed(self) -> None:
+        """React to a snapshot that replaced the state: nothing in flight can be followed any more."""
+        self._abandon()
+
+    def stop(self) -> None:
+        """Give up every waiter and every timer."""
+        self._abandon()
+        for handle in (self._timer, self._pump_handle):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._pump_handle = None
+
+    # The pump
+
+    def _wake(self) -> None:
+        if self._pump_handle is None:
+            # Not at once: whatever else arrives in this turn of the loop shares the batch.
+            self._pump_handle = asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_handle = None
+        try:
+            if not self.leading or len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
+                return
+            if self._queue or self._pass_due:
+                self._propose_batch()
+            # One batch a turn: heartbeats and other connections get their share of the loop.
+            if (self._queue or self._pass_due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
+                self._wake()
+        except Exception as error:
+            self._fail(error)
+
+    def _propose_batch(self) -> None:
+        base = self._in_flight[-1].after if self._in_flight else self._applied()
+        at = Instant(max(self._clock.now(), base.at))
+        entries: list[Entry] = []
+        waiters: list[_Waiter] = []
+        tentative, size_bytes, decided = base, 0, False
+        while self._queue and len(entries) < COMMANDS_PER_BATCH_MAX - 1:
+            waiting = self._queue[0]
+            if waiting.answer.cancelled():
+                self._dequeue()
+                continue
+            if self._answered_before(waiting, tentative, base, waiters):
+                self._dequeue()
+                continue
+            settled = self._decide(waiting, tentative, at)
+            if settled is None:
+                self._dequeue()
+                continue
+            entry, following = settled
+            entry_bytes = _size_bytes(entry)
+            if entries and size_bytes + entry_bytes > ENTRIES_BYTES_MAX:
+                break
+            if entry_bytes > ENTRIES_BYTES_MAX:
+                settled = self._refuse_size(waiting, tentative, at, entry_bytes)
+                entry, following = settled
+                entry_bytes = _size_bytes(entry)
+            self._dequeue()
+            tentative, size_bytes = following, size_bytes + entry_bytes
+            entries.append(entry)
+            decided = decided or bool(entry.events)
+            waiters.append(_Waiter(waiting.answer, tentative.revision, _job_of(tentative, entry), entry.refusal, True))
+        if decided or self._pass_due:
+            entry_of_pass = self._pass(tentative, at)
+            self._pass_due = False
+            self._passed_at = at
+            if entry_of_pass is not None:
+                if entries and size_bytes + _size_bytes(entry_of_pass) > ENTRIES_BYTES_MAX:
+                    self._pass_due = True
+                else:
+                    entries.append(entry_of_pass)
+                    tentative = settle_entry(tentative, entry_of_pass, at)
+        if not entries:
+            if not self._in_flight:
+                self._arm(base)
+            return
+        self._propose(Batch(base.revision, at, tuple(entries)), tentative, waiters)
+
+    def _propose(self, batch: Batch, after: State, waiters: list[_Waiter]) -> None:
+        flight = _InFlight(Revision(batch.base + 1), after, waiters)
+        self._in_flight.append(flight)
+        try:
+            flight.index, flight.term = self._engine.propose(encode_batch(batch))
+        except NotLeader:
+            self._abandon()
+            return
+        self.counts.batches += 1
+        self.counts.commands += len(batch.entries)
+        for entry in batch.entries:
+            if entry.refusal is not None:
+                self.counts.refusals[entry.refusal.code.name.lower()] += 1
+
+    def _dequeue(self) -> None:
+        self._queue_bytes -= self._queue.popleft().weight_bytes
+
+    def _answered_before(self, waiting: _Waiting, tentative: State, base: State, waiters: list[_Waiter]) -> bool:
+        """Answer, or attach to the batch that will, a command whose id is known; False if it is new."""
+        command_id = waiting.request.id
+        if not command_id:
+            return False
+        known = receipt_for(tentative, command_id)
+        if known is None:
+            return False
+        applied = self._applied()
+        if isinstance(known, Refusal):
+            # Nothing was and nothing will be decided: no entry says so, and none is needed.
+            self.counts.refusals[known.code.name.lower()] += 1
+            _resolve(waiting.answer, Settled(applied.revision, 0, known, applied, True))
+            return True
+        self.counts.receipts_answered += 1
+        if known.revision <= applied.revision:
+            _resolve(waiting.answer, Settled(known.revision, known.job, known.refusal, applied, False))
+            return True
+        waiter = _Waiter(waiting.answer, known.revision, known.job, known.refusal, False)
+        if known.revision > base.revision:
+            waiters.append(waiter)
+            return True
+        for flight in self._in_flight:
+            if flight.first <= known.revision <= flight.last:
+                flight.waiters.append(waiter)
+                return True
+        raise AssertionError(f"no batch in flight carries revision {known.revision}")
+
+    def _decide(self, waiting: _Waiting, tentative: State, at: Instant) -> tuple[Entry, State] | None:
+        request = waiting.request
+        try:
+            outcome = decide(tentative, request, at)
+            if isinstance(outcome, Refusal):
+                entry = Entry(request.id, request.actor, kind_of(request.command), (), outcome)
+            else:
+                entry = Entry(request.id, request.actor, kind_of(request.command), outcome.events)
+            return entry, settle_entry(tentative, entry, at)
+        except Exception as error:
+            if request.actor == CONTROLLER:
+                raise
+            LOGGER.exception("deciding %s of %s failed; it is not proposed", kind_of(request.command), request.actor)
+            if not waiting.answer.done():
+                waiting.answer.set_exception(CannotDecide(f"{type(error).__name__}: {error}"))
+            return None
+
+    def _refuse_size(self, waiting: _Waiting, tentative: State, at: Instant, size_bytes: int) -> tuple[Entry, State]:
+        request = waiting.request
+        refusal = Refusal(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the command would take {size_bytes} bytes of the ledger; one entry has at most {ENTRIES_BYTES_MAX}",
+            "send a smaller script, environment or set of directives",
+        )
+        entry = Entry(request.id, request.actor, kind_of(request.command), (), refusal)
+        return entry, settle_entry(tentative, entry, at)
+
+    def _pass(self, tentative: State, at: Instant) -> Entry | None:
+        if tentative.revision == 0:
+            return None
+        request = Request(b"", CONTROLLER, RunSchedulingPass())
+        outcome = decide(tentative, request, at)
+        if isinstance(outcome, Refusal):
+            raise AssertionError(f"a scheduling pass was refused: {outcome.sentence}")
+        if not outcome.events:
+            return None
+        return Entry(b"", CONTROLLER, kind_of(request.command), outcome.events)
+
+    # Time
+
+    def _arm(self, state: State) -> None:
+        """Have the next pass by time alone when it is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = next_due(state, self._passed_at)
+        if due is None:
+            return
+        wait_s = (due - self._clock.now()) / MICROSECONDS_PER_SECOND
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, min(wait_s, TIMER_S_MAX)), self._time_passed)
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        try:
+            if not self.leading or self._in_flight:
+                return
+            state = self._applied()
+            due = next_due(state, self._passed_at)
+            if due is not None and due <= self._clock.now():
+                self.schedule()
+            else:
+                self._arm(state)
+        except Exception as error:
+            self._fail(error)
+
+    # The end of leadership
+
+    def _abandon(self) -> None:
+        flights, self._in_flight = self._in_flight, deque()
+        for flight in flights:
+            for waiter in flight.waiters:
+                if not waiter.answer.done():
+                    self.counts.outcomes_unknown += 1
+                    waiter.answer.set_exception(OutcomeUnknown("leadership was lost while the command was under way"))
+        if not self.leading:
+            queue, self._queue = self._queue, deque()
+            self._queue_bytes = 0
+            for waiting in queue:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(NotLeading(self._engine.leader))
+
+
+def _resolve(answer: Answer, settled: Settled) -> None:
+    # The waiter may have gone, by its deadline or its connection: the command stands all the same.
+    if not answer.done():
+        answer.set_result(settled)
+
+
+def _job_of(state: State, entry: Entry) -> int:
+    receipt = receipt_for(state, entry.id) if entry.id else None
+    return receipt.job if isinstance(receipt, Receipt) else 0
+
+
+def _size_bytes(entry: Entry) -> int:
+    return len(msgspec.msgpack.encode(entry)) + ENTRY_OVERHEAD_BYTES
+
+
+def _weight_bytes(request: Request) -> int:
+    command = request.command
+    if not isinstance(command, SubmitJob):
+        return ENTRY_OVERHEAD_BYTES
+    spec = command.spec
+    text = "" if command.request is None else command.request.text
+    environment = sum(len(name) + len(value) for name, value in spec.environment)
+    return ENTRY_OVERHEAD_BYTES + len(spec.script) + len(text) + environment

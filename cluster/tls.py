@@ -1,0 +1,188 @@
+"""How two ends of a connection trust each other: TLS 1.3, both sides with a certificate of the cluster's authority.
+
+Replicas, agents, the API and the CLI all make their contexts here. Only the cluster's own authority is trusted, never
+the system's.
+"""
+
+import os
+import ssl
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import NameOID
+
+FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
+"""Permission bits that a private key must not have: anybody but its owner could impersonate its holder."""
+
+MAX_PEM_BYTES: Final = 256 * 1024
+"""Bytes of a certificate or key file: a chain of certificates is a few KiB; more is not one."""
+
+
+class TlsRefused(Exception):
+    """A certificate, key or authority file cannot be used; the message names the file and the remedy."""
+
+
+class TlsFiles(msgspec.Struct, frozen=True):
+    """The three files that one side of a connection needs."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context for a listener: TLS 1.3 only, and a client without a certificate of the authority is refused.
+
+    TlsRefused if a file is missing, malformed or a key that others may read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return _prepared(context, files)
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context for a connection that is opened: TLS 1.3 only, the server's certificate and address verified.
+
+    TlsRefused if a file is missing, malformed or a key that others may read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = True
+    return _prepared(context, files)
+
+
+def check_key_file(path: Path) -> None:
+    """Refuse a private key that anybody but its owner may read or write; TlsRefused names the file and the chmod."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise TlsRefused(
+            f"{path}: the private key cannot be read ({error.strerror}); run `forebay init` or issue one"
+        ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise TlsRefused(f"{path}: the private key is not a regular file")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise TlsRefused(
+            f"{path}: the private key belongs to user id {status.st_uid}; it must belong to user id {os.geteuid()}, "
+            f"which runs this process: chown it"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & FORBIDDEN_KEY_BITS:
+        raise TlsRefused(f"{path}: the private key has mode {mode:04o}, others may use it; run: chmod 600 {path}")
+
+
+def find_unsafe_keys(directory: Path) -> tuple[str, str] | None:
+    """Return (sentence, remedy) if others may change the directory of keys or read a key in it, else None.
+
+    Whoever may not look into the directory sees no keys: the one that is used is checked again when it is loaded.
+    """
+    try:
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        keys = sorted(path for path in directory.iterdir() if path.suffix == ".key")
+        modes = [(path, stat.S_IMODE(path.stat().st_mode)) for path in keys]
+    except OSError:
+        return None
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{directory} has mode {mode:04o}, others may replace the keys in it", f"run: chmod 700 {directory}"
+    for path, key_mode in modes:
+        if key_mode & FORBIDDEN_KEY_BITS:
+            return f"the private key {path} has mode {key_mode:04o}, others may use it", f"run: chmod 600 {path}"
+    return None
+
+
+def describe_authority(path: Path) -> str:
+    """Return a phrase that names the authority in `path`: its name, fingerprint and file; never raises."""
+    try:
+        certificate = _load_certificate(path)
+    except TlsRefused:
+        return f"the authority in {path} (unreadable)"
+    return f"the authority {_common_name(certificate.subject)!r} (SHA-256 {_fingerprint(certificate)}) in {path}"
+
+
+def describe_certificate(path: Path) -> str:
+    """Return a phrase that names the certificate in `path`: holder, role, issuer and file; never raises."""
+    try:
+        certificate = _load_certificate(path)
+    except TlsRefused:
+        return f"the certificate in {path} (unreadable)"
+    units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    role = str(units[0].value) if units else "no role"
+    name, issuer = _common_name(certificate.subject), _common_name(certificate.issuer)
+    until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    return f"the certificate of {role} {name!r} in {path} (issued by {issuer!r}, valid until {until})"
+
+
+def read_pem(path: Path, what: str) -> bytes:
+    """Return the bytes of a small PEM file, which `what` names in sentences.
+
+    TlsRefused if it is missing or larger than MAX_PEM_BYTES.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_PEM_BYTES + 1)
+    except OSError as error:
+        raise TlsRefused(
+            f"{path}: {what} cannot be read ({error.strerror}); run `forebay init` or issue one"
+        ) from error
+    if len(data) > MAX_PEM_BYTES:
+        raise TlsRefused(f"{path}: {what} has more than {MAX_PEM_BYTES} bytes; this is not a PEM certificate or key")
+    return data
+
+
+def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    check_key_file(files.key)
+    _load_certificate(files.certificate)
+    authority = read_pem(files.authority, "the certificate authority")
+    try:
+        context.load_verify_locations(cadata=authority.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise TlsRefused(
+            f"{files.authority}: this is not a PEM certificate authority; use the cluster's ca.pem"
+        ) from error
+    try:
+        # Without a password callback OpenSSL would ask the terminal for one, and a daemon would hang.
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except ssl.SSLError as error:
+        raise TlsRefused(
+            f"{files.key}: this is not the unencrypted private key of {files.certificate} ({error.reason or error}); "
+            f"issue the pair again"
+        ) from error
+    except _KeyIsEncrypted as error:
+        raise TlsRefused(
+            f"{files.key}: the private key is encrypted; Forebay needs an unencrypted one with mode 0600"
+        ) from error
+    except OSError as error:
+        raise TlsRefused(
+            f"{files.certificate}: the certificate or its key cannot be read ({error.strerror})"
+        ) from error
+    return context
+
+
+class _KeyIsEncrypted(Exception):
+    pass
+
+
+def _no_password() -> str:
+    raise _KeyIsEncrypted
+
+
+def _load_certificate(path: Path) -> x509.Certificate:
+    data = read_pem(path, "the certificate")
+    try:
+        return x509.load_pem_x509_certificate(data)
+    except ValueError as error:
+        raise TlsRefused(f"{path}: this is not a PEM certificate; run `forebay init` or issue one") from error
+
+
+def _common_name(name: x509.Name) -> str:
+    values = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(values[0].value) if values else "nobody"
+
+
+def _fingerprint(certificate: x509.Certificate) -> str:
+    return certificate.fingerprint(hashes.SHA256()).hex()[:16]

@@ -1,0 +1,1 @@
+"""What every replica agrees on. Pure: no clock, disk, network, randomness, threads or logging."""

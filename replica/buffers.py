@@ -1,0 +1,241 @@
+"""The burst-buffer state machine: sixteen states, one transition table.
+
+Theory of operation
+===================
+
+A *buffer* is the space, and the data in it, that one job (or one persistent name) has on the burst buffer. It is in
+exactly one of the sixteen states that Slurm's documentation names. What can happen to it is an *input*; the table
+below gives the next state for each pair that is legal, and everything that is not in the table is illegal: `decide`
+refuses it by name, and a ledger that contains it is broken (fail stop).
+
+A buffer of a job goes through five phases, in this order, each entered by an event and left by the report of the
+agent that did the work:
+
+1. It *waits* (`pending`): no space, no data. It leaves when a scheduling pass gives it space.
+2. It is *filled* (`staging-in`, then `staged-in`): space is held, the agent creates the directories and copies data
+   in. A failure leaves it in `staging-in`, with its space, so that somebody can look; a retry is a new attempt.
+3. It is *used* (`pre-run`, `running`, `suspended`): a node is allocated; the script reads and writes it.
+   An allocation that is taken back before the script ran goes through `alloc-revoke`.
+4. It is *drained* (`post-run`, then `staging-out`): the script has ended, however it did; results are copied out. A
+   failure leaves it in `staging-out`, because it holds the only copy.
+5. It is *given back* (`teardown`, `teardown-fail`, `complete`): the data is removed, and only then is the space free.
+
+A persistent buffer has its own four states (`allocating`, `allocated`, `deleting`, `deleted`) and holds its space from
+the first to the last whatever jobs do.
+
+Space is held in every state but `pending`, `complete` and `deleted`: see `HOLDING`. Free capacity is derived from
+that set and nothing else (law 8). No input leads from a state in which the script may have run back to one in which
+it may run again, except REQUEUED, which starts a new life from `complete`, after the old one has given back its space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from types import MappingProxyType
+
+import msgspec
+
+from replica.units import NEVER, Instant
+
+
+class BufferState(IntEnum):
+    """Slurm's sixteen burst-buffer states; the numbers are wire numbers (law 12)."""
+
+    PENDING = 1
+    ALLOCATING = 2
+    ALLOCATED = 3
+    DELETING = 4
+    DELETED = 5
+    STAGING_IN = 6
+    STAGED_IN = 7
+    PRE_RUN = 8
+    ALLOC_REVOKE = 9
+    RUNNING = 10
+    SUSPENDED = 11
+    POST_RUN = 12
+    STAGING_OUT = 13
+    TEARDOWN = 14
+    TEARDOWN_FAIL = 15
+    COMPLETE = 16
+
+    @property
+    def word(self) -> str:
+        """The state as Slurm spells it, for example `staging-in`."""
+        return self.name.lower().replace("_", "-")
+
+
+class BufferInput(IntEnum):
+    """What can happen to a buffer."""
+
+    ALLOCATED = 1
+    """A scheduling pass gave it space."""
+    STAGED_IN = 2
+    STAGE_FAILED = 3
+    """The operation of its present state failed; it stays where it is."""
+    STAGE_RETRIED = 4
+    """The operation of its present state is ordered again, as a new attempt."""
+    RUN_ORDERED = 5
+    RUN_STARTED = 6
+    SUSPENDED = 7
+    RESUMED = 8
+    RUN_ENDED = 9
+    STAGE_OUT_STARTED = 10
+    ALLOCATION_REVOKED = 11
+    TEARDOWN_STARTED = 12
+    TORN_DOWN = 13
+    TEARDOWN_FAILED = 14
+    ABANDONED = 15
+    """Its job was cancelled before it had any space."""
+    REQUEUED = 16
+    CREATION_STARTED = 17
+    CREATED = 18
+    DELETION_STARTED = 19
+    DELETED = 20
+
+
+_S, _I = BufferState, BufferInput
+
+TRANSITIONS: Mapping[tuple[BufferState, BufferInput], BufferState] = MappingProxyType(
+    {
+        # 1. waits
+        (_S.PENDING, _I.ALLOCATED): _S.STAGING_IN,
+        (_S.PENDING, _I.ABANDONED): _S.COMPLETE,
+        (_S.PENDING, _I.CREATION_STARTED): _S.ALLOCATING,
+        # 2. is filled
+        (_S.STAGING_IN, _I.STAGED_IN): _S.STAGED_IN,
+        (_S.STAGING_IN, _I.STAGE_FAILED): _S.STAGING_IN,
+        (_S.STAGING_IN, _I.STAGE_RETRIED): _S.STAGING_IN,
+        (_S.STAGING_IN, _I.ALLOCATION_REVOKED): _S.ALLOC_REVOKE,
+        (_S.STAGING_IN, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        (_S.STAGED_IN, _I.RUN_ORDERED): _S.PRE_RUN,
+        (_S.STAGED_IN, _I.ALLOCATION_REVOKED): _S.ALLOC_REVOKE,
+        (_S.STAGED_IN, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        # 3. is used
+        (_S.PRE_RUN, _I.RUN_STARTED): _S.RUNNING,
+        (_S.PRE_RUN, _I.RUN_ENDED): _S.POST_RUN,
+        (_S.PRE_RUN, _I.ALLOCATION_REVOKED): _S.ALLOC_REVOKE,
+        (_S.PRE_RUN, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        (_S.ALLOC_REVOKE, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        (_S.RUNNING, _I.SUSPENDED): _S.SUSPENDED,
+        (_S.RUNNING, _I.RUN_ENDED): _S.POST_RUN,
+        (_S.RUNNING, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        (_S.SUSPENDED, _I.RESUMED): _S.RUNNING,
+        (_S.SUSPENDED, _I.RUN_ENDED): _S.POST_RUN,
+        (_S.SUSPENDED, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        # 4. is drained
+        (_S.POST_RUN, _I.STAGE_FAILED): _S.POST_RUN,
+        (_S.POST_RUN, _I.STAGE_RETRIED): _S.POST_RUN,
+        (_S.POST_RUN, _I.STAGE_OUT_STARTED): _S.STAGING_OUT,
+        (_S.POST_RUN, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        (_S.STAGING_OUT, _I.STAGE_FAILED): _S.STAGING_OUT,
+        (_S.STAGING_OUT, _I.STAGE_RETRIED): _S.STAGING_OUT,
+        (_S.STAGING_OUT, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        # 5. is given back
+        (_S.TEARDOWN, _I.STAGE_RETRIED): _S.TEARDOWN,
+        (_S.TEARDOWN, _I.TORN_DOWN): _S.COMPLETE,
+        (_S.TEARDOWN, _I.TEARDOWN_FAILED): _S.TEARDOWN_FAIL,
+        (_S.TEARDOWN_FAIL, _I.STAGE_RETRIED): _S.TEARDOWN,
+        (_S.COMPLETE, _I.REQUEUED): _S.PENDING,
+        # persistent buffers
+        (_S.ALLOCATING, _I.CREATED): _S.ALLOCATED,
+        (_S.ALLOCATING, _I.STAGE_FAILED): _S.ALLOCATING,
+        (_S.ALLOCATING, _I.STAGE_RETRIED): _S.ALLOCATING,
+        (_S.ALLOCATING, _I.DELETION_STARTED): _S.DELETING,
+        (_S.ALLOCATED, _I.DELETION_STARTED): _S.DELETING,
+        (_S.DELETING, _I.STAGE_FAILED): _S.DELETING,
+        (_S.DELETING, _I.STAGE_RETRIED): _S.DELETING,
+        (_S.DELETING, _I.DELETED): _S.DELETED,
+    }
+)
+
+HOLDING: frozenset[BufferState] = frozenset(BufferState) - {_S.PENDING, _S.COMPLETE, _S.DELETED}
+"""The states in which a buffer's space is not free."""
+
+BEFORE_RUN: frozenset[BufferState] = frozenset({_S.PENDING, _S.STAGING_IN, _S.STAGED_IN})
+"""The states in which the job is still PENDING."""
+
+
+class IllegalTransition(Exception):
+    """An input that the state has no row for: refused when deciding, fatal when it is found in a ledger."""
+
+    def __init__(self, state: BufferState, happening: BufferInput) -> None:
+        super().__init__(f"a buffer that is {state.word} cannot take {happening.name}")
+        self.state = state
+        self.input = happening
+
+
+def step(state: BufferState, happening: BufferInput) -> BufferState:
+    """Return the state after `happening`; raises IllegalTransition where the table has no row."""
+    following = TRANSITIONS.get((state, happening))
+    if following is None:
+        raise IllegalTransition(state, happening)
+    return following
+
+
+class TransferKind(IntEnum):
+    """What one transfer moves (DataWarp's `type=`)."""
+
+    FILE = 1
+    DIRECTORY = 2
+
+
+class Access(IntEnum):
+    """How the nodes of a job see a buffer (DataWarp's `access_mode=`)."""
+
+    STRIPED = 1
+    PRIVATE = 2
+    LDBALANCE = 3
+
+
+class Transfer(msgspec.Struct, frozen=True, array_like=True):
+    """One `stage_in` or `stage_out`: `outside` is an absolute path, `inside` starts with one of the buffer's
+    variables.
+    """
+
+    kind: TransferKind
+    outside: str
+    inside: str
+
+
+class BufferRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What a job asked for. `capacity_bytes` 0: nothing is reserved, data is staged all the same."""
+
+    pool: str
+    """Empty: the default pool."""
+    capacity_bytes: int
+    access: tuple[Access, ...]
+    type: str
+    stage_in: tuple[Transfer, ...]
+    stage_out: tuple[Transfer, ...]
+    text: str
+    """The directives as the user wrote them, one a line: what `BurstBuffer=` shows."""
+    places: tuple[str, ...] = ()
+    """Where in what the user wrote each thing stands: pool, capacity, then each stage_in, then each stage_out."""
+
+
+class Buffer(msgspec.Struct, frozen=True, array_like=True):
+    """The buffer of one job. Times are Instants, sizes bytes."""
+
+    job: int
+    user: str
+    state: BufferState
+    request: BufferRequest
+    pool: str
+    """The pool that was decided on at submit; empty where no capacity was asked for."""
+    granted_bytes: int
+    """The capacity, rounded up to the pool's granularity at submit: what is held while the state is in HOLDING."""
+    node: str = ""
+    created_at: Instant = NEVER
+    changed_at: Instant = NEVER
+    staged_in_bytes: int = 0
+    staged_in_files: int = 0
+    staged_out_bytes: int = 0
+    staged_out_files: int = 0
+    hurry: bool = False
+    """Whether teardown skips stage-out because an operator or the user said so."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What this buffer takes from its pool now, bytes."""
+        return self.granted_bytes if self.state in HOLDING else 0

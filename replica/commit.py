@@ -1,0 +1,38 @@
+"""What one Raft entry holds, and the fence that lets two would-be leaders be harmless (laws 1, 4, 6)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from replica.commands import Actor
+from replica.events import Event
+from replica.refusals import Refusal
+from replica.units import Instant, Revision
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One settled command: its events, or its refusal. Settling it is one revision."""
+
+    id: bytes
+    """The client-made command id, 16 bytes; empty for the controller's own commands, which are never retried."""
+    actor: Actor
+    command: str
+    """The command's name, for example `submit_job`."""
+    events: tuple[Event, ...]
+    refusal: Refusal | None = None
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """The events of many commands. `base` is the revision that it was decided on, `at` the leader's clock."""
+
+    base: Revision
+    at: Instant
+    entries: tuple[Entry, ...]
+
+
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
+    """The first answer to a command id. `job` is the job it made or concerned, 0 for none."""
+
+    revision: Revision
+    job: int
+    refusal: Refusal | None

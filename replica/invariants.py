@@ -1,0 +1,58 @@
+"""What is true of every State, checked when a snapshot is loaded, in tests, and on demand."""
+
+from __future__ import annotations
+
+from replica.buffers import BEFORE_RUN, BufferState
+from replica.jobs import ENDED, JobState
+from replica.state import State
+from replica.state_index import derive, held_bytes
+
+
+def check(state: State) -> list[str]:
+    """Return one sentence for each invariant that does not hold; empty when all do."""
+    faults: list[str] = []
+    derived = derive(state)
+    if dict(derived.held_bytes) != {pool: held for pool, held in state.held_bytes.items() if held}:
+        faults.append(f"the capacity held is {dict(state.held_bytes)}, but its holders add up to {held_bytes(state)}")
+    if set(derived.unfinished) != set(state.unfinished) or set(derived.finished) != set(state.finished):
+        faults.append("the indexes of finished and unfinished jobs do not match the jobs")
+    for pool in sorted(held_bytes(state)):
+        if pool not in state.pools:
+            faults.append(f"space of an unknown pool {pool!r} is held")
+    for job in state.jobs.values():
+        faults.extend(_job_faults(state, job.id))
+    for job_id in state.buffers:
+        if job_id not in state.jobs:
+            faults.append(f"buffer {job_id} has no job")
+    if len(state.receipts) != len(state.receipt_ids):
+        faults.append("receipts and their order differ in number")
+    for revision, command_id in state.receipt_ids.items():
+        receipt = state.receipts.get(command_id)
+        if receipt is None or receipt.revision != revision:
+            faults.append(f"the receipt of revision {revision} is missing or of another revision")
+    return faults
+
+
+def _job_faults(state: State, job_id: int) -> list[str]:
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    faults: list[str] = []
+    if job_id != job.id or not 0 < job_id < state.next_job:
+        faults.append(f"job {job_id} has number {job.id}, next is {state.next_job}")
+    if job.has_buffer != (buffer is not None):
+        faults.append(f"job {job_id} and its buffer disagree on whether it has one")
+    if buffer is None:
+        return faults
+    if buffer.node and buffer.node != job.node:
+        faults.append(f"job {job_id} is on node {job.node!r}, its buffer on {buffer.node!r}")
+    expected: dict[JobState, frozenset[BufferState]] = {
+        JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},
+        JobState.CONFIGURING: frozenset({BufferState.PRE_RUN}),
+        JobState.RUNNING: frozenset({BufferState.RUNNING}),
+        JobState.SUSPENDED: frozenset({BufferState.SUSPENDED}),
+        JobState.STAGE_OUT: frozenset({BufferState.POST_RUN, BufferState.STAGING_OUT}),
+    }
+    over = frozenset({BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL, BufferState.COMPLETE})
+    allowed = over if job.state in ENDED else expected[job.state]
+    if buffer.state not in allowed:
+        faults.append(f"job {job_id} is {job.state.name} while its buffer is {buffer.state.word}")
+    return faults

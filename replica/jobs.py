@@ -1,0 +1,140 @@
+"""Jobs: what was asked, and where each stands."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from replica.units import NEVER, Instant
+
+
+class JobState(IntEnum):
+    """Slurm's job states, as far as Forebay enters them; the numbers are wire numbers (law 12)."""
+
+    PENDING = 1
+    CONFIGURING = 2
+    RUNNING = 3
+    SUSPENDED = 4
+    STAGE_OUT = 5
+    COMPLETED = 6
+    FAILED = 7
+    CANCELLED = 8
+    TIMEOUT = 9
+    NODE_FAIL = 10
+
+    @property
+    def code(self) -> str:
+        """The two letters of squeue."""
+        return _CODES[self]
+
+
+_CODES = {
+    JobState.PENDING: "PD",
+    JobState.CONFIGURING: "CF",
+    JobState.RUNNING: "R",
+    JobState.SUSPENDED: "S",
+    JobState.STAGE_OUT: "SO",
+    JobState.COMPLETED: "CD",
+    JobState.FAILED: "F",
+    JobState.CANCELLED: "CA",
+    JobState.TIMEOUT: "TO",
+    JobState.NODE_FAIL: "NF",
+}
+
+ENDED: frozenset[JobState] = frozenset(
+    {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.NODE_FAIL}
+)
+"""States in which the result of the job is known. Its buffer may still be in teardown."""
+
+
+class Hold(IntEnum):
+    """Who holds a pending job back."""
+
+    NONE = 0
+    USER = 1
+    ADMIN = 2
+
+
+class DependencyKind(IntEnum):
+    """What a job waits for in another job."""
+
+    AFTER = 1
+    AFTER_ANY = 2
+    AFTER_OK = 3
+    AFTER_NOT_OK = 4
+    AFTER_BURST_BUFFER = 5
+
+    @property
+    def word(self) -> str:
+        """As in `--dependency`, for example `afterok`."""
+        return self.name.lower().replace("_", "")
+
+
+class Dependency(msgspec.Struct, frozen=True, array_like=True):
+    """One condition on one other job; all of a job's dependencies must hold."""
+
+    kind: DependencyKind
+    job: int
+
+
+class JobSpec(msgspec.Struct, frozen=True, array_like=True):
+    """What a user asked for, apart from the buffer. Durations are whole seconds."""
+
+    name: str
+    user: str
+    script: str
+    workdir: str
+    time_limit_s: int
+    cpus: int = 1
+    priority: int = 1
+    begin_at: Instant = NEVER
+    deadline: Instant = NEVER
+    dependencies: tuple[Dependency, ...] = ()
+    output: str = ""
+    """Where standard output and error go, relative to `workdir`; empty: `forebay-%j.out`."""
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """One job. Times are Instants; NEVER where it has not happened."""
+
+    id: int
+    spec: JobSpec
+    state: JobState
+    priority: int
+    has_buffer: bool
+    hold: Hold = Hold.NONE
+    message: str = ""
+    """What the last failed operation said, shown as the reason while the job is held or stuck in stage-out."""
+    node: str = ""
+    attempt: int = 0
+    """The number of the last order given for this job; every order has its own, and a report of an older one is
+    refused (law 7).
+    """
+    failures: int = 0
+    """Failures of the present operation since it last made progress."""
+    retry_at: Instant = NEVER
+    """When the failed operation is to be ordered again; NEVER: when somebody releases the job."""
+    stuck: bool = False
+    """The present operation failed and no retry is planned."""
+    order_at: Instant = NEVER
+    """When the present operation was ordered: its timeout counts from here."""
+    cancelled: bool = False
+    hurry: bool = False
+    result: JobState = JobState.PENDING
+    """What the job will be once stage-out is over; PENDING while the script has not ended."""
+    passed: int = 0
+    """How often a smaller request was let past this job (SPUR.md, 3)."""
+    promised_at: Instant = NEVER
+    """When it was expected to get its space as it was first passed: after this, only counted passes are allowed."""
+    late: bool = False
+    """Whether it can no longer end before its deadline."""
+    submitted_at: Instant = NEVER
+    eligible_at: Instant = NEVER
+    """When its begin time had come; NEVER before."""
+    held_at: Instant = NEVER
+    started_at: Instant = NEVER
+    ended_at: Instant = NEVER
+    exit_code: int = 0
+    signal: int = 0

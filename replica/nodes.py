@@ -1,0 +1,42 @@
+"""Nodes: compute or storage hosts, each with one agent."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from replica.units import NEVER, Instant
+
+
+class NodeState(IntEnum):
+    """Whether a node gets new work; the numbers are wire numbers (law 12)."""
+
+    UP = 1
+    DOWN = 2
+    """Its agent has not been heard of for the liveness time of the leader. It keeps what it holds and gets nothing
+    new.
+    """
+    DRAINED = 3
+    """An operator keeps new work away."""
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True):
+    """One node. `instance` changes with every start of its agent, `storage_id` only when its disk is another one."""
+
+    name: str
+    cpus: int
+    instance: str
+    storage_id: str
+    registered_at: Instant = NEVER
+    down: bool = False
+    drained: bool = False
+    reason: str = ""
+    """Why it is drained or down, in words."""
+
+    @property
+    def state(self) -> NodeState:
+        """DOWN before DRAINED before UP: the most severe is shown."""
+        if self.down:
+            return NodeState.DOWN
+        return NodeState.DRAINED if self.drained else NodeState.UP

@@ -1,0 +1,55 @@
+"""What people and programs ask of a State: pure answers, for the API and for time travel alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from replica.pending import Verdict, later_reason
+from replica.pools import Pool, free_bytes
+from replica.scheduling import plan
+from replica.state import State
+from replica.units import NEVER, Instant, seconds
+
+
+class PoolUse(msgspec.Struct, frozen=True):
+    """A pool and its derived figures, bytes."""
+
+    pool: Pool
+    held_bytes: int
+    free_bytes: int
+
+
+def pool_use(state: State, name: str) -> PoolUse:
+    """Return a pool with its derived free capacity: total - held - out of service. Raises KeyError for an unknown
+    pool.
+    """
+    pool = state.pools[name]
+    held = state.held_bytes.get(name, 0)
+    return PoolUse(pool, held, free_bytes(pool, held))
+
+
+def verdicts(state: State) -> Mapping[int, Verdict]:
+    """Return what holds back each job that is not over, as of `state.at`: one scheduling pass over the state."""
+    return plan(state, state.at).verdicts
+
+
+def verdict_of(state: State, job_id: int) -> Verdict:
+    """Return what holds back one job as of `state.at`. Raises KeyError for a job that is not in the state."""
+    if job_id in state.unfinished:
+        return verdicts(state)[job_id]
+    return later_reason(state.jobs[job_id], state.buffers.get(job_id))
+
+
+def reason_of(state: State, job_id: int) -> str:
+    """Return the reason of one job, byte for byte as Slurm spells it."""
+    return str(verdict_of(state, job_id).reason)
+
+
+def expected_end(state: State, job_id: int) -> Instant:
+    """Return when a running job ends at the latest, or NEVER for one that does not run."""
+    job = state.jobs[job_id]
+    if job.started_at == NEVER or job.ended_at != NEVER:
+        return NEVER
+    return Instant(job.started_at + seconds(job.spec.time_limit_s))

@@ -1,0 +1,243 @@
+"""Whether a job may be submitted: its fields, its pool and capacity, and the paths that its user may touch."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from replica import commands as c
+from replica import events as e
+from replica import limits
+from replica.buffers import BufferRequest, Transfer
+from replica.directives import path_fault, split_inside
+from replica.jobs import JobSpec
+from replica.names import UnknownSymbol, expand_symbols, name_fault
+from replica.orders import expand_roots
+from replica.pools import Pool
+from replica.refusals import Refusal, RefusalCode
+from replica.state import State
+from replica.units import format_size, round_up
+
+DEFAULT_OUTPUT = "forebay-%j.out"
+"""Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""
+
+
+class Unfit(Exception):
+    """A submission that is refused; carries the refusal out of the checks."""
+
+    def __init__(self, code: RefusalCode, sentence: str, remedy: str, place: str) -> None:
+        super().__init__(sentence)
+        self.refusal = Refusal(code, sentence, remedy, place)
+
+
+def job_submitted(state: State, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted | Refusal:
+    """Return the event that a submit leads to, with pool, granted capacity and paths decided; or why it is refused."""
+    try:
+        _check_spec(state, actor, command.spec)
+        job_id = state.next_job
+        spec = _expanded_spec(state, command.spec, job_id)
+        request, pool, granted = None, "", 0
+        if command.request is not None:
+            request = _expanded_request(state, spec, command.request, job_id)
+            pool, granted = _granted(state, request)
+    except Unfit as unfit:
+        return unfit.refusal
+    return e.JobSubmitted(job_id, spec, request, pool, granted, command.hold)
+
+
+def _check_spec(state: State, actor: c.Actor, spec: JobSpec) -> None:
+    if actor.role is c.ActorRole.USER and spec.user != actor.name:
+        raise Unfit(
+            RefusalCode.PERMISSION_DENIED,
+            f"{actor} may not submit for user {spec.user!r}",
+            "submit as yourself",
+            "user",
+        )
+    if spec.user == "root" and not state.policy.allow_root:
+        raise Unfit(
+            RefusalCode.ROOT_NOT_ALLOWED,
+            "User root can not allocate burst buffers",
+            "submit as another user, or set allow_root in the policy",
+            "user",
+        )
+    for field, value in (("user", spec.user), ("name", spec.name)):
+        fault = name_fault(value)
+        if fault is not None:
+            raise Unfit(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
+    if not spec.script.startswith("#!"):
+        raise Unfit(
+            RefusalCode.INVALID_FIELD,
+            "the script does not say what runs it",
+            "start its first line with #!, for example #!/bin/bash",
+            "script line 1, column 1",
+        )
+    if len(spec.script.encode("utf-8", "surrogatepass")) > limits.SCRIPT_BYTES_MAX:
+        raise Unfit(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the script is longer than {limits.SCRIPT_BYTES_MAX} bytes",
+            "put its data into files and stage them in",
+            "script",
+        )
+    if "\0" in spec.script:
+        raise Unfit(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
+    for field, number, least, most in (
+        ("time_limit_s", spec.time_limit_s, 1, limits.TIME_LIMIT_S_MAX),
+        ("cpus", spec.cpus, 1, limits.CPUS_MAX),
+        ("priority", spec.priority, 0, limits.PRIORITY_MAX),
+    ):
+        if not least <= number <= most:
+            raise Unfit(
+                RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field
+            )
+    _check_environment(spec)
+    _check_dependencies(state, spec)
+    if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
+        raise Unfit(
+            RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
+        )
+
+
+def _check_environment(spec: JobSpec) -> None:
+    if len(spec.environment) > limits.ENVIRONMENT_VARIABLES_MAX:
+        raise Unfit(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"there are more than {limits.ENVIRONMENT_VARIABLES_MAX} variables",
+            "export fewer",
+            "environment",
+        )
+    size = 0
+    for name, value in spec.environment:
+        size += len(name.encode("utf-8", "surrogatepass")) + len(value.encode("utf-8", "surrogatepass"))
+        if not name or "=" in name or "\0" in name + value:
+            raise Unfit(RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment")
+    if size > limits.ENVIRONMENT_BYTES_MAX:
+        raise Unfit(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the environment is longer than {limits.ENVIRONMENT_BYTES_MAX} bytes",
+            "export less",
+            "environment",
+        )
+
+
+def _check_dependencies(state: State, spec: JobSpec) -> None:
+    if len(spec.dependencies) > limits.DEPENDENCIES_MAX:
+        raise Unfit(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"there are more than {limits.DEPENDENCIES_MAX} dependencies",
+            "depend on fewer jobs",
+            "dependencies",
+        )
+    for dependency in spec.dependencies:
+        if dependency.job not in state.jobs:
+            raise Unfit(
+                RefusalCode.UNKNOWN_DEPENDENCY,
+                f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
+                "forebay job list shows the jobs",
+                "dependencies",
+            )
+
+
+def _expand(text: str, spec: JobSpec, job_id: int, place: str) -> str:
+    try:
+        return expand_symbols(text, job=job_id, user=spec.user, name=spec.name, workdir=spec.workdir)
+    except UnknownSymbol as symbol:
+        raise Unfit(
+            RefusalCode.INVALID_DIRECTIVE,
+            f"{text!r} has the symbol {symbol}, which means nothing here",
+            "use %% %A %d %j %u %x",
+            place,
+        ) from None
+
+
+def _expanded_spec(state: State, spec: JobSpec, job_id: int) -> JobSpec:
+    _check_beneath(state.policy.destinations, spec.user, spec.workdir, "destinations", "workdir")
+    output = _expand(spec.output or DEFAULT_OUTPUT, spec, job_id, "output")
+    if not output.startswith("/"):
+        output = spec.workdir.rstrip("/") + "/" + output
+    _check_beneath(state.policy.destinations, spec.user, output, "destinations", "output")
+    return replace(spec, output=output)
+
+
+def _expanded_request(state: State, spec: JobSpec, request: BufferRequest, job_id: int) -> BufferRequest:
+    places = iter(request.places[2:])
+    moved: dict[str, tuple[Transfer, ...]] = {}
+    for stage, roots, key in (
+        ("stage_in", state.policy.sources, "sources"),
+        ("stage_out", state.policy.destinations, "destinations"),
+    ):
+        transfers = []
+        for transfer in getattr(request, stage):
+            place = next(places, stage)
+            outside = _expand(transfer.outside, spec, job_id, place)
+            _check_beneath(roots, spec.user, outside, key, place)
+            inside = _expand(transfer.inside, spec, job_id, place)
+            _, rest = split_inside(inside)
+            fault = path_fault("/" + rest)
+            if fault is not None:
+                raise Unfit(
+                    RefusalCode.PATH_NOT_ALLOWED,
+                    f"the path {fault}",
+                    "write a path below the variable, without ..",
+                    place,
+                )
+            transfers.append(Transfer(transfer.kind, outside, inside))
+        moved[stage] = tuple(transfers)
+    return replace(request, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
+
+
+def _check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
+    """Raise Unfit unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
+    descriptor.
+    """
+    fault = path_fault(path)
+    if fault is not None:
+        raise Unfit(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
+    expanded = expand_roots(roots, user)
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    for root in expanded:
+        root_parts = [part for part in root.split("/") if part not in ("", ".")]
+        if parts[: len(root_parts)] == root_parts:
+            return
+    listed = ", ".join(expanded) if expanded else f"none: the site has set no {key}"
+    raise Unfit(
+        RefusalCode.PATH_NOT_ALLOWED,
+        f"{path!r} is outside what user {user} may touch",
+        f"use a path beneath one of {listed}",
+        place,
+    )
+
+
+def _granted(state: State, request: BufferRequest) -> tuple[str, int]:
+    """Return the pool and the bytes that the request will hold."""
+    if not request.capacity_bytes:
+        return "", 0
+    pool_place = request.places[0] if request.places else "pool"
+    capacity_place = request.places[1] if len(request.places) > 1 else "capacity"
+    pool = _pool(state, request.pool, pool_place)
+    granted = round_up(request.capacity_bytes, pool.granularity_bytes)
+    if granted > pool.usable_bytes:
+        most = format_size(pool.usable_bytes)
+        raise Unfit(
+            RefusalCode.CAPACITY_OVER_TOTAL,
+            f"{format_size(request.capacity_bytes)} is more than pool {pool.name} has in all, {most}",
+            f"ask for at most {most}, or for another pool",
+            capacity_place,
+        )
+    return pool.name, granted
+
+
+def _pool(state: State, name: str, place: str) -> Pool:
+    if name:
+        pool = state.pools.get(name)
+        if pool is None:
+            listed = ", ".join(sorted(state.pools)) or "there are none"
+            raise Unfit(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", f"use one of: {listed}", place)
+        return pool
+    for pool in state.pools.values():
+        if pool.is_default:
+            return pool
+    raise Unfit(
+        RefusalCode.NO_DEFAULT_POOL,
+        "the request names no pool, and there is no default pool",
+        f"add pool=, one of: {', '.join(sorted(state.pools))}",
+        place,
+    )

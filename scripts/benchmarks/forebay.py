@@ -1,0 +1,143 @@
+"""Three Forebay replicas as an operator would start them: `forebay init`, then `forebay serve` for each."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.processes import Processes, ServerFailed, free_ports
+from cluster.tls import TlsFiles, client_context
+
+REPLICAS = ("r1", "r2", "r3")
+START_WAIT_S = 30.0
+"""Seconds until three new replicas must be ready."""
+
+PORTS = 32
+"""Free ports in a row asked for: `forebay init` lays out peers and APIs from one base."""
+
+INIT_WAIT_S = 60.0
+"""Seconds for `forebay init`."""
+
+USER = "bench"
+"""The user whose certificate submits the jobs."""
+
+SCRIPT = "#!/bin/sh\n#SBATCH --job-name=bench\ntrue\n"
+
+
+class ForebayCluster:
+    """A fresh cluster of three replicas with one pool; no agent runs, the jobs are held and never start."""
+
+    name = "forebay"
+    operation = 'POST /v1/jobs of a held job with --bb "pool=fast capacity=1MiB" (HTTPS)'
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._processes = Processes()
+        self._command = str(Path(sys.executable).parent / "forebay")
+        self._api: dict[str, str] = {}
+        self._files: TlsFiles | None = None
+
+    async def start(self) -> None:
+        """Make a cluster's files, start three replicas and return when all of them are ready."""
+        base_port = free_ports(PORTS)[0]
+        init = [self._command, "init", str(self._directory), "--replicas", "3", "--agents", "1"]
+        init += ["--base-port", str(base_port), "--pool", "fast=1TiB/1MiB", "--user", USER]
+        made = await asyncio.to_thread(
+            subprocess.run, init, capture_output=True, text=True, check=False, timeout=INIT_WAIT_S
+        )
+        if made.returncode != 0:
+            raise ServerFailed(f"forebay init failed with status {made.returncode}:\n{made.stdout}{made.stderr}")
+        # Imported late: `scripts/bench --only etcd` does not need the configuration.
+        from cluster.config import Config
+
+        configuration = self._directory / "forebay.toml"
+        config = Config.load(configuration)
+        self._api = {replica.name: f"https://{replica.api}" for replica in config.replicas}
+        self._files = config.tls_files(USER)
+        for name in self._api:
+            serve = [self._command, "serve", "--config", str(configuration), "--name", name]
+            self._processes.start(name, serve, self._directory / f"{name}.output")
+        deadline = time.monotonic() + START_WAIT_S
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
+            for base in self._api.values():
+                while not await self._ready(session, base):
+                    self.check()
+                    if time.monotonic() > deadline:
+                        raise ServerFailed(f"{base} is not ready after {START_WAIT_S:g} s")
+                    await asyncio.sleep(0.1)
+
+    def tls(self) -> ssl.SSLContext:
+        """Return the client's side of mutual TLS."""
+        if self._files is None:
+            raise ServerFailed("the cluster has not been started")
+        return client_context(self._files)
+
+    async def leader(self, session: aiohttp.ClientSession) -> str:
+        """Return the API address of the replica that leads."""
+        answers = []
+        for base in self._api.values():
+            async with session.get(base + "/v1/status") as response:
+                answer = await response.json()
+                answers.append(answer)
+                if response.status == 200 and answer.get("role") == "leader":
+                    return base
+        raise ServerFailed(f"no replica says that it leads: {answers}")
+
+    def request(self, client: int, number: int) -> tuple[str, Mapping[str, Any]]:
+        """Return the submission of a new held job."""
+        return "/v1/jobs", {
+            "command_id": _command_id(),
+            "script": SCRIPT,
+            "name": f"bench-{client:04d}-{number:08d}",
+            "bb": "pool=fast capacity=1MiB",
+            "cpus": 1,
+            "time_limit_s": 60,
+            "workdir": "/",
+            "hold": True,
+        }
+
+    def accepted(self, status: int, answer: Mapping[str, Any]) -> bool:
+        """A submit is answered with 201 after it was committed and applied."""
+        return status == 201 and "revision" in answer
+
+    async def committed(self, session: aiohttp.ClientSession, base: str) -> int:
+        """Return the leader's revision: how many commands have been settled."""
+        async with session.get(base + "/v1/status") as response:
+            return int((await response.json())["revision"])
+
+    def cpu_s(self) -> float:
+        """Return the processor time of the three replicas so far, seconds."""
+        return self._processes.cpu_s()
+
+    def check(self) -> None:
+        """Raise ServerFailed if a replica has ended by itself."""
+        self._processes.check()
+
+    def stop(self) -> None:
+        """End the replicas and remove their data."""
+        self._processes.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _ready(self, session: aiohttp.ClientSession, base: str) -> bool:
+        try:
+            async with session.get(base + "/readyz") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+
+def _command_id() -> str:
+    """Return a UUIDv7 as the API wants it: 48 bits of milliseconds, then random ones with version and variant."""
+    random_bits = uuid.uuid4().int & ((1 << 80) - 1)
+    value = (time.time_ns() // 1_000_000) << 80 | random_bits
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return f"{value:032x}"

@@ -1,0 +1,183 @@
+"""The load: N clients, each with one connection and one request outstanding, the same code for whatever is measured.
+
+Both systems are driven with plain HTTPS and JSON through aiohttp, without Forebay's own client library, so that what
+the client costs is the same on both sides. Only requests answered within the measured time count.
+"""
+
+import asyncio
+import json
+import math
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds until a request counts as an error: far beyond any healthy commit."""
+
+MAX_ERRORS_SHOWN = 3
+"""Different error texts kept for the report, count."""
+
+ERROR_PAUSE_S = 0.05
+"""Seconds a client waits after an error, so that a failing server is not asked in a tight loop."""
+
+
+class Target(Protocol):
+    """One system under measurement."""
+
+    name: str
+    operation: str
+
+    async def start(self) -> None:
+        """Start a fresh cluster and return when it can commit."""
+
+    def tls(self) -> ssl.SSLContext:
+        """Return the client's side of mutual TLS."""
+
+    async def leader(self, session: aiohttp.ClientSession) -> str:
+        """Return the base URL of the leader: each side gets its best case."""
+
+    def request(self, client: int, number: int) -> tuple[str, Mapping[str, Any]]:
+        """Return path and JSON body of one write that no other call repeats."""
+
+    def accepted(self, status: int, answer: Mapping[str, Any]) -> bool:
+        """Say whether the answer is the promise that the write is durable."""
+
+    async def committed(self, session: aiohttp.ClientSession, base: str) -> int:
+        """Return how many writes the cluster itself says it has settled."""
+
+    def cpu_s(self) -> float:
+        """Return the processor time of all server processes so far, seconds."""
+
+    def check(self) -> None:
+        """Raise if a server has ended by itself."""
+
+    def stop(self) -> None:
+        """End the cluster and remove its data."""
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """What one system did for one number of clients in one round."""
+
+    system: str
+    clients: int
+    commits: int
+    seconds: float
+    commits_per_s: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    errors: int
+    error_examples: tuple[str, ...]
+    client_cores: float
+    """Processor cores used by the measuring client, mean over the measured time."""
+    server_cores: float
+    """Processor cores used by the three server processes together, mean over the measured time."""
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.latencies_s: list[float] = []
+        self.accepted = 0
+        self.errors = 0
+        self.examples: list[str] = []
+
+    def error(self, text: str) -> None:
+        self.errors += 1
+        if text not in self.examples and len(self.examples) < MAX_ERRORS_SHOWN:
+            self.examples.append(text[:300])
+
+
+class VerificationFailed(Exception):
+    """The cluster says it settled fewer writes than it acknowledged."""
+
+
+async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: float) -> Measurement:
+    """Drive `target` with `clients` concurrent clients; return what was answered in `seconds` after `warm_up_s`."""
+    connector = aiohttp.TCPConnector(limit=clients + 1, ssl=target.tls(), keepalive_timeout=60)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        base = await target.leader(session)
+        before = await target.committed(session, base)
+        tally = _Tally()
+        start = time.perf_counter() + warm_up_s
+        end = start + seconds
+        loops = [_client(target, session, base, number, start, end, tally) for number in range(clients)]
+        cpu = asyncio.create_task(_cpu_between(target, start, end))
+        await asyncio.gather(*loops)
+        client_cpu_s, server_cpu_s = await cpu
+        target.check()
+        settled = await target.committed(session, base) - before
+    # Not a benchmark of promises: what was acknowledged must be there. More may be: requests that ended as errors.
+    if settled < tally.accepted:
+        raise VerificationFailed(f"{target.name} acknowledged {tally.accepted} writes and has settled only {settled}")
+    ordered = sorted(tally.latencies_s)
+    return Measurement(
+        system=target.name,
+        clients=clients,
+        commits=len(ordered),
+        seconds=seconds,
+        commits_per_s=round(len(ordered) / seconds, 1),
+        p50_ms=percentile_ms(ordered, 0.50),
+        p99_ms=percentile_ms(ordered, 0.99),
+        max_ms=percentile_ms(ordered, 1.0),
+        errors=tally.errors,
+        error_examples=tuple(tally.examples),
+        client_cores=round(client_cpu_s / seconds, 2),
+        server_cores=round(server_cpu_s / seconds, 2),
+    )
+
+
+async def _client(
+    target: Target, session: aiohttp.ClientSession, base: str, client: int, start: float, end: float, tally: _Tally
+) -> None:
+    number = 0
+    while (sent := time.perf_counter()) < end:
+        path, body = target.request(client, number)
+        number += 1
+        try:
+            # The body is made here, not by the session: the same bytes, headers and cost whatever is measured.
+            async with session.post(
+                base + path,
+                data=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json"},
+                allow_redirects=False,
+            ) as response:
+                answer = json.loads(await response.read())
+            ok = target.accepted(response.status, answer)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            tally.error(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(ERROR_PAUSE_S)
+            continue
+        if not ok:
+            tally.error(f"HTTP {response.status}: {json.dumps(answer)}")
+            await asyncio.sleep(ERROR_PAUSE_S)
+            continue
+        tally.accepted += 1
+        answered = time.perf_counter()
+        if start <= answered < end:
+            tally.latencies_s.append(answered - sent)
+
+
+async def _cpu_between(target: Target, start: float, end: float) -> tuple[float, float]:
+    """Return the processor time of client and servers within the measured time, seconds."""
+    await asyncio.sleep(max(0.0, start - time.perf_counter()))
+    client_s, server_s = _own_cpu_s(), target.cpu_s()
+    await asyncio.sleep(max(0.0, end - time.perf_counter()))
+    return _own_cpu_s() - client_s, target.cpu_s() - server_s
+
+
+def _own_cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def percentile_ms(ordered_s: list[float], share: float) -> float:
+    """Return the nearest-rank percentile of sorted seconds, in milliseconds; NaN-free: 0.0 when there are none."""
+    if not ordered_s:
+        return 0.0
+    return round(ordered_s[max(0, math.ceil(share * len(ordered_s)) - 1)] * 1000, 3)

@@ -1,0 +1,198 @@
+"""Putting an image together from its slices, in order, checking each: the reading side of `snapshots.image`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import immutables
+import msgspec
+
+from replica.commit import Receipt
+from replica.invariants import check
+from replica.pools import Pool
+from replica.state import State
+from replica.state_index import derive
+from replica.units import Instant, Revision
+from snapshots.image import (
+    COUNTED,
+    KEYS,
+    RECORDS_MAX,
+    SHAPED,
+    SHAPES,
+    Header,
+    Image,
+    ImageRefused,
+    PoolCapacity,
+    Section,
+    compare_capacity,
+    decode,
+    derived_capacity,
+)
+
+FEATURE_LEVEL_KNOWN = 1
+"""The highest replicated feature level that this release can carry out (law 12)."""
+
+
+def from_sections(slices: Iterable[tuple[int, bytes]]) -> Image:
+    """Return the image that `to_sections` gave, with its derived maps built again; raises ImageRefused."""
+    assembly = Assembly()
+    for section, payload in slices:
+        assembly.add(section, payload)
+    return assembly.image()
+
+
+class Assembly:
+    """Takes the slices of an image in order, checks each, and gives the image. `keep=False` drops jobs and receipts as
+    they are read: for a summary.
+    """
+
+    def __init__(self, *, keep: bool = True) -> None:
+        self._keep = keep
+        self._section: Section | None = None
+        self._header: Header | None = None
+        self._last: Any = None
+        self._records: dict[Section, dict[Any, Any]] = {section: {} for section in KEYS}
+        self._counts: dict[Section, int] = defaultdict(int)
+        self._held: dict[str, int] = defaultdict(int)
+
+    @property
+    def header(self) -> Header:
+        """The header; raises ImageRefused if there was none yet."""
+        if self._header is None:
+            raise ImageRefused("the snapshot has no header")
+        return self._header
+
+    @property
+    def capacity(self) -> list[PoolCapacity]:
+        """The capacity of each pool, once `finish` has compared it."""
+        return list(self._records[Section.CAPACITY].values())
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The pools."""
+        return list(self._records[Section.POOLS].values())
+
+    def add(self, number: int, payload: bytes) -> None:
+        """Take the next slice; raises ImageRefused if it cannot come here or does not hold what it must."""
+        try:
+            section = Section(number)
+        except ValueError:
+            raise ImageRefused(f"section {number} is unknown: a newer release wrote it; upgrade this replica") from None
+        before = self._section
+        repeats = before is section and section in KEYS
+        if (before is None) != (section is Section.HEADER) or (
+            before is not None and section <= before and not repeats
+        ):
+            after = "at the start" if before is None else f"after {before.word}"
+            raise ImageRefused(f"section {section.word} stands {after}, where it cannot be")
+        self._section = section
+        found = decode(section, payload)
+        # An older writer knew fewer fields, so only a writer of our own shapes must have written what we would write.
+        if self._header is not None and self._header.shapes == SHAPES and msgspec.msgpack.encode(found) != payload:
+            raise ImageRefused(f"section {section.word} is not in canonical form")
+        if section is Section.HEADER:
+            self._take_header(found)
+        elif section is Section.END:
+            self._take_end(found)
+        else:
+            self._take_records(section, found, first=before is not section)
+
+    def _take_header(self, header: Header) -> None:
+        for kind, known, written in zip(SHAPED, SHAPES, header.shapes, strict=False):
+            if written > known:
+                raise ImageRefused(
+                    f"{kind.__name__} has {written} fields where this release knows {known}: a newer release wrote it; "
+                    "upgrade this replica"
+                )
+        if len(header.shapes) > len(SHAPED):
+            raise ImageRefused("it holds kinds of records that this release does not know; upgrade this replica")
+        if header.feature_level > FEATURE_LEVEL_KNOWN:
+            raise ImageRefused(
+                f"its cluster has feature level {header.feature_level}, this release knows {FEATURE_LEVEL_KNOWN}; "
+                "upgrade this replica"
+            )
+        for section, count in zip(COUNTED, header.counts, strict=True):
+            if count > RECORDS_MAX[section]:
+                raise ImageRefused(f"it says {count} {section.word}; at most {RECORDS_MAX[section]} are read")
+        self._header = header
+
+    def _take_records(self, section: Section, found: list[Any], *, first: bool) -> None:
+        key_of = KEYS[section]
+        if not found:
+            raise ImageRefused(f"section {section.word} has an empty slice")
+        keep = self._keep or section in (Section.POOLS, Section.CAPACITY)
+        kept = self._records[section]
+        last = None if first else self._last
+        for record in found:
+            key = key_of(record)
+            if last is not None and key <= last:
+                raise ImageRefused(f"section {section.word}: {key!r} stands after {last!r}, out of order")
+            last = key
+            if section is Section.BUFFERS:
+                self._held[record.pool] += record.held_bytes
+            if keep:
+                kept[key] = record
+        self._last = last
+        self._counts[section] += len(found)
+        limit = self._expected(section)
+        if self._counts[section] > limit:
+            raise ImageRefused(f"section {section.word} has more than the {limit} records that the header says")
+
+    def _expected(self, section: Section) -> int:
+        counts = dict(zip(COUNTED, self.header.counts, strict=True))
+        return counts[Section.POOLS if section is Section.CAPACITY else section]
+
+    def _take_end(self, total: int) -> None:
+        for section in KEYS:
+            if self._counts[section] != self._expected(section):
+                raise ImageRefused(
+                    f"section {section.word} has {self._counts[section]} records; the header says "
+                    f"{self._expected(section)}"
+                )
+        if total != sum(self.header.counts):
+            raise ImageRefused(f"the end says {total} records; the header says {sum(self.header.counts)}")
+
+    def finish(self) -> None:
+        """Compare the derived capacity once everything has been added; raises ImageRefused naming the pool."""
+        if self._section is not Section.END:
+            raise ImageRefused("it ends before its end section: it is cut short")
+        derived = derived_capacity({pool.name: pool for pool in self.pools}, self._held)
+        compare_capacity(self.capacity, derived, self._held, "the snapshot says")
+
+    def image(self) -> Image:
+        """Return the image; raises ImageRefused for capacity that differs, or an invariant that does not hold."""
+        self.finish()
+        header, records = self.header, self._records
+        receipts: dict[bytes, Receipt] = {}
+        receipt_ids: dict[int, bytes] = {}
+        for revision, record in records[Section.RECEIPTS].items():
+            if record.id in receipts:
+                raise ImageRefused(f"section receipts: the id of revision {revision} has a receipt already")
+            receipts[record.id] = record.receipt
+            receipt_ids[revision] = record.id
+        state = derive(
+            State(
+                cluster_id=header.cluster_id,
+                name=header.name,
+                feature_level=header.feature_level,
+                revision=Revision(header.revision),
+                at=Instant(header.at),
+                policy=header.policy,
+                next_job=header.next_job,
+                pools=immutables.Map(records[Section.POOLS]),
+                nodes=immutables.Map(records[Section.NODES]),
+                jobs=immutables.Map(records[Section.JOBS]),
+                buffers=immutables.Map(records[Section.BUFFERS]),
+                receipts=immutables.Map(receipts),
+                receipt_ids=immutables.Map(receipt_ids),
+                oldest_receipt=header.oldest_receipt,
+                receipts_horizon_ms=header.receipts_horizon_ms,
+            )
+        )
+        broken = check(state)
+        if broken:
+            more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+            raise ImageRefused(f"an invariant does not hold: {broken[0]}{more}")
+        return Image(state, header.index, header.term, header.chain_digest)

@@ -1,0 +1,244 @@
+"""Reading a snapshot and believing nothing in it that was not checked.
+
+One pass, bounded in everything: a frame's checksum is compared before its records are decoded, the order and number
+of records as they come, the file's SHA-256 before anything is returned, and then the derived free capacity (law 8) and
+the invariants of the state.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+
+from snapshots.assembly import Assembly
+from snapshots.image import SLICE_BYTES_MAX, Image, ImageRefused
+from snapshots.seal import (
+    FORMAT_VERSION,
+    MAGIC,
+    PREAMBLE,
+    SNAPSHOT_BYTES_MAX,
+    TRAILER_BYTES,
+    SnapshotName,
+    frame_checksum,
+)
+
+READ_BYTES = 256 * 1024
+"""Read at once, bytes: large enough that system calls do not count, small enough not to."""
+
+FRAME_FIELDS = 4
+"""Section, sequence, payload, checksum."""
+
+_BUFFER_BYTES_MAX = SLICE_BYTES_MAX + READ_BYTES + 64
+"""What the frame reader may hold, bytes: the largest frame with its numbers, and one read that ends in the next."""
+
+
+class SnapshotRefused(Exception):
+    """A file that is not a sound snapshot; `sentence` says why and where."""
+
+    def __init__(self, path: Path, sentence: str) -> None:
+        super().__init__(f"{path}: {sentence}")
+        self.path = path
+        self.sentence = sentence
+
+
+class PoolSummary(msgspec.Struct, frozen=True):
+    """One pool in a snapshot; `held_bytes` and `free_bytes` were derived from its buffers when reading."""
+
+    name: str
+    quantity_bytes: int
+    held_bytes: int
+    free_bytes: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a snapshot holds. `at` is an Instant, digests are hexadecimal."""
+
+    index: int
+    term: int
+    revision: int
+    at: int
+    cluster_id: str
+    cluster: str
+    jobs: int
+    buffers: int
+    pools: tuple[PoolSummary, ...]
+    digest: str
+    """Of the ledger's chain at `index`."""
+    file_digest: str
+    size_bytes: int
+
+
+def load_snapshot(path: Path) -> Image:
+    """Return the image in the file; raises SnapshotRefused with a sentence that says what is wrong with it."""
+    return load_open(_open(path), path)
+
+
+def inspect(path: Path) -> Summary:
+    """Return what the file holds, checked except for the invariants across records, without keeping its jobs.
+
+    Raises SnapshotRefused.
+    """
+    file = _open(path)
+    try:
+        assembly, digest, size_bytes = _read(file, path, keep=False)
+    finally:
+        os.close(file)
+    header = assembly.header
+    capacity = {row.name: row for row in assembly.capacity}
+    return Summary(
+        index=header.index,
+        term=header.term,
+        revision=header.revision,
+        at=header.at,
+        cluster_id=header.cluster_id,
+        cluster=header.name,
+        jobs=header.counts[2],
+        buffers=header.counts[3],
+        pools=tuple(
+            PoolSummary(pool.name, pool.quantity_bytes, capacity[pool.name].held_bytes, capacity[pool.name].free_bytes)
+            for pool in assembly.pools
+        ),
+        digest=header.chain_digest.hex(),
+        file_digest=digest.hex(),
+        size_bytes=size_bytes,
+    )
+
+
+def load_open(file: int, path: Path) -> Image:
+    """Return the image in an open file, which is closed; `path` is for sentences. Raises SnapshotRefused."""
+    try:
+        assembly, _, _ = _read(file, path, keep=True)
+    finally:
+        os.close(file)
+    try:
+        return assembly.image()
+    except ImageRefused as why:
+        raise SnapshotRefused(path, why.sentence) from why
+
+
+def open_beneath(directory: int, name: str, path: Path) -> int:
+    """Return a descriptor of a file in an open directory, never through a link; raises SnapshotRefused."""
+    try:
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError as why:
+        raise SnapshotRefused(path, f"it cannot be opened: {why.strerror}") from why
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as why:
+        raise SnapshotRefused(path, f"it cannot be opened: {why.strerror}") from why
+
+
+def _read(file: int, path: Path, *, keep: bool) -> tuple[Assembly, bytes, int]:
+    """Return everything in the file, its digest, and its size, bytes."""
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise SnapshotRefused(path, "it is not a regular file")
+    size_bytes = found.st_size
+    if size_bytes > SNAPSHOT_BYTES_MAX:
+        raise SnapshotRefused(path, f"it has {size_bytes} bytes; at most {SNAPSHOT_BYTES_MAX} are read")
+    if size_bytes < len(PREAMBLE) + TRAILER_BYTES:
+        raise SnapshotRefused(path, f"it has {size_bytes} bytes only: it is cut short")
+    try:
+        preamble = _exactly(file, len(PREAMBLE))
+        _check_preamble(preamble)
+        digest = sha256(preamble)
+        assembly = Assembly(keep=keep)
+        for offset, section, payload in _frames(file, size_bytes - len(PREAMBLE) - TRAILER_BYTES, digest.update):
+            try:
+                assembly.add(section, payload)
+            except ImageRefused as why:
+                raise ImageRefused(f"{why.sentence} (before byte {offset})") from why
+        if _exactly(file, TRAILER_BYTES) != digest.digest():
+            raise ImageRefused("the checksum of the whole file does not match: it is cut short or damaged")
+        assembly.finish()
+        named = SnapshotName.parse(path.name)
+        held = SnapshotName(assembly.header.index, assembly.header.term)
+        if named is not None and named != held:
+            raise ImageRefused(
+                f"its name says index {named.index} of term {named.term}; it holds {held.index} of {held.term}"
+            )
+    except ImageRefused as why:
+        raise SnapshotRefused(path, why.sentence) from why
+    except OSError as why:
+        raise SnapshotRefused(path, f"it cannot be read: {why.strerror}") from why
+    return assembly, digest.digest(), size_bytes
+
+
+def _check_preamble(preamble: bytes) -> None:
+    if preamble[: len(MAGIC)] != MAGIC:
+        raise ImageRefused("it does not start like a Forebay snapshot")
+    version = int.from_bytes(preamble[len(MAGIC) :], "big")
+    if version != FORMAT_VERSION:
+        raise ImageRefused(f"it has format version {version}; this release reads version {FORMAT_VERSION}")
+
+
+def _frames(file: int, left: int, seen: Callable[[bytes], object]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (offset of its end, section, payload) of each frame in the next `left` bytes; every byte goes to `seen`."""
+    unpacker = msgpack.Unpacker(
+        use_list=False,
+        max_buffer_size=_BUFFER_BYTES_MAX,
+        max_bin_len=SLICE_BYTES_MAX,
+        max_array_len=FRAME_FIELDS,
+        max_str_len=0,
+        max_map_len=0,
+        max_ext_len=0,
+    )
+    sequence = 0
+    end = 0
+    fed = 0
+    while left:
+        data = os.read(file, min(READ_BYTES, left))
+        if not data:
+            raise ImageRefused(f"it ends at byte {len(PREAMBLE) + fed}, while it is read")
+        left -= len(data)
+        fed += len(data)
+        seen(data)
+        try:
+            unpacker.feed(data)
+            for frame in unpacker:
+                end = unpacker.tell()
+                offset = len(PREAMBLE) + end
+                section, payload = _checked(frame, sequence, offset)
+                sequence += 1
+                yield offset, section, payload
+        except (ValueError, msgpack.UnpackException) as why:
+            place = len(PREAMBLE) + end
+            raise ImageRefused(
+                f"the frame at byte {place} cannot be read: it is damaged ({type(why).__name__})"
+            ) from why
+    if end != fed:
+        raise ImageRefused(f"the frame at byte {len(PREAMBLE) + end} is cut short")
+
+
+def _checked(frame: object, sequence: int, offset: int) -> tuple[int, bytes]:
+    if not isinstance(frame, tuple) or len(frame) != FRAME_FIELDS:
+        raise ImageRefused(f"what ends at byte {offset} is not a frame: it is damaged")
+    section, number, payload, checksum = frame
+    if type(section) is not int or type(number) is not int or type(payload) is not bytes or type(checksum) is not int:
+        raise ImageRefused(f"what ends at byte {offset} is not a frame: it is damaged")
+    if number != sequence:
+        raise ImageRefused(
+            f"the frame that ends at byte {offset} is number {number}, where number {sequence} must stand"
+        )
+    if not 0 <= section < 2**63 or checksum != frame_checksum(section, number, payload):
+        raise ImageRefused(f"frame {number}, which ends at byte {offset}, does not match its checksum: it is damaged")
+    return section, payload
+
+
+def _exactly(file: int, size_bytes: int) -> bytes:
+    pieces = b""
+    while len(pieces) < size_bytes:
+        piece = os.read(file, size_bytes - len(pieces))
+        if not piece:
+            raise ImageRefused("it is cut short")
+        pieces += piece
+    return pieces

@@ -1,0 +1,254 @@
+"""Writing a snapshot so that it is there whole or not at all.
+
+The file: eight bytes (magic, format version), then MessagePack frames `[section, sequence, payload, crc32]`, then the
+SHA-256 of everything before. It is written under a temporary name, synced, renamed, and the directory synced: a crash
+at any moment leaves the older snapshots as they were.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from zlib import crc32
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+
+from snapshots.image import Image, ImageRefused, Slice, to_sections
+
+MAGIC = b"FBSNAP"
+FORMAT_VERSION = 1
+"""What follows the magic, two bytes big-endian. Raised when an older release could misread the file."""
+
+PREAMBLE = MAGIC + FORMAT_VERSION.to_bytes(2, "big")
+TRAILER_BYTES = 32
+"""The SHA-256 at the end, bytes."""
+
+SNAPSHOT_BYTES_MAX = 4 * 1024**3
+"""The largest snapshot, bytes: 100,000 jobs with 40 KiB each. More would not fit beside a second State in memory."""
+
+TEMPORARY_SUFFIX = ".saving"
+
+_NAME = re.compile(r"snapshot-([0-9]{20})-([0-9]{1,19})\.fbs")
+
+
+class SnapshotFailed(Exception):
+    """A snapshot could not be written; the older ones are as they were. The message names the file and a remedy."""
+
+
+class SnapshotAbandoned(SnapshotFailed):
+    """Writing was stopped because the replica is stopping."""
+
+
+class SnapshotName(msgspec.Struct, frozen=True, order=True):
+    """What a snapshot's name says; ordered by age."""
+
+    index: int
+    term: int
+
+    def __str__(self) -> str:
+        return f"snapshot-{self.index:020d}-{self.term}.fbs"
+
+    @classmethod
+    def parse(cls, name: str) -> SnapshotName | None:
+        """Return what the name says, or None if it is not the name of a snapshot."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        parsed = cls(int(found.group(1)), int(found.group(2)))
+        return parsed if str(parsed) == name else None
+
+
+class Disk:
+    """The calls that change a disk, in one place, so that tests can make each of them fail. Raises OSError."""
+
+    def create(self, directory: int, name: str) -> int:
+        """Create a file that must not exist, readable by its owner only."""
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+
+    def write(self, file: int, data: bytes) -> None:
+        """Write all of it."""
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+
+    def sync(self, file: int) -> None:
+        """Make a file's content durable."""
+        os.fsync(file)
+
+    def rename(self, directory: int, old: str, new: str) -> None:
+        """Give a file its name, replacing one that has it."""
+        os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
+
+    def sync_directory(self, directory: int) -> None:
+        """Make names durable."""
+        os.fsync(directory)
+
+    def remove(self, directory: int, name: str) -> None:
+        """Remove a name."""
+        os.unlink(name, dir_fd=directory)
+
+
+DISK = Disk()
+
+
+def frame_of(piece: Slice, sequence: int) -> bytes:
+    """Return one frame: the checksum covers the section, the sequence number and the payload."""
+    packed: bytes = msgpack.packb(
+        (int(piece.section), sequence, piece.payload, frame_checksum(piece.section, sequence, piece.payload))
+    )
+    return packed
+
+
+def frame_checksum(section: int, sequence: int, payload: bytes) -> int:
+    """Return the CRC-32 of a frame."""
+    return crc32(payload, crc32(section.to_bytes(8, "big") + sequence.to_bytes(8, "big")))
+
+
+def open_directory(directory: Path) -> int:
+    """Return a descriptor of the directory; raises SnapshotFailed by its name."""
+    try:
+        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as why:
+        raise failure(directory, why) from why
+
+
+def create_temporary(disk: Disk, directory: int, name: str) -> int:
+    """Return a new file that is locked for as long as it is open; replaces one that a dead process left behind.
+
+    The lock tells a live writer from a dead one. Raises OSError, BlockingIOError if the writer is alive.
+    """
+    for last in (False, True):
+        try:
+            file = disk.create(directory, name)
+        except FileExistsError:
+            if last or not remove_if_abandoned(disk, directory, name):
+                raise BlockingIOError(errno.EAGAIN, "another process is writing it") from None
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+    raise AssertionError("the second round returns or raises")
+
+
+def remove_if_abandoned(disk: Disk, directory: int, name: str) -> bool:
+    """Remove a temporary file unless a live process holds it; return whether it is gone. Raises OSError."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        disk.remove(directory, name)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def write_snapshot(
+    directory: Path,
+    image: Image,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    breathe: Callable[[], None] | None = None,
+    disk: Disk = DISK,
+) -> Path:
+    """Write the image into the directory and return its path, once it would survive a power cut.
+
+    `progress` is told records written and records in all; `breathe` is called between two slices, may wait there to
+    let other threads run, and may raise SnapshotAbandoned. Raises SnapshotFailed; then nothing was left behind, except
+    after a failed sync of the directory, when the new file is whole but not yet promised.
+    """
+    name = str(SnapshotName(image.index, image.term))
+    temporary = f".{name}{TEMPORARY_SUFFIX}"
+    path = directory / name
+    folder = open_directory(directory)
+    try:
+        file = _begin(disk, folder, temporary, path)
+        try:
+            _fill(file, image, path, progress, breathe or _nothing, disk)
+            disk.sync(file)
+            disk.rename(folder, temporary, name)
+        except BaseException as why:
+            with suppress(OSError):
+                disk.remove(folder, temporary)
+            if isinstance(why, OSError):
+                raise failure(path, why) from why
+            if isinstance(why, ImageRefused):
+                raise SnapshotFailed(f"{path}: {why.sentence}") from why
+            raise
+        finally:
+            os.close(file)
+        try:
+            disk.sync_directory(folder)
+        except OSError as why:
+            raise failure(path, why) from why
+    finally:
+        os.close(folder)
+    return path
+
+
+def failure(path: Path, why: OSError) -> SnapshotFailed:
+    """Return the failure as a sentence with what to do about it."""
+    remedy = {
+        errno.ENOSPC: "free space on that file system",
+        errno.EDQUOT: "raise the quota",
+        errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+        errno.EROFS: "mount that file system for writing",
+        errno.EACCES: "give the replica's account that directory",
+        errno.ENOENT: "create the directory",
+        errno.EIO: "replace the disk",
+        errno.EAGAIN: "let the other process finish",
+    }.get(why.errno or 0, "see to the cause; the replica tries again with its next snapshot")
+    return SnapshotFailed(f"{path}: the snapshot was not written: {why.strerror or why}; {remedy}")
+
+
+def _begin(disk: Disk, folder: int, temporary: str, path: Path) -> int:
+    try:
+        return create_temporary(disk, folder, temporary)
+    except OSError as why:
+        raise failure(path, why) from why
+
+
+def _fill(
+    file: int,
+    image: Image,
+    path: Path,
+    progress: Callable[[int, int], None] | None,
+    breathe: Callable[[], None],
+    disk: Disk,
+) -> None:
+    state = image.state
+    total = len(state.pools) + len(state.nodes) + len(state.jobs) + len(state.buffers) + len(state.receipts)
+    done = 0
+    digest = sha256(PREAMBLE)
+    disk.write(file, PREAMBLE)
+    size_bytes = len(PREAMBLE) + TRAILER_BYTES
+    for sequence, piece in enumerate(to_sections(image, breathe=breathe)):
+        frame = frame_of(piece, sequence)
+        size_bytes += len(frame)
+        if size_bytes > SNAPSHOT_BYTES_MAX:
+            raise SnapshotFailed(
+                f"{path}: the state needs more than {SNAPSHOT_BYTES_MAX} bytes; keep fewer finished jobs"
+            )
+        digest.update(frame)
+        disk.write(file, frame)
+        done = min(total, done + piece.records)
+        if progress is not None:
+            progress(done, total)
+    disk.write(file, digest.digest())
+
+
+def _nothing() -> None:
+    return None

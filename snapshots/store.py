@@ -1,0 +1,248 @@
+"""The snapshots of one replica: the newest valid one, saving in the background, receiving, and forgetting old ones."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from snapshots.image import Image
+from snapshots.receive import RECEIVING_SUFFIX, Receiver
+from snapshots.restore import SnapshotRefused, load_open, open_beneath
+from snapshots.seal import (
+    DISK,
+    TEMPORARY_SUFFIX,
+    Disk,
+    SnapshotAbandoned,
+    SnapshotFailed,
+    SnapshotName,
+    failure,
+    open_directory,
+    remove_if_abandoned,
+    write_snapshot,
+)
+
+KEPT_DEFAULT = 2
+"""Snapshots kept: the newest, and one to fall back on should its disk blocks go bad."""
+
+KEPT_MAX = 100
+"""Snapshots that an operator may keep: each may be gigabytes."""
+
+BREATH_S = 0.000_2
+"""Pause of the background writer after each slice, seconds: hands the interpreter to the event loop at once, where it
+would otherwise wait for the 5 ms after which Python switches threads. Costs about 0.1 s for 100,000 jobs."""
+
+
+class Skipped(NamedTuple):
+    """A snapshot that was passed over, and why, as a sentence."""
+
+    path: Path
+    sentence: str
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A sealed snapshot that this process has verified or written: fit to be sent to a peer."""
+
+    path: Path
+    index: int
+    term: int
+    size_bytes: int
+
+
+class SnapshotStore:
+    """The snapshot directory of one replica. Used from one thread, except for its own background thread."""
+
+    def __init__(
+        self, directory: Path, keep: int = KEPT_DEFAULT, *, cluster_id: str | None = None, disk: Disk = DISK
+    ) -> None:
+        """Open the directory, make it if it is not there, and remove what dead writers left behind.
+
+        `cluster_id`: a snapshot of another cluster is refused; None accepts any. Raises SnapshotFailed.
+        """
+        if not 1 <= keep <= KEPT_MAX:
+            raise ValueError(f"{keep} snapshots cannot be kept; use a number from 1 to {KEPT_MAX}")
+        self._directory = directory
+        self._keep = keep
+        self._cluster_id = cluster_id
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._sound: set[SnapshotName] = set()
+        self._skipped: dict[SnapshotName, str] = {}
+        self._stop = threading.Event()
+        self._saving: Future[Path] | None = None
+        self._receiver: Receiver | None = None
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as why:
+            raise failure(directory, why) from why
+        self._clean()
+
+    @property
+    def directory(self) -> Path:
+        """Where the snapshots are."""
+        return self._directory
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The snapshots that were refused since the store was opened, newest first: for the operator to see."""
+        with self._lock:
+            found = sorted(self._skipped.items(), reverse=True)
+        return tuple(Skipped(self._directory / str(name), sentence) for name, sentence in found)
+
+    @property
+    def saving(self) -> bool:
+        """Whether a background save is going on."""
+        return self._saving is not None and not self._saving.done()
+
+    def names(self) -> list[SnapshotName]:
+        """Return the names in the directory, newest first, whatever is in the files. Raises SnapshotFailed."""
+        try:
+            found = [SnapshotName.parse(name) for name in os.listdir(self._directory)]
+        except OSError as why:
+            raise failure(self._directory, why) from why
+        return sorted((name for name in found if name is not None), reverse=True)
+
+    def newest_valid(self) -> tuple[Path, Image] | None:
+        """Return the newest snapshot that can be loaded, or None; `skipped` has those passed over, with the reason."""
+        folder = open_directory(self._directory)
+        try:
+            for name in self.names():
+                path = self._directory / str(name)
+                try:
+                    image = load_open(open_beneath(folder, str(name), path), path)
+                    sentence = self._foreign(image)
+                    if sentence is not None:
+                        raise SnapshotRefused(path, sentence)
+                except SnapshotRefused as why:
+                    with self._lock:
+                        self._skipped[name] = why.sentence
+                        self._sound.discard(name)
+                    continue
+                self._trust(name)
+                return path, image
+        finally:
+            os.close(folder)
+        return None
+
+    def newest(self) -> Stored | None:
+        """Return the newest snapshot that this process wrote, received or loaded; reads no content."""
+        with self._lock:
+            sound = sorted(self._sound, reverse=True)
+        for name in sound:
+            path = self._directory / str(name)
+            try:
+                return Stored(path, name.index, name.term, os.stat(path, follow_symlinks=False).st_size)
+            except FileNotFoundError:
+                continue
+            except OSError as why:
+                raise failure(path, why) from why
+        return None
+
+    def save_in_background(self, image: Image) -> Future[Path]:
+        """Write the image in a thread, then prune; the future gives its path or SnapshotFailed.
+
+        While a save is going on its future is returned and `image` is not written: the next one will hold more.
+        """
+        if self._stop.is_set():
+            raise SnapshotFailed(f"{self._directory}: the store is closed")
+        if self._saving is None or self._saving.done():
+            self._saving = self._executor.submit(self._save, image)
+        return self._saving
+
+    def prune(self) -> list[Path]:
+        """Remove what is older than the newest `keep` snapshots that were not refused; return what was removed.
+
+        Raises SnapshotFailed.
+        """
+        removed: list[Path] = []
+        kept = 0
+        folder = open_directory(self._directory)
+        try:
+            for name in self.names():
+                with self._lock:
+                    refused = name in self._skipped
+                if kept < self._keep:
+                    kept += not refused
+                    continue
+                path = self._directory / str(name)
+                try:
+                    self._disk.remove(folder, str(name))
+                except FileNotFoundError:
+                    pass
+                except OSError as why:
+                    raise failure(path, why) from why
+                with self._lock:
+                    self._sound.discard(name)
+                    self._skipped.pop(name, None)
+                removed.append(path)
+        finally:
+            os.close(folder)
+        return removed
+
+    def receive(self, index: int, term: int) -> Receiver:
+        """Return what takes a snapshot from a peer in chunks; one that was still being received is given up.
+
+        Raises SnapshotFailed.
+        """
+        if self._receiver is not None:
+            self._receiver.abort()
+        name = SnapshotName(index, term)
+        if SnapshotName.parse(str(name)) != name or index < 1 or term < 1:
+            raise SnapshotRefused(self._directory, f"there is no snapshot of index {index} and term {term}")
+
+        def accept(image: Image) -> str | None:
+            if (image.index, image.term) != (index, term):
+                return f"it was announced as {index} of term {term}; it holds {image.index} of {image.term}"
+            return self._foreign(image)
+
+        def finished(received: SnapshotName) -> None:
+            self._trust(received)
+            self.prune()
+
+        self._receiver = Receiver(self._directory, name, accept=accept, finished=finished, disk=self._disk)
+        return self._receiver
+
+    def close(self) -> None:
+        """Stop a save at its next slice, give up what is being received, and wait for the thread."""
+        self._stop.set()
+        if self._receiver is not None:
+            self._receiver.abort()
+        self._executor.shutdown(wait=True)
+
+    def _save(self, image: Image) -> Path:
+        path = write_snapshot(self._directory, image, breathe=self._breathe, disk=self._disk)
+        self._trust(SnapshotName(image.index, image.term))
+        self.prune()
+        return path
+
+    def _breathe(self) -> None:
+        if self._stop.wait(BREATH_S):
+            raise SnapshotAbandoned(f"{self._directory}: the snapshot was given up because the replica is stopping")
+
+    def _trust(self, name: SnapshotName) -> None:
+        with self._lock:
+            self._sound.add(name)
+            self._skipped.pop(name, None)
+
+    def _foreign(self, image: Image) -> str | None:
+        theirs = image.state.cluster_id
+        if self._cluster_id is None or not theirs or theirs == self._cluster_id:
+            return None
+        return f"it is of cluster {theirs!r}; this replica belongs to {self._cluster_id!r}"
+
+    def _clean(self) -> None:
+        folder = open_directory(self._directory)
+        try:
+            for name in os.listdir(folder):
+                for suffix in (TEMPORARY_SUFFIX, RECEIVING_SUFFIX):
+                    if name.startswith(".") and name.endswith(suffix) and SnapshotName.parse(name[1 : -len(suffix)]):
+                        remove_if_abandoned(self._disk, folder, name)
+        except OSError as why:
+            raise failure(self._directory, why) from why
+        finally:
+            os.close(folder)

@@ -1,0 +1,1 @@
+"""Fixtures of the client's tests."""

@@ -1,0 +1,144 @@
+"""What a request may say, and where each mistake is named."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replica.buffers import Access, TransferKind
+from replica.directives import DirectiveRefused, parse_request
+from replica.refusals import RefusalCode
+
+FULL = """#!/bin/bash
+#SBATCH --job-name=x
+#DW jobdw type=scratch capacity=1GB access_mode=striped,private pool=fast
+
+#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a
+# a comment
+#DW stage_out type=directory \\
+#DW   source=${DW_JOB_PRIVATE}/out destination=/out/%j
+srun application
+#DW stage_in type=file source=/late destination=$DW_JOB_STRIPED/late
+"""
+
+
+def test_directives_at_the_top_of_a_script_are_read_and_later_ones_are_comments() -> None:
+    request = parse_request(FULL)
+    assert request is not None
+    assert (request.pool, request.capacity_bytes) == ("fast", 10**9)
+    assert request.access == (Access.STRIPED, Access.PRIVATE)
+    assert [(t.kind, t.outside, t.inside) for t in request.stage_in] == [
+        (TransferKind.FILE, "/in/a", "$DW_JOB_STRIPED/a")
+    ]
+    assert [(t.kind, t.outside, t.inside) for t in request.stage_out] == [
+        (TransferKind.DIRECTORY, "/out/%j", "${DW_JOB_PRIVATE}/out")
+    ]
+    assert request.places[:2] == ("script line 3, column 65", "script line 3, column 24")
+    assert request.places[3] == "script line 8, column 35"
+
+
+def test_a_script_without_directives_asks_for_nothing() -> None:
+    assert parse_request("#!/bin/sh\n#BBQ\n#DWARF x\necho\n") is None
+
+
+def test_the_short_form_of_bb_stands_for_the_line_that_slurm_writes() -> None:
+    request = parse_request("#!/bin/sh\n", bb="capacity=1G access=striped type=scratch")
+    assert request is not None
+    assert request.text == "#DW jobdw capacity=1GiB access_mode=striped type=scratch"
+    assert request.capacity_bytes == 2**30
+
+
+def test_directives_of_the_command_line_and_of_a_file_are_added_to_those_of_the_script() -> None:
+    script = "#!/bin/sh\n#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a\n"
+    file = "#DW stage_in type=file source=/in/b destination=$DW_JOB_STRIPED/b\n"
+    request = parse_request(script, bb="capacity=1G", bbf=file)
+    assert request is not None
+    assert [transfer.outside for transfer in request.stage_in] == ["/in/b", "/in/a"]
+    assert request.places[2] == "--bbf line 1, column 24"
+
+
+DIRECTIVE, CAPACITY = RefusalCode.INVALID_DIRECTIVE, RefusalCode.INVALID_CAPACITY
+REFUSED = [
+    ("#DW jobdw capacity=0", 11 + 9, "zero", CAPACITY),
+    ("#DW jobdw capacity=-5", 20, "sign", CAPACITY),
+    ("#DW jobdw capacity=10QB", 22, "unknown suffix", CAPACITY),
+    ("#DW jobdw capacity=99999999999PiB", 20, "overflows", CAPACITY),
+    ("#DW jobdw capacity=", 20, "is empty", DIRECTIVE),
+    ("#DW jobdw type=scratch", 5, "no capacity", CAPACITY),
+    ("#DW jobdw capacity=1G type=cache", 28, "not supported", DIRECTIVE),
+    ("#DW jobdw capacity=1G capacity=2G", 23, "twice", DIRECTIVE),
+    ("#DW jobdw capacity=1G access_mode=striped,shared", 43, "unknown access mode 'shared'", DIRECTIVE),
+    ("#DW jobdw capacity=1G colour=red", 23, "unknown option 'colour'", DIRECTIVE),
+    ("#DW jobdw capacity=1G pool=no/pe", 28, "pool name", DIRECTIVE),
+    ("#DW", 1, "followed by nothing", DIRECTIVE),
+    ("#DW stage_sideways x", 5, "unknown directive 'stage_sideways'", DIRECTIVE),
+    ("#BB frobnicate", 5, "unknown directive 'frobnicate'", DIRECTIVE),
+    ("#BB create_persistent name=a capacity=1G", 5, "not supported by this release", DIRECTIVE),
+    ("#DW persistentdw name=a", 5, "not supported by this release", DIRECTIVE),
+    ("#DW swap 2GiB", 5, "not supported by this release", DIRECTIVE),
+    ("#BB_LUA pool=a", 1, "not supported by this release", DIRECTIVE),
+    ("#DW stage_in type=file source=/a", 5, "no destination=", DIRECTIVE),
+    ("#DW stage_in type=list source=/a destination=$DW_JOB_STRIPED/a", 19, "not supported", DIRECTIVE),
+    ("#DW stage_in type=file source=a destination=$DW_JOB_STRIPED/a", 31, "not absolute", DIRECTIVE),
+    ("#DW stage_in type=file source=/a/../b destination=$DW_JOB_STRIPED/a", 31, "goes up", DIRECTIVE),
+    ("#DW stage_in type=file source=/a destination=/b", 46, "not on the buffer", DIRECTIVE),
+    ("#DW stage_in type=file source=/a destination=$DW_JOB_STRIPED/", 46, "names the buffer itself", DIRECTIVE),
+    ("#DW stage_in type=file source=/a destination=$DW_JOB_STRIPED/../x", 46, "goes up", DIRECTIVE),
+    ("#DW stage_in type=file source=/a destination=$DW_JOB_PRIVATE/x", 34, "needs access_mode=private", DIRECTIVE),
+    ("#DW jobdw capacity=1G \\", 23, "line after a continuation does not start with #DW", DIRECTIVE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "column", "says", "code"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_a_mistake_is_named_with_line_and_column(line: str, column: int, says: str, code: RefusalCode) -> None:
+    with pytest.raises(DirectiveRefused) as caught:
+        parse_request(f"#!/bin/sh\n#SBATCH -J x\n{line}\n")
+    refusal = caught.value.refusal
+    assert says in refusal.sentence
+    assert refusal.place == f"script line 3, column {column}"
+    assert refusal.code is code
+    assert refusal.remedy
+
+
+def test_two_requests_for_capacity_are_refused_at_the_second() -> None:
+    with pytest.raises(DirectiveRefused, match="script line 2, column 5.*second time.*--bb line 1, column 1"):
+        parse_request("#!/bin/sh\n#DW jobdw capacity=1G\n", bb="capacity=1G")
+
+
+@pytest.mark.parametrize("text", ["nonsense", "capacity=abc", "capacity=1;stage_in:cp a b", "   ", "#DWX", "pool=fast"])
+def test_bb_text_that_is_no_request_is_refused_never_ignored(text: str) -> None:
+    with pytest.raises(DirectiveRefused):
+        parse_request("#!/bin/sh\n", bb=text)
+
+
+def test_a_continuation_with_nothing_after_it_is_refused() -> None:
+    with pytest.raises(DirectiveRefused, match="line 1, column 23: the last directive ends in a continuation"):
+        parse_request("#DW jobdw capacity=1G \\")
+
+
+def test_a_mixed_continuation_is_refused() -> None:
+    with pytest.raises(DirectiveRefused, match="line after a continuation does not start with #DW"):
+        parse_request("#!/bin/sh\n#DW jobdw \\\n#BB capacity=1G\n")
+
+
+@given(
+    st.text(st.sampled_from("#DWB jobdw\n\\=capacity1G/ stage_in$ATRIPD%sourcedestination;-é\t\0\r"), max_size=120),
+    st.booleans(),
+)
+def test_any_text_is_a_request_or_is_refused_with_a_place(text: str, in_bb: bool) -> None:
+    with contextlib.suppress(DirectiveRefused):
+        parse_request("" if in_bb else text, bb=text if in_bb else "")
+
+
+LINES = st.lists(st.sampled_from([row[0] for row in REFUSED] + FULL.splitlines()), max_size=8)
+
+
+@given(LINES)
+def test_any_mix_of_lines_is_a_request_or_is_refused_with_a_place(lines: list[str]) -> None:
+    try:
+        parse_request("\n".join(lines))
+    except DirectiveRefused as refused:
+        assert "line" in refused.refusal.place and "column" in refused.refusal.place

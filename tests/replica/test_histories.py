@@ -1,0 +1,207 @@
+"""Properties over random histories: whatever users, operators, agents and time do, the books balance."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from replica import commands as c
+from replica import events as e
+from replica.buffers import HOLDING, BufferState
+from replica.commit import Batch
+from replica.invariants import check
+from replica.jobs import JobState
+from replica.orders import Order
+from replica.queries import verdicts
+from replica.refusals import Refusal
+from replica.scheduling import next_due, plan
+from replica.settle import settle
+from replica.state import EMPTY
+from replica.state_digest import state_digest
+from replica.state_index import derive
+from tests.replica.world import OPERATOR, World, user
+
+
+class Histories(RuleBasedStateMachine):
+    """Three nodes, two pools, users who submit, hold, release and cancel, agents that succeed, fail, repeat and
+    restart.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World({"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2)
+        self.old_orders: list[tuple[str, Order]] = []
+        self.instances = 1
+
+    def some_job(self, data: st.DataObject) -> int | None:
+        jobs = sorted(self.world.state.jobs)
+        return data.draw(st.sampled_from(jobs)) if jobs else None
+
+    @rule(
+        size=st.integers(1, 100),
+        pool=st.sampled_from(["fast", "bulk"]),
+        priority=st.integers(0, 3),
+        limit=st.integers(1, 9999),
+    )
+    def submits(self, size: int, pool: str, priority: int, limit: int) -> None:
+        self.world.try_submit(f"capacity={size} pool={pool}", priority=priority, time_limit_s=limit)
+
+    @rule(begin=st.integers(0, 50), deadline=st.integers(0, 200))
+    def submits_without_buffer(self, begin: int, deadline: int) -> None:
+        now = self.world.at
+        self.world.submit(begin_at=now + begin * 10**6, deadline=now + deadline * 10**6 if deadline else 0, cpus=2)
+
+    @rule(data=st.data(), hurry=st.booleans())
+    def cancels(self, data: st.DataObject, hurry: bool) -> None:
+        job = self.some_job(data)
+        if job is not None:
+            self.world.settle(c.CancelJob(job, hurry), user())
+
+    @rule(data=st.data(), release=st.booleans(), operator=st.booleans())
+    def holds_or_releases(self, data: st.DataObject, release: bool, operator: bool) -> None:
+        job = self.some_job(data)
+        if job is not None:
+            self.world.settle(c.ReleaseJob(job) if release else c.HoldJob(job), OPERATOR if operator else user())
+
+    @rule(data=st.data(), outcome=st.sampled_from(["done", "failed", "started", "ended"]))
+    def reports(self, data: st.DataObject, outcome: str) -> None:
+        orders = [(node, order) for node in sorted(self.world.state.nodes) for order in self.world.orders(node)]
+        if not orders:
+            return
+        node, order = data.draw(st.sampled_from(orders))
+        self.old_orders.append((node, order))
+        self.report(node, order, outcome)
+
+    @rule(data=st.data(), outcome=st.sampled_from(["done", "failed", "started", "ended"]))
+    def reports_late(self, data: st.DataObject, outcome: str) -> None:
+        if self.old_orders:
+            node, order = data.draw(st.sampled_from(self.old_orders))
+            self.report(node, order, outcome)
+
+    def report(self, node: str, order: Order, outcome: str) -> None:
+        results: dict[str, c.OperationResult] = {
+            "done": c.OperationDone(1, 1),
+            "failed": c.OperationFailed("it broke"),
+            "started": c.ScriptStarted(),
+            "ended": c.ScriptEnded(JobState.FAILED, 1),
+        }
+        actor = c.Actor(c.ActorRole.AGENT, node)
+        report = c.ReportOperation(node, order.job, order.attempt, e.Stage[order.stage.upper()], results[outcome])
+        self.world.settle(report, actor)
+
+    @rule(
+        node=st.sampled_from(["n1", "n2", "n3"]), what=st.sampled_from(["drain", "resume", "down", "back", "restart"])
+    )
+    def changes_a_node(self, node: str, what: str) -> None:
+        if what == "restart":
+            self.instances += 1
+            self.world.register(node, cpus=2, instance=f"i{self.instances}")
+        elif what in ("drain", "resume"):
+            self.world.settle(c.DrainNode(node, "x") if what == "drain" else c.ResumeNode(node))
+        else:
+            self.world.settle(c.MarkNodeDown(node, "x") if what == "down" else c.MarkNodeBack(node), c.CONTROLLER)
+
+    @rule(seconds=st.sampled_from([0.5, 3, 100, 1000, 100_000]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.advance(seconds)
+
+    @rule(quantity=st.integers(0, 200))
+    def resizes_a_pool(self, quantity: int) -> None:
+        pool = self.world.state.pools["bulk"]
+        # Growing only: shrinking below what is held is checked by itself, and would void the check in World.commit.
+        quantity = max(quantity, pool.quantity_bytes)
+        self.world.settle(c.SetPool(msgspec.structs.replace(pool, quantity_bytes=quantity)))
+
+    @invariant()
+    def reasons_are_those_of_the_gates(self) -> None:
+        said = verdicts(self.world.state)
+        assert set(said) == set(self.world.state.unfinished)
+        for job_id, verdict in said.items():
+            job, buffer = self.world.state.jobs[job_id], self.world.state.buffers.get(job_id)
+            assert verdict.reason
+            if job.state is JobState.CONFIGURING:
+                assert verdict.reason == "None"
+            if buffer is not None and job.state is JobState.PENDING and not job.hold and verdict.reason == "None":
+                assert buffer.state is BufferState.STAGED_IN
+
+    @invariant()
+    def a_pass_is_at_rest_and_says_when_it_will_not_be(self) -> None:
+        assert plan(self.world.state, self.world.at).events == ()
+        due = next_due(self.world.state, self.world.at)
+        assert due is None or due > self.world.at
+
+    @invariant()
+    def no_job_runs_without_its_data(self) -> None:
+        for job in self.world.state.jobs.values():
+            if job.has_buffer and job.state in (JobState.CONFIGURING, JobState.RUNNING):
+                assert self.world.state.buffers[job.id].state in HOLDING
+
+    def teardown(self) -> None:
+        """At the end: replay gives the same digest, and with honest agents everything comes to an end."""
+        world = self.world
+        replayed = EMPTY
+        runs: Counter[int] = Counter()
+        for batch in world.ledger:
+            decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=Batch)
+            assert decoded == batch
+            following = settle(replayed, decoded)
+            assert following is not None
+            replayed = following
+            runs.update(
+                event.job for entry in batch.entries for event in entry.events if isinstance(event, e.RunStarted)
+            )
+        assert state_digest(replayed) == state_digest(world.state)
+        assert derive(replayed) == replayed
+        assert not runs or max(runs.values()) == 1, "a script was started twice"
+        for node in sorted(world.state.nodes):
+            self.instances += 1
+            world.settle(c.ResumeNode(node))
+            world.register(node, cpus=2, instance=f"i{self.instances}")
+        for _ in range(3 * len(world.state.jobs) + 50):
+            if not world.state.unfinished:
+                break
+            for job in sorted(world.state.unfinished):
+                if job in world.state.unfinished:
+                    world.settle(c.ReleaseJob(job))
+                    if world.reason(job) in ("DeadLine", "DependencyNeverSatisfied"):
+                        world.settle(c.CancelJob(job))
+            for node in sorted(world.state.nodes):
+                for order in world.orders(node):
+                    if any(current == order for current in world.orders(node)):
+                        world.done(order.job)
+            world.advance(500)
+        assert not world.state.unfinished, [
+            world.shown(job) for job in world.state.unfinished if job in world.state.buffers
+        ]
+        assert not world.state.held_bytes
+        assert check(world.state) == []
+
+
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHistories = Histories.TestCase
+
+
+def test_the_same_command_id_gets_the_first_answer_and_changes_nothing() -> None:
+    world = World()
+    command_id = b"\x01" * 16
+    spec = msgspec.structs.replace(world_spec(), name="once")
+    first = world.settle(c.SubmitJob(spec, None), user(), command_id)
+    revision = world.state.revision
+    assert world.settle(c.SubmitJob(spec, None), user(), command_id) == first
+    refused = b"\x02" * 16
+    refusal = world.settle(c.CancelJob(99), user(), refused)
+    assert isinstance(refusal, Refusal)
+    world.submit()
+    assert world.settle(c.CancelJob(99), user(), refused) == refusal
+    assert world.state.revision > revision and len(world.state.jobs) == 2
+
+
+def world_spec() -> object:
+    from replica.jobs import JobSpec
+    from tests.replica.world import SCRIPT
+
+    return JobSpec("job", "alan", SCRIPT, "/out", 60)

@@ -1,0 +1,145 @@
+"""A small world for tests of the core: one proposer, honest agents, a clock that is moved by hand, and no I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replica import commands as c
+from replica.commit import Batch, Entry
+from replica.decide import decide
+from replica.directives import parse_request
+from replica.events import Stage
+from replica.invariants import check
+from replica.jobs import Hold, JobSpec, JobState
+from replica.orders import Order, orders_for
+from replica.policy import Policy
+from replica.pools import Pool
+from replica.queries import reason_of
+from replica.refusals import Refusal
+from replica.scheduling import plan
+from replica.settle import receipt_for, settle
+from replica.state import EMPTY, State
+from replica.units import Instant, Revision
+
+OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
+SCRIPT = "#!/bin/sh\ntrue\n"
+POLICY = Policy(sources=("/in",), destinations=("/out",), retry_backoff_s=2)
+START = Instant(1_700_000_000_000_000)
+
+
+def user(name: str = "alan") -> c.Actor:
+    return c.Actor(c.ActorRole.USER, name)
+
+
+def agent(name: str) -> c.Actor:
+    return c.Actor(c.ActorRole.AGENT, name)
+
+
+class World:
+    """Settles one command a batch, each followed by a scheduling pass, as the proposer does; checks every invariant."""
+
+    def __init__(
+        self, pools: dict[str, int] | None = None, granularity: int = 1, nodes: int = 1, cpus: int = 8, **policy: Any
+    ):
+        self.state: State = EMPTY
+        self.at = START
+        self.counter = 0
+        self.ledger: list[Batch] = []
+        self.reasons: list[tuple[int, dict[int, str]]] = []
+        import msgspec
+
+        site = msgspec.structs.replace(POLICY, **policy)
+        founded = tuple(
+            Pool(name, size, granularity, is_default=index == 0)
+            for index, (name, size) in enumerate((pools or {"fast": 100}).items())
+        )
+        assert not isinstance(self.settle(c.FoundCluster("id", "test", site, founded), c.CONTROLLER), Refusal)
+        for index in range(nodes):
+            self.register(f"n{index + 1}", cpus=cpus)
+
+    def settle(self, command: c.Command, actor: c.Actor = OPERATOR, command_id: bytes | None = None) -> Refusal | int:
+        """Settle one command; return the refusal, or the first job its events name, or 0."""
+        self.counter += 1
+        command_id = command_id or (self.at // 1000).to_bytes(6, "big") + self.counter.to_bytes(10, "big")
+        known = receipt_for(self.state, command_id)
+        if known is not None:
+            return known if isinstance(known, Refusal) else known.refusal or known.job
+        decision = decide(self.state, c.Request(command_id, actor, command), self.at)
+        if isinstance(decision, Refusal):
+            entry = Entry(command_id, actor, c.kind_of(command), (), decision)
+        else:
+            entry = Entry(command_id, actor, c.kind_of(command), decision.events)
+        self.commit(entry)
+        self.run_pass()
+        receipt = self.state.receipts[command_id]
+        return receipt.refusal or receipt.job
+
+    def commit(self, entry: Entry) -> None:
+        batch = Batch(Revision(self.state.revision), self.at, (entry,))
+        following = settle(self.state, batch)
+        assert following is not None
+        self.state = following
+        self.ledger.append(batch)
+        assert check(self.state) == []
+        for pool in self.state.pools.values():
+            assert self.state.held_bytes.get(pool.name, 0) <= pool.quantity_bytes
+
+    def run_pass(self) -> None:
+        while events := plan(self.state, self.at).events:
+            self.commit(Entry(b"", c.CONTROLLER, "run_scheduling_pass", events))
+
+    def advance(self, seconds: float) -> None:
+        self.at = Instant(self.at + int(seconds * 1_000_000))
+        self.run_pass()
+
+    def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Refusal | int:
+        return self.settle(c.RegisterNode(node, cpus, instance, storage), agent(node))
+
+    def submit(
+        self, bb: str = "", *, script: str = SCRIPT, who: str = "alan", hold: Hold = Hold.NONE, **spec: Any
+    ) -> int:
+        result = self.try_submit(bb, script=script, who=who, hold=hold, **spec)
+        assert isinstance(result, int), result
+        return result
+
+    def try_submit(
+        self, bb: str = "", *, script: str = SCRIPT, who: str = "alan", hold: Hold = Hold.NONE, **spec: Any
+    ) -> Refusal | int:
+        fields: dict[str, Any] = {"name": "job", "user": who, "script": script, "workdir": "/out", "time_limit_s": 60}
+        fields.update(spec)
+        return self.settle(c.SubmitJob(JobSpec(**fields), parse_request(script, bb), hold), user(who))
+
+    def orders(self, node: str = "n1") -> tuple[Order, ...]:
+        return orders_for(self.state, node)
+
+    def order(self, job: int) -> Order:
+        return next(order for order in self.orders(self.state.jobs[job].node) if order.job == job)
+
+    def report(self, job: int, result: c.OperationResult, order: Order | None = None) -> Refusal | int:
+        node = self.state.jobs[job].node
+        order = order or self.order(job)
+        return self.settle(c.ReportOperation(node, job, order.attempt, Stage[order.stage.upper()], result), agent(node))
+
+    def done(self, job: int) -> None:
+        """Report success of whatever is ordered for the job: for a script, its start and then its end."""
+        order = self.order(job)
+        if order.stage == "run":
+            if not order.started:
+                assert not isinstance(self.report(job, c.ScriptStarted(), order), Refusal)
+            assert not isinstance(self.report(job, c.ScriptEnded(JobState.COMPLETED), order), Refusal)
+        else:
+            assert not isinstance(self.report(job, c.OperationDone(1, 1)), Refusal)
+
+    def finish(self, job: int) -> None:
+        while job in self.state.unfinished:
+            self.done(job)
+
+    def reason(self, job: int) -> str:
+        return reason_of(self.state, job)
+
+    def shown(self, job: int) -> tuple[str, str, str]:
+        """Return job state, reason and buffer state as people see them."""
+        return self.state.jobs[job].state.name, self.reason(job), self.state.buffers[job].state.word
+
+    def free(self, pool: str = "fast") -> int:
+        return self.state.pools[pool].usable_bytes - self.state.held_bytes.get(pool, 0)

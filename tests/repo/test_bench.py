@@ -1,0 +1,156 @@
+"""The parts of scripts/bench that could be wrong without anybody noticing."""
+
+import asyncio
+import json
+import ssl
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.repo.tree import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+
+from benchmarks import load, machine, processes
+from benchmarks.forebay import _command_id
+
+
+class Honest:
+    """A server of our own that counts what it accepted; `loses` makes it promise more than it keeps."""
+
+    name = "honest"
+    operation = "POST /"
+
+    def __init__(self, *, loses: bool = False, refuses: bool = False) -> None:
+        self.settled = 0
+        self.loses = loses
+        self.refuses = refuses
+        self.base = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if self.refuses:
+            return web.json_response({"error": "queue_full"}, status=429)
+        self.settled += 0 if self.loses else 1
+        return web.json_response({"ok": body["n"]})
+
+    async def start(self) -> None:
+        """Nothing to start: the test does."""
+
+    def tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+    async def leader(self, session: aiohttp.ClientSession) -> str:
+        return self.base
+
+    def request(self, client: int, number: int) -> tuple[str, Mapping[str, Any]]:
+        return "/", {"n": f"{client}-{number}"}
+
+    def accepted(self, status: int, answer: Mapping[str, Any]) -> bool:
+        return status == 200 and "ok" in answer
+
+    async def committed(self, session: aiohttp.ClientSession, base: str) -> int:
+        return self.settled
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+    def check(self) -> None:
+        """It runs in this process."""
+
+    def stop(self) -> None:
+        """The test does."""
+
+
+def measured(target: Honest, clients: int) -> load.Measurement:
+    """Measure a server of our own for a moment."""
+
+    async def run() -> load.Measurement:
+        application = web.Application()
+        application.router.add_post("/", target.handle)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        target.base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            return await load.measure(target, clients, warm_up_s=0.05, seconds=0.2)
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(run())
+
+
+def test_only_what_was_answered_in_the_measured_time_counts() -> None:
+    target = Honest()
+    result = measured(target, 3)
+    assert result.errors == 0
+    assert 0 < result.commits < target.settled, "the warm-up is settled too, and does not count"
+    assert result.commits_per_s == pytest.approx(result.commits / 0.2, abs=0.1)
+    assert result.p50_ms <= result.p99_ms <= result.max_ms
+
+
+def test_a_server_that_acknowledges_more_than_it_settled_is_found_out() -> None:
+    with pytest.raises(load.VerificationFailed, match="settled only 0"):
+        measured(Honest(loses=True), 1)
+
+
+def test_refusals_are_errors_and_never_commits() -> None:
+    result = measured(Honest(refuses=True), 2)
+    assert result.commits == 0
+    assert result.errors > 0
+    assert result.error_examples == ('HTTP 429: {"error": "queue_full"}',)
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    seconds = [number / 1000 for number in range(1, 101)]
+    assert load.percentile_ms(seconds, 0.50) == 50
+    assert load.percentile_ms(seconds, 0.99) == 99
+    assert load.percentile_ms(seconds, 1.0) == 100
+    assert load.percentile_ms([], 0.5) == 0
+
+
+def test_a_command_id_is_a_version_7_uuid_of_now() -> None:
+    from cluster.clock import SystemClock
+
+    text = _command_id()
+    assert len(text) == 32
+    assert text[12] == "7"
+    assert text[16] in "89ab"
+    assert abs(int(text[:12], 16) - SystemClock().now() // 1000) < 60_000
+    assert _command_id() != _command_id()
+
+
+def test_the_disk_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    median_us, p99_us = machine.fdatasync_us(tmp_path)
+    assert 0 < median_us <= p99_us
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_ends_by_itself_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    servers = processes.Processes()
+    servers.start("r1", [sys.executable, "-c", "import sys; sys.exit('no space left')"], tmp_path / "r1.output")
+    servers._running[0][1].wait(30)
+    with pytest.raises(processes.ServerFailed, match="no space left"):
+        servers.check()
+    servers.stop()
+
+
+def test_impossible_options_are_refused_before_anything_starts() -> None:
+    for options in (["--rounds", "0"], ["--seconds", "-1"], ["--clients", "0"], ["--only", "zookeeper"]):
+        result = subprocess.run([ROOT / "scripts" / "bench", *options], capture_output=True, text=True, check=False)
+        assert result.returncode == 2, options
+        assert options[0] in result.stderr
+
+
+def test_a_measurement_can_be_written_as_json() -> None:
+    import msgspec
+
+    result = measured(Honest(), 1)
+    assert json.loads(json.dumps(msgspec.to_builtins(result)))["system"] == "honest"

@@ -1,0 +1,105 @@
+"""Who may import whom (DESIGN.md, Rooms), where import-linter cannot look: allow-lists, attributes and builtins.
+
+The directions themselves are contracts in pyproject.toml; here they are run once more inside pytest, so that nobody
+needs to remember the other command.
+"""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.repo import rules
+from tests.repo.tree import PACKAGES, ROOT, dotted, is_standard, modules, text_of
+
+REMOTE_MAY_IMPORT = {
+    "cluster.agent": {
+        "cluster.agent",
+        "cluster.client",
+        "cluster.config",
+        "cluster.clock",
+        "cluster.identity",
+        "cluster.tls",
+        "cluster.providers",
+    },
+    "cluster.cli": {
+        "cluster.cli",
+        "cluster.client",
+        "cluster.config",
+        "cluster.clock",
+        "cluster.identity",
+        "cluster.tls",
+        "cluster.pki",
+        "cluster.founding",
+        "cluster.address",
+        "cluster.agent",
+    },
+    "cluster.slurm": {
+        "cluster.slurm",
+        "cluster.client",
+        "cluster.config",
+        "cluster.clock",
+        "cluster.identity",
+        "cluster.tls",
+    },
+}
+"""What runs on other machines, and what of cluster it may import. Offline commands start `python -m cluster.audit…`."""
+
+
+def test_the_import_contracts_hold() -> None:
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_there_is_something_to_check(package: str) -> None:
+    assert any(path.name == "__init__.py" for path in modules(package)), f"{package}/ has no __init__.py"
+
+
+def violations(paths: list[Path], rule: object) -> list[str]:
+    """Return what `rule` finds in these modules, each with its place."""
+    assert callable(rule)
+    return [f"{path}: {found}" for path in paths for found in rule(text_of(path))]
+
+
+def test_replica_imports_only_pure_modules() -> None:
+    assert violations(modules("replica"), rules.impure_imports) == []
+
+
+def test_replica_calls_nothing_that_differs_between_two_processes() -> None:
+    assert violations(modules("replica"), lambda source: rules.calls_of(source, rules.PURE_BANNED_CALLS)) == []
+
+
+def test_wal_and_snapshots_print_nothing() -> None:
+    assert (
+        violations(modules("wal", "snapshots"), lambda source: rules.calls_of(source, rules.QUIET_BANNED_CALLS)) == []
+    )
+
+
+def test_only_cluster_clock_reads_the_clock() -> None:
+    others = [path for path in modules() if path != Path("cluster/clock.py")]
+    assert violations(others, rules.clock_reads) == []
+    assert rules.clock_reads(text_of(Path("cluster/clock.py"))), "cluster/clock.py reads no clock: is the rule blind?"
+
+
+@pytest.mark.parametrize("package", REMOTE_MAY_IMPORT)
+def test_what_runs_on_other_machines_imports_only_the_client_side(package: str) -> None:
+    mine = [path for path in modules("cluster") if (dotted(path) + ".").startswith(package + ".")]
+    allowed = frozenset(REMOTE_MAY_IMPORT[package])
+    forbidden = frozenset({"cluster", "wal", "snapshots"})
+    assert violations(mine, lambda source: rules.forbidden_imports(source, forbidden, allowed)) == []
+
+
+def test_nothing_is_imported_that_is_not_declared() -> None:
+    declared = tomllib.loads(text_of(Path("pyproject.toml")))["project"]["dependencies"]
+    names = {entry.split("==")[0].replace("-", "_") for entry in declared} | set(PACKAGES)
+    unknown = [
+        f"{path}: line {line}: {name}"
+        for path in modules()
+        for name, line in rules.imports(rules.parse(text_of(path)))
+        if not is_standard(name) and name.split(".")[0] not in names
+    ]
+    assert unknown == []

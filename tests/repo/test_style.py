@@ -1,0 +1,77 @@
+"""Style that a machine can check. What is found says what to do instead."""
+
+import ast
+from pathlib import Path
+
+from tests.repo import rules
+from tests.repo.lengths import EXCEPTIONS, LINES_MAX, SLACK_LINES
+from tests.repo.tree import PACKAGES, is_standard, modules, python_files, repository_files, text_of
+
+
+def found_in(paths: list[Path], rule: object) -> list[str]:
+    """Return what `rule` finds in these files, each with its place."""
+    assert callable(rule)
+    return [f"{path}: {found}" for path in paths for found in rule(text_of(path))]
+
+
+def test_no_banned_name_is_used() -> None:
+    assert found_in(modules(), rules.banned_names) == []
+
+
+def test_imports_are_absolute() -> None:
+    assert found_in(python_files(), rules.relative_imports) == []
+
+
+def test_no_module_shadows_one_of_the_standard_library() -> None:
+    names = [(path, path.parent.name if path.name == "__init__.py" else path.stem) for path in modules()]
+    assert [str(path) for path, name in names if is_standard(name)] == []
+
+
+def test_there_is_no_fifth_package() -> None:
+    tops = {path.parts[0] for path in repository_files() if path.suffix == ".py" and len(path.parts) > 1}
+    assert tops - {"tests", "scripts"} <= set(PACKAGES)
+    assert [str(path) for path in repository_files() if path.suffix == ".py" and len(path.parts) == 1] == []
+
+
+def test_every_module_starts_with_a_sentence() -> None:
+    documented = {path: ast.get_docstring(ast.parse(text_of(path))) for path in modules()}
+    assert [str(path) for path, docstring in documented.items() if not docstring] == []
+
+
+def line_count(path: Path) -> int:
+    """Return a file's number of lines."""
+    return len(text_of(path).splitlines())
+
+
+def test_no_module_grows_past_its_bound() -> None:
+    too_long = {str(path): line_count(path) for path in modules()}
+    too_long = {path: lines for path, lines in too_long.items() if lines > EXCEPTIONS.get(path, LINES_MAX)}
+    assert too_long == {}, f"past {LINES_MAX} lines ask which second question a module answers, and split it"
+
+
+def test_exceptions_from_the_bound_only_tighten() -> None:
+    lines = {path: line_count(Path(path)) for path in EXCEPTIONS}
+    needless = [path for path, count in lines.items() if count <= LINES_MAX]
+    assert needless == [], "short enough now: remove these from tests/repo/lengths.py"
+    loose = {path: count for path, count in lines.items() if count <= EXCEPTIONS[path] - SLACK_LINES}
+    assert loose == {}, "lower their bounds in tests/repo/lengths.py"
+
+
+def test_no_test_proves_nothing() -> None:
+    paths = [path for path in python_files() if path.parts[0] == "tests"]
+    trees = {path: rules.parse(text_of(path)) for path in paths}
+    helpers = rules.proving_helpers(list(trees.values()))
+    empty = [
+        f"{path}: {found}" for path, tree in trees.items() for found in rules.tests_that_prove_nothing(tree, helpers)
+    ]
+    assert empty == []
+
+
+def test_every_test_file_is_collected() -> None:
+    strays = []
+    for path in python_files():
+        if path.parts[0] == "tests" and not path.name.startswith("test_"):
+            strays += [
+                f"{path}: {name}" for name in rules.functions(rules.parse(text_of(path))) if name.startswith("test_")
+            ]
+    assert strays == [], "pytest collects test_*.py only"

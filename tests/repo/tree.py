@@ -1,0 +1,69 @@
+"""The tree under test: which files belong to the repository, and where its parts are."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("replica", "wal", "snapshots", "cluster")
+
+IGNORED_DIRECTORIES = {".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__"}
+"""Left out where git cannot be asked (an unpacked archive): what .gitignore names."""
+
+
+@cache
+def repository_files() -> tuple[Path, ...]:
+    """Return every file that is in the repository or would be added to it, relative to ROOT, sorted."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        listing = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+        files = [Path(name) for name in listing.split("\0") if name]
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        files = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file() and not path.is_symlink()]
+        files = [path for path in files if not IGNORED_DIRECTORIES.intersection(path.parts)]
+    return tuple(sorted({path for path in files if (ROOT / path).is_file()}))
+
+
+def text_of(path: Path) -> str:
+    """Return a file's text; `path` is relative to ROOT."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def text_files() -> list[Path]:
+    """Return every file that is text: golden ledgers and the like hold bytes."""
+    return [path for path in repository_files() if b"\0" not in (ROOT / path).read_bytes()]
+
+
+def modules(*packages: str) -> list[Path]:
+    """Return the modules of these packages (all four if none is named)."""
+    wanted = packages or PACKAGES
+    return [path for path in repository_files() if path.parts[0] in wanted and path.suffix == ".py"]
+
+
+def scripts() -> list[Path]:
+    """Return what people and CI run: every file directly in scripts/, and .ci/run."""
+    return [path for path in repository_files() if path.parent == Path("scripts") or path == Path(".ci/run")]
+
+
+def python_files() -> list[Path]:
+    """Return every file of Python, scripts without a suffix too."""
+    named = [path for path in repository_files() if path.suffix == ".py"]
+    return named + [path for path in scripts() if path.suffix == "" and is_python_script(text_of(path))]
+
+
+def is_python_script(text: str) -> bool:
+    """Say whether a script's first line asks for Python."""
+    first = text.split("\n", 1)[0]
+    return first.startswith("#!") and "python" in first
+
+
+def dotted(path: Path) -> str:
+    """Return a module's dotted name."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_standard(module: str) -> bool:
+    """Say whether the first part of a dotted name is a module of the standard library."""
+    return module.split(".")[0] in sys.stdlib_module_names

@@ -1,0 +1,239 @@
+"""States built from records, and ledgers built from events, for the laws of snapshots."""
+
+from __future__ import annotations
+
+import immutables
+from hypothesis import strategies as st
+
+from replica import events as e
+from replica.buffers import Access, Buffer, BufferRequest, BufferState, Transfer, TransferKind
+from replica.commands import Actor, ActorRole
+from replica.commit import Batch, Entry, Receipt
+from replica.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobSpec, JobState
+from replica.nodes import Node
+from replica.policy import Policy
+from replica.pools import Pool
+from replica.refusals import Refusal, RefusalCode
+from replica.state import State
+from replica.state_index import derive
+from replica.units import Instant, Revision
+from snapshots.image import Image
+
+MIB = 1024 * 1024
+DIGEST = bytes(range(32))
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-ü漢", min_size=1, max_size=8)
+numbers = st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1))
+sizes = st.one_of(st.integers(0, 300), st.integers(0, 2**50))
+
+PAIRS: tuple[tuple[JobState, BufferState], ...] = (
+    (JobState.PENDING, BufferState.PENDING),
+    (JobState.PENDING, BufferState.STAGING_IN),
+    (JobState.PENDING, BufferState.STAGED_IN),
+    (JobState.PENDING, BufferState.ALLOC_REVOKE),
+    (JobState.CONFIGURING, BufferState.PRE_RUN),
+    (JobState.RUNNING, BufferState.RUNNING),
+    (JobState.SUSPENDED, BufferState.SUSPENDED),
+    (JobState.STAGE_OUT, BufferState.POST_RUN),
+    (JobState.STAGE_OUT, BufferState.STAGING_OUT),
+    *((state, held) for state in sorted(ENDED) for held in (BufferState.TEARDOWN, BufferState.COMPLETE)),
+    (JobState.FAILED, BufferState.TEARDOWN_FAIL),
+)
+
+refusals = st.builds(Refusal, st.sampled_from(RefusalCode), words, words, words)
+policies = st.builds(
+    Policy, stage_retries=st.integers(0, 9), allow_root=st.booleans(), sources=st.lists(words, max_size=2).map(tuple)
+)
+specs = st.builds(
+    JobSpec,
+    name=words,
+    user=words,
+    script=st.text("#!/bin/sh\n", max_size=40),
+    workdir=words,
+    time_limit_s=numbers,
+    dependencies=st.lists(st.builds(Dependency, st.sampled_from(DependencyKind), numbers), max_size=2).map(tuple),
+    environment=st.lists(st.tuples(words, words), max_size=2).map(tuple),
+)
+transfers = st.lists(st.builds(Transfer, st.sampled_from(TransferKind), words, words), max_size=2).map(tuple)
+requests = st.builds(
+    BufferRequest,
+    words,
+    sizes,
+    st.lists(st.sampled_from(Access), max_size=2).map(tuple),
+    words,
+    transfers,
+    transfers,
+    words,
+)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    """Any State whose invariants hold, with its derived maps."""
+    pools = {
+        name: Pool(name, draw(sizes), draw(st.integers(1, MIB)), draw(st.booleans()), draw(sizes))
+        for name in draw(st.lists(names, max_size=3, unique=True))
+    }
+    nodes = {
+        name: Node(name, draw(numbers), draw(words), draw(words), Instant(draw(numbers)), draw(st.booleans()))
+        for name in draw(st.lists(names, max_size=3, unique=True))
+    }
+    jobs: dict[int, Job] = {}
+    buffers: dict[int, Buffer] = {}
+    for number in draw(st.lists(st.one_of(st.integers(1, 20), st.integers(1, 2**60)), max_size=8, unique=True)):
+        pair = draw(st.sampled_from(PAIRS)) if draw(st.booleans()) else None
+        node = draw(names)
+        jobs[number] = Job(
+            id=number,
+            spec=draw(specs),
+            state=draw(st.sampled_from(JobState)) if pair is None else pair[0],
+            priority=draw(numbers),
+            has_buffer=pair is not None,
+            hold=draw(st.sampled_from(Hold)),
+            message=draw(words),
+            node=node,
+            exit_code=draw(st.integers(-(2**31), 2**31)),
+        )
+        if pair is not None:
+            pool = draw(st.sampled_from(sorted(pools))) if pools else ""
+            buffers[number] = Buffer(
+                number,
+                draw(words),
+                pair[1],
+                draw(requests),
+                pool,
+                draw(sizes) if pool else 0,
+                draw(st.sampled_from(["", node])),
+            )
+    receipts: dict[bytes, Receipt] = {}
+    receipt_ids: dict[int, bytes] = {}
+    for revision in draw(st.lists(st.integers(1, 2**62), max_size=6, unique=True)):
+        key = revision.to_bytes(16, "big")
+        receipts[key] = Receipt(Revision(revision), draw(numbers), draw(st.none() | refusals))
+        receipt_ids[revision] = key
+    return derive(
+        State(
+            cluster_id=draw(words),
+            name=draw(words),
+            feature_level=draw(st.integers(0, 1)),
+            revision=Revision(draw(numbers)),
+            at=Instant(draw(numbers)),
+            policy=draw(policies),
+            next_job=max(jobs, default=0) + draw(st.integers(1, 9)),
+            pools=immutables.Map(pools),
+            nodes=immutables.Map(nodes),
+            jobs=immutables.Map(jobs),
+            buffers=immutables.Map(buffers),
+            receipts=immutables.Map(receipts),
+            receipt_ids=immutables.Map(receipt_ids),
+            oldest_receipt=draw(numbers),
+            receipts_horizon_ms=draw(st.integers(0, 2**48 - 1)),
+        )
+    )
+
+
+images = st.builds(
+    Image, states(), st.integers(1, 2**63 - 1), st.integers(1, 2**63 - 1), st.binary(min_size=32, max_size=32)
+)
+
+
+def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Image:
+    """An image with one record of each kind, well under 1 KiB."""
+    job = Job(1, JobSpec("j", "ann", "#!/bin/sh\n", "/w", 60), JobState.RUNNING, 1, True, node="n1")
+    request = BufferRequest(
+        "", 8 * MIB, (Access.STRIPED,), "scratch", (Transfer(TransferKind.FILE, "/a", "$x"),), (), "#DW"
+    )
+    return Image(
+        derive(
+            State(
+                cluster_id=cluster_id,
+                name="demo",
+                feature_level=1,
+                revision=Revision(index),
+                at=Instant(99),
+                next_job=2,
+                pools=immutables.Map({"fast": Pool("fast", 96 * MIB, 8 * MIB, True)}),
+                nodes=immutables.Map({"n1": Node("n1", 2, "i", "s")}),
+                jobs=immutables.Map({1: job}),
+                buffers=immutables.Map({1: Buffer(1, "ann", BufferState.RUNNING, request, "fast", 8 * MIB, "n1")}),
+                receipts=immutables.Map({b"r" * 16: Receipt(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no"))}),
+                receipt_ids=immutables.Map({3: b"r" * 16}),
+            )
+        ),
+        index,
+        term,
+        DIGEST,
+    )
+
+
+def many_jobs(count: int, *, script_bytes: int = 200) -> Image:
+    """An image of `count` jobs with buffers and as many receipts (at most 65,536)."""
+    spec = JobSpec("job", "ann", "x" * script_bytes, "/home/ann", 3600)
+    request = BufferRequest(
+        "fast", MIB, (Access.STRIPED,), "scratch", (Transfer(TransferKind.FILE, "/a", "$b"),), (), "#DW x"
+    )
+    kept = min(count, 65_536)
+    state = State(
+        cluster_id="c1",
+        feature_level=1,
+        revision=Revision(count),
+        next_job=count + 1,
+        pools=immutables.Map({"fast": Pool("fast", 2**50, MIB, True)}),
+        jobs=immutables.Map({i: Job(i, spec, JobState.RUNNING, 1, True, node="n1") for i in range(1, count + 1)}),
+        buffers=immutables.Map(
+            {i: Buffer(i, "ann", BufferState.RUNNING, request, "fast", MIB, "n1") for i in range(1, count + 1)}
+        ),
+        receipts=immutables.Map({i.to_bytes(16, "big"): Receipt(Revision(i), i, None) for i in range(1, kept + 1)}),
+        receipt_ids=immutables.Map({i: i.to_bytes(16, "big") for i in range(1, kept + 1)}),
+    )
+    return Image(derive(state), max(count, 1), 1, DIGEST)
+
+
+def _life(job: int, spec: JobSpec, request: BufferRequest) -> tuple[tuple[e.Event, ...], ...]:
+    """What happens to one job, entry by entry."""
+    ended = JobState.COMPLETED
+    return (
+        (e.BufferAllocated(job, "n1", 1),),
+        (e.StageFailed(job, e.Stage.STAGE_IN, 1, "no such file", Instant(9)),),
+        (e.StageRetried(job, e.Stage.STAGE_IN, 2, "retry"),),
+        (e.StagedIn(job, 3, 4096, "d"), e.RunOrdered(job, "n1", 3)),
+        (e.RunStarted(job),),
+        (e.RunEnded(job, ended, 0, 0, 4),),
+        (e.StageOutStarted(job, 5),),
+        (e.StagedOut(job, 1, 10), e.TeardownStarted(job, 6, ended, False)),
+        (e.TornDown(job),),
+        (e.JobPurged(job),),
+    )
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> list[Batch]:
+    """The batches of a ledger: jobs that live side by side, refusals between, cut into batches anywhere."""
+    user, controller = Actor(ActorRole.USER, "ann"), Actor(ActorRole.CONTROLLER, "leader")
+    founded = e.ClusterFounded(
+        "c1", "demo", Policy(), (Pool("fast", 96 * MIB, 8 * MIB, True), Pool("big", 9 * MIB, MIB))
+    )
+    entries = [Entry(b"\0" * 15 + b"\1", controller, "found_cluster", (founded, e.NodeRegistered("n1", 4, "i", "s")))]
+    lives: list[list[tuple[e.Event, ...]]] = []
+    for step in range(draw(st.integers(0, 40))):
+        key = draw(st.integers(1, 2**40)).to_bytes(6, "big") + step.to_bytes(10, "big")
+        choice = draw(st.integers(-2, len(lives) - 1))
+        if choice == -2:
+            entries.append(Entry(key, user, "submit_job", (), Refusal(RefusalCode.UNKNOWN_POOL, "no", "yes", "line 1")))
+        elif choice == -1:
+            job = len(lives) + 1
+            spec, request = draw(specs), draw(requests)
+            lives.append(list(_life(job, spec, request)))
+            pool = draw(st.sampled_from(["fast", "big"]))
+            submitted = e.JobSubmitted(job, spec, request, pool, draw(st.integers(0, 8)) * MIB)
+            entries.append(Entry(key, user, "submit_job", (submitted,)))
+        elif lives[choice]:
+            entries.append(Entry(draw(st.sampled_from([b"", key])), controller, "report", lives[choice].pop(0)))
+    batches: list[Batch] = []
+    done = 0
+    while done < len(entries):
+        size = draw(st.integers(1, 6))
+        batches.append(Batch(Revision(done), Instant(len(batches)), tuple(entries[done : done + size])))
+        done += len(batches[-1].entries)
+    return batches

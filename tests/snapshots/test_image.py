@@ -1,0 +1,284 @@
+"""The laws of the image: round trip, one spelling, and nothing believed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import immutables
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from replica.buffers import Buffer
+from replica.commit import Batch
+from replica.invariants import check
+from replica.jobs import Job
+from replica.nodes import Node
+from replica.pools import Pool
+from replica.settle import settle
+from replica.state import EMPTY, State
+from replica.state_digest import state_digest
+from snapshots.assembly import from_sections
+from snapshots.image import (
+    SHAPED,
+    SHAPES,
+    SLICE_BYTES,
+    SLICE_RECORDS,
+    Header,
+    Image,
+    ImageRefused,
+    PoolCapacity,
+    ReceiptRecord,
+    Section,
+    Slice,
+    to_sections,
+)
+from tests.snapshots.states import DIGEST, MIB, images, ledgers, many_jobs, small_image
+
+_replace = msgspec.structs.replace
+
+
+def _through(image: Image) -> Image:
+    return from_sections((piece.section, piece.payload) for piece in to_sections(image))
+
+
+def _altered(image: Image, section: Section, change: Any) -> list[tuple[int, bytes]]:
+    """The slices of the image with the decoded content of one section changed."""
+    return [
+        (piece.section, msgspec.msgpack.encode(change(msgspec.msgpack.decode(piece.payload))))
+        if piece.section is section
+        else (piece.section, piece.payload)
+        for piece in to_sections(image)
+    ]
+
+
+@given(images)
+def test_any_state_comes_back_equal_with_the_same_digest(image: Image) -> None:
+    assert check(image.state) == []
+    back = _through(image)
+    assert back == image
+    assert state_digest(back.state) == state_digest(image.state)
+
+
+@given(images)
+def test_equal_states_have_the_same_bytes_whatever_order_their_maps_were_filled_in(image: Image) -> None:
+    shuffled: dict[str, Any] = {}
+    for field in ("pools", "nodes", "jobs", "buffers", "receipts", "receipt_ids"):
+        filled: immutables.Map[Any, Any] = immutables.Map()
+        for key, record in reversed(list(getattr(image.state, field).items())):
+            filled = filled.set(key, record)
+        shuffled[field] = filled
+    other = _replace(image, state=_replace(image.state, **shuffled))
+    assert list(to_sections(other)) == list(to_sections(image))
+
+
+def test_the_empty_state_comes_back() -> None:
+    image = Image(EMPTY, 1, 1, DIGEST)
+    assert _through(image) == image
+
+
+@settings(max_examples=60)
+@given(ledgers())
+def test_image_plus_suffix_equals_the_full_fold_at_every_cut(ledger: list[Batch]) -> None:
+    folds = [EMPTY]
+    for batch in ledger:
+        following = settle(folds[-1], batch)
+        assert following is not None
+        folds.append(following)
+    for cut, state in enumerate(folds):
+        resumed: State | None = _through(Image(state, cut + 1, 1, DIGEST)).state
+        assert resumed == state
+        for batch in ledger[cut:]:
+            assert resumed is not None
+            resumed = settle(resumed, batch)
+        assert resumed == folds[-1]
+        assert resumed is not None and state_digest(resumed) == state_digest(folds[-1])
+
+
+def test_slices_stay_small_and_a_breath_follows_each() -> None:
+    image = many_jobs(3000)
+    breaths = 0
+
+    def breathe() -> None:
+        nonlocal breaths
+        breaths += 1
+
+    pieces = list(to_sections(image, breathe=breathe))
+    assert all(piece.records <= SLICE_RECORDS for piece in pieces)
+    assert all(len(piece.payload) < 2 * SLICE_BYTES for piece in pieces)
+    assert breaths >= len(pieces) - 2
+    assert len(pieces) > 3 * 3000 // SLICE_RECORDS
+
+
+def test_every_kind_of_record_that_a_snapshot_can_hold_has_its_shape_in_the_header() -> None:
+    found: set[type] = set()
+
+    def walk(kind: msgspec.inspect.Type) -> None:
+        if isinstance(kind, msgspec.inspect.StructType) and kind.cls not in found:
+            found.add(kind.cls)
+            for field in kind.fields:
+                walk(field.type)
+        for inner in ("item_type", "key_type", "value_type"):
+            if hasattr(kind, inner):
+                walk(getattr(kind, inner))
+        for inner in ("types", "item_types"):
+            for part in getattr(kind, inner, ()):
+                walk(part)
+
+    for kind in (Header, Pool, Node, Job, Buffer, ReceiptRecord, PoolCapacity):
+        walk(msgspec.inspect.type_info(kind))
+    for field in msgspec.structs.fields(State):
+        for record in re.findall(r"immutables\.Map\[\w+, (\w+)\]", str(State.__annotations__[field.name])):
+            assert record in {kind.__name__ for kind in SHAPED} | {"bytes", "int", "bool"}
+    assert found - {Header, ReceiptRecord, PoolCapacity} == set(SHAPED)
+
+
+def test_a_field_of_state_that_the_image_does_not_carry_is_noticed() -> None:
+    derived = {"held_bytes", "unfinished", "finished"}
+    maps = {"pools", "nodes", "jobs", "buffers", "receipts", "receipt_ids"}
+    assert set(State.__struct_fields__) - derived - maps <= set(Header.__struct_fields__)
+
+
+def test_a_snapshot_of_a_release_with_more_fields_is_refused_by_the_name_of_the_record() -> None:
+    for position, kind in enumerate(SHAPED):
+        newer = [count + (place == position) for place, count in enumerate(SHAPES)]
+
+        def grow(header: list[Any], newer: list[int] = newer) -> list[Any]:
+            header[3] = newer
+            return header
+
+        with pytest.raises(ImageRefused, match=rf"^{kind.__name__} has {SHAPES[position] + 1} fields .*newer release"):
+            from_sections(_altered(small_image(), Section.HEADER, grow))
+
+
+def test_a_snapshot_of_a_release_with_fewer_fields_is_read_with_their_defaults() -> None:
+    image = small_image()
+    count = len(Job.__struct_fields__)
+
+    def older(section: Section, content: Any) -> Any:
+        if section is Section.HEADER:
+            content[3] = [number - (kind is Job) for number, kind in zip(SHAPES, SHAPED, strict=True)]
+        if section is Section.JOBS:
+            content = [job[: count - 1] for job in content]
+        return content
+
+    slices = [
+        (piece.section, msgspec.msgpack.encode(older(piece.section, msgspec.msgpack.decode(piece.payload))))
+        for piece in to_sections(image)
+    ]
+    assert from_sections(slices) == image
+
+
+def _set(position: int, value: Any) -> Any:
+    def change(content: Any) -> Any:
+        content[position] = value
+        return content
+
+    return change
+
+
+def _in_first(position: int, value: Any) -> Any:
+    def change(content: Any) -> Any:
+        content[0][position] = value
+        return content
+
+    return change
+
+
+REFUSED: tuple[tuple[str, Section, Any, str], ...] = (
+    ("index 0", Section.HEADER, _set(0, 0), "header has a record that cannot be read"),
+    ("index too large", Section.HEADER, _set(0, 2**63), "header has a record"),
+    ("term 0", Section.HEADER, _set(1, 0), "header has a record"),
+    ("short digest", Section.HEADER, _set(2, b"x"), "header has a record"),
+    ("too many kinds", Section.HEADER, _set(3, [*SHAPES, 1]), "kinds of records"),
+    ("many pools", Section.HEADER, _set(4, [10**6, 1, 1, 1, 1]), "it says 1000000 pools; at most 256"),
+    ("fewer jobs than said", Section.HEADER, _set(4, [1, 1, 2, 1, 1]), "section jobs has 1 records; the header says 2"),
+    ("more jobs than said", Section.HEADER, _set(4, [1, 1, 0, 1, 1]), "section jobs has more than the 0 records"),
+    ("feature level", Section.HEADER, _set(7, 2), "feature level 2, this release knows 1"),
+    ("a job twice", Section.JOBS, lambda jobs: jobs * 2, "section jobs: 1 stands after 1, out of order"),
+    ("an empty slice", Section.JOBS, lambda jobs: [], "section jobs has an empty slice"),
+    (
+        "an unknown job state",
+        Section.JOBS,
+        _in_first(2, 99),
+        "section jobs has a record .*Invalid enum",
+    ),
+    ("an extra field", Section.JOBS, lambda jobs: [[*jobs[0], 1]], "section jobs is not in canonical form"),
+    ("not a list", Section.JOBS, lambda jobs: {"a": 1}, "section jobs has a record that cannot be read"),
+    ("a job id over next", Section.HEADER, _set(10, 1), "an invariant does not hold: job 1"),
+    (
+        "free too large",
+        Section.CAPACITY,
+        _in_first(2, 96 * MIB),
+        "pool 'fast'.* says 8388608 bytes held and 100663296",
+    ),
+    ("held too small", Section.CAPACITY, _in_first(1, 0), "pool 'fast': the snapshot says 0 bytes held"),
+    (
+        "both, consistent",
+        Section.CAPACITY,
+        lambda rows: [["fast", 0, 96 * MIB]],
+        "'fast'.*its buffers give 8388608 held",
+    ),
+    ("another pool", Section.CAPACITY, _in_first(0, "slow"), "pool 'slow'"),
+    (
+        "a buffer in no pool",
+        Section.BUFFERS,
+        _in_first(4, "gone"),
+        "8388608 bytes of pool 'gone', which does not",
+    ),
+    ("a smaller grant", Section.BUFFERS, _in_first(5, 0), "pool 'fast'"),
+    ("another pool size", Section.POOLS, _in_first(1, 80 * MIB), "pool 'fast'"),
+    ("a receipt with no id", Section.RECEIPTS, _in_first(0, b""), "section receipts"),
+    ("the end's count", Section.END, lambda total: total + 1, "the end says 6 records; the header says 5"),
+)
+
+
+@pytest.mark.parametrize(("_", "section", "change", "sentence"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_an_image_that_was_altered_is_refused_by_name(_: str, section: Section, change: Any, sentence: str) -> None:
+    with pytest.raises(ImageRefused, match=sentence):
+        from_sections(_altered(small_image(), section, change))
+
+
+def test_sections_in_any_order_but_the_right_one_are_refused() -> None:
+    pieces = list(to_sections(small_image()))
+    assert len(pieces) == len(Section)
+    for first in range(len(pieces)):
+        for second in range(first + 1, len(pieces)):
+            swapped: list[Slice] = pieces.copy()
+            swapped[first], swapped[second] = swapped[second], swapped[first]
+            with pytest.raises(ImageRefused):
+                from_sections((piece.section, piece.payload) for piece in swapped)
+        for wrong in (pieces[:first] + pieces[first + 1 :], [*pieces[: first + 1], *pieces[first:]]):
+            with pytest.raises(ImageRefused):
+                from_sections((piece.section, piece.payload) for piece in wrong)
+
+
+def test_an_unknown_section_is_refused_as_of_a_newer_release() -> None:
+    with pytest.raises(ImageRefused, match="section 99 is unknown: a newer release"):
+        from_sections([(99, b"\x90")])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"held_bytes": immutables.Map()}, "pool 'fast': this replica counts 0 bytes held"),
+        (
+            {"jobs": immutables.Map({5: small_image().state.jobs[1]})},
+            "section jobs: the record under 5 says that it is 1",
+        ),
+        ({"receipt_ids": immutables.Map()}, "1 receipts, but 0 places"),
+        ({"receipt_ids": immutables.Map({4: b"r" * 16})}, "the receipt of revision 4 is missing"),
+        ({"name": "\ud800"}, "section header has a record that cannot be written"),
+        ({"revision": -1}, "section header has a record that cannot be read"),
+    ],
+)
+def test_a_state_that_could_not_be_read_back_is_not_written(change: dict[str, Any], sentence: str) -> None:
+    image = small_image()
+    with pytest.raises(ImageRefused, match=sentence):
+        list(to_sections(_replace(image, state=_replace(image.state, **change))))
+
+
+def test_a_record_too_large_to_be_read_is_not_written() -> None:
+    with pytest.raises(ImageRefused, match="section jobs has a record of more than"):
+        list(to_sections(many_jobs(1, script_bytes=5 * MIB)))

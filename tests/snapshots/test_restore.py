@@ -1,0 +1,172 @@
+"""Reading believes nothing: every damage is refused with a sentence."""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from snapshots import Image, SnapshotName, SnapshotRefused, inspect, load_snapshot, write_snapshot
+from snapshots.image import SLICE_BYTES_MAX, Section, Slice, to_sections
+from snapshots.seal import PREAMBLE, frame_of
+from tests.snapshots.states import MIB, images, many_jobs, small_image
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_snapshot(tmp_path_factory.mktemp("sealed"), small_image()).read_bytes()
+
+
+def _seal(pieces: list[Slice]) -> bytes:
+    body = PREAMBLE + b"".join(frame_of(piece, sequence) for sequence, piece in enumerate(pieces))
+    return body + sha256(body).digest()
+
+
+def _refusal(tmp_path: Path, content: bytes, name: str = "x.fbs") -> str:
+    path = tmp_path / name
+    path.write_bytes(content)
+    sentences: list[str] = []
+    for read in (load_snapshot, inspect):
+        with pytest.raises(SnapshotRefused) as caught:
+            read(path)
+        assert str(caught.value) == f"{path}: {caught.value.sentence}"
+        sentences.append(caught.value.sentence)
+    return sentences[0]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(images)
+def test_any_image_comes_back_from_its_file(tmp_path: Path, image: Image) -> None:
+    path = write_snapshot(tmp_path, image)
+    assert load_snapshot(path) == image
+    summary = inspect(path)
+    assert (summary.index, summary.term, summary.revision) == (image.index, image.term, image.state.revision)
+    assert (summary.jobs, summary.buffers) == (len(image.state.jobs), len(image.state.buffers))
+    path.unlink()
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_every_byte_that_is_flipped_is_noticed(tmp_path: Path, sealed: bytes, mask: int) -> None:
+    assert len(sealed) < 2048
+    places = 0
+    for place in range(len(sealed)):
+        sentence = _refusal(tmp_path, sealed[:place] + bytes([sealed[place] ^ mask]) + sealed[place + 1 :])
+        assert len(sentence) > 20
+        places += "byte" in sentence
+    assert places > len(sealed) // 2
+
+
+def test_a_file_that_is_cut_at_any_length_is_refused(tmp_path: Path, sealed: bytes) -> None:
+    for length in range(len(sealed)):
+        assert _refusal(tmp_path, sealed[:length])
+
+
+def test_a_file_with_anything_added_is_refused(tmp_path: Path, sealed: bytes) -> None:
+    for extra in (b"\0", b"\xc0", sealed[-32:], sealed):
+        assert _refusal(tmp_path, sealed + extra)
+        assert _refusal(tmp_path, extra + sealed)
+
+
+def test_pieces_left_out_repeated_or_exchanged_are_refused_though_every_checksum_matches(tmp_path: Path) -> None:
+    pieces = list(to_sections(many_jobs(600)))
+    _refusal(tmp_path, _seal(pieces[:-1]))
+    for place in range(1, len(pieces)):
+        _refusal(tmp_path, _seal(pieces[:place] + pieces[place + 1 :]))
+        _refusal(tmp_path, _seal([*pieces[: place + 1], *pieces[place:]]))
+        _refusal(tmp_path, _seal([*pieces[: place - 1], pieces[place], pieces[place - 1], *pieces[place + 1 :]]))
+
+
+def test_free_capacity_that_was_altered_with_matching_checksums_is_refused_by_the_name_of_the_pool(
+    tmp_path: Path,
+) -> None:
+    pieces = list(to_sections(small_image()))
+    for row in (["fast", 8 * MIB, 96 * MIB], ["fast", 0, 96 * MIB], ["fast", 16 * MIB, 80 * MIB]):
+        forged = [
+            Slice(Section.CAPACITY, msgspec.msgpack.encode([row]), 1) if piece.section is Section.CAPACITY else piece
+            for piece in pieces
+        ]
+        sentence = _refusal(tmp_path, _seal(forged))
+        assert sentence == (
+            f"pool 'fast': the snapshot says {row[1]} bytes held and {row[2]} free, but its buffers give "
+            f"{8 * MIB} held and {88 * MIB} free"
+        )
+
+
+def test_another_format_version_is_named(tmp_path: Path, sealed: bytes) -> None:
+    body = sealed[:6] + b"\0\2" + sealed[8:-32]
+    sentence = _refusal(tmp_path, body + sha256(body).digest())
+    assert sentence == "it has format version 2; this release reads version 1"
+
+
+def test_a_file_under_another_snapshots_name_is_refused(tmp_path: Path, sealed: bytes) -> None:
+    assert _refusal(tmp_path, sealed, str(SnapshotName(8, 2))) == "its name says index 8 of term 2; it holds 7 of 2"
+
+
+def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path, tmp_path / "fifo"):
+        with pytest.raises(SnapshotRefused, match="it is not a regular file"):
+            load_snapshot(path)
+    with pytest.raises(SnapshotRefused, match="it cannot be opened: No such file"):
+        load_snapshot(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x94\x01\x00\xc6" + (SLICE_BYTES_MAX + 1).to_bytes(4, "big"),
+        b"\x94\x01\x00\xc6\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\x91" * 5000,
+        b"\x94\xff\x00\xc4\x00\x00",
+        b"\xc1",
+    ],
+    ids=["large slice", "4 GiB", "long array", "map", "string", "extension", "deep", "negative section", "unused code"],
+)
+def test_lengths_that_a_file_only_claims_allocate_nothing_and_are_refused(tmp_path: Path, frame: bytes) -> None:
+    body = PREAMBLE + frame + b"\0" * 64
+    assert "byte" in _refusal(tmp_path, body + sha256(body).digest())
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_garbage_with_a_good_checksum_is_refused_and_never_an_error_of_another_kind(
+    tmp_path: Path, garbage: bytes
+) -> None:
+    body = PREAMBLE + garbage
+    _refusal(tmp_path, body + sha256(body).digest())
+
+
+def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.fbs"
+    with path.open("wb") as file:
+        file.truncate(5 * 1024**3)
+    with pytest.raises(SnapshotRefused, match="it has 5368709120 bytes; at most"):
+        load_snapshot(path)
+
+
+def test_a_summary_says_what_the_file_holds(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, small_image())
+    summary = inspect(path)
+    assert msgspec.to_builtins(summary) == {
+        "index": 7,
+        "term": 2,
+        "revision": 7,
+        "at": 99,
+        "cluster_id": "c1",
+        "cluster": "demo",
+        "jobs": 1,
+        "buffers": 1,
+        "pools": ({"name": "fast", "quantity_bytes": 96 * MIB, "held_bytes": 8 * MIB, "free_bytes": 88 * MIB},),
+        "digest": bytes(range(32)).hex(),
+        "file_digest": path.read_bytes()[-32:].hex(),
+        "size_bytes": path.stat().st_size,
+    }

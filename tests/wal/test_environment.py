@@ -1,0 +1,205 @@
+"""The environment: one process, one identity, and the first failure is the last thing that happens to it."""
+
+import errno
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from tests.wal.support import CLUSTER, REPLICA, apply, entry, fill, open_env, opened
+from wal import Entry, Environment, Journal, RecoveryRefused, StorageFailed
+from wal.ledger import Ledger
+from wal.recovery import Condition
+
+HOLDER = """
+import sys
+from pathlib import Path
+from wal import Environment
+env = Environment.open(Path(sys.argv[1]), cluster_id="cluster-1", replica="r1", map_size_bytes=1 << 24, create=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from wal import Entry, Environment, Journal, StorageFailed
+env = Environment.open(Path(sys.argv[1]), cluster_id="cluster-1", replica="r1", map_size_bytes=1 << 26, create=False)
+journal = Journal(env)
+size_bytes = (Path(sys.argv[1]) / "data.mdb").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+journal.append([Entry(journal.last_index + 1, 1, bytes(300_000))])
+sentences = []
+for attempt in range(3):
+    try:
+        journal.sync()
+    except StorageFailed as error:
+        sentences.append(str(error))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert len(sentences) == 3 and len(set(sentences)) == 1, sentences
+print(sentences[0])
+"""
+
+
+def test_a_second_process_is_refused_by_name_and_may_read(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 3, applied=2)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(RecoveryRefused, match=f"process {holder.pid} of replica r1") as refused:
+            open_env(tmp_path)
+        assert refused.value.condition is Condition.HELD_BY_ANOTHER_PROCESS
+        with Environment.open_readonly(tmp_path) as env:
+            assert env.identity == (CLUSTER, REPLICA)
+            assert Ledger(env).verify().entries == 2
+    finally:
+        holder.communicate("")
+    open_env(tmp_path).close()
+
+
+def test_a_second_opening_in_the_same_process_is_refused(tmp_path: Path) -> None:
+    with open_env(tmp_path), pytest.raises(RecoveryRefused) as refused:
+        open_env(tmp_path)
+    assert refused.value.condition is Condition.HELD_BY_ANOTHER_PROCESS
+
+
+def test_a_reader_in_another_process_follows_the_growing_file(tmp_path: Path) -> None:
+    reader = """
+import sys
+from pathlib import Path
+from wal import Environment
+from wal.ledger import Ledger
+with Environment.open_readonly(Path(sys.argv[1])) as env:
+    ledger = Ledger(env)
+    for line in sys.stdin:
+        print(ledger.verify().last_index, flush=True)
+"""
+    with opened(tmp_path) as journal:
+        fill(journal, 2, applied=2)
+        process = subprocess.Popen(
+            [sys.executable, "-c", reader, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None
+        for last in (2, 200):
+            journal.append([entry(index, 1, 50_000) for index in range(journal.last_index + 1, last + 1)])
+            apply(journal, last)
+            journal.sync()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == f"{last}\n"
+        process.communicate("")
+
+
+def test_files_are_for_this_account_only(tmp_path: Path) -> None:
+    directory = tmp_path / "r1" / "wal"
+    open_env(directory).close()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    for name in ("data.mdb", "lock.mdb", "replica.lock"):
+        assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
+
+
+def test_a_symbolic_link_in_place_of_the_lock_or_the_data_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    for name in ("replica.lock", "data.mdb"):
+        directory = tmp_path / f"wal-{name}"
+        directory.mkdir()
+        (directory / name).symlink_to(victim)
+        with pytest.raises(RecoveryRefused):
+            open_env(directory)
+        assert victim.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(("cluster", "replica"), [("", "r1"), ("c", ""), ("c" * 256, "r1"), ("c", "ä" * 128)])
+def test_names_that_cannot_be_stored_are_refused_before_anything_is_made(
+    tmp_path: Path, cluster: str, replica: str
+) -> None:
+    with pytest.raises(ValueError, match="must have 1 to 255"):
+        Environment.open(tmp_path / "new", cluster_id=cluster, replica=replica, create=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_map_stops_the_replica_with_the_remedy_and_a_larger_one_lets_it_start(tmp_path: Path) -> None:
+    with open_env(tmp_path, map_size_bytes=1 << 18) as env:
+        journal = Journal(env)
+        fill(journal, 3)
+        journal.append([Entry(4, 1, bytes(500_000))])
+        for _ in range(2):
+            with pytest.raises(StorageFailed, match=r"bound of 262144 bytes. Set a larger map_size in \[storage\]"):
+                journal.sync()
+    with open_env(tmp_path) as env:
+        journal = Journal(env)
+        assert journal.last_index == 3
+        journal.append([Entry(4, 1, bytes(500_000))])
+        journal.sync()
+
+
+def test_a_map_too_small_to_begin_with_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match="Set a larger map_size"):
+        open_env(tmp_path, map_size_bytes=4096 * 4)
+
+
+def test_a_write_that_the_file_system_refuses_stops_the_replica_for_ever(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 3)
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "could not be written durably" in done.stdout and "start the replica again" in done.stdout
+    with opened(tmp_path, create=False) as journal:
+        assert journal.last_index == 3
+
+
+@pytest.mark.parametrize(
+    "error", [lmdb.DiskError("fdatasync: Input/output error"), OSError(errno.EIO, "Input/output error")]
+)
+def test_an_error_of_the_sync_is_the_last_thing_that_happens(tmp_path: Path, error: Exception) -> None:
+    with open_env(tmp_path) as env:
+
+        def fail(transaction: "lmdb.Transaction[bytes]") -> None:
+            raise error
+
+        env.commit = fail
+        with pytest.raises(StorageFailed, match="Input/output error"), env.write():
+            pass
+        env.commit = lambda transaction: transaction.commit()
+        with pytest.raises(StorageFailed, match="Input/output error"), env.write():
+            raise AssertionError("reached")
+
+
+def test_an_interrupted_write_stops_the_environment_too(tmp_path: Path) -> None:
+    with open_env(tmp_path) as env:
+        with pytest.raises(KeyboardInterrupt), env.write():
+            raise KeyboardInterrupt
+        with pytest.raises(StorageFailed, match="interrupted"), env.read():
+            pass
+
+
+def test_every_sync_reaches_the_disk_with_fdatasync_and_an_idle_journal_makes_none(tmp_path: Path) -> None:
+    with open_env(tmp_path) as env:
+        assert env._environment is not None
+        flags = env._environment.flags()
+        assert flags["sync"] and flags["metasync"] and flags["lock"]
+        assert not flags["writemap"] and not flags["map_async"]
+        assert env._environment.lib_version()[0] == 0
+        journal = Journal(env)
+        fill(journal, 2)
+        before = env._environment.info()["last_txnid"]
+        for _ in range(5):
+            journal.sync()
+            journal.flush_hints()
+        assert env._environment.info()["last_txnid"] == before
+
+
+def test_the_lock_is_not_inherited_by_programs_that_are_started(tmp_path: Path) -> None:
+    env = open_env(tmp_path)
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        env.close()
+        open_env(tmp_path).close()
+    finally:
+        child.communicate(b"")

@@ -1,0 +1,319 @@
+"""Every row of the recovery table: its condition is made for real, and the documented outcome is what happens."""
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from tests.wal.support import CLUSTER, MAP_SIZE_BYTES, REPLICA, apply, edit, entry, fill, open_env, opened
+from wal import Environment, Journal, RecoveryRefused, records
+from wal.environment import DATA_FILE
+from wal.ledger import Ledger
+from wal.records import CHAIN, ENTRIES, STATE, ChainRow, HardState, Marks
+from wal.recovery import TABLE, Action, Condition
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+META_TXNID_OFFSET = 16 + 4 + 4 + 8 + 8 + 48 + 48 + 8
+Change = Callable[[lmdb.Transaction, dict[bytes, object]], None]
+
+
+def made(directory: Path) -> None:
+    """Nine entries in terms 1 and 2, five of them applied, base 2."""
+    with opened(directory) as journal:
+        fill(journal, 6, applied=5)
+        journal.compact_to(2)
+        fill(journal, 9, term=2)
+
+
+def put(table: bytes, key: bytes, value: bytes) -> Callable[[Path], None]:
+    return edited(lambda transaction, tables: transaction.put(key, value, db=tables[table]))
+
+
+def delete(table: bytes, key: bytes) -> Callable[[Path], None]:
+    return edited(lambda transaction, tables: transaction.delete(key, db=tables[table]))
+
+
+def edited(change: Callable[..., object]) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        made(directory)
+        edit(directory, lambda transaction, tables: change(transaction, tables) and None)
+
+    return damage
+
+
+def flipped(table: bytes, key: bytes, bit: int = -1) -> Callable[[Path], None]:
+    """One bit of a stored value is the other way round, as from a disk without checksums."""
+
+    def flip(transaction: lmdb.Transaction, tables: dict[bytes, object]) -> bool:
+        value = bytearray(transaction.get(key, db=tables[table]))
+        value[bit // 8 % len(value)] ^= 1 << (bit % 8)
+        return transaction.put(key, bytes(value), db=tables[table])
+
+    return edited(flip)
+
+
+def marks(**changed: int) -> Callable[[Path], None]:
+    def change(transaction: lmdb.Transaction, tables: dict[bytes, object]) -> bool:
+        stored: Marks = records.unpack_marks(transaction.get(records.MARKS_KEY, db=tables[STATE]))
+        return transaction.put(records.MARKS_KEY, records.pack_marks(stored._replace(**changed)), db=tables[STATE])
+
+    return edited(change)
+
+
+def key(index: int) -> bytes:
+    return records.index_key(index)
+
+
+def entry_of_term(term: int) -> bytes:
+    return records.pack_entry(key(7), entry(7, term))
+
+
+def unfinished_transaction(directory: Path) -> None:
+    """The data pages of a last transaction are in the file, but its meta page is not: power failed in between."""
+    made(directory)
+    metas = (directory / DATA_FILE).read_bytes()[: 2 * PAGE_BYTES]
+    with opened(directory) as journal:
+        journal.append([entry(index, 2, 5000) for index in range(10, 20)])
+        journal.sync()
+    with (directory / DATA_FILE).open("r+b") as file:
+        file.write(metas)
+
+
+def creation_unfinished(directory: Path) -> None:
+    directory.mkdir()
+    lmdb.open(str(directory), map_size=MAP_SIZE_BYTES, max_dbs=5, lib_version=0).close()
+
+
+def meta_page_flipped(directory: Path) -> None:
+    """One bit of the newest meta page's transaction number: LMDB alone would go back by one transaction in silence."""
+    made(directory)
+    with (directory / DATA_FILE).open("r+b") as file:
+        newest = max((0, 1), key=lambda page: _txnid(directory, page))
+        offset = newest * PAGE_BYTES + META_TXNID_OFFSET
+        file.seek(offset)
+        (number,) = struct.unpack("=Q", file.read(8))
+        file.seek(offset)
+        file.write(struct.pack("=Q", number ^ (1 << (number.bit_length() - 1))))
+
+
+def _txnid(directory: Path, page: int) -> int:
+    content = (directory / DATA_FILE).read_bytes()
+    return int(struct.unpack_from("=Q", content, page * PAGE_BYTES + META_TXNID_OFFSET)[0])
+
+
+def truncated_file(directory: Path) -> None:
+    made(directory)
+    with (directory / DATA_FILE).open("r+b") as file:
+        file.truncate(3 * PAGE_BYTES)
+
+
+def dropped_table(directory: Path) -> None:
+    made(directory)
+    edit(directory, lambda transaction, tables: transaction.drop(tables[CHAIN], delete=True))
+    # Reopened in `edit`'s way the table would be made again, so nothing else may touch the directory here.
+
+
+DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
+    Condition.FIRST_START: [lambda directory: None, lambda directory: directory.mkdir()],
+    Condition.DIRECTORY_EMPTY: [lambda directory: None, lambda directory: directory.mkdir(), creation_unfinished],
+    Condition.CREATION_UNFINISHED: [creation_unfinished],
+    Condition.TRANSACTION_UNFINISHED: [unfinished_transaction],
+    Condition.HINT_BEHIND: [
+        marks(commit_index=5),
+        lambda directory: made(directory),
+    ],
+    Condition.DIRECTORY_UNUSABLE: [lambda directory: directory.write_text("a file") and None],
+    Condition.HELD_BY_ANOTHER_PROCESS: [],  # test_environment.py
+    Condition.DATA_FILE_UNREADABLE: [
+        lambda directory: (directory.mkdir(), (directory / DATA_FILE).write_bytes(b"x" * 9000)) and None,
+        lambda directory: (directory.mkdir(), (directory / DATA_FILE).write_bytes(b"x")) and None,
+        truncated_file,
+    ],
+    Condition.META_PAGES_DISAGREE: [meta_page_flipped],
+    Condition.TABLE_MISSING: [dropped_table],
+    Condition.FORMAT_UNKNOWN: [put(STATE, records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, 2))],
+    Condition.IDENTITY_DAMAGED: [
+        flipped(STATE, records.IDENTITY_KEY),
+        flipped(STATE, records.FORMAT_KEY),
+        delete(STATE, records.IDENTITY_KEY),
+        delete(STATE, records.FORMAT_KEY),
+        put(STATE, records.IDENTITY_KEY, records.seal(records.IDENTITY_KEY, b"\xff")),
+        put(STATE, records.IDENTITY_KEY, records.seal(records.IDENTITY_KEY, b"\x01\xff\xff")),
+    ],
+    Condition.CLUSTER_FOREIGN: [
+        put(STATE, records.IDENTITY_KEY, records.pack_identity(records.Identity("cluster-2", REPLICA)))
+    ],
+    Condition.REPLICA_FOREIGN: [
+        put(STATE, records.IDENTITY_KEY, records.pack_identity(records.Identity(CLUSTER, "r2")))
+    ],
+    Condition.HARD_STATE_MISSING: [delete(STATE, records.HARD_KEY)],
+    Condition.HARD_STATE_DAMAGED: [
+        *[flipped(STATE, records.HARD_KEY, bit) for bit in range(0, 96, 7)],
+        put(STATE, records.HARD_KEY, records.seal(records.HARD_KEY, b"")),
+    ],
+    Condition.MARKS_MISSING: [delete(STATE, records.MARKS_KEY)],
+    Condition.MARKS_DAMAGED: [
+        *[flipped(STATE, records.MARKS_KEY, bit) for bit in range(0, 8 * 84, 61)],
+        put(STATE, records.MARKS_KEY, records.seal(records.MARKS_KEY, bytes(79))),
+    ],
+    Condition.MARKS_OUT_OF_ORDER: [
+        marks(base_index=6),
+        marks(applied_index=6, commit_index=5),
+        marks(base_index=10, applied_index=10, commit_index=10),
+    ],
+    Condition.COMMIT_BEYOND_LAST: [marks(commit_index=10)],
+    Condition.ENTRY_DAMAGED_APPLIED: [flipped(ENTRIES, key(5), bit) for bit in range(0, 500, 37)],
+    Condition.ENTRY_DAMAGED_TAIL: [
+        *[flipped(ENTRIES, key(9), bit) for bit in range(0, 500, 37)],
+        flipped(ENTRIES, key(6)),
+        put(ENTRIES, key(9), b"short"),
+    ],
+    Condition.ENTRY_MISSING: [delete(ENTRIES, key(3)), delete(ENTRIES, key(7)), delete(ENTRIES, key(9))],
+    Condition.ENTRY_BEYOND_LAST: [
+        put(ENTRIES, key(10), records.pack_entry(key(10), entry(10, 2))),
+        put(ENTRIES, key(12), records.pack_entry(key(12), entry(12, 2))),
+        marks(last_index=8),
+    ],
+    Condition.TERM_OUT_OF_ORDER: [
+        put(ENTRIES, key(7), entry_of_term(0)),
+        put(ENTRIES, key(7), entry_of_term(3)),
+        put(STATE, records.HARD_KEY, records.pack_hard(HardState(1, None))),
+        put(STATE, records.HARD_KEY, records.pack_hard(HardState(0, None))),
+    ],
+    Condition.CHAIN_ROW_MISSING: [delete(CHAIN, key(2)), delete(CHAIN, key(4)), delete(CHAIN, key(5))],
+    Condition.CHAIN_ROW_DAMAGED: [
+        flipped(CHAIN, key(2)),
+        flipped(CHAIN, key(5)),
+        put(CHAIN, key(5), records.seal(key(5), b"?")),
+    ],
+    Condition.CHAIN_MISMATCH: [
+        put(CHAIN, key(4), records.pack_chain(key(4), ChainRow(b"d" * 32, 8))),
+        put(ENTRIES, key(4), records.pack_entry(key(4), entry(4)._replace(data=b"another history"))),
+        put(CHAIN, key(2), records.pack_chain(key(2), ChainRow(b"d" * 32, 4))),
+    ],
+}
+
+
+def test_every_condition_has_a_row_and_every_row_is_made_for_real() -> None:
+    assert set(TABLE) == set(Condition) == set(DAMAGE)
+    assert [condition for condition, ways in DAMAGE.items() if not ways] == [Condition.HELD_BY_ANOTHER_PROCESS]
+    assert all(row.sign and row.reason and row.remedy for row in TABLE.values())
+
+
+@pytest.mark.parametrize(
+    ("condition", "damage"),
+    [
+        pytest.param(condition, way, id=f"{condition.value}-{number}")
+        for condition, ways in DAMAGE.items()
+        if TABLE[condition].action is Action.REFUSE
+        for number, way in enumerate(ways)
+    ],
+)
+def test_what_is_not_safe_to_repair_is_refused_by_name(
+    tmp_path: Path, condition: Condition, damage: Callable[[Path], None]
+) -> None:
+    directory = tmp_path / "wal"
+    damage(directory)
+    for _ in range(2):
+        with pytest.raises(RecoveryRefused) as refused, opened(directory, create=condition is not _EMPTY):
+            pass
+        assert refused.value.condition is condition
+        sentence = str(refused.value)
+        assert (
+            str(directory) in sentence and TABLE[condition].reason in sentence and TABLE[condition].remedy in sentence
+        )
+
+
+_EMPTY = Condition.DIRECTORY_EMPTY
+
+
+@pytest.mark.parametrize("condition", [Condition.FIRST_START, Condition.CREATION_UNFINISHED])
+def test_what_never_promised_anything_is_made_new(tmp_path: Path, condition: Condition) -> None:
+    assert TABLE[condition].action is Action.CREATE
+    for number, damage in enumerate(DAMAGE[condition]):
+        directory = tmp_path / f"wal-{number}"
+        damage(directory)
+        with opened(directory) as journal:
+            fill(journal, 2)
+        with opened(directory, create=False) as journal:
+            assert journal.last_index == 2
+
+
+def test_a_torn_tail_is_cut_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    assert TABLE[Condition.TRANSACTION_UNFINISHED].action is Action.CUT
+    unfinished_transaction(tmp_path)
+    with opened(tmp_path, create=False) as journal:
+        assert journal.last_index == 9 and journal.entry(9) == entry(9, 2)
+        journal.append([entry(10, 2)])
+        journal.sync()
+    with opened(tmp_path, create=False) as journal:
+        assert journal.last_index == 10
+
+
+@pytest.mark.parametrize("kept_pages", range(0, 40, 3))
+def test_a_transaction_of_which_only_some_pages_arrived_is_as_if_it_never_began(
+    tmp_path: Path, kept_pages: int
+) -> None:
+    made(tmp_path)
+    before = (tmp_path / DATA_FILE).read_bytes()
+    with opened(tmp_path) as journal:
+        journal.append([entry(index, 2, 5000) for index in range(10, 20)])
+        journal.sync()
+    after = (tmp_path / DATA_FILE).read_bytes()
+    torn, kept = bytearray(before.ljust(len(after), b"\0")), 0
+    for position in range(2 * PAGE_BYTES, len(after), PAGE_BYTES):
+        page = after[position : position + PAGE_BYTES]
+        if page != torn[position : position + PAGE_BYTES] and kept < kept_pages:
+            torn[position : position + PAGE_BYTES] = page
+            kept += 1
+    (tmp_path / DATA_FILE).write_bytes(torn)
+    with opened(tmp_path, create=False) as journal:
+        assert [one.index for one in journal.entries(3, max_bytes=1 << 20, max_entries=99)] == list(range(3, 10))
+
+
+def test_a_hint_that_lags_behind_is_caught_up_by_applying_again(tmp_path: Path) -> None:
+    assert TABLE[Condition.HINT_BEHIND].action is Action.CONTINUE
+    for number, damage in enumerate(DAMAGE[Condition.HINT_BEHIND]):
+        directory = tmp_path / f"wal-{number}"
+        damage(directory)
+        with opened(directory, create=False) as journal:
+            assert journal.applied_index == 5
+            apply(journal, 9)
+            journal.flush_hints()
+        with opened(directory, create=False) as journal:
+            assert journal.applied_index == journal.commit_index == 9
+
+
+def test_a_damaged_tail_entry_above_the_commit_hint_may_be_acknowledged_and_is_not_cut(tmp_path: Path) -> None:
+    """The hint is lazy: a follower synced entry 9, answered the leader, and the client has its answer."""
+    flipped(ENTRIES, key(9))(tmp_path)
+    with open_env(tmp_path, create=False) as env:
+        with pytest.raises(RecoveryRefused) as refused:
+            Journal(env)
+        assert refused.value.condition is Condition.ENTRY_DAMAGED_TAIL
+        with env.read() as transaction:
+            assert transaction.get(key(9), db=env.table(ENTRIES)) is not None
+
+
+def test_what_is_not_checked_at_the_start_is_older_than_what_consensus_sees_and_is_found_by_verify(
+    tmp_path: Path,
+) -> None:
+    from wal.ledger import LedgerBroken
+
+    flipped(ENTRIES, key(2))(tmp_path)
+    with open_env(tmp_path, create=False) as env:
+        assert Journal(env).last_index == 9
+        with pytest.raises(LedgerBroken) as broken:
+            Ledger(env).verify()
+        assert broken.value.index == 2
+
+
+def test_a_directory_that_was_copied_to_another_replica_is_refused(tmp_path: Path) -> None:
+    made(tmp_path / "r1")
+    shutil.copytree(tmp_path / "r1", tmp_path / "r2")
+    with pytest.raises(RecoveryRefused, match="belongs to replica r1, not r2"):
+        Environment.open(tmp_path / "r2", cluster_id=CLUSTER, replica="r2", create=False)

@@ -1,0 +1,392 @@
+"""Raft's log as consensus sees it, and how far it was applied: buffered in memory, made durable by one transaction.
+
+The same table of entries is the ledger: committing moves a mark, applying adds a digest, compaction moves the first
+index that consensus sees. Nothing here ever deletes an entry that was applied.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from wal import codec, records, recovery, rows
+from wal.environment import Environment
+from wal.failures import BrokenInvariant
+from wal.records import ENTRY_MAX_BYTES, ChainRow, Entry, Gap, HardState, Marks
+from wal.rows import Applied, Changes
+from wal.tail import RECENT_MAX_BYTES, Tail, TermRuns
+
+__all__ = ["ENTRY_MAX_BYTES", "Entry", "Journal"]
+
+HINTS_MAX_ROWS: Final = 16_384
+"""Applied rows buffered before they are written unasked, so that replaying a long journal has bounded memory."""
+
+
+class Journal:
+    """The journal of one replica, on an Environment that is open for writing; used by one thread.
+
+    Reads see buffered changes at once. Nothing is durable until `sync`, and no promise may leave while `dirty`.
+    Every method raises StorageFailed once a sync has failed; the replica has to stop then.
+    """
+
+    def __init__(self, env: Environment, *, recent_max_bytes: int = RECENT_MAX_BYTES):
+        """Check the storage (wal.recovery) and read what is kept in memory. Raises RecoveryRefused."""
+        self._env = env
+        base_index, base_term = rows.peek_base(env)
+        self._runs = TermRuns(base_index, base_term)
+        self._tail = Tail(base_index + 1, max_bytes=recent_max_bytes)
+        checked = recovery.check(env, self._load)
+        self._hard = checked.hard
+        self._base_index = checked.marks.base_index
+        self._commit_index = checked.marks.commit_index
+        self._applied_index = checked.marks.applied_index
+        self._applied_revision = checked.marks.applied_revision
+        self._applied_digest = checked.marks.applied_digest
+        self._stored_last = checked.marks.last_index
+        """Highest key in the table of entries, or the index that a snapshot put in its place."""
+        self._unsynced_from = self.last_index + 1
+        """Entries from here on are in memory only."""
+        self._delete_from: int | None = None
+        """Stored entries from here on are no longer part of the journal."""
+        self._applied: list[Applied] = []
+        self._gaps: list[Gap] = []
+        self._hard_changed = self._hints_changed = self._reset = False
+
+    def _load(self, entry: Entry) -> None:
+        self._runs.append(entry.index, entry.term)
+        self._tail.append(entry)
+        self._tail.evict(self._tail.next)
+
+    # What consensus sees
+
+    @property
+    def base_index(self) -> int:
+        """Index just before the first entry that consensus sees; 0 at the beginning."""
+        return self._base_index
+
+    @property
+    def base_term(self) -> int:
+        """Term of the entry at `base_index`; 0 at the beginning."""
+        return self._runs.at(self._base_index)
+
+    @property
+    def first_index(self) -> int:
+        """First index that consensus sees, whether or not there is an entry yet."""
+        return self._base_index + 1
+
+    @property
+    def last_index(self) -> int:
+        """Index of the last entry, durable or not; `base_index` when consensus sees none."""
+        return self._tail.next - 1
+
+    @property
+    def last_term(self) -> int:
+        """Term of the last entry; `base_term` when consensus sees none."""
+        return self._runs.at(self.last_index)
+
+    @property
+    def term(self) -> int:
+        """The current term of this replica."""
+        return self._hard.term
+
+    @property
+    def voted_for(self) -> str | None:
+        """The replica that got this one's vote in the current term."""
+        return self._hard.voted_for
+
+    @property
+    def commit_index(self) -> int:
+        """What is known to be committed: a hint after a restart, because it is written lazily."""
+        return self._commit_index
+
+    @property
+    def applied_index(self) -> int:
+        """Last entry that was applied and chained; after a restart it may lag behind what was applied before."""
+        return self._applied_index
+
+    @property
+    def applied_digest(self) -> bytes:
+        """Digest of the ledger up to `applied_index`."""
+        return self._applied_digest
+
+    @property
+    def applied_revision(self) -> int:
+        """Revision after the entry at `applied_index`."""
+        return self._applied_revision
+
+    def entry(self, index: int) -> Entry:
+        """The entry at `index`. LookupError if consensus does not see it."""
+        self._env.check()
+        if not self._base_index < index <= self.last_index:
+            raise LookupError(f"no entry {index}: the journal holds {self.first_index} to {self.last_index}")
+        if index >= self._tail.first:
+            return self._tail.get(index)
+        return rows.read_entries(self._env, index, index, max_bytes=0, max_entries=1)[0]
+
+    def term_of(self, index: int) -> int | None:
+        """The term of the entry at `index`, from `base_index` to `last_index`; None outside."""
+        self._env.check()
+        return self._runs.at(index) if self._base_index <= index <= self.last_index else None
+
+    def entries(self, first: int, *, max_bytes: int, max_entries: int) -> list[Entry]:
+        """Entries from `first` on, within both bounds (data bytes, count), but at least one if there is one.
+
+        LookupError if `first` was compacted away. Recent entries come from memory.
+        """
+        self._env.check()
+        if first <= self._base_index:
+            raise LookupError(f"entry {first} was compacted: the journal begins at {self.first_index}")
+        found: list[Entry] = []
+        if first < self._tail.first:
+            last = min(self.last_index, self._tail.first - 1)
+            found = rows.read_entries(self._env, first, last, max_bytes=max_bytes, max_entries=max_entries)
+            first += len(found)
+            if first < self._tail.first:
+                return found
+        if first <= self.last_index:
+            self._tail.extend(found, first, max_bytes=max_bytes, max_entries=max_entries)
+        return found
+
+    # Changes, buffered until sync
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Add entries after the last, contiguous, terms not falling and not above `term`. BrokenInvariant otherwise."""
+        self._env.check()
+        index, term = self.last_index, self.last_term
+        for entry in entries:
+            if entry.index != index + 1:
+                raise BrokenInvariant(f"entry {entry.index} appended after entry {index}")
+            if not term <= entry.term <= self._hard.term:
+                raise BrokenInvariant(
+                    f"entry {entry.index} of term {entry.term} appended after term {term}, in term {self._hard.term}"
+                )
+            if len(entry.data) > ENTRY_MAX_BYTES:
+                raise BrokenInvariant(
+                    f"entry {entry.index} has {len(entry.data)} bytes; the bound is {ENTRY_MAX_BYTES}"
+                )
+            index, term = entry.index, entry.term
+        for entry in entries:
+            self._runs.append(entry.index, entry.term)
+            self._tail.append(entry)
+
+    def truncate_from(self, index: int) -> None:
+        """Remove the entries from `index` on. BrokenInvariant at or below the commit index or the applied index."""
+        self._env.check()
+        if index <= max(self._commit_index, self._applied_index):
+            raise BrokenInvariant(
+                f"truncation from entry {index}, but {self._commit_index} is committed, {self._applied_index} applied"
+            )
+        if index > self.last_index:
+            return
+        self._cut(index)
+
+    def set_term(self, term: int, voted_for: str | None) -> None:
+        """Note the term and the vote in it. BrokenInvariant if the term falls or a vote changes within its term."""
+        self._env.check()
+        wanted = HardState(term, voted_for)
+        if wanted == self._hard:
+            return
+        if term < self._hard.term:
+            raise BrokenInvariant(f"term {term} after term {self._hard.term}")
+        if term == self._hard.term and self._hard.voted_for is not None:
+            raise BrokenInvariant(f"vote for {voted_for} in term {term} after a vote for {self._hard.voted_for}")
+        if voted_for is not None:
+            records.name_bytes("replica name", voted_for)
+        self._hard = wanted
+        self._hard_changed = True
+
+    def set_commit(self, index: int) -> None:
+        """Note that entries up to `index` are committed; a lower one is ignored. BrokenInvariant beyond the last."""
+        self._env.check()
+        if index > self.last_index:
+            raise BrokenInvariant(f"commit index {index} beyond the last entry {self.last_index}")
+        if index > self._commit_index:
+            self._commit_index = index
+            self._hints_changed = True
+
+    def compact_to(self, index: int) -> None:
+        """Let consensus see only entries after `index`; nothing is lost. BrokenInvariant beyond the applied index."""
+        self._env.check()
+        if index > self._applied_index:
+            raise BrokenInvariant(f"compaction to entry {index}, but only {self._applied_index} is applied")
+        if index > self._base_index:
+            self._rebase(index)
+
+    def reset_to(self, index: int, term: int, digest: bytes, revision: int) -> None:
+        """Continue from an installed snapshot at `index`, whose ledger has `digest` and ends with `revision`.
+
+        If the journal holds (index, term) its entries up to there are chained and those after it stay. Otherwise
+        everything that was not applied goes, and what is missing before `index` is recorded as a gap in the ledger.
+        Writes what was buffered before. BrokenInvariant if the snapshot lies at or below what is applied, contradicts
+        what is committed, or has another digest or revision than the entries held here.
+        """
+        self.flush_hints()
+        if index <= self._applied_index:
+            raise BrokenInvariant(f"snapshot at entry {index} installed, but {self._applied_index} is applied")
+        if len(digest) != records.DIGEST_BYTES or revision < self._applied_revision:
+            raise BrokenInvariant(
+                f"snapshot at entry {index}: revision {revision} after {self._applied_revision}, digest {digest.hex()}"
+            )
+        matching = self.term_of(index) == term
+        if index <= self._commit_index and not matching:
+            raise BrokenInvariant(
+                f"snapshot at entry {index} of term {term}, but the committed one has term {self.term_of(index)}"
+            )
+        if term > self._hard.term:
+            self.set_term(term, None)
+        if matching:
+            self._chain_to(index, digest, revision)
+            self._rebase(index)
+            self._reset = True
+            return
+        self._gaps.append(Gap(self._applied_index + 1, index, self._applied_revision, revision))
+        if self._applied_index < self._stored_last:
+            self._delete_from = self._applied_index + 1
+        self._stored_last = index
+        self._unsynced_from = index + 1
+        self._base_index = index
+        self._runs = TermRuns(index, term)
+        self._tail.restart(index + 1)
+        self._reset = True
+        self._note_applied(Applied(index, ChainRow(digest, revision), False))
+
+    def record_applied(self, entry: Entry, revision: int) -> bytes:
+        """Chain the next applied entry, which ends with `revision`, and give the digest of the ledger up to it.
+
+        An entry at or below `applied_index` is one that is applied again after a restart: it is compared with what was
+        recorded. BrokenInvariant if entry, order, digest or revision do not agree with the journal.
+        """
+        self._env.check()
+        if entry.index <= self._applied_index:
+            return self._compare_applied(entry, revision)
+        if entry.index != self._applied_index + 1 or self.entry(entry.index) != entry:
+            raise BrokenInvariant(
+                f"entry {entry.index} of term {entry.term} applied after {self._applied_index}, "
+                "but it is not the journal's next one"
+            )
+        if revision < self._applied_revision:
+            raise BrokenInvariant(f"entry {entry.index} ends with revision {revision} after {self._applied_revision}")
+        digest = self._chain(entry, revision)
+        if len(self._applied) >= HINTS_MAX_ROWS:
+            self.sync()
+        return digest
+
+    def digest_at(self, index: int) -> bytes | None:
+        """Digest of the ledger up to `index`; None if that is not held: never applied here, or inside a gap."""
+        self._env.check()
+        if index == self._applied_index:
+            return self._applied_digest
+        if not 0 < index < self._applied_index:
+            return records.GENESIS if index == 0 else None
+        row = self._chain_row(index)
+        return None if row is None else row.digest
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something is buffered that a promise could depend on: entries, truncation, term, vote, reset."""
+        return (
+            self._hard_changed or self._unsynced_from <= self.last_index or self._delete_from is not None or self._reset
+        )
+
+    def sync(self) -> None:
+        """Write everything buffered in one transaction, durable on return. Raises StorageFailed, and then for ever."""
+        self._env.check()
+        if not (self.dirty or self._hints_changed or self._applied):
+            return
+        rows.write(
+            self._env,
+            Changes(
+                delete_from=self._delete_from,
+                entries=self._tail.since(self._unsynced_from),
+                applied=self._applied,
+                gaps=self._gaps,
+                hard=self._hard if self._hard_changed else None,
+                marks=self._marks(),
+            ),
+        )
+        self._stored_last = self.last_index
+        self._unsynced_from = self.last_index + 1
+        self._delete_from = None
+        self._hard_changed = self._hints_changed = self._reset = False
+        self._applied.clear()
+        self._gaps.clear()
+        self._tail.evict(self._unsynced_from)
+
+    def flush_hints(self) -> None:
+        """Write what is buffered, if anything: called when idle, so an idle replica writes once and then nothing."""
+        self.sync()
+
+    # Inside
+
+    def _cut(self, index: int) -> None:
+        if index <= self._stored_last:
+            self._delete_from = index if self._delete_from is None else min(self._delete_from, index)
+            self._unsynced_from = min(self._unsynced_from, index)
+        self._tail.cut(index)
+        self._runs.cut(index)
+
+    def _rebase(self, index: int) -> None:
+        self._base_index = index
+        self._runs.compact(index)
+        self._hints_changed = True
+
+    def _note_applied(self, applied: Applied) -> None:
+        self._applied.append(applied)
+        self._applied_index = applied.at
+        self._applied_digest, self._applied_revision = applied.row
+        self._commit_index = max(self._commit_index, applied.at)
+        self._hints_changed = True
+
+    def _chain(self, entry: Entry, revision: int) -> bytes:
+        digest = records.chained(self._applied_digest, entry)
+        self._note_applied(Applied(entry.index, ChainRow(digest, revision), revision > self._applied_revision))
+        return digest
+
+    def _chain_to(self, index: int, digest: bytes, revision: int) -> None:
+        """Chain held entries up to a snapshot's, which were applied before a crash, or are skipped by installing it."""
+        reached, chained = ChainRow(self._applied_digest, self._applied_revision), []
+        for held in range(self._applied_index + 1, index + 1):
+            entry = self.entry(held)
+            try:
+                after = codec.revision_after(entry.data, reached.revision)
+            except codec.CodecError as error:
+                raise BrokenInvariant(f"entry {held} lies before the snapshot at {index}, but {error}") from error
+            chained.append(
+                Applied(held, ChainRow(records.chained(reached.digest, entry), after), after > reached.revision)
+            )
+            reached = chained[-1].row
+        if reached != (digest, revision):
+            raise BrokenInvariant(
+                f"snapshot at entry {index}: digest {digest.hex()} at revision {revision}, but the entries held give "
+                f"{reached.digest.hex()} at {reached.revision}: this replica and the snapshot's maker have diverged"
+            )
+        for applied in chained:
+            self._note_applied(applied)
+
+    def _compare_applied(self, entry: Entry, revision: int) -> bytes:
+        row, previous = self._chain_row(entry.index), self.digest_at(entry.index - 1)
+        if row is None or previous is None:
+            raise BrokenInvariant(f"entry {entry.index} applied again, but this replica holds no digest of it")
+        if records.chained(previous, entry) != row.digest or revision != row.revision:
+            raise BrokenInvariant(
+                f"entry {entry.index} applied again with revision {revision}, but it was applied before with another "
+                f"digest, or with revision {row.revision}"
+            )
+        return row.digest
+
+    def _chain_row(self, index: int) -> ChainRow | None:
+        for applied in reversed(self._applied):
+            if applied.at == index:
+                return applied.row
+            if applied.at < index:
+                break
+        return rows.read_chain_row(self._env, index)
+
+    def _marks(self) -> Marks:
+        return Marks(
+            base_index=self._base_index,
+            base_term=self.base_term,
+            last_index=self.last_index,
+            commit_index=self._commit_index,
+            applied_index=self._applied_index,
+            applied_revision=self._applied_revision,
+            applied_digest=self._applied_digest,
+        )

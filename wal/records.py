@@ -1,0 +1,246 @@
+"""How every key and value of the tables is laid out: big-endian keys, and a CRC in front of every value.
+
+LMDB has no page checksums, and most flipped bits come back as wrong data (HAZARDS.md), so each value starts with the
+CRC-32 of its key and itself. The layouts here are for ever: a change needs a new FORMAT_VERSION, and reads the old one.
+"""
+
+import hashlib
+import struct
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from replica.limits import BATCH_BYTES_MAX
+
+FORMAT_VERSION: Final = 1
+"""Version of these layouts; stored when a replica's storage is created, compared when it is opened."""
+
+ENTRIES: Final = b"entries"
+CHAIN: Final = b"chain"
+REVISIONS: Final = b"revisions"
+GAPS: Final = b"gaps"
+STATE: Final = b"state"
+TABLES: Final = (ENTRIES, CHAIN, REVISIONS, GAPS, STATE)
+
+FORMAT_KEY: Final = b"format"
+IDENTITY_KEY: Final = b"identity"
+HARD_KEY: Final = b"hard"
+MARKS_KEY: Final = b"marks"
+
+DIGEST_BYTES: Final = 32
+GENESIS: Final = bytes(DIGEST_BYTES)
+"""The digest before the first entry of every ledger."""
+
+NAME_MAX_BYTES: Final = 255
+"""Bound of a replica's name and a cluster's id in UTF-8: what fits in a file name on every file system we know."""
+
+ENTRY_MAX_BYTES: Final = BATCH_BYTES_MAX
+"""Bound of one entry's data: larger ones would hold up heartbeats behind them (HAZARDS.md, H26)."""
+
+_U64 = struct.Struct(">Q")
+_U32 = struct.Struct(">I")
+_PREFIX = struct.Struct(">QQ")
+_CHAIN = struct.Struct(f">{DIGEST_BYTES}sQ")
+_MARKS = struct.Struct(f">QQQQQQ{DIGEST_BYTES}s")
+_GAP = struct.Struct(">QQQ")
+_LENGTH = struct.Struct(">B")
+_ENTRY_HEAD_BYTES = 4 + 8
+
+
+class Damaged(Exception):
+    """A value fails its checksum or its layout; the message says which."""
+
+
+class Entry(NamedTuple):
+    """One entry of Raft's log."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    term: int
+    data: bytes
+
+
+class Identity(NamedTuple):
+    """Whose storage this is."""
+
+    cluster_id: str
+    replica: str
+
+
+class HardState(NamedTuple):
+    """What a vote depends on."""
+
+    term: int
+    voted_for: str | None
+
+
+class Marks(NamedTuple):
+    """How far things are. `last_index` is exact and as durable as the entries; commit and applied may lag behind."""
+
+    base_index: int
+    base_term: int
+    last_index: int
+    commit_index: int
+    applied_index: int
+    applied_revision: int
+    applied_digest: bytes
+
+
+class ChainRow(NamedTuple):
+    """What is known of an applied entry: the digest up to it, and the revision after it."""
+
+    digest: bytes
+    revision: int
+
+
+class Gap(NamedTuple):
+    """History that this replica does not hold, because a snapshot replaced it: entries first..last, both included.
+
+    The gap begins after `revision_before` and ends with `revision_after`.
+    """
+
+    first_index: int
+    last_index: int
+    revision_before: int
+    revision_after: int
+
+
+def index_key(number: int) -> bytes:
+    """The key of an index or revision: unsigned, 8 bytes, big-endian: LMDB's byte order is the numbers' order."""
+    return _U64.pack(number)
+
+
+def key_index(key: bytes) -> int:
+    """The number that `index_key` packed. Damaged if it has another length."""
+    if len(key) != _U64.size:
+        raise Damaged(f"key {key.hex()} has {len(key)} bytes instead of {_U64.size}")
+    return int.from_bytes(key, "big")
+
+
+def chained(previous: bytes, entry: Entry) -> bytes:
+    """The digest of the ledger up to and with `entry`: SHA-256(previous digest, index, term, data)."""
+    hasher = hashlib.sha256(previous)
+    hasher.update(_PREFIX.pack(entry.index, entry.term))
+    hasher.update(entry.data)
+    return hasher.digest()
+
+
+def seal(key: bytes, body: bytes) -> bytes:
+    """The value to store: the CRC-32 of key and body, then the body."""
+    return _U32.pack(crc32(body, crc32(key))) + body
+
+
+def unseal(key: bytes, value: bytes) -> bytes:
+    """The body of a stored value. Damaged if the checksum does not hold."""
+    if len(value) < _U32.size:
+        raise Damaged(f"value has {len(value)} bytes, which is too short for a checksum")
+    view = memoryview(value)
+    if crc32(view[_U32.size :], crc32(key)) != int.from_bytes(view[: _U32.size], "big"):
+        raise Damaged("the checksum does not hold")
+    return value[_U32.size :]
+
+
+def pack_entry(key: bytes, entry: Entry) -> bytes:
+    """The stored value of an entry, whose key is its index."""
+    return seal(key, _U64.pack(entry.term) + entry.data)
+
+
+def unpack_entry(key: bytes, value: bytes) -> Entry:
+    """The entry that `pack_entry` packed. Damaged if the checksum does not hold."""
+    index = key_index(key)
+    if len(value) < _ENTRY_HEAD_BYTES:
+        raise Damaged(f"value has {len(value)} bytes, which is too short for an entry")
+    view = memoryview(value)
+    if crc32(view[_U32.size :], crc32(key)) != int.from_bytes(view[: _U32.size], "big"):
+        raise Damaged("the checksum does not hold")
+    return Entry(index, int.from_bytes(view[_U32.size : _ENTRY_HEAD_BYTES], "big"), value[_ENTRY_HEAD_BYTES:])
+
+
+def pack_chain(key: bytes, row: ChainRow) -> bytes:
+    """The stored value of a chain row, whose key is the entry's index."""
+    return seal(key, _CHAIN.pack(row.digest, row.revision))
+
+
+def unpack_chain(key: bytes, value: bytes) -> ChainRow:
+    """The row that `pack_chain` packed. Damaged if checksum or length do not hold."""
+    return ChainRow._make(_unpack(_CHAIN, unseal(key, value)))
+
+
+def pack_gap(key: bytes, gap: Gap) -> bytes:
+    """The stored value of a gap, whose key is its first index."""
+    return seal(key, _GAP.pack(gap.last_index, gap.revision_before, gap.revision_after))
+
+
+def unpack_gap(key: bytes, value: bytes) -> Gap:
+    """The gap that `pack_gap` packed. Damaged if checksum or length do not hold."""
+    last_index, before, after = _unpack(_GAP, unseal(key, value))
+    return Gap(key_index(key), last_index, before, after)
+
+
+def pack_number(key: bytes, number: int) -> bytes:
+    """The stored value of a plain number: the index of a revision, or the format version."""
+    return seal(key, _U64.pack(number))
+
+
+def unpack_number(key: bytes, value: bytes) -> int:
+    """The number that `pack_number` packed. Damaged if checksum or length do not hold."""
+    (number,) = _unpack(_U64, unseal(key, value))
+    return int(number)
+
+
+def pack_marks(marks: Marks) -> bytes:
+    """The stored value of the marks."""
+    return seal(MARKS_KEY, _MARKS.pack(*marks))
+
+
+def unpack_marks(value: bytes) -> Marks:
+    """The marks that `pack_marks` packed. Damaged if checksum or length do not hold."""
+    return Marks._make(_unpack(_MARKS, unseal(MARKS_KEY, value)))
+
+
+def pack_hard(hard: HardState) -> bytes:
+    """The stored value of term and vote."""
+    voted_for = b"" if hard.voted_for is None else name_bytes("replica name", hard.voted_for)
+    return seal(HARD_KEY, _U64.pack(hard.term) + voted_for)
+
+
+def unpack_hard(value: bytes) -> HardState:
+    """The hard state that `pack_hard` packed. Damaged if checksum or layout do not hold."""
+    body = unseal(HARD_KEY, value)
+    if len(body) < _U64.size:
+        raise Damaged("term and vote are too short")
+    return HardState(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]) or None)
+
+
+def pack_identity(identity: Identity) -> bytes:
+    """The stored value of the identity."""
+    cluster = name_bytes("cluster id", identity.cluster_id)
+    replica = name_bytes("replica name", identity.replica)
+    return seal(IDENTITY_KEY, _LENGTH.pack(len(cluster)) + cluster + replica)
+
+
+def unpack_identity(value: bytes) -> Identity:
+    """The identity that `pack_identity` packed. Damaged if checksum or layout do not hold."""
+    body = unseal(IDENTITY_KEY, value)
+    if not body or len(body) < 1 + body[0]:
+        raise Damaged("the identity is too short")
+    return Identity(_text(body[1 : 1 + body[0]]), _text(body[1 + body[0] :]))
+
+
+def name_bytes(what: str, name: str) -> bytes:
+    """The UTF-8 bytes of a name. ValueError if it is empty or longer than NAME_MAX_BYTES."""
+    encoded = name.encode()
+    if not 0 < len(encoded) <= NAME_MAX_BYTES:
+        raise ValueError(f"the {what} has {len(encoded)} bytes; it must have 1 to {NAME_MAX_BYTES}")
+    return encoded
+
+
+def _text(encoded: bytes) -> str:
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError as error:
+        raise Damaged("a name is not UTF-8") from error
+
+
+def _unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
+    if len(body) != layout.size:
+        raise Damaged(f"the value has {len(body)} bytes instead of {layout.size}")
+    return layout.unpack(body)

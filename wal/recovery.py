@@ -1,0 +1,141 @@
+"""What is checked when a replica opens its storage, and what is done about each condition: the recovery table.
+
+Damage is never repaired by guessing. An LMDB transaction is there whole or not at all, so the only torn tail is a
+transaction that never became visible, of which nothing was promised. Whatever is visible was synced before a promise
+could leave: it may be one of the copies that a majority counts on, and is checked or refused, never cut.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from wal import records
+from wal.environment import Environment
+from wal.failures import TABLE, Action, Condition, RecoveryRefused, Row
+from wal.records import ChainRow, Damaged, Entry, HardState, Marks
+
+__all__ = ["TABLE", "Action", "Checked", "Condition", "RecoveryRefused", "Row", "check", "read_chain"]
+
+
+class Checked(NamedTuple):
+    """What was found to be sound."""
+
+    hard: HardState
+    marks: Marks
+
+
+def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> Checked:
+    """Check hard state, marks, and every entry and digest that consensus sees; what is older is for `Ledger.verify`.
+
+    Calls `on_entry` with each entry after the base, in order, so that one reading serves both. Raises RecoveryRefused
+    with the row of the table, StorageFailed if LMDB finds a broken page.
+    """
+    with env.read() as transaction:
+        state = env.table(records.STATE)
+        stored_hard = transaction.get(records.HARD_KEY, db=state)
+        stored_marks = transaction.get(records.MARKS_KEY, db=state)
+    if stored_hard is None:
+        _refuse(env, Condition.HARD_STATE_MISSING, "table state, key hard")
+    if stored_marks is None:
+        _refuse(env, Condition.MARKS_MISSING, "table state, key marks")
+    try:
+        hard = records.unpack_hard(stored_hard)
+    except Damaged as error:
+        _refuse(env, Condition.HARD_STATE_DAMAGED, f"table state, key hard ({error})")
+    try:
+        marks = records.unpack_marks(stored_marks)
+    except Damaged as error:
+        _refuse(env, Condition.MARKS_DAMAGED, f"table state, key marks ({error})")
+    _check_marks(env, hard, marks)
+    _check_entries(env, hard, marks, on_entry)
+    return Checked(hard, marks)
+
+
+def read_chain(env: Environment, index: int) -> ChainRow:
+    """The chain row of an applied entry, or of the end of a gap. Raises RecoveryRefused if it is missing or damaged."""
+    if index == 0:
+        return ChainRow(records.GENESIS, 0)
+    key = records.index_key(index)
+    with env.read() as transaction:
+        value = transaction.get(key, db=env.table(records.CHAIN))
+    if value is None:
+        _refuse(env, Condition.CHAIN_ROW_MISSING, f"table chain, index {index}")
+    try:
+        return records.unpack_chain(key, value)
+    except Damaged as error:
+        _refuse(env, Condition.CHAIN_ROW_DAMAGED, f"table chain, index {index} ({error})")
+
+
+def _check_marks(env: Environment, hard: HardState, marks: Marks) -> None:
+    place = "table state, key marks"
+    if not marks.base_index <= marks.applied_index <= marks.commit_index or marks.base_index > marks.last_index:
+        _refuse(
+            env,
+            Condition.MARKS_OUT_OF_ORDER,
+            f"{place} (base {marks.base_index}, applied {marks.applied_index}, commit {marks.commit_index}, "
+            f"last {marks.last_index})",
+        )
+    if marks.commit_index > marks.last_index:
+        _refuse(
+            env, Condition.COMMIT_BEYOND_LAST, f"{place} (commit {marks.commit_index}, last entry {marks.last_index})"
+        )
+    if marks.base_term > hard.term:
+        _refuse(
+            env, Condition.TERM_OUT_OF_ORDER, f"{place} (base term {marks.base_term}, hard state's term {hard.term})"
+        )
+
+
+def _check_entries(env: Environment, hard: HardState, marks: Marks, on_entry: Callable[[Entry], None] | None) -> None:
+    digest = read_chain(env, marks.base_index).digest
+    expected, term = marks.base_index + 1, marks.base_term
+    with env.read() as transaction:
+        chain = transaction.cursor(env.table(records.CHAIN))
+        more_chain = chain.set_range(records.index_key(expected))
+        cursor = transaction.cursor(env.table(records.ENTRIES))
+        more = cursor.set_range(records.index_key(expected))
+        while more:
+            key, value = cursor.item()
+            place = f"table entries, key {key.hex()}"
+            if expected > marks.last_index:
+                _refuse(env, Condition.ENTRY_BEYOND_LAST, f"{place} (the last index is {marks.last_index})")
+            if key != records.index_key(expected):
+                _refuse(env, Condition.ENTRY_MISSING, f"{place} (index {expected} was to come)")
+            try:
+                entry = records.unpack_entry(key, value)
+            except Damaged as error:
+                applied = expected <= marks.applied_index
+                condition = Condition.ENTRY_DAMAGED_APPLIED if applied else Condition.ENTRY_DAMAGED_TAIL
+                _refuse(env, condition, f"table entries, index {expected} ({error})")
+            if not term <= entry.term <= hard.term:
+                _refuse(
+                    env,
+                    Condition.TERM_OUT_OF_ORDER,
+                    f"table entries, index {expected} (term {entry.term} after {term}, hard state's term {hard.term})",
+                )
+            if expected <= marks.applied_index:
+                digest = records.chained(digest, entry)
+                _check_chain(env, expected, digest, chain.item() if more_chain else None)
+                more_chain = chain.next()
+            if on_entry is not None:
+                on_entry(entry)
+            expected, term = expected + 1, entry.term
+            more = cursor.next()
+    if expected <= marks.last_index:
+        _refuse(env, Condition.ENTRY_MISSING, f"table entries, index {expected} of {marks.last_index}")
+    if digest != marks.applied_digest:
+        _refuse(env, Condition.CHAIN_MISMATCH, "table state, key marks (the digest is not the chain's)")
+
+
+def _check_chain(env: Environment, index: int, digest: bytes, item: tuple[bytes, bytes] | None) -> None:
+    place = f"table chain, index {index}"
+    if item is None or item[0] != records.index_key(index):
+        _refuse(env, Condition.CHAIN_ROW_MISSING, place)
+    try:
+        row = records.unpack_chain(*item)
+    except Damaged as error:
+        _refuse(env, Condition.CHAIN_ROW_DAMAGED, f"{place} ({error})")
+    if row.digest != digest:
+        _refuse(env, Condition.CHAIN_MISMATCH, place)
+
+
+def _refuse(env: Environment, condition: Condition, place: str) -> NoReturn:
+    raise RecoveryRefused(condition, f"{env.directory}, {place}")

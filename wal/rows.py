@@ -1,0 +1,119 @@
+"""How the journal's rows are read from LMDB, and everything that was buffered is written in one transaction."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import lmdb
+
+from wal import records
+from wal.environment import Environment
+from wal.failures import REPLACE, BrokenInvariant, StorageFailed
+from wal.records import ChainRow, Damaged, Entry, Gap, HardState, Marks
+
+
+class Applied(NamedTuple):
+    """An entry that was applied: its index, what is chained, and whether the revision grew."""
+
+    at: int
+    row: ChainRow
+    advanced: bool
+
+
+class Changes(NamedTuple):
+    """What one sync writes. `delete_from`: stored entries from there on go, before `entries` are added."""
+
+    delete_from: int | None
+    entries: Sequence[Entry]
+    applied: Sequence[Applied]
+    gaps: Sequence[Gap]
+    hard: HardState | None
+    marks: Marks
+
+
+def peek_base(env: Environment) -> tuple[int, int]:
+    """Base index and term, before anything is checked; `recovery.check` refuses what is wrong with them."""
+    with env.read() as transaction:
+        value = transaction.get(records.MARKS_KEY, b"", db=env.table(records.STATE))
+    try:
+        marks = records.unpack_marks(value)
+    except Damaged:
+        return 0, 0
+    return marks.base_index, marks.base_term
+
+
+def read_entries(env: Environment, first: int, last: int, *, max_bytes: int, max_entries: int) -> list[Entry]:
+    """Stored entries from `first` to at most `last`, within both bounds but at least one, each checked.
+
+    StorageFailed, which stops the environment, if one is missing or damaged.
+    """
+    found: list[Entry] = []
+    size_bytes = 0
+    with env.read() as transaction:
+        cursor = transaction.cursor(env.table(records.ENTRIES))
+        more = cursor.set_range(records.index_key(first))
+        for index in range(first, last + 1):
+            key = records.index_key(index)
+            if not more or cursor.key() != key:
+                raise _damaged(env, "entries", index, "the entry is missing")
+            try:
+                entry = records.unpack_entry(key, cursor.value())
+            except Damaged as error:
+                raise _damaged(env, "entries", index, str(error)) from error
+            size_bytes += len(entry.data)
+            if found and (size_bytes > max_bytes or len(found) >= max_entries):
+                break
+            found.append(entry)
+            more = cursor.next()
+    return found
+
+
+def read_chain_row(env: Environment, index: int) -> ChainRow | None:
+    """The stored chain row of an entry, None if there is none. StorageFailed, stopping the environment, if damaged."""
+    key = records.index_key(index)
+    with env.read() as transaction:
+        value = transaction.get(key, db=env.table(records.CHAIN))
+    if value is None:
+        return None
+    try:
+        return records.unpack_chain(key, value)
+    except Damaged as error:
+        raise _damaged(env, "chain", index, str(error)) from error
+
+
+def write(env: Environment, changes: Changes) -> None:
+    """Write everything in one transaction, durable on return. Raises StorageFailed."""
+    with env.write() as transaction:
+        _write_entries(env, transaction, changes)
+        chain, revisions, gaps = (env.table(name) for name in (records.CHAIN, records.REVISIONS, records.GAPS))
+        for index, row, advanced in changes.applied:
+            key = records.index_key(index)
+            transaction.put(key, records.pack_chain(key, row), db=chain)
+            if advanced:
+                key = records.index_key(row.revision)
+                transaction.put(key, records.pack_number(key, index), db=revisions)
+        for gap in changes.gaps:
+            key = records.index_key(gap.first_index)
+            transaction.put(key, records.pack_gap(key, gap), db=gaps)
+        state = env.table(records.STATE)
+        if changes.hard is not None:
+            transaction.put(records.HARD_KEY, records.pack_hard(changes.hard), db=state)
+        transaction.put(records.MARKS_KEY, records.pack_marks(changes.marks), db=state)
+
+
+def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", changes: Changes) -> None:
+    table = env.table(records.ENTRIES)
+    if changes.delete_from is not None:
+        cursor = transaction.cursor(table)
+        if cursor.set_range(records.index_key(changes.delete_from)):
+            while cursor.delete():
+                pass
+        cursor.close()
+    for entry in changes.entries:
+        key = records.index_key(entry.index)
+        # MDB_APPEND: the key is beyond all others, which saves the search, fills the pages, and refuses to overwrite.
+        if not transaction.put(key, records.pack_entry(key, entry), append=True, db=table):
+            raise BrokenInvariant(f"entry {entry.index} is already stored, or one beyond it")
+
+
+def _damaged(env: Environment, table: str, index: int, what: str) -> StorageFailed:
+    return env.fail(f"{env.directory}, table {table}, index {index}: {what}. The replica must stop. {REPLACE}.")
