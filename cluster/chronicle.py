@@ -108,8 +108,7 @@ class Chronicle:
             chunk = self._chunk(first, min(READ_ENTRIES, limit - given))
             if not chunk:
                 return
-            for applied in chunk:
-                yield applied
+            yield from chunk
             given += len(chunk)
             first = chunk[-1].index + 1
 

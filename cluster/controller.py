@@ -4,8 +4,8 @@ Lifecycle: `open_storage` rebuilds the state from snapshot and ledger; `start` b
 committed entry comes to `apply`, once and in order; `stop` ends it. The controller is the machine that consensus
 drives, and the face that the API asks: for the state, for proof that it is current, and for a command to be settled.
 
-What happens to an entry: decode, fence and fold (`settle`), chain (`record_applied`), swap the State reference, tell who
-waits. None of it may fail for an entry that a correct leader made; whatever does fail stops the replica (law 10).
+What happens to an entry: decode, fence and fold (`settle`), chain (`record_applied`), swap the State reference, tell
+who waits. None of it may fail for an entry that a correct leader made; whatever does stops the replica (law 10).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the controller and the proposer ask of consensus: `cluster.consensus.Consensus` is one, and tests bring another."""
+"""What the controller and the proposer ask of consensus: `cluster.consensus.Consensus` is one, tests bring another."""
 
 from __future__ import annotations
 

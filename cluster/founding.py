@@ -136,8 +136,11 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
         return Config.load(directory / CONFIG_NAME)
     except OSError as error:
         raise FoundingRefused(f"{directory}: the cluster cannot be written ({error.strerror})") from error
-    except (PkiRefused, ConfigError) as error:
+    except PkiRefused as error:
         raise FoundingRefused(str(error)) from error
+    except ConfigError as error:
+        # Without the file: it is a scratch one that is gone already.
+        raise FoundingRefused(f"{error.key}: {error.sentence}; {error.remedy}") from error
 
 
 def render(founding: Founding, cluster_id: str) -> str:

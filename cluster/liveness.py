@@ -27,7 +27,7 @@ INATTENTION_S = 5.0
 """A gap between two looks that says that this process, not the nodes, was away, seconds."""
 
 WAIT_PARTS = 3
-"""A poll is answered at the latest after this part of the silence that is tolerated, so that waiting is never silence."""
+"""A poll is answered at the latest after this part of the silence that is tolerated: waiting must not be silence."""
 
 POLLS_MAX = 4096
 """Polls that wait at once, count: one per node; more nodes than that poll in turns."""

@@ -1,8 +1,8 @@
 """The state at any revision, and the walk through a job's history: replay from the nearest state that is at hand.
 
-Because a State is persistent, keeping old ones costs only what has changed since. A bounded number is kept, thinned out
-evenly; between two of them the ledger is folded. Replays run in slices on the loop, a few at a time, so that commits and
-heartbeats go on beside them.
+Because a State is persistent, keeping old ones costs only what has changed since. A bounded number is kept, thinned
+out evenly; between two of them the ledger is folded. Replays run in slices on the loop, a few at a time, so that
+commits and heartbeats go on beside them.
 """
 
 from __future__ import annotations

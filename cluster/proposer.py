@@ -47,7 +47,7 @@ from wal.codec import encode_batch
 LOGGER = logging.getLogger(__name__)
 
 QUEUE_COMMANDS_MAX = 4096
-"""Commands waiting to be decided, count: four full batches, a tenth of a second of work at the rate that was measured."""
+"""Commands waiting to be decided, count: four full batches, a tenth of a second of work at the measured rate."""
 
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 """Scripts and directives in the queue, bytes: 4096 of the largest ones would take more than a gigabyte."""
@@ -78,7 +78,7 @@ class NotLeading(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """Leadership was lost while the command was under way: the same id must be sent again to learn what became of it."""
+    """Leadership was lost while the command was under way: the same id must be sent again to learn the outcome."""
 
 
 class CannotDecide(Exception):
@@ -86,7 +86,7 @@ class CannotDecide(Exception):
 
 
 class Settled(NamedTuple):
-    """The answer to one command. `state` is the applied state at the time of answering; `revision` that of the command."""
+    """The answer to one command. `state` is the applied state when it is given; `revision` that of the command."""
 
     revision: Revision
     job: int
@@ -159,7 +159,7 @@ class Proposer:
         self._timer: asyncio.TimerHandle | None = None
         self._pass_due = False
         self._passed_at = NEVER
-        """The instant of the last pass: what was due by then was done or could not be, and looking again would not help."""
+        """The instant of the last pass: what was due by then was done or could not be; looking again would not help."""
         self._leading_term = 0
         self.counts = Counts()
 

@@ -4,6 +4,7 @@ Replicas, agents, the API and the CLI all make their contexts here. Only the clu
 the system's.
 """
 
+import datetime
 import os
 import ssl
 import stat
@@ -12,8 +13,11 @@ from typing import Final
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
+
+from replica.units import MICROSECONDS_PER_SECOND, Instant
 
 FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits that a private key must not have: anybody but its owner could impersonate its holder."""
@@ -136,7 +140,7 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     check_key_file(files.key)
-    _load_certificate(files.certificate)
+    _check_issuer(files)
     authority = read_pem(files.authority, "the certificate authority")
     try:
         context.load_verify_locations(cadata=authority.decode("ascii"))
@@ -163,6 +167,43 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def check_validity(path: Path, at: Instant) -> None:
+    """Refuse a certificate that is not valid at `at`; TlsRefused names the file and the date.
+
+    The other side would refuse it by closing the connection, which tells nobody why.
+    """
+    certificate = _load_certificate(path)
+    moment = datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC)
+    if moment > certificate.not_valid_after_utc:
+        until = certificate.not_valid_after_utc
+        raise TlsRefused(f"{path}: the certificate expired on {until:%Y-%m-%d at %H:%M} UTC; issue a new one")
+    if moment < certificate.not_valid_before_utc:
+        since = certificate.not_valid_before_utc
+        raise TlsRefused(
+            f"{path}: the certificate is valid from {since:%Y-%m-%d %H:%M} UTC, this machine's clock says "
+            f"{moment:%Y-%m-%d %H:%M}; set the clock"
+        )
+
+
+def _check_issuer(files: TlsFiles) -> None:
+    """Refuse a certificate that the authority beside it did not sign.
+
+    The other side trusts the same authority and would close the connection without a word.
+    """
+    chain = _load_certificates(files.certificate, "the certificate")
+    authorities = _load_certificates(files.authority, "the certificate authority")
+    for authority in authorities:
+        try:
+            chain[-1].verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return
+    raise TlsRefused(
+        f"{describe_certificate(files.certificate)} is not signed by {describe_authority(files.authority)}; "
+        f"use a certificate and an authority of the same cluster"
+    )
+
+
 class _KeyIsEncrypted(Exception):
     pass
 
@@ -172,11 +213,14 @@ def _no_password() -> str:
 
 
 def _load_certificate(path: Path) -> x509.Certificate:
-    data = read_pem(path, "the certificate")
+    return _load_certificates(path, "the certificate")[0]
+
+
+def _load_certificates(path: Path, what: str) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificate(data)
+        return x509.load_pem_x509_certificates(read_pem(path, what))
     except ValueError as error:
-        raise TlsRefused(f"{path}: this is not a PEM certificate; run `forebay init` or issue one") from error
+        raise TlsRefused(f"{path}: {what} is not a PEM certificate; run `forebay init` or issue one") from error
 
 
 def _common_name(name: x509.Name) -> str:

@@ -188,7 +188,7 @@ class Access(IntEnum):
     LDBALANCE = 3
 
 
-class Transfer(msgspec.Struct, frozen=True, array_like=True):
+class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One `stage_in` or `stage_out`: `outside` is an absolute path, `inside` starts with one of the buffer's
     variables.
     """
@@ -198,7 +198,7 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
     inside: str
 
 
-class BufferRequest(msgspec.Struct, frozen=True, array_like=True):
+class BufferRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a job asked for. `capacity_bytes` 0: nothing is reserved, data is staged all the same."""
 
     pool: str
@@ -214,7 +214,7 @@ class BufferRequest(msgspec.Struct, frozen=True, array_like=True):
     """Where in what the user wrote each thing stands: pool, capacity, then each stage_in, then each stage_out."""
 
 
-class Buffer(msgspec.Struct, frozen=True, array_like=True):
+class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The buffer of one job. Times are Instants, sizes bytes."""
 
     job: int

@@ -27,7 +27,7 @@ class ActorRole(IntEnum):
     AGENT = 4
 
 
-class Actor(msgspec.Struct, frozen=True, array_like=True):
+class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The identity that a request was authenticated as."""
 
     role: ActorRole

@@ -10,7 +10,7 @@ from replica.refusals import Refusal
 from replica.units import Instant, Revision
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One settled command: its events, or its refusal. Settling it is one revision."""
 
     id: bytes
@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     refusal: Refusal | None = None
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The events of many commands. `base` is the revision that it was decided on, `at` the leader's clock."""
 
     base: Revision
@@ -30,7 +30,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
 
 
-class Receipt(msgspec.Struct, frozen=True, array_like=True):
+class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first answer to a command id. `job` is the job it made or concerned, 0 for none."""
 
     revision: Revision

@@ -32,7 +32,7 @@ class Stage(IntEnum):
         return self.name.lower()
 
 
-class ClusterFounded(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class ClusterFounded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """The first event of every ledger."""
 
     cluster_id: str
@@ -42,19 +42,19 @@ class ClusterFounded(msgspec.Struct, frozen=True, array_like=True, tag=1):
     feature_level: int = 1
 
 
-class PoolSet(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class PoolSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     """A pool was made or changed; `pool` is all of it as it is now."""
 
     pool: Pool
 
 
-class PolicySet(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class PolicySet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     """The site policy was changed."""
 
     policy: Policy
 
 
-class NodeRegistered(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class NodeRegistered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     """An agent started, or came back with another instance."""
 
     node: str
@@ -63,27 +63,27 @@ class NodeRegistered(msgspec.Struct, frozen=True, array_like=True, tag=4):
     storage_id: str
 
 
-class NodeDrained(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class NodeDrained(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
     """An operator keeps new work from the node."""
 
     node: str
     reason: str
 
 
-class NodeResumed(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class NodeResumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
     """The node may have new work again."""
 
     node: str
 
 
-class NodeWentDown(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class NodeWentDown(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
     """The leader has not heard of the node's agent for its liveness time."""
 
     node: str
     reason: str
 
 
-class NodeCameBack(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class NodeCameBack(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
     """The agent of a node that was down was heard of again. The operations of `jobs` have their time from now on:
     their clocks
     stood still meanwhile."""
@@ -92,7 +92,7 @@ class NodeCameBack(msgspec.Struct, frozen=True, array_like=True, tag=8):
     jobs: tuple[int, ...] = ()
 
 
-class JobSubmitted(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class JobSubmitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
     """A job exists, PENDING. `request` is None where it asked for no buffer."""
 
     job: int
@@ -103,20 +103,20 @@ class JobSubmitted(msgspec.Struct, frozen=True, array_like=True, tag=9):
     hold: Hold = Hold.NONE
 
 
-class JobHeld(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class JobHeld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
     """A pending job is held back."""
 
     job: int
     hold: Hold
 
 
-class JobReleased(msgspec.Struct, frozen=True, array_like=True, tag=11):
+class JobReleased(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=11):
     """The hold is over; an operation that had failed for good is ordered again by StageRetried."""
 
     job: int
 
 
-class BufferAllocated(msgspec.Struct, frozen=True, array_like=True, tag=12):
+class BufferAllocated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=12):
     """Space is held from now on, and the node's agent has stage-in to do as `attempt`.
 
     `passed` is the job that was first in line for the pool and let this one past, 0 for none; `counted` whether that
@@ -131,7 +131,7 @@ class BufferAllocated(msgspec.Struct, frozen=True, array_like=True, tag=12):
     promised_at: Instant = NEVER
 
 
-class StagedIn(msgspec.Struct, frozen=True, array_like=True, tag=13):
+class StagedIn(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     """All of the job's data is on the buffer."""
 
     job: int
@@ -141,7 +141,7 @@ class StagedIn(msgspec.Struct, frozen=True, array_like=True, tag=13):
     """Digest over the per-file digests, as the agent reported it."""
 
 
-class StageFailed(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class StageFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=14):
     """An operation failed. `retry_at` NEVER: no retry is planned, somebody must release or cancel the job."""
 
     job: int
@@ -151,7 +151,7 @@ class StageFailed(msgspec.Struct, frozen=True, array_like=True, tag=14):
     retry_at: Instant
 
 
-class StageRetried(msgspec.Struct, frozen=True, array_like=True, tag=15):
+class StageRetried(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=15):
     """The operation is ordered again as `attempt`; reports of earlier attempts no longer count."""
 
     job: int
@@ -160,7 +160,7 @@ class StageRetried(msgspec.Struct, frozen=True, array_like=True, tag=15):
     reason: str
 
 
-class RunOrdered(msgspec.Struct, frozen=True, array_like=True, tag=16):
+class RunOrdered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=16):
     """CPUs of the node are taken, and its agent has the script to run as `attempt`."""
 
     job: int
@@ -168,13 +168,13 @@ class RunOrdered(msgspec.Struct, frozen=True, array_like=True, tag=16):
     attempt: int
 
 
-class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag=17):
+class RunStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=17):
     """The agent has started the script."""
 
     job: int
 
 
-class RunEnded(msgspec.Struct, frozen=True, array_like=True, tag=18):
+class RunEnded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18):
     """The script has ended; `result` is what the job will be. With a buffer, post-run is ordered as `attempt`."""
 
     job: int
@@ -185,14 +185,14 @@ class RunEnded(msgspec.Struct, frozen=True, array_like=True, tag=18):
     message: str = ""
 
 
-class StageOutStarted(msgspec.Struct, frozen=True, array_like=True, tag=19):
+class StageOutStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=19):
     """Post-run is over and the node's CPUs are free; stage-out is ordered as `attempt`."""
 
     job: int
     attempt: int
 
 
-class StagedOut(msgspec.Struct, frozen=True, array_like=True, tag=20):
+class StagedOut(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
     """All results are where the job wanted them."""
 
     job: int
@@ -201,7 +201,7 @@ class StagedOut(msgspec.Struct, frozen=True, array_like=True, tag=20):
     digest: str = ""
 
 
-class TeardownStarted(msgspec.Struct, frozen=True, array_like=True, tag=21):
+class TeardownStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
     """The buffer is to be removed as `attempt`; the job has its final `result`."""
 
     job: int
@@ -211,32 +211,32 @@ class TeardownStarted(msgspec.Struct, frozen=True, array_like=True, tag=21):
     reason: str = ""
 
 
-class TornDown(msgspec.Struct, frozen=True, array_like=True, tag=22):
+class TornDown(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
     """The buffer is gone and its space is free."""
 
     job: int
 
 
-class CancelRequested(msgspec.Struct, frozen=True, array_like=True, tag=23):
+class CancelRequested(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=23):
     """The script of a started job is to be ended, or with `hurry` stage-out be skipped."""
 
     job: int
     hurry: bool
 
 
-class JobCancelled(msgspec.Struct, frozen=True, array_like=True, tag=24):
+class JobCancelled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=24):
     """A job that held nothing is over: CANCELLED."""
 
     job: int
 
 
-class JobPurged(msgspec.Struct, frozen=True, array_like=True, tag=25):
+class JobPurged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=25):
     """A finished job left the state; its history stays in the ledger."""
 
     job: int
 
 
-class AllocationRevoked(msgspec.Struct, frozen=True, array_like=True, tag=26):
+class AllocationRevoked(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=26):
     """A buffer is taken back before its job ran; the job stays PENDING and will stage again after the teardown."""
 
     job: int
@@ -244,19 +244,19 @@ class AllocationRevoked(msgspec.Struct, frozen=True, array_like=True, tag=26):
     reason: str
 
 
-class JobRequeued(msgspec.Struct, frozen=True, array_like=True, tag=27):
+class JobRequeued(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=27):
     """The job's old buffer is gone; it waits for a new one."""
 
     job: int
 
 
-class JobBecameEligible(msgspec.Struct, frozen=True, array_like=True, tag=28):
+class JobBecameEligible(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=28):
     """The begin time of a pending job has come."""
 
     job: int
 
 
-class DeadlineMissed(msgspec.Struct, frozen=True, array_like=True, tag=29):
+class DeadlineMissed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=29):
     """A pending job could no longer end before its deadline, and will not be started."""
 
     job: int

@@ -7,6 +7,15 @@ from replica.jobs import ENDED, JobState
 from replica.state import State
 from replica.state_index import derive, held_bytes
 
+_WHILE: dict[JobState, frozenset[BufferState]] = {
+    JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},
+    JobState.CONFIGURING: frozenset({BufferState.PRE_RUN}),
+    JobState.RUNNING: frozenset({BufferState.RUNNING}),
+    JobState.SUSPENDED: frozenset({BufferState.SUSPENDED}),
+    JobState.STAGE_OUT: frozenset({BufferState.POST_RUN, BufferState.STAGING_OUT}),
+}
+_OVER = frozenset({BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL, BufferState.COMPLETE})
+
 
 def check(state: State) -> list[str]:
     """Return one sentence for each invariant that does not hold; empty when all do."""
@@ -44,15 +53,7 @@ def _job_faults(state: State, job_id: int) -> list[str]:
         return faults
     if buffer.node and buffer.node != job.node:
         faults.append(f"job {job_id} is on node {job.node!r}, its buffer on {buffer.node!r}")
-    expected: dict[JobState, frozenset[BufferState]] = {
-        JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},
-        JobState.CONFIGURING: frozenset({BufferState.PRE_RUN}),
-        JobState.RUNNING: frozenset({BufferState.RUNNING}),
-        JobState.SUSPENDED: frozenset({BufferState.SUSPENDED}),
-        JobState.STAGE_OUT: frozenset({BufferState.POST_RUN, BufferState.STAGING_OUT}),
-    }
-    over = frozenset({BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL, BufferState.COMPLETE})
-    allowed = over if job.state in ENDED else expected[job.state]
+    allowed = _OVER if job.state in ENDED else _WHILE[job.state]
     if buffer.state not in allowed:
         faults.append(f"job {job_id} is {job.state.name} while its buffer is {buffer.state.word}")
     return faults

@@ -71,14 +71,14 @@ class DependencyKind(IntEnum):
         return self.name.lower().replace("_", "")
 
 
-class Dependency(msgspec.Struct, frozen=True, array_like=True):
+class Dependency(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One condition on one other job; all of a job's dependencies must hold."""
 
     kind: DependencyKind
     job: int
 
 
-class JobSpec(msgspec.Struct, frozen=True, array_like=True):
+class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a user asked for, apart from the buffer. Durations are whole seconds."""
 
     name: str
@@ -96,7 +96,7 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True):
     environment: tuple[tuple[str, str], ...] = ()
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One job. Times are Instants; NEVER where it has not happened."""
 
     id: int

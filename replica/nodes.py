@@ -21,7 +21,7 @@ class NodeState(IntEnum):
     """An operator keeps new work away."""
 
 
-class Node(msgspec.Struct, frozen=True, array_like=True):
+class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One node. `instance` changes with every start of its agent, `storage_id` only when its disk is another one."""
 
     name: str

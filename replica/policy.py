@@ -8,7 +8,7 @@ from replica.limits import TIME_LIMIT_S_MAX
 from replica.refusals import Refusal, RefusalCode
 
 
-class Policy(msgspec.Struct, frozen=True, array_like=True):
+class Policy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Site policy. Times are whole seconds; names follow burst_buffer.conf where it has one."""
 
     stage_in_timeout_s: int = 86_400

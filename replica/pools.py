@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Pool(msgspec.Struct, frozen=True, array_like=True):
+class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One pool. `quantity_bytes` is what it has in all, `out_of_service_bytes` what an operator has taken away for
     now.
     """

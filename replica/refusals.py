@@ -31,7 +31,7 @@ class RefusalCode(IntEnum):
     INVALID_DIRECTIVE = 19
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True):
+class Refusal(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One refusal: `place` names the field, or the line and column; `remedy` says what would be right."""
 
     code: RefusalCode

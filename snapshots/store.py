@@ -99,6 +99,11 @@ class SnapshotStore:
         """Whether a background save is going on."""
         return self._saving is not None and not self._saving.done()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._stop.is_set()
+
     def names(self) -> list[SnapshotName]:
         """Return the names in the directory, newest first, whatever is in the files. Raises SnapshotFailed."""
         try:

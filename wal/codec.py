@@ -39,8 +39,11 @@ class CodecError(ValueError):
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """The entry data of a batch. CodecError beyond ENTRY_MAX_BYTES: the proposer has to make smaller batches."""
-    data = _HEAD + _encoder.encode(batch)
+    """The entry data of a batch. CodecError beyond ENTRY_MAX_BYTES, or if a value has no encoding."""
+    try:
+        data = _HEAD + _encoder.encode(batch)
+    except (msgspec.MsgspecError, ValueError, OverflowError, TypeError) as error:
+        raise CodecError(f"the batch cannot be encoded: {error}") from error
     if len(data) > ENTRY_MAX_BYTES:
         raise CodecError(
             f"the batch has {len(data)} bytes; an entry has at most {ENTRY_MAX_BYTES}: propose smaller batches"

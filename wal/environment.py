@@ -78,7 +78,8 @@ class Environment:
                 if not create:
                     raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
                 tables = _create(environment, identity)
-                _sync_directories(lock.directory, directory)
+                # LMDB syncs its file, not the directory that names it.
+                os.fsync(lock.directory)
             else:
                 tables = _open_tables(directory, environment)
                 _check_identity(directory, environment, tables, identity)
@@ -108,6 +109,11 @@ class Environment:
             if not (directory / DATA_FILE).is_file():
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
             environment = _open_lmdb(directory, 0, readonly=True)
+            size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+            if (directory / DATA_FILE).stat().st_size < size_bytes:
+                raise RecoveryRefused(
+                    Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} (it ends before its last page)"
+                )
             if environment.info()["last_txnid"] == 0:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
             tables = _open_tables(directory, environment)
@@ -218,7 +224,7 @@ def _map_full(directory: Path, map_size_bytes: int) -> str:
 def _lock_directory(directory: Path, replica: str, *, create: bool) -> _Lock:
     try:
         if create:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_directory(directory)
         elif not directory.exists():
             raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -240,6 +246,19 @@ def _lock_directory(directory: Path, replica: str, *, create: bool) -> _Lock:
             raise RecoveryRefused(Condition.HELD_BY_ANOTHER_PROCESS, f"{directory} (by {holder})") from error
         raise RecoveryRefused(Condition.DIRECTORY_UNUSABLE, f"{directory / LOCK_FILE} ({error.strerror})") from error
     return _Lock(descriptor, file)
+
+
+def _make_directory(directory: Path) -> None:
+    """Make the directory and its parents, each name durable before the next is made."""
+    if directory.is_dir():
+        return
+    _make_directory(directory.parent)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
 
 
 def _has_data(directory: int) -> bool:
@@ -318,16 +337,6 @@ def _check_identity(
     if stored.replica != wanted.replica:
         place = f"{directory} (it belongs to replica {stored.replica}, not {wanted.replica})"
         raise RecoveryRefused(Condition.REPLICA_FOREIGN, place)
-
-
-def _sync_directories(descriptor: int, directory: Path) -> None:
-    """Make the names of the new files durable: LMDB syncs its file, not the directory that names it."""
-    os.fsync(descriptor)
-    parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
 
 
 def _close(environment: lmdb.Environment | None, lock: int | None) -> None:

@@ -53,7 +53,7 @@ class Journal:
     def _load(self, entry: Entry) -> None:
         self._runs.append(entry.index, entry.term)
         self._tail.append(entry)
-        self._tail.evict(self._tail.next)
+        self._tail.evict()
 
     # What consensus sees
 
@@ -308,7 +308,7 @@ class Journal:
         self._hard_changed = self._hints_changed = self._reset = False
         self._applied.clear()
         self._gaps.clear()
-        self._tail.evict(self._unsynced_from)
+        self._tail.evict()
 
     def flush_hints(self) -> None:
         """Write what is buffered, if anything: called when idle, so an idle replica writes once and then nothing."""

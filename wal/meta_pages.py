@@ -2,6 +2,7 @@
 
 LMDB writes its meta pages in turn and believes the one with the larger transaction number; nothing else guards them.
 One flipped bit there makes it go back to an older state without a word, so this is checked before LMDB opens the file.
+A flip that makes the newer number smaller by exactly two, on a file that did not grow, still passes: LMDB's limit.
 """
 
 import os
@@ -40,11 +41,13 @@ def check(directory: int, path: Path) -> None:
         second = _read(file, first.page_size_bytes)
         if second is None:
             raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{path}, meta page 1")
+        oldest, newest = sorted((first, second), key=lambda meta: meta.transaction)
         fresh = first.transaction == second.transaction == 0
         successive = (
             abs(first.transaction - second.transaction) == 1
             and first.transaction % 2 == 0
             and second.transaction % 2 == 1
+            and oldest.last_page <= newest.last_page
         )
         if first.page_size_bytes != second.page_size_bytes or not (fresh or successive):
             raise RecoveryRefused(
@@ -52,7 +55,6 @@ def check(directory: int, path: Path) -> None:
                 f"{path} (transactions {first.transaction} and {second.transaction}, "
                 f"pages of {first.page_size_bytes} and {second.page_size_bytes} bytes)",
             )
-        newest = max(first, second, key=lambda meta: meta.transaction)
         size_bytes = (newest.last_page + 1) * newest.page_size_bytes
         if newest.last_page >= 1 << 48:
             raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{path} (its last page would be {newest.last_page})")

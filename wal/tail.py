@@ -15,7 +15,7 @@ RECENT_MAX_ENTRIES: Final = 16_384
 class Tail:
     """The newest entries, contiguous up to the last one of the journal; empty when `first == next`.
 
-    Bounded by bytes and count, but entries from `keep_from` on, which are not durable yet, are never dropped.
+    Bounded by bytes and count whenever `evict` is called.
     """
 
     def __init__(self, next_index: int, *, max_bytes: int = RECENT_MAX_BYTES, max_entries: int = RECENT_MAX_ENTRIES):
@@ -55,13 +55,15 @@ class Tail:
         self._bytes = 0
         self._next = next_index
 
-    def evict(self, keep_from: int) -> None:
-        """Drop the oldest entries if a bound is passed, a quarter at a time so that it costs little per entry."""
+    def evict(self) -> None:
+        """Drop the oldest entries if a bound is passed, a quarter at a time so that it costs little per entry.
+
+        Called only when every entry is durable: what is not exists nowhere else.
+        """
         if self._bytes <= self._max_bytes and len(self._entries) <= self._max_entries:
             return
-        droppable = min(len(self._entries), max(0, keep_from - self.first))
         dropped = 0
-        while dropped < droppable and (
+        while dropped < len(self._entries) and (
             self._bytes > self._max_bytes * 3 // 4 or len(self._entries) - dropped > self._max_entries * 3 // 4
         ):
             self._bytes -= len(self._entries[dropped].data)
@@ -111,7 +113,6 @@ class TermRuns:
             self._terms.pop()
 
     def compact(self, index: int) -> None:
-        """Forget the terms before `index`, which becomes the start."""
+        """Forget the runs that end before `index`."""
         position = bisect_right(self._starts, index) - 1
         del self._starts[:position], self._terms[:position]
-        self._starts[0] = index

@@ -77,12 +77,16 @@ def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
     fitting = [root for root in roots if root.startswith("/") and parts[: len(split(root, root))] == split(root, root)]
     if not fitting:
         allowed = ", ".join(roots) if roots else "none are configured"
-        raise PathRefused(f"{path} lies outside the directories that {what} may use ({allowed}); use one of them, or have the administrator add it to [staging]")
+        raise PathRefused(
+            f"{path} lies outside the directories that {what} may use ({allowed}); use one of them, or have the administrator add it to [staging]"
+        )
     root = max(fitting, key=lambda candidate: len(split(candidate, candidate)))
     try:
         anchor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise PathRefused(f"{path}: the directory {root} that {what} may use cannot be opened on this node: {error.strerror}") from error
+        raise PathRefused(
+            f"{path}: the directory {root} that {what} may use cannot be opened on this node: {error.strerror}"
+        ) from error
     return Target(anchor, root, parts[len(split(root, root)) :])
 
 
@@ -124,11 +128,15 @@ def opened(target: Target, *, forbidden: Identity | None = None, create: bool = 
 
 
 @contextlib.contextmanager
-def opened_parent(target: Target, *, forbidden: Identity | None = None, create: bool = False) -> Iterator[tuple[int, str]]:
+def opened_parent(
+    target: Target, *, forbidden: Identity | None = None, create: bool = False
+) -> Iterator[tuple[int, str]]:
     """Give a descriptor of the directory that holds the target, and the target's name in it; otherwise as `opened`."""
     if not target.parts:
         os.close(target.anchor)
-        raise PathRefused(f"{target.path} names a directory; a file needs a name, such as {join(target.shown, ('name',))}")
+        raise PathRefused(
+            f"{target.path} names a directory; a file needs a name, such as {join(target.shown, ('name',))}"
+        )
     with opened(target._replace(parts=target.parts[:-1]), forbidden=forbidden, create=create) as directory:
         yield directory, target.parts[-1]
 

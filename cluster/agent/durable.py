@@ -22,13 +22,17 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def write_durably(directory: int, name: str, data: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:
+def write_durably(
+    directory: int, name: str, data: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None
+) -> None:
     """Write `name` in the open directory so that a crash leaves the old file or the new one; durable on return.
 
     `owner` is a user and group id to give it to. OSError if the disk does not take it.
     """
     temporary = name + TEMPORARY_SUFFIX
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory
+    )
     try:
         write_all(descriptor, data)
         if owner is not None:

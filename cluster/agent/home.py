@@ -1,11 +1,11 @@
 """The directory of an agent: what it holds, whose it is, and that only one agent works in it.
 
-    lock          held by the agent that works here
-    storage-id    made once: another one means that the data is another disk's
-    buffers/JOB/  striped and private: what the job sees
-    operations/JOB  held by the worker of the job's operation while it lives
-    steps/JOB/    one run of one script (cluster.agent.steps)
-    outbox/       results that the controller has not acknowledged
+lock          held by the agent that works here
+storage-id    made once: another one means that the data is another disk's
+buffers/JOB/  striped and private: what the job sees
+operations/JOB  held by the worker of the job's operation while it lives
+steps/JOB/    one run of one script (cluster.agent.steps)
+outbox/       results that the controller has not acknowledged
 """
 
 from __future__ import annotations
@@ -82,11 +82,15 @@ class Home:
         return descriptor
 
     def _lock(self) -> None:
-        lock = self._keep(os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor))
+        lock = self._keep(
+            os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
+        )
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AgentFailed(f"{self.path}: another agent works in this directory; end it, or give this one its own") from None
+            raise AgentFailed(
+                f"{self.path}: another agent works in this directory; end it, or give this one its own"
+            ) from None
 
     def _subdirectory(self, name: str, mode: int) -> int:
         with contextlib.suppress(FileExistsError):

@@ -28,9 +28,6 @@ FILE_BYTES_MAX: Final = 2 * 1024 * 1024
 WORKER_GRACE_S: Final = 5.0
 """Seconds that a worker has between SIGTERM and SIGKILL: it only removes its temporary file."""
 
-KILL_WAIT_S: Final = 30.0
-"""Seconds that a job's processes have between SIGTERM and SIGKILL: Slurm's default KillWait."""
-
 KILL_ROUNDS_MAX: Final = 200
 """How often processes of a job are looked for and killed before post-run says that one cannot be killed, count."""
 
@@ -46,8 +43,8 @@ STEP_WATCH_S: Final = 0.05
 LOCK_RETRY_S: Final = 0.05
 """Seconds between two tries for a lock that a dying worker of an earlier agent still holds."""
 
-POLL_WAIT_S: Final = 30.0
-"""Seconds that a poll waits while nothing is moved: the most that the controller allows."""
+POLL_WAIT_S: Final = 10.0
+"""Seconds that a poll waits while nothing is moved: well inside the 30 s after which a silent node is marked down, even if the leader hangs."""
 
 POLL_WHILE_MOVING_S: Final = 0.5
 """Seconds that a poll waits while data is moved, so that progress is seen."""

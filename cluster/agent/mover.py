@@ -88,7 +88,11 @@ class Mover:
     def expect(self, amount: Amount) -> None:
         """Add to the totals that progress is shown against."""
         totals = self.counters
-        self._publish(totals._replace(files_total=totals.files_total + amount.files, bytes_total=totals.bytes_total + amount.size_bytes))
+        self._publish(
+            totals._replace(
+                files_total=totals.files_total + amount.files, bytes_total=totals.bytes_total + amount.size_bytes
+            )
+        )
 
     def measure_file(self, directory: int, name: str, shown: str) -> Amount:
         """Return the size of one regular file; TransferFailed if it is missing or is something else."""
@@ -122,7 +126,9 @@ class Mover:
         self._copy_tree(source, destination, source_shown, destination_shown, 1, "")
         os.fsync(destination)
 
-    def _copy_tree(self, source: int, destination: int, source_shown: str, destination_shown: str, depth: int, relative: str) -> None:
+    def _copy_tree(
+        self, source: int, destination: int, source_shown: str, destination_shown: str, depth: int, relative: str
+    ) -> None:
         for name in _entries(source, source_shown, depth):
             path, target = join(source_shown, (name,)), join(destination_shown, (name,))
             label = f"{relative}/{name}"
@@ -140,7 +146,14 @@ class Mover:
                     os.fsync(below)
 
     def copy_file(
-        self, source: int, name: str, destination: int, target: str, source_shown: str, target_shown: str, label: str = ""
+        self,
+        source: int,
+        name: str,
+        destination: int,
+        target: str,
+        source_shown: str,
+        target_shown: str,
+        label: str = "",
     ) -> None:
         """Copy one regular file between two open directories, replacing the target at once or not at all.
 
@@ -158,7 +171,9 @@ class Mover:
                         f"{source_shown} changed while it was copied, {COPY_TRIES_MAX} times; copy it when nobody writes to it"
                     ) from error
             except OSError as error:
-                raise TransferFailed(f"{source_shown} cannot be copied to {target_shown}: {_sentence(error)}") from error
+                raise TransferFailed(
+                    f"{source_shown} cannot be copied to {target_shown}: {_sentence(error)}"
+                ) from error
 
     def _copy_once(
         self, source: int, name: str, destination: int, target: str, source_shown: str, target_shown: str, label: str
@@ -181,7 +196,9 @@ class Mover:
             stack.callback(_discard, destination, temporary)
             digest = self._pour(reading, writing, source_shown)
             after = os.fstat(reading)
-            if (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns) or os.fstat(writing).st_size != status.st_size:
+            if (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns) or os.fstat(
+                writing
+            ).st_size != status.st_size:
                 raise _SourceChanged
             os.fchmod(writing, stat.S_IMODE(status.st_mode) & _MODE_BITS)
             os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -198,7 +215,9 @@ class Mover:
         while chunk := os.read(reading, chunk_bytes):
             done = self.counters.bytes_done + len(chunk)
             if self._limit_bytes and done > self._limit_bytes:
-                raise TransferFailed(f"{shown} grew while it was copied: the transfers need more than the {self._limit_bytes} bytes of the buffer")
+                raise TransferFailed(
+                    f"{shown} grew while it was copied: the transfers need more than the {self._limit_bytes} bytes of the buffer"
+                )
             digest.update(chunk)
             write_all(writing, chunk)
             self._publish(self.counters._replace(bytes_done=done))
@@ -266,7 +285,9 @@ def _entries(directory: int, shown: str, depth: int) -> list[str]:
             for entry in found:
                 names.append(entry.name)
                 if len(names) > DIRECTORY_ENTRIES_MAX:
-                    raise TransferFailed(f"{shown} has more than {DIRECTORY_ENTRIES_MAX} entries; pack them into an archive")
+                    raise TransferFailed(
+                        f"{shown} has more than {DIRECTORY_ENTRIES_MAX} entries; pack them into an archive"
+                    )
     except OSError as error:
         raise TransferFailed(_trouble(shown, error)) from error
     # Sorted, so that the digest does not depend on the file system.

@@ -71,6 +71,8 @@ class Rate:
         if passed_s < SAMPLE_S_MIN:
             return self._rate_bytes_s
         newest = max(0, bytes_done - self._bytes) / passed_s
-        self._rate_bytes_s = newest if self._rate_bytes_s == 0.0 else SMOOTHING * newest + (1 - SMOOTHING) * self._rate_bytes_s
+        self._rate_bytes_s = (
+            newest if self._rate_bytes_s == 0.0 else SMOOTHING * newest + (1 - SMOOTHING) * self._rate_bytes_s
+        )
         self._at_s, self._bytes = at_s, bytes_done
         return self._rate_bytes_s

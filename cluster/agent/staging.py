@@ -40,7 +40,14 @@ def stage_in(order: Order, buffer: int, mover: Mover, home: Identity) -> Operati
         )
     for transfer in order.transfers:
         with _named("stage_in", transfer.outside, transfer.inside):
-            _copy(transfer.kind, _source_outside(order, transfer), inside_target(buffer, transfer.inside), mover, home, None)
+            _copy(
+                transfer.kind,
+                _source_outside(order, transfer),
+                inside_target(buffer, transfer.inside),
+                mover,
+                home,
+                None,
+            )
     os.fsync(buffer)
     return _done(mover)
 
@@ -100,7 +107,9 @@ def _named(stage: str, source: str, destination: str) -> Iterator[None]:
     except (PathRefused, TransferFailed) as error:
         raise TransferFailed(f"{stage} source={_short(source)} destination={_short(destination)}: {error}") from error
     except OSError as error:
-        raise TransferFailed(f"{stage} source={_short(source)} destination={_short(destination)}: {error.strerror}") from error
+        raise TransferFailed(
+            f"{stage} source={_short(source)} destination={_short(destination)}: {error.strerror}"
+        ) from error
 
 
 def _short(path: str) -> str:

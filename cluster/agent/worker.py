@@ -45,7 +45,9 @@ def perform(work: Work) -> Outcome:
         return failure(str(error))
     except OSError as error:
         traceback.print_exc()
-        return failure(f"{work.order.stage} failed: {error.strerror or error}{f' ({error.filename})' if error.filename else ''}")
+        return failure(
+            f"{work.order.stage} failed: {error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+        )
 
 
 def _stage_in(work: Work) -> Outcome:

@@ -1,4 +1,4 @@
-"""The outermost function of every command line of Forebay: whatever happens below ends in a sentence and an exit code."""
+"""The outermost function of a command line: whatever happens below ends in a sentence and an exit code."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ TRACEBACK_VARIABLE: Final = "FOREBAY_TRACEBACK"
 """Environment variable that shows the traceback of a fault, for whoever repairs it."""
 
 HELP_WIDTH: Final = 100
-"""Characters of a line of help, at most: longer ones are hard to read; the same everywhere, so that docs can be compared."""
+"""Characters of a line of help, at most: longer ones are hard to read."""
 
 SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
 
@@ -29,19 +29,19 @@ class ForebayGroup(click.Group):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         """Run the command and exit with its code; with standalone_mode false, raise and return as click does."""
         if not standalone_mode:
-            return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            return super().main(args, prog_name, complete_var, False, **extra)
         try:
-            result = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            result = super().main(args, prog_name, complete_var, False, **extra)
             sys.stdout.flush()
-        except BrokenPipeError:
-            _stop_writing()
-            sys.exit(int(ExitCode.OK))
         except BaseException as error:
+            # Who read our output has gone away; click turns that into an exit with 1, which means something else here.
+            if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+                _stop_writing()
+                sys.exit(int(ExitCode.OK))
             sys.exit(int(report(error)))
         sys.exit(result if isinstance(result, int) else int(ExitCode.OK))
 

@@ -11,7 +11,7 @@ from cluster.cli.output import plain, size, table
 from cluster.cli.tables import moment, run_time_s
 from cluster.client.views import HistoryAnswer, HistoryRow, JobView, WhyView
 from cluster.clock import parse_instant
-from replica.jobs import ENDED, JobState
+from replica.jobs import ENDED
 from replica.units import Instant
 
 BAR_CELLS: Final = 32
@@ -37,10 +37,8 @@ def job_block(job: JobView, now: Instant) -> str:
             TimeLimit=format_duration(job.time_limit_s),
             Attempt=job.attempt,
         ),
-        _pairs(SubmitTime=moment(job.submit_time), EligibleTime=moment(job.eligible_time)),
-        _pairs(
-            StartTime=moment(job.start_time), EndTime=moment(job.end_time), ExitCode=f"{job.exit_code}:{job.signal}"
-        ),
+        _pairs(SubmitTime=_time(job.submit_time), EligibleTime=_time(job.eligible_time)),
+        _pairs(StartTime=_time(job.start_time), EndTime=_time(job.end_time), ExitCode=f"{job.exit_code}:{job.signal}"),
         _pairs(NodeList=job.node, NumNodes=1, NumTasks=1, NumCPUs=job.cpus),
         _pairs(WorkDir=job.workdir),
         _pairs(StdOut=job.output),
@@ -57,6 +55,10 @@ def job_block(job: JobView, now: Instant) -> str:
     if job.system_comment:
         lines.append(_pairs(SystemComment=job.system_comment))
     return "\n   ".join(lines)
+
+
+def _time(iso: str | None) -> str:
+    return "Unknown" if iso is None else moment(iso)
 
 
 def _pairs(**values: str | int | None) -> str:
@@ -185,8 +187,3 @@ def why_text(why: WhyView) -> str:
     if why.remedy:
         lines.append(f"What to do: {plain(why.remedy)}")
     return "\n".join(lines)
-
-
-def ended(job: JobView) -> bool:
-    """Say whether the job's result is known."""
-    return job.state in _ENDED_WORDS and JobState[job.state] in ENDED

@@ -29,7 +29,7 @@ _DIGITS_MAX: Final = 10
 _DURATION: Final = re.compile(
     r"(?:(?P<days>[0-9]+)-)?(?P<first>[0-9]+)(?::(?P<second>[0-9]+))?(?::(?P<third>[0-9]+))?", re.ASCII
 )
-_NOW_PLUS: Final = re.compile(r"now(?:\+(?P<count>[0-9]{1,8})(?P<unit>[a-z]*))?", re.ASCII)
+_NOW_PLUS: Final = re.compile(r"now\+(?P<count>[0-9]{1,8})(?P<unit>[a-z]*)", re.ASCII)
 _CLOCK: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?", re.ASCII)
 _DATE: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?", re.ASCII
@@ -105,55 +105,59 @@ def format_span(span_us: int) -> str:
     return f"{whole_s // HOUR_S} h {whole_s % HOUR_S // MINUTE_S:02d} min"
 
 
-def parse_begin(text: str, now: Instant, zone: datetime.tzinfo) -> str | None:
+def parse_begin(text: str, now: Instant, zone: datetime.tzinfo | None = None) -> str | None:
     """Return when a job may begin as ISO 8601 in UTC, None for `now`.
 
-    `now` is the wall clock in µs, `zone` what times without a zone are in. A time of day is the next such moment.
-    ValueError is a sentence that says what would be right.
+    `now` is the wall clock in µs, `zone` what times without a zone are in; None is this machine's, with its summer
+    time. A time of day is the next such moment. ValueError is a sentence that says what would be right.
     """
     if text == "now":
         return None
-    moment = _moment(text, _local(now, zone), zone)
-    since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    try:
+        moment = _moment(text, datetime.datetime.fromtimestamp(now // MICROSECONDS_PER_SECOND, tz=datetime.UTC), zone)
+        since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    except OverflowError:
+        raise ValueError(f"{text!r} is too far away; write one of {BEGIN_FORMS}") from None
     instant = Instant((since.days * DAY_S + since.seconds) * MICROSECONDS_PER_SECOND + since.microseconds)
     if instant <= NEVER:
         raise ValueError(f"{text!r} lies before 1970; write one of {BEGIN_FORMS}")
     return format_instant(instant)
 
 
-def _local(now: Instant, zone: datetime.tzinfo) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(now // MICROSECONDS_PER_SECOND, tz=zone)
-
-
-def _moment(text: str, now: datetime.datetime, zone: datetime.tzinfo) -> datetime.datetime:
-    try:
-        if found := _NOW_PLUS.fullmatch(text):
-            unit_s = _UNITS_S.get(found["unit"].removesuffix("s"))
-            if unit_s is None:
-                raise ValueError(
-                    f"{text!r} has an unknown unit {found['unit']!r}; use seconds, minutes, hours, days or weeks"
-                )
-            return now + datetime.timedelta(seconds=int(found["count"]) * unit_s)
-        if text in ("today", "tomorrow"):
-            return now if text == "today" else now + datetime.timedelta(days=1)
-        if text in _NAMED_HOURS:
-            return _next(now, datetime.time(_NAMED_HOURS[text]))
-        if found := _CLOCK.fullmatch(text):
-            hour, minute, second = (int(number or 0) for number in found.groups())
-            if hour > 23 or minute > 59 or second > 59:
-                raise ValueError(f"{text!r} is not a time of day; write 00:00:00 to 23:59:59")
-            return _next(now, datetime.time(hour, minute, second))
-        if found := _DATE.fullmatch(text):
-            try:
-                moment = datetime.datetime.fromisoformat(text)
-            except ValueError:
-                raise ValueError(f"{text!r} is not a date that exists; write it as 2026-01-31T16:00:00") from None
-            return moment if found["zone"] else moment.replace(tzinfo=zone)
-    except OverflowError:
-        raise ValueError(f"{text!r} is too far away; write one of {BEGIN_FORMS}") from None
+def _moment(text: str, now: datetime.datetime, zone: datetime.tzinfo | None) -> datetime.datetime:
+    if found := _NOW_PLUS.fullmatch(text):
+        unit_s = _UNITS_S.get(found["unit"].removesuffix("s"))
+        if unit_s is None:
+            raise ValueError(
+                f"{text!r} has an unknown unit {found['unit']!r}; use seconds, minutes, hours, days or weeks"
+            )
+        return now + datetime.timedelta(seconds=int(found["count"]) * unit_s)
+    # Days and times of day are those of the wall: counted without a zone, which is added at the end.
+    wall = now.astimezone(zone).replace(tzinfo=None)
+    if text == "today":
+        return now
+    if text == "tomorrow":
+        return _aware(wall + datetime.timedelta(days=1), zone)
+    if text in _NAMED_HOURS:
+        return _aware(_next(wall, datetime.time(_NAMED_HOURS[text])), zone)
+    if found := _CLOCK.fullmatch(text):
+        hour, minute, second = (int(number or 0) for number in found.groups())
+        if hour > 23 or minute > 59 or second > 59:
+            raise ValueError(f"{text!r} is not a time of day; write 00:00:00 to 23:59:59")
+        return _aware(_next(wall, datetime.time(hour, minute, second)), zone)
+    if found := _DATE.fullmatch(text):
+        try:
+            moment = datetime.datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a date that exists; write it as 2026-01-31T16:00:00") from None
+        return moment if found["zone"] else _aware(moment, zone)
     raise ValueError(f"{text!r} is not a time; write {BEGIN_FORMS}")
 
 
-def _next(now: datetime.datetime, time_of_day: datetime.time) -> datetime.datetime:
-    today = datetime.datetime.combine(now.date(), time_of_day, tzinfo=now.tzinfo)
-    return today if today > now else today + datetime.timedelta(days=1)
+def _next(wall: datetime.datetime, time_of_day: datetime.time) -> datetime.datetime:
+    today = datetime.datetime.combine(wall.date(), time_of_day)
+    return today if today > wall else today + datetime.timedelta(days=1)
+
+
+def _aware(wall: datetime.datetime, zone: datetime.tzinfo | None) -> datetime.datetime:
+    return wall.astimezone() if zone is None else wall.replace(tzinfo=zone)

@@ -102,6 +102,11 @@ def table(
     return made
 
 
+def fields_table(fields: Iterable[tuple[str, str | int | None]]) -> Table:
+    """Return names and values below each other, for one thing with many properties."""
+    return table(("FIELD", "VALUE"), fields, flexible=frozenset({"VALUE"}))
+
+
 def text_of(cell: str | int | None) -> str:
     """Return what a cell shows: `-` for nothing, everything else without characters that a terminal obeys."""
     if cell is None or cell == "":

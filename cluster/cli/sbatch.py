@@ -207,23 +207,22 @@ def _long(word: Word, words: Iterator[Word], place: str) -> tuple[Option, str, i
 
 def _short(word: Word, words: Iterator[Word], place: str) -> Iterator[tuple[Option, str, int]]:
     for offset in range(1, len(word.text)):
-        short, column = "-" + word.text[offset], word.column + offset
+        short = "-" + word.text[offset]
+        column = word.column if offset == 1 else word.column + offset
         option = _SHORT.get(short)
         if option is None:
             raise _unknown(short, place, column)
         if not option.takes_value:
             yield option, "", column
             continue
-        value = word.text[offset + 1 :]
-        if value.startswith("="):
+        value = Word(word.text[offset + 1 :], word.column + offset + 1)
+        if value.text.startswith("="):
             raise bad_input(
                 f"{short} takes its value without an equals sign",
-                f"write {short} {value[1:]} or {option.long}={value[1:]}",
-                place=f"{place}, column {column + 1}",
+                f"write {short} {value.text[1:]} or {option.long}={value.text[1:]}",
+                place=f"{place}, column {value.column}",
             )
-        yield _checked(
-            option, short, Word(value, column + 1) if value else _next_value(short, words, place, column), place
-        )
+        yield _checked(option, short, value if value.text else _next_value(short, words, place, column), place)
         return
 
 

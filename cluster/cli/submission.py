@@ -114,7 +114,7 @@ def prepare(
     directory: Path,
     environment: Mapping[str, str],
     now: Instant,
-    zone: datetime.tzinfo,
+    zone: datetime.tzinfo | None = None,
 ) -> Prepared:
     """Return what to send for a script; `directory` is where the user is, `now` the wall clock in µs.
 

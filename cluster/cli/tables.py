@@ -185,11 +185,6 @@ def members_table(members: Iterable[MemberView]) -> Table:
     )
 
 
-def fields_table(fields: Iterable[tuple[str, str | int | None]]) -> Table:
-    """Return names and values below each other, for one thing with many properties."""
-    return table(("FIELD", "VALUE"), fields, flexible=frozenset({"VALUE"}))
-
-
 def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]]:
     """Return what is said of one snapshot."""
     fields: list[tuple[str, str | int | None]] = [

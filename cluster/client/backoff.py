@@ -11,7 +11,7 @@ LONGEST_WAIT_S: Final = 1.0
 """Longest wait between rounds, seconds: 1,000 waiting clients then cost a replica about 1,500 requests a second."""
 
 LEAST_SHARE: Final = 0.5
-"""Share of a wait that is certain; the rest is chance, so that clients that failed together do not come back together."""
+"""Share of a wait that is certain; the rest is chance: clients that failed together do not come back together."""
 
 RETRY_AFTER_S_MAX: Final = 60.0
 """Longest Retry-After that is believed, seconds: the deadline of the call bounds it anyway."""

@@ -25,7 +25,7 @@ from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config
-from cluster.tls import TlsFiles
+from cluster.tls import TlsFiles, check_validity
 
 _T = TypeVar("_T")
 
@@ -40,9 +40,11 @@ class Client:
     ) -> None:
         """Prepare to talk to the replicas at `endpoints` (API addresses); nothing is connected yet.
 
-        `deadline_s` holds for calls that do not name their own. TlsRefused if certificate or key cannot be used.
+        `deadline_s` holds for calls that do not name their own. TlsRefused if certificate or key cannot be used: it is
+        malformed, expired, readable by others, or of another authority.
         """
         self._clock = clock or SystemClock()
+        check_validity(tls.certificate, self._clock.now())
         self._endpoints = Endpoints(endpoints)
         self._exchange = Exchange(tls)
         self._caller = Caller(self._exchange, self._endpoints, self._clock)

@@ -34,6 +34,10 @@ GIVE_UP_S: Final = 60.0
 """Seconds without any replica that streams, after which the reader is told: far longer than any election."""
 
 
+GONE: Final = 410
+"""Status with which a replica says that it does not hold the history that was asked for."""
+
+
 class Position(msgspec.Struct):
     """How far a reader is: it has everything of the revisions up to `complete`, and of the next one `seen`."""
 
@@ -94,6 +98,7 @@ class EventStream:
         tried: set[Address] = set()
         trouble = ""
         untrusted: AttemptFailed | None = None
+        not_held: ApiError | None = None
         target = self._endpoints.next_after(tried)
         redirects = 0
         while True:
@@ -110,6 +115,8 @@ class EventStream:
                         f"no replica has streamed events for {self._give_up_s:g} s; the last trouble: {trouble}",
                         remedy="check that the replicas run, and their addresses",
                     )
+                if not_held is not None:
+                    raise not_held
                 await self._sleep(back_off.wait_s())
                 tried.clear()
                 target = self._endpoints.next_after(tried)
@@ -122,7 +129,8 @@ class EventStream:
                         if isinstance(item, Address):
                             following = item
                             break
-                        heard_s, redirects, untrusted = self._clock.monotonic_s(), 0, None
+                        heard_s, redirects = self._clock.monotonic_s(), 0
+                        untrusted = not_held = None
                         back_off = BackOff(self._chance)
                         tried = {target}
                         yield item
@@ -130,6 +138,11 @@ class EventStream:
             except AttemptFailed as failure:
                 untrusted = failure if failure.untrusted else untrusted
                 trouble = failure.sentence
+            except ApiError as error:
+                if error.status != GONE:
+                    raise
+                # A replica that was caught up by a snapshot lacks this history; another one may hold it.
+                untrusted, not_held, trouble = None, error, error.sentence
             except StreamBroken as broken:
                 untrusted = None
                 trouble = f"{target}: {broken}"

@@ -169,6 +169,8 @@ class Exchange:
                 f"the connection to {address} broke before the answer was complete ({error or type(error).__name__})",
                 code=UNREACHABLE,
                 may_have_arrived=True,
+                # TLS 1.3 lets a server refuse a client after the handshake; asyncio then closes without an alert.
+                remedy=f"if every replica does this, it may be refusing {describe_certificate(self._tls.certificate)}",
             ) from error
 
     def _server_refused(self, address: Address, error: Exception) -> AttemptFailed:

@@ -12,7 +12,13 @@ from replica.commands import OperationResult
 
 COMMAND_ID_PATTERN = r"^[0-9a-f]{32}$"
 
-CommandId = Annotated[str, msgspec.Meta(pattern=COMMAND_ID_PATTERN, description="UUIDv7 as 32 hexadecimal digits")]
+# The length is said too: a dollar sign also matches before a line break at the end.
+CommandId = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=COMMAND_ID_PATTERN, min_length=32, max_length=32, description="UUIDv7 as 32 hexadecimal digits"
+    ),
+]
 
 POLL_WAIT_S_MAX = 30
 """Seconds that a poll may wait: below the idle timeouts of common proxies and firewalls."""

@@ -1,4 +1,4 @@
-"""How the replicas agree: Raft, with PySyncObj as the engine behind a seam. DESIGN.md beside this file has the hazards."""
+"""How the replicas agree: Raft, with PySyncObj as the engine behind a seam. DESIGN.md here has the hazards."""
 
 from cluster.consensus.driver import Consensus
 from cluster.consensus.frames import MAX_ENTRY_BYTES

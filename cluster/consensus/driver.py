@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import Final, NoReturn
 
 from cluster.clock import Clock
-from cluster.consensus.engine import NEVER, Engine, Uniform
+from cluster.consensus.core import NEVER
+from cluster.consensus.engine import Engine
 from cluster.consensus.frames import AnyMessage
 from cluster.consensus.interface import Machine, NotLeader, PeerStatus, Role, Timing
 from cluster.consensus.journal_adapter import JournalLike
+from cluster.consensus.seam import Uniform
 from cluster.consensus.transport import TlsLinks
 from cluster.tls import TlsFiles
 
@@ -21,8 +23,7 @@ LONGEST_WAIT_S: Final = 1.0
 class Consensus:
     """One replica's part in the agreement. Made and used in one asyncio loop's thread.
 
-    `journal.sync()` runs in that thread and blocks it: at most once a tick, and whatever arrives meanwhile shares the next.
-    An exception from journal, machine or the rules themselves goes to `fail`, which must end the process; nothing
+    `journal.sync()` blocks that thread: at most once a tick, and whatever arrives meanwhile shares the next one. An exception from journal, machine or the rules themselves goes to `fail`, which must end the process; nothing
     is promised after it (law 10).
     """
 
@@ -43,7 +44,7 @@ class Consensus:
     ) -> None:
         """Take over the journal from its applied index on; `members` are names and peer addresses, `me` included.
 
-        Raises ValueError if `me` is no member, BrokenInvariant if the journal's marks contradict each other, TlsRefused.
+        Raises ValueError if `me` is no member, BrokenInvariant if the journal's marks are out of order, TlsRefused.
         """
         if me not in members:
             raise ValueError(f"replica {me!r} is not among the members {', '.join(sorted(members))}")
@@ -80,7 +81,7 @@ class Consensus:
         self._wake()
 
     async def stop(self) -> None:
-        """Leave: close the links, end the waiting, write the marks that are written lazily. Peers elect another leader."""
+        """Leave: close the links, end the waiting, write the lazily written marks. Peers elect another leader."""
         running, self._running = self._running, False
         if self._timer is not None:
             self._timer.cancel()
@@ -132,8 +133,12 @@ class Consensus:
         """
         if not self._running:
             raise NotLeader(None, sentence="this replica is not running")
-        with self._guard():
+        try:
             place = self._engine.propose(data)
+        except BaseException as error:
+            if self._engine.stopped:
+                self._stop_for(error)
+            raise  # a refusal
         self._wake()
         return place
 
@@ -236,9 +241,6 @@ class Consensus:
     def _guard(self) -> Iterator[None]:
         try:
             yield
-        except (NotLeader, ValueError):
-            # Refusals to the caller of propose; inside the engine nothing of the kind is raised on purpose.
-            raise
         except BaseException as error:
             self._stop_for(error)
 

@@ -1,7 +1,7 @@
 """What replicas say to each other: MessagePack frames, each bounded, each with the cluster's id, sender and term.
 
-On the wire a frame is four bytes of length (big endian) and an array `[version, cluster id, sender, message]`; a message is an
-array that begins with its kind. Kinds are for ever: append-only, never reused (law 12).
+On the wire a frame is four bytes of length (big endian) and an array `[version, cluster id, sender, message]`; a message
+is an array that begins with its kind. Kinds are for ever: append-only, never reused (law 12).
 """
 
 import struct
@@ -113,7 +113,7 @@ REFUSED: Final = 3
 
 
 class SnapshotReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
-    """What became of a chunk. CONTINUE: kept. RESUME: send from `offset`. DONE: not needed any more. REFUSED: bad file."""
+    """What became of a chunk. CONTINUE: kept. RESUME: send from `offset`. DONE: nothing more needed. REFUSED: bad."""
 
     index: Number
     snapshot_term: Number

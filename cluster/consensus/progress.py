@@ -1,7 +1,7 @@
 """What a leader knows of one peer's log, and how much it may send to it: probe, replicate or snapshot (H16, H26).
 
 The states are those of etcd's progress: a peer whose log position is unknown gets one request at a time until one is
-accepted; then requests stream ahead of their answers inside a window; a peer that needs compacted entries gets a snapshot.
+accepted; then requests stream ahead of their answers inside a window; a peer that needs what is compacted gets a snapshot.
 """
 
 from collections import deque
@@ -123,7 +123,7 @@ class Progress:
                 self.probe_from(self.match + 1)
 
     def rejected(self, seq: int, next_index: int) -> None:
-        """Take an answer that the peer's log differs; probe at `next_index`, never at or below what is known to match."""
+        """Take an answer that the peer's log differs; probe at `next_index`, never at or below what matches."""
         if self.phase is Phase.REPLICATE or (self.phase is Phase.PROBE and seq == self.probe_seq):
             # In probe a rejection of an older request is ignored, or each of a whole window would move next back.
             # Below the one that was refused, in any case: probing always ends.

@@ -1,4 +1,4 @@
-"""Who waits to know that this replica still leads: linearizable reads, many answered by one round (Raft, section 6.4)."""
+"""Who waits to know that this replica still leads: linearizable reads, many answered by one round (thesis 6.4)."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ ReadWaiter = Callable[[int | None], None]
 
 
 class ReadRounds:
-    """At most one round is under way; whoever comes meanwhile waits for the next, since it must start after the call."""
+    """At most one round is under way; who comes meanwhile waits for the next, which starts after the call."""
 
     def __init__(self) -> None:
         self._waiting: list[ReadWaiter] = []
@@ -29,7 +29,7 @@ class ReadRounds:
         self._asked_seq = first_seq
 
     def answer(self, quorum_seq: int, commit_index: int) -> None:
-        """Release the round if a majority answered its requests (`quorum_seq`) ."""
+        """Release the round if a majority answered its requests (`quorum_seq`)."""
         if self._asked and quorum_seq >= self._asked_seq:
             asked, self._asked = self._asked, []
             for waiter in asked:

@@ -1,7 +1,7 @@
 """How a snapshot travels: in chunks, few at a time, resumed where it stopped, with the heartbeats beside it.
 
-The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk says from where on to send;
-a peer that loses its link keeps what it has until another snapshot is offered or entries arrive.
+The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk says from
+where on to send; a peer that loses its link keeps what it has until another snapshot is offered or entries arrive.
 """
 
 import logging

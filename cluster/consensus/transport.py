@@ -1,7 +1,7 @@
 """Links between replicas: TLS 1.3 with both certificates, MessagePack frames, one connection for each direction (H5).
 
-A replica dials every peer and only sends on that connection; what peers dialled it only reads. So a broken connection loses everything in flight in
-one direction, no order is lost, and nobody has to decide which of two crossing connections survives.
+A replica dials every peer and only sends on that connection; what peers dialled it only reads. So a broken connection
+loses everything in flight in one direction, order is kept, and nobody decides which of two crossing connections survives.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
+from cluster.address import Address
 from cluster.consensus.frames import AnyMessage, FrameReader, FrameRefused, encode_frame
 from cluster.consensus.interface import Timing
 from cluster.identity import NotIdentified, Role, identify
@@ -42,14 +43,6 @@ class Listener(Protocol):
     def on_up(self, peer: str) -> None: ...
     def on_down(self, peer: str) -> None: ...
     def on_lost_sight(self, peer: str) -> None: ...
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of "host:port" or "[v6]:port"; ValueError with a sentence."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not an address of the form host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def set_timeouts(connection: socket.socket, timing: Timing) -> None:
@@ -124,7 +117,7 @@ class _Dialler:
     def __init__(self, links: "TlsLinks", peer: str, address: str) -> None:
         self.peer: Final = peer
         self._links: Final = links
-        self._host, self._port = split_address(address)
+        self._address: Final = Address.parse(address)
         self._queue: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._nudge = asyncio.Event()
@@ -174,7 +167,11 @@ class _Dialler:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(HANDSHAKE_S):
             transport, protocol = await loop.create_connection(
-                _Outbound, self._host, self._port, ssl=self._links.client_context, server_hostname=self._host
+                _Outbound,
+                self._address.host,
+                self._address.port,
+                ssl=self._links.client_context,
+                server_hostname=self._address.host,
             )
         try:
             peer = self._links.identify_peer(transport)
@@ -214,7 +211,7 @@ class TlsLinks:
         self._server_context: Final[ssl.SSLContext] = server_context(tls)
         self._me: Final = me
         self._peers: Final = frozenset(members) - {me}
-        self._address: Final = split_address(members[me])
+        self._address: Final = Address.parse(members[me])
         self._diallers: Final = {name: _Dialler(self, name, members[name]) for name in sorted(self._peers)}
         self._inbound: dict[str, _Inbound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -223,9 +220,9 @@ class TlsLinks:
 
     async def start(self) -> None:
         """Listen at this replica's address and dial the peers; OSError if the address cannot be used."""
-        host, port = self._address
+        own = self._address
         infos = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            own.host, own.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, address = infos[0]
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -236,7 +233,7 @@ class TlsLinks:
             self._socket.listen(BACKLOG)
         except OSError as error:
             self._socket.close()
-            place = f"replica {self._me} cannot listen at {host}:{port}, its peer address in the configuration"
+            place = f"replica {self._me} cannot listen at {own}, its peer address in the configuration"
             raise OSError(error.errno, f"{place}: {os.strerror(error.errno or 0)}") from error
         self._spawn(self._accept(self._socket))
         for dialler in self._diallers.values():

@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import aiohttp
 
 from benchmarks.processes import Processes, ServerFailed, free_ports
+from cluster.client.command_ids import new_command_id
+from cluster.clock import SystemClock
 from cluster.tls import TlsFiles, client_context
 
 REPLICAS = ("r1", "r2", "r3")
@@ -40,16 +41,19 @@ class ForebayCluster:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._results = directory.absolute() / "results"  # jobs may write beneath a destination root only
         self._processes = Processes()
-        self._command = str(Path(sys.executable).parent / "forebay")
+        self._command = [sys.executable, "-m", "cluster.cli"]  # what the command `forebay` runs
         self._api: dict[str, str] = {}
+        self._clock = SystemClock()
         self._files: TlsFiles | None = None
 
     async def start(self) -> None:
         """Make a cluster's files, start three replicas and return when all of them are ready."""
         base_port = free_ports(PORTS)[0]
-        init = [self._command, "init", str(self._directory), "--replicas", "3", "--agents", "1"]
+        init = [*self._command, "init", str(self._directory), "--replicas", "3", "--agents", "1"]
         init += ["--base-port", str(base_port), "--pool", "fast=1TiB/1MiB", "--user", USER]
+        init += ["--destination-root", str(self._results)]
         made = await asyncio.to_thread(
             subprocess.run, init, capture_output=True, text=True, check=False, timeout=INIT_WAIT_S
         )
@@ -63,7 +67,7 @@ class ForebayCluster:
         self._api = {replica.name: f"https://{replica.api}" for replica in config.replicas}
         self._files = config.tls_files(USER)
         for name in self._api:
-            serve = [self._command, "serve", "--config", str(configuration), "--name", name]
+            serve = [*self._command, "--config", str(configuration), "serve", "--name", name]
             self._processes.start(name, serve, self._directory / f"{name}.output")
         deadline = time.monotonic() + START_WAIT_S
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
@@ -94,13 +98,13 @@ class ForebayCluster:
     def request(self, client: int, number: int) -> tuple[str, Mapping[str, Any]]:
         """Return the submission of a new held job."""
         return "/v1/jobs", {
-            "command_id": _command_id(),
+            "command_id": new_command_id(self._clock),
             "script": SCRIPT,
             "name": f"bench-{client:04d}-{number:08d}",
             "bb": "pool=fast capacity=1MiB",
             "cpus": 1,
             "time_limit_s": 60,
-            "workdir": "/",
+            "workdir": str(self._results),
             "hold": True,
         }
 
@@ -132,12 +136,3 @@ class ForebayCluster:
                 return response.status == 200
         except aiohttp.ClientError:
             return False
-
-
-def _command_id() -> str:
-    """Return a UUIDv7 as the API wants it: 48 bits of milliseconds, then random ones with version and variant."""
-    random_bits = uuid.uuid4().int & ((1 << 80) - 1)
-    value = (time.time_ns() // 1_000_000) << 80 | random_bits
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    return f"{value:032x}"

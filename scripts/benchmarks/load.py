@@ -19,6 +19,9 @@ import msgspec
 REQUEST_TIMEOUT_S = 10.0
 """Seconds until a request counts as an error: far beyond any healthy commit."""
 
+REDIRECT = 307
+"""HTTP status of a replica that does not lead; Location names the same path at the leader."""
+
 MAX_ERRORS_SHOWN = 3
 """Different error texts kept for the report, count."""
 
@@ -85,6 +88,8 @@ class _Tally:
         self.accepted = 0
         self.errors = 0
         self.examples: list[str] = []
+        self.base = ""
+        """The leader's URL: shared by all clients, so that one redirect moves them all."""
 
     def error(self, text: str) -> None:
         self.errors += 1
@@ -101,17 +106,17 @@ async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: fl
     connector = aiohttp.TCPConnector(limit=clients + 1, ssl=target.tls(), keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        base = await target.leader(session)
-        before = await target.committed(session, base)
         tally = _Tally()
+        tally.base = await target.leader(session)
+        before = await target.committed(session, tally.base)
         start = time.perf_counter() + warm_up_s
         end = start + seconds
-        loops = [_client(target, session, base, number, start, end, tally) for number in range(clients)]
+        loops = [_client(target, session, number, start, end, tally) for number in range(clients)]
         cpu = asyncio.create_task(_cpu_between(target, start, end))
         await asyncio.gather(*loops)
         client_cpu_s, server_cpu_s = await cpu
         target.check()
-        settled = await target.committed(session, base) - before
+        settled = await target.committed(session, tally.base) - before
     # Not a benchmark of promises: what was acknowledged must be there. More may be: requests that ended as errors.
     if settled < tally.accepted:
         raise VerificationFailed(f"{target.name} acknowledged {tally.accepted} writes and has settled only {settled}")
@@ -133,7 +138,7 @@ async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: fl
 
 
 async def _client(
-    target: Target, session: aiohttp.ClientSession, base: str, client: int, start: float, end: float, tally: _Tally
+    target: Target, session: aiohttp.ClientSession, client: int, start: float, end: float, tally: _Tally
 ) -> None:
     number = 0
     while (sent := time.perf_counter()) < end:
@@ -142,19 +147,23 @@ async def _client(
         try:
             # The body is made here, not by the session: the same bytes, headers and cost whatever is measured.
             async with session.post(
-                base + path,
+                tally.base + path,
                 data=json.dumps(body).encode(),
                 headers={"Content-Type": "application/json"},
                 allow_redirects=False,
             ) as response:
-                answer = json.loads(await response.read())
-            ok = target.accepted(response.status, answer)
+                text = await response.read()
+            ok = target.accepted(response.status, json.loads(text or b"{}"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             tally.error(f"{type(error).__name__}: {error}")
             await asyncio.sleep(ERROR_PAUSE_S)
             continue
         if not ok:
-            tally.error(f"HTTP {response.status}: {json.dumps(answer)}")
+            # Leadership moved while it was measured: followed, as any client would, and counted, because it was noticed.
+            location = response.headers.get("Location", "")
+            tally.error(f"HTTP {response.status} {location} {text.decode(errors='replace')}".strip())
+            if response.status == REDIRECT and location.endswith(path):
+                tally.base = location.removesuffix(path)
             await asyncio.sleep(ERROR_PAUSE_S)
             continue
         tally.accepted += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +35,7 @@ def test_directives_at_the_top_of_a_script_are_read_and_later_ones_are_comments(
         (TransferKind.DIRECTORY, "/out/%j", "${DW_JOB_PRIVATE}/out")
     ]
     assert request.places[:2] == ("script line 3, column 65", "script line 3, column 24")
-    assert request.places[3] == "script line 8, column 35"
+    assert request.places[3] == "script line 8, column 36"
 
 
 def test_a_script_without_directives_asks_for_nothing() -> None:
@@ -129,8 +127,12 @@ def test_a_mixed_continuation_is_refused() -> None:
     st.booleans(),
 )
 def test_any_text_is_a_request_or_is_refused_with_a_place(text: str, in_bb: bool) -> None:
-    with contextlib.suppress(DirectiveRefused):
-        parse_request("" if in_bb else text, bb=text if in_bb else "")
+    try:
+        request = parse_request("" if in_bb else text, bb=text if in_bb else "")
+    except DirectiveRefused as refused:
+        assert refused.refusal.sentence and refused.refusal.remedy and refused.refusal.place
+    else:
+        assert request is None or request.capacity_bytes or request.stage_in or request.stage_out
 
 
 LINES = st.lists(st.sampled_from([row[0] for row in REFUSED] + FULL.splitlines()), max_size=8)

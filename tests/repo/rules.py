@@ -26,7 +26,6 @@ BANNED_CALLS = {
     "breakpoint": "a test",
     "os.system": "asyncio.create_subprocess_exec with a list of arguments",
     "os.popen": "asyncio.create_subprocess_exec with a list of arguments",
-    "os.fork": "asyncio.create_subprocess_exec (a forked child inherits sockets and must not touch LMDB)",
     "tempfile.mktemp": "tempfile.mkstemp, or a name beside the target opened with O_EXCL",
     "asyncio.get_event_loop": "asyncio.get_running_loop",
     "hashlib.md5": "hashlib.sha256",
@@ -34,6 +33,9 @@ BANNED_CALLS = {
     "msgpack.unpackb": "msgpack.Unpacker with its size limits, or msgspec.msgpack.decode with a type",
 }
 """Calls that no package makes, and what to use instead."""
+
+FORKING_CALLS = {"os.fork": "asyncio.create_subprocess_exec (a forked child inherits sockets and must not touch LMDB)"}
+"""Calls that nothing in a replica's process makes; an agent holds neither LMDB nor listening sockets."""
 
 BANNED_ATTRIBUTES = {
     "ssl.CERT_NONE": "cluster.tls: both sides show a certificate",
@@ -129,14 +131,13 @@ def banned_names(source: str) -> list[str]:
     """Modules, calls and attributes that are banned in every package, each with its replacement."""
     tree = parse(source)
     known = aliases(tree)
-    found = [
+    found = calls_of(source, BANNED_CALLS)
+    found += [
         f"line {line}: import of {name}; instead: {BANNED_MODULES[name.split('.')[0]]}"
         for name, line in imports(tree)
         if name.split(".")[0] in BANNED_MODULES
     ]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := full_name(node.func, known)) in BANNED_CALLS:
-            found.append(f"line {node.lineno}: {name}(); instead: {BANNED_CALLS[name]}")
         if isinstance(node, ast.Attribute | ast.Name) and (name := full_name(node, known)) in BANNED_ATTRIBUTES:
             found.append(f"line {node.lineno}: {name}; instead: {BANNED_ATTRIBUTES[name]}")
         if isinstance(node, ast.keyword) and node.arg == "shell" and not _is_false(node.value):
@@ -170,11 +171,13 @@ def impure_imports(source: str) -> list[str]:
 
 
 def calls_of(source: str, banned: dict[str, str]) -> list[str]:
-    """Calls of builtins that are banned here, each with its replacement."""
+    """Calls of what is banned here, each with its replacement."""
+    tree = parse(source)
+    known = aliases(tree)
     return [
-        f"line {node.lineno}: {node.func.id}(); instead: {banned[node.func.id]}"
-        for node in ast.walk(parse(source))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in banned
+        f"line {node.lineno}: {name}(); instead: {banned[name]}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and (name := full_name(node.func, known)) in banned
     ]
 
 

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
+from cluster.client.requests import SubmitRequest
+from replica.directives import parse_request
 from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 
 from benchmarks import load, machine, processes
-from benchmarks.forebay import _command_id
+from benchmarks.forebay import ForebayCluster
 
 
 class Honest:
@@ -27,14 +30,17 @@ class Honest:
     name = "honest"
     operation = "POST /"
 
-    def __init__(self, *, loses: bool = False, refuses: bool = False) -> None:
+    def __init__(self, *, loses: bool = False, refuses: bool = False, moves: bool = False) -> None:
         self.settled = 0
         self.loses = loses
         self.refuses = refuses
+        self.moves = moves
         self.base = ""
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.moves and "localhost" not in request.host:
+            raise web.HTTPTemporaryRedirect(f"http://localhost:{request.url.port}/")
         if self.refuses:
             return web.json_response({"error": "queue_full"}, status=429)
         self.settled += 0 if self.loses else 1
@@ -105,7 +111,14 @@ def test_refusals_are_errors_and_never_commits() -> None:
     result = measured(Honest(refuses=True), 2)
     assert result.commits == 0
     assert result.errors > 0
-    assert result.error_examples == ('HTTP 429: {"error": "queue_full"}',)
+    assert result.error_examples == ('HTTP 429  {"error": "queue_full"}',)
+
+
+def test_a_leader_that_moved_is_followed_and_the_redirect_is_counted() -> None:
+    result = measured(Honest(moves=True), 1)
+    assert result.commits > 0
+    assert result.errors == 1
+    assert result.error_examples[0].startswith("HTTP 307 http://localhost:")
 
 
 def test_percentiles_are_nearest_rank() -> None:
@@ -116,15 +129,16 @@ def test_percentiles_are_nearest_rank() -> None:
     assert load.percentile_ms([], 0.5) == 0
 
 
-def test_a_command_id_is_a_version_7_uuid_of_now() -> None:
-    from cluster.clock import SystemClock
-
-    text = _command_id()
-    assert len(text) == 32
-    assert text[12] == "7"
-    assert text[16] in "89ab"
-    assert abs(int(text[:12], 16) - SystemClock().now() // 1000) < 60_000
-    assert _command_id() != _command_id()
+def test_the_job_that_is_measured_is_one_that_the_api_and_the_directive_parser_take() -> None:
+    target = ForebayCluster(Path("nowhere"))
+    path, body = target.request(3, 4)
+    request = msgspec.json.decode(json.dumps(body).encode(), type=SubmitRequest)
+    parsed = parse_request(request.script, request.bb or "")
+    assert path == "/v1/jobs"
+    assert request.command_id != target.request(3, 4)[1]["command_id"], "a retry would be answered from the receipts"
+    assert request.hold, "a job that may start would be measured with its start"
+    assert parsed is not None
+    assert (parsed.pool, parsed.capacity_bytes) == ("fast", 1024 * 1024)
 
 
 def test_the_disk_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -150,7 +164,5 @@ def test_impossible_options_are_refused_before_anything_starts() -> None:
 
 
 def test_a_measurement_can_be_written_as_json() -> None:
-    import msgspec
-
     result = measured(Honest(), 1)
     assert json.loads(json.dumps(msgspec.to_builtins(result)))["system"] == "honest"

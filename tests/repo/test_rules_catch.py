@@ -93,6 +93,7 @@ def test_forbidden_imports_are_found_by_prefix_and_exceptions_hold() -> None:
 def test_builtins_that_differ_between_two_processes_are_found() -> None:
     assert rules.calls_of("hash(name)", rules.PURE_BANNED_CALLS)
     assert rules.calls_of("sorted(names)", rules.PURE_BANNED_CALLS) == []
+    assert rules.calls_of("from os import fork\nfork()", rules.FORKING_CALLS)
 
 
 def test_a_test_without_an_assertion_is_found_and_helpers_count() -> None:

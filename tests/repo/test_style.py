@@ -18,6 +18,11 @@ def test_no_banned_name_is_used() -> None:
     assert found_in(modules(), rules.banned_names) == []
 
 
+def test_nothing_in_a_replica_forks() -> None:
+    replicas = [path for path in modules() if path.parts[:2] != ("cluster", "agent")]
+    assert found_in(replicas, lambda source: rules.calls_of(source, rules.FORKING_CALLS)) == []
+
+
 def test_imports_are_absolute() -> None:
     assert found_in(python_files(), rules.relative_imports) == []
 

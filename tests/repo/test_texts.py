@@ -21,7 +21,9 @@ REGISTRY_HOSTS = tuple(
     ]
 )
 
-MACHINE_PATH = re.compile(r"(?<![\w.%}~-])/(?:home|Users|root|work)/(?!(?:a|ann|alice|bob|carol|me|you|user)\b|%u|\$|\{|<))[\w.-]+")
+MACHINE_PATH = re.compile(
+    r"(?<![\w.%}~-])/(?:home|Users|root|work)/(?!(?:a|ann|alice|bob|carol|me|you|user)\b|%u|\$|\{|<)[\w.-]+"
+)
 """Paths that exist on one machine only; examples use the users a, ann, alice, bob, carol, me, you and user."""
 
 MARKDOWN_LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)[^)]*\)")

@@ -122,12 +122,8 @@ def test_sigkill_at_random_moments_never_loses_a_snapshot_that_was_promised(tmp_
     moments = random.Random(20)
     promised = 0
     for _ in range(8):
-        with subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(tmp_path), str(promised + 1)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        ) as writer:
+        command = [sys.executable, "-c", _WRITER, str(tmp_path), str(promised + 1)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
             assert writer.stdout is not None
             for _ in range(moments.randrange(1, 12)):
                 promised = int(writer.stdout.readline())

@@ -427,11 +427,11 @@ def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives
                 model.base_term, model.base = model.term_at(index), index
             elif name == "reset":
                 # A term that nobody else has, so that the tail never matches. What was buffered becomes durable first.
-                durable = model.copy()
-                index, model.term = model.last + number - 3, model.term + 1
+                index = model.last + number - 3
                 if index <= model.applied:
-                    model.term -= 1
                     continue
+                durable = model.copy()
+                model.term += 1
                 journal.reset_to(index, model.term, bytes([number]) * 32, index)
                 model.entries = {i: e for i, e in model.entries.items() if i <= model.applied}
                 model.base = model.last = model.applied = index

@@ -56,7 +56,7 @@ def flipped(table: bytes, key: bytes, bit: int = -1) -> Callable[[Path], None]:
     return edited(flip)
 
 
-def marks(**changed: int) -> Callable[[Path], None]:
+def marks(**changed: int | bytes) -> Callable[[Path], None]:
     def change(transaction: lmdb.Transaction, tables: dict[bytes, object]) -> bool:
         stored: Marks = records.unpack_marks(transaction.get(records.MARKS_KEY, db=tables[STATE]))
         return transaction.put(records.MARKS_KEY, records.pack_marks(stored._replace(**changed)), db=tables[STATE])
@@ -88,16 +88,23 @@ def creation_unfinished(directory: Path) -> None:
     lmdb.open(str(directory), map_size=MAP_SIZE_BYTES, max_dbs=5, lib_version=0).close()
 
 
-def meta_page_flipped(directory: Path) -> None:
+def meta_page_flipped(bit: int) -> Callable[[Path], None]:
     """One bit of the newest meta page's transaction number: LMDB alone would go back by one transaction in silence."""
-    made(directory)
-    with (directory / DATA_FILE).open("r+b") as file:
-        newest = max((0, 1), key=lambda page: _txnid(directory, page))
-        offset = newest * PAGE_BYTES + META_TXNID_OFFSET
-        file.seek(offset)
-        (number,) = struct.unpack("=Q", file.read(8))
-        file.seek(offset)
-        file.write(struct.pack("=Q", number ^ (1 << (number.bit_length() - 1))))
+
+    def damage(directory: Path) -> None:
+        made(directory)
+        with opened(directory) as journal:
+            for index in range(10, 22):
+                journal.append([entry(index, 2)])
+                journal.sync()
+        numbers = [_txnid(directory, page) for page in (0, 1)]
+        newest = numbers.index(max(numbers))
+        assert max(numbers) == 15, "with every one of its lower bits set, each flip makes it smaller"
+        with (directory / DATA_FILE).open("r+b") as file:
+            file.seek(newest * PAGE_BYTES + META_TXNID_OFFSET)
+            file.write(struct.pack("=Q", numbers[newest] ^ (1 << bit)))
+
+    return damage
 
 
 def _txnid(directory: Path, page: int) -> int:
@@ -133,7 +140,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         lambda directory: (directory.mkdir(), (directory / DATA_FILE).write_bytes(b"x")) and None,
         truncated_file,
     ],
-    Condition.META_PAGES_DISAGREE: [meta_page_flipped],
+    Condition.META_PAGES_DISAGREE: [meta_page_flipped(bit) for bit in (0, 2, 3, 4, 40, 63)],
     Condition.TABLE_MISSING: [dropped_table],
     Condition.FORMAT_UNKNOWN: [put(STATE, records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, 2))],
     Condition.IDENTITY_DAMAGED: [
@@ -191,6 +198,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         put(CHAIN, key(5), records.seal(key(5), b"?")),
     ],
     Condition.CHAIN_MISMATCH: [
+        marks(applied_digest=b"d" * 32),
         put(CHAIN, key(4), records.pack_chain(key(4), ChainRow(b"d" * 32, 8))),
         put(ENTRIES, key(4), records.pack_entry(key(4), entry(4)._replace(data=b"another history"))),
         put(CHAIN, key(2), records.pack_chain(key(2), ChainRow(b"d" * 32, 4))),
@@ -317,3 +325,9 @@ def test_a_directory_that_was_copied_to_another_replica_is_refused(tmp_path: Pat
     shutil.copytree(tmp_path / "r1", tmp_path / "r2")
     with pytest.raises(RecoveryRefused, match="belongs to replica r1, not r2"):
         Environment.open(tmp_path / "r2", cluster_id=CLUSTER, replica="r2", create=False)
+
+
+def test_an_audit_of_a_file_that_ends_too_early_is_refused_where_reading_would_kill_it(tmp_path: Path) -> None:
+    truncated_file(tmp_path)
+    with pytest.raises(RecoveryRefused, match="it ends before its last page"):
+        Environment.open_readonly(tmp_path)

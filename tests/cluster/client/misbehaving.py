@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import web
 
 from cluster.address import Address
@@ -35,16 +34,6 @@ class Pki:
         self.agent = issue(authority, directory, role=Role.AGENT, name="n1", at=clock.now())
 
 
-@pytest.fixture(scope="session")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki") / "tls", "demo")
-
-
-@pytest.fixture(scope="session")
-def foreign_pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("foreign") / "tls", "mars")
-
-
 class Misbehaving:
     """A replica's API that answers each request with the next behaviour, and the last one for ever."""
 
@@ -53,6 +42,7 @@ class Misbehaving:
         self.requests: list[tuple[str, str, bytes]] = []
         self.identities: list[Identity] = []
         self.address = Address("127.0.0.1", 0)
+        self.arrived = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
     @property
@@ -74,7 +64,8 @@ class Misbehaving:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        self.requests.append((request.method, request.path_qs, body))
+        self.requests.append((request.method, request.raw_path, body))
+        self.arrived.set()
         assert request.transport is not None
         self.identities.append(identify(request.transport.get_extra_info("peercert")))
         behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
@@ -146,16 +137,6 @@ def streaming(*chunks: bytes, then: str = "end") -> Behaviour:
         return response
 
     return behave
-
-
-@pytest.fixture
-def free_address() -> Iterator[Address]:
-    """An address at which nobody listens, and nobody else can while the test runs."""
-    import socket
-
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        yield Address("127.0.0.1", int(reserved.getsockname()[1]))
 
 
 def job(job_id: int = 7) -> dict[str, Any]:

@@ -1,0 +1,293 @@
+"""The agent itself: registers, asks for its orders, sends its results, and goes on while nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+from cluster.agent.activities import Activities, Settings
+from cluster.agent.durable import FileRefused
+from cluster.agent.home import AgentFailed, Home
+from cluster.agent.limits import BACK_OFF_S, BACK_OFF_S_MAX, POLL_WAIT_S, POLL_WHILE_MOVING_S
+from cluster.agent.outbox import Outbox
+from cluster.client import ApiError, Client, new_command_id
+from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
+from cluster.client.views import PollAnswer, RegisterAnswer, ReportsAnswer
+from cluster.clock import Clock, SystemClock
+from cluster.config import Config, ConfigError
+from cluster.tls import TlsRefused
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_CONFIGURATION: Final = 78
+"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
+
+CALL_DEADLINE_S: Final = 10.0
+"""Seconds that one call may take beside its own wait: then the agent says that nobody answers, and tries again."""
+
+FLUSH_S: Final = 30.0
+"""Seconds for which results of an earlier agent go before registering: longer than a take-over; then they are sent as stale."""
+
+FLUSH_LOOK_S: Final = 0.02
+"""Seconds between two looks whether they have gone."""
+
+REFUSED: Final = range(400, 500)
+
+STALE_INSTANCE: Final = "stale_instance"
+UNKNOWN_NODE: Final = "unknown_node"
+"""Codes with which a poll is refused (cluster.api): another agent of this name registered since; none ever has."""
+
+
+class Controller(Protocol):
+    """What an agent needs of the cluster; cluster.client.Client is one."""
+
+    async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
+        """Announce the agent."""
+        ...
+
+    async def poll(self, node: str, request: PollRequest) -> PollAnswer:
+        """Wait for orders that differ from those at `seen_revision`."""
+        ...
+
+    async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
+        """Report results."""
+        ...
+
+
+class Agent:
+    """One agent in its directory."""
+
+    def __init__(self, home: Home, settings: Settings, cpus: int, controller: Controller, clock: Clock) -> None:
+        """Prepare; AgentFailed or FileRefused if what an earlier agent left cannot be read."""
+        self._home = home
+        self._node = settings.node
+        self._cpus = cpus
+        self._controller = controller
+        self._clock = clock
+        self._instance = uuid.uuid4().hex
+        self._outbox = Outbox(home.outbox, clock)
+        self._activities = Activities(home, self._outbox, settings, clock)
+        self._seen_revision = 0
+        """The revision of the orders that are known; 0 until there are some, so that the first poll is answered at once."""
+        self._least_revision = 0
+        """No answer of an older revision is believed."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set; AgentFailed if the agent cannot go on."""
+        self._activities.take_up()
+        stopping = asyncio.create_task(stop.wait())
+        broken = asyncio.create_task(self._activities.broken.wait())
+        reporter = asyncio.create_task(self._send_reports())
+        poller = asyncio.create_task(self._follow_orders())
+        tasks: set[asyncio.Task[Any]] = {stopping, broken, reporter, poller}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            failed = self._activities.failed
+            if failed is not None:
+                raise AgentFailed(f"{self._home.path}: a result could not be kept: {failed}") from failed
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._activities.stop()
+
+    async def _follow_orders(self) -> None:
+        await self._flush()
+        await self._register()
+        back_off = _BackOff("ask for orders")
+        behind = 0
+        while True:
+            try:
+                answer = await self._poll()
+            except ApiError as error:
+                if error.code == STALE_INSTANCE:
+                    raise AgentFailed(f"this agent was replaced: {error}") from error
+                if error.code == UNKNOWN_NODE:
+                    await self._register()
+                else:
+                    await back_off.after(error)
+                continue
+            if answer is None:
+                continue
+            if answer.revision < self._least_revision:
+                # Its orders are older than what is known here, and acting on them would undo. Once is normal, when a
+                # result was acknowledged while the answer was under way; twice is a replica that is behind.
+                behind += 1
+                if behind > 1:
+                    await back_off.say(
+                        f"orders of revision {answer.revision} are ignored: {self._least_revision} is known"
+                    )
+                continue
+            behind = 0
+            back_off.over()
+            self._seen_revision = self._least_revision = answer.revision
+            self._activities.reconcile(answer.orders)
+
+    async def _poll(self) -> PollAnswer | None:
+        """Ask once; None if data began to move meanwhile, which is worth asking again with progress."""
+        self._activities.started_moving.clear()
+        moving = self._activities.moving
+        request = PollRequest(
+            instance=self._instance,
+            seen_revision=self._seen_revision,
+            wait_s=POLL_WHILE_MOVING_S if moving else POLL_WAIT_S,
+            progress=self._activities.progress(),
+        )
+        if moving:
+            return await self._controller.poll(self._node, request)
+        polling = asyncio.ensure_future(self._controller.poll(self._node, request))
+        began = asyncio.ensure_future(self._activities.started_moving.wait())
+        try:
+            await asyncio.wait({polling, began}, return_when=asyncio.FIRST_COMPLETED)
+            return polling.result() if polling.done() else None
+        finally:
+            polling.cancel()
+            began.cancel()
+            await asyncio.gather(polling, began, return_exceptions=True)
+
+    async def _flush(self) -> None:
+        """Send what an earlier agent left first: once this one is registered, its results would be stale."""
+        deadline_s = self._clock.monotonic_s() + FLUSH_S
+        while self._outbox.changed.is_set() and self._clock.monotonic_s() < deadline_s:
+            await asyncio.sleep(FLUSH_LOOK_S)
+
+    async def _register(self) -> None:
+        back_off = _BackOff("register")
+        while True:
+            request = RegisterRequest(
+                command_id=new_command_id(self._clock),
+                instance=self._instance,
+                storage_id=self._home.storage_id,
+                cpus=self._cpus,
+            )
+            try:
+                answer = await self._controller.register(self._node, request)
+            except ApiError as error:
+                if error.status in REFUSED and error.outcome == "refused":
+                    raise AgentFailed(f"the controller refused agent {self._node}: {error}") from error
+                await back_off.after(error)
+                continue
+            self._least_revision = max(self._least_revision, answer.revision)
+            # Whatever was known is asked for again.
+            self._seen_revision = 0
+            logger.info(
+                "agent %s registered at revision %s with storage %s", self._node, answer.revision, self._home.storage_id
+            )
+            return
+
+    async def _send_reports(self) -> None:
+        back_off = _BackOff("send results")
+        while True:
+            await self._outbox.changed.wait()
+            batch = self._outbox.batch()
+            if not batch:
+                self._outbox.changed.clear()
+                continue
+            try:
+                answer = await self._controller.report(self._node, ReportsRequest(reports=tuple(batch)))
+            except ApiError as error:
+                await back_off.after(error)
+                continue
+            back_off.over()
+            self._acknowledge(batch, answer)
+            # What was settled by then is no news any more: orders from before it would be done again.
+            self._least_revision = max(self._least_revision, answer.revision)
+
+    def _acknowledge(self, batch: list[Report], answer: ReportsAnswer) -> None:
+        sent = {report.command_id for report in batch}
+        for result in answer.results:
+            if result.command_id not in sent:
+                continue
+            report = self._outbox.acknowledge(result.command_id)
+            if report is None:
+                continue
+            if result.outcome == "refused":
+                logger.warning(
+                    "job %s attempt %s: %s was refused: %s", report.job, report.attempt, report.stage, result.sentence
+                )
+            self._activities.acknowledged(report, accepted=result.outcome == "accepted")
+        if not len(self._outbox):
+            self._outbox.changed.clear()
+
+
+class _BackOff:
+    """Waits longer after each failure in a row, and says so once."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._wait_s = BACK_OFF_S
+        self._said = ""
+
+    def over(self) -> None:
+        """It worked."""
+        if self._said:
+            logger.info("the controller answers again: could %s", self._what)
+        self._wait_s, self._said = BACK_OFF_S, ""
+
+    async def after(self, error: ApiError) -> None:
+        """It failed with `error`."""
+        await self.say(f"could not {self._what}: {error}")
+
+    async def say(self, sentence: str) -> None:
+        """Wait, and log the sentence unless it was the last one."""
+        if sentence != self._said:
+            logger.warning("%s", sentence)
+            self._said = sentence
+        await asyncio.sleep(self._wait_s * random.uniform(0.5, 1.0))
+        self._wait_s = min(BACK_OFF_S_MAX, 2 * self._wait_s)
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _serve(config: Config, name: str) -> None:
+    own = config.agent(name)
+    clock = SystemClock()
+    if own.accounts == "switch" and os.geteuid() != 0:
+        raise AgentFailed(
+            f'agent {name} has accounts = "switch" and does not run as root; run it as root, or use "own"'
+        )
+    with contextlib.closing(Home(own.directory, own.accounts)) as home:
+        async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
+            settings = Settings(
+                node=name, accounts=own.accounts, copy_rate_bytes_s=own.copy_rate_bytes_s, kill_wait_s=own.kill_wait_s
+            )
+            stop = asyncio.Event()
+            with _stop_on_signals(stop):
+                await Agent(home, settings, own.cpus, controller, clock).run(stop)
+
+
+def serve(config: Config, name: str) -> int:
+    """Run an agent in the foreground until SIGTERM or SIGINT; return its exit code. What goes wrong is one sentence on standard error."""
+    if not logging.getLogger().handlers:
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(_serve(config, name))
+    except (ConfigError, TlsRefused) as error:
+        print(f"forebay agent: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    except (AgentFailed, FileRefused) as error:
+        print(f"forebay agent: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK

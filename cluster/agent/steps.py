@@ -1,0 +1,214 @@
+"""One script as the agent sees it: a record, and a supervisor that is launched once, re-attached to, and believed by what it wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+from cluster.agent.accounts import AccountRefused, Mode, account_for
+from cluster.agent.durable import FileRefused
+from cluster.agent.home import STEPS, Home
+from cluster.agent.limits import STEP_LAUNCHES_MAX, STEP_WATCH_S
+from cluster.agent.processes import boot_id, kill_job, start_time
+from cluster.agent.spawning import spawn
+from cluster.agent.step_record import StepOrder, StepRecord, create_record, recorded_jobs
+from cluster.agent.waiting import Handle
+from cluster.agent.work import failure
+from replica.commands import ScriptEnded
+from replica.jobs import JobState
+from replica.orders import Order
+
+logger = logging.getLogger(__name__)
+
+
+class Step:
+    """One run of one script, this agent's or an earlier one's."""
+
+    def __init__(
+        self, home: Home, order: Order, node: str, accounts: Mode, kill_wait_s: float, on_started: Callable[[], None]
+    ) -> None:
+        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet."""
+        self._home = home
+        self._order = order
+        self._node = node
+        self._accounts: Mode = accounts
+        self._kill_wait_s = kill_wait_s
+        self._on_started = on_started
+        self._ending = asyncio.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def end(self) -> None:
+        """Have the script ended: SIGTERM, grace, SIGKILL. `run` then returns how it ended."""
+        self._ending.set()
+
+    async def run(self) -> ScriptEnded:
+        """See the script through to its end and return it. Cancelling this leaves the script running."""
+        try:
+            if self._order.job not in recorded_jobs(self._home.steps):
+                if self._order.started:
+                    return _node_fail(
+                        "the node has no record of the script, which had been started; its outcome is unknown"
+                    )
+                if self._ending.is_set() or self._order.cancel:
+                    return ScriptEnded(JobState.CANCELLED)
+                self._create()
+            record = StepRecord(self._home.steps, self._order.job)
+        except AccountRefused as error:
+            return ScriptEnded(JobState.FAILED, 126, 0, str(error))
+        except OSError as error:
+            return _node_fail(f"the script could not be prepared: {error.strerror}")
+        try:
+            return await self._see_through(record)
+        except FileRefused as error:
+            return _node_fail(str(error))
+        finally:
+            record.close()
+            if self._child is not None:
+                self._child.poll()
+
+    def _create(self) -> None:
+        create_record(
+            self._home.steps,
+            StepOrder(
+                order=self._order,
+                node=self._node,
+                home=str(self._home.path),
+                storage_id=self._home.storage_id,
+                accounts=self._accounts,
+                kill_wait_s=self._kill_wait_s,
+            ),
+            account_for(self._accounts, self._order.user),
+        ).close()
+
+    async def _see_through(self, record: StepRecord) -> ScriptEnded:
+        while True:
+            lock = record.try_lock()
+            if lock is None:
+                await self._watch(record)
+                continue
+            try:
+                ended = self._settled(record)
+                if ended is not None:
+                    self._report_start(record)
+                    return ended
+                self._launch(record, lock)
+            finally:
+                os.close(lock)
+
+    def _settled(self, record: StepRecord) -> ScriptEnded | None:
+        """With the lock held, return how the script ended, or None if it never began and is to be launched."""
+        ended = record.status()
+        if ended is not None:
+            return ended
+        if record.started() is not None:
+            ended = self._lost(record)
+        elif self._ending.is_set() or self._order.cancel:
+            ended = ScriptEnded(JobState.CANCELLED)
+        elif self._order.started:
+            ended = _node_fail(
+                "the script had been started, but its record says that it never was; its outcome is unknown"
+            )
+        elif record.count_launch() > STEP_LAUNCHES_MAX:
+            ended = _node_fail(
+                f"the supervisor died {STEP_LAUNCHES_MAX} times before it could start the script: {record.last_words() or 'it said nothing'}"
+            )
+        else:
+            return None
+        record.write_status(ended)
+        return ended
+
+    def _lost(self, record: StepRecord) -> ScriptEnded:
+        """The supervisor is gone and did not say how the script ended: end what is left of it."""
+        process = record.started()
+        leader = (process.pid, process.started) if process is not None and process.boot == boot_id() else None
+        left: list[int] = []
+        try:
+            left = kill_job(
+                self._home.marker(self._order.job), account_for(self._accounts, self._order.user).uid, leader=leader
+            )
+        except AccountRefused as error:
+            logger.warning("job %s: %s", self._order.job, error)
+        rest = f"; processes {', '.join(map(str, left[:20]))} cannot be killed" if left else ""
+        return _node_fail(f"the script's supervisor died; its outcome is unknown{rest}")
+
+    def _launch(self, record: StepRecord, lock: int) -> None:
+        report = record.open_report()
+        try:
+            # The child inherits the lock, so it is never free between the agent and the supervisor.
+            self._child = spawn(
+                "cluster.agent.step",
+                (os.path.join(self._home.path, STEPS, str(self._order.job)), str(lock)),
+                descriptors=(lock,),
+                stdin=subprocess.DEVNULL,
+                stdout=report,
+                stderr=report,
+                new_session=True,
+            )
+        finally:
+            os.close(report)
+
+    async def _watch(self, record: StepRecord) -> None:
+        """Wait until the supervisor has ended."""
+        handle = self._hold(record)
+        if handle is None:
+            # It is coming up, or just gone.
+            await asyncio.sleep(STEP_WATCH_S)
+            return
+        told = False
+        try:
+            while not handle.over:
+                if self._ending.is_set() and not told:
+                    told = True
+                    handle.send(signal.SIGTERM)
+                known = self._report_start(record)
+                await self._pause(handle, told, None if known else STEP_WATCH_S)
+        finally:
+            over = handle.over
+            handle.close()
+            if self._child is not None and over:
+                self._child.wait()
+                self._child = None
+
+    async def _pause(self, handle: Handle, told: bool, timeout_s: float | None) -> None:
+        """Wait for the end of the supervisor, for the word to end it, or for `timeout_s` seconds."""
+        waits = {asyncio.ensure_future(handle.wait())}
+        if not told:
+            waits.add(asyncio.ensure_future(self._ending.wait()))
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _hold(self, record: StepRecord) -> Handle | None:
+        if self._child is not None:
+            return Handle(self._child.pid)
+        process = record.supervisor()
+        if process is None or process.boot != boot_id():
+            return None
+        try:
+            handle = Handle(process.pid)
+        except ProcessLookupError:
+            return None
+        if start_time(process.pid) == process.started:
+            return handle
+        handle.close()
+        return None
+
+    def _report_start(self, record: StepRecord) -> bool:
+        """Report that the script runs, once; True if that is done or was not needed."""
+        if record.started() is None:
+            return False
+        if record.reported_attempt() != self._order.attempt:
+            if not self._order.started:
+                self._on_started()
+            record.write_reported(self._order.attempt)
+        return True
+
+
+def _node_fail(message: str) -> ScriptEnded:
+    return ScriptEnded(JobState.NODE_FAIL, 0, 0, failure(message).message)

@@ -1,0 +1,138 @@
+"""What agents say and ask: registering, waiting for orders, reporting results. The poll is also their sign of life."""
+
+from __future__ import annotations
+
+from cluster.api import wire
+from cluster.api.authentication import permit_node
+from cluster.api.problems import Problem
+from cluster.api.service import NO_ID, Call, Reply
+from cluster.client import requests as r
+from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.liveness import POLLS_MAX, Transfer
+from cluster.proposer import Answer
+from replica import commands as c
+from replica.orders import orders_for
+from replica.refusals import Refusal, RefusalCode
+from replica.settle import receipt_for
+from replica.state import State
+
+_SEND_AGAIN = frozenset({429, 500, 503})
+"""Statuses after which a report has not been judged: the whole request is answered so, and the agent sends it again."""
+
+
+async def register(call: Call) -> Reply:
+    """Announce an agent that has just started."""
+    node = call.params["node"]
+    permit_node(call.identity, node)
+    body: r.RegisterRequest = call.body
+    settled = await call.service.settle(call, c.RegisterNode(node, body.cpus, body.instance, body.storage_id))
+    call.service.controller.node_heard(node)
+    return Reply(settled.state.revision, RegisterAnswer(revision=settled.state.revision))
+
+
+async def poll(call: Call) -> Reply:
+    """Answer with all orders of the node, at once or as soon as they may differ from those at `seen_revision`."""
+    node = call.params["node"]
+    permit_node(call.identity, node)
+    body: r.PollRequest = call.body
+    controller = call.service.controller
+    # Orders must come from whoever leads: an order of a deposed leader could start what another has given up.
+    state = await _checked(call, node, body)
+    now = controller.clock.now()
+    controller.liveness.progressed(
+        node,
+        (
+            Transfer(
+                row.job,
+                row.attempt,
+                node,
+                row.stage,
+                row.files_done,
+                row.files_total,
+                row.bytes_done,
+                row.bytes_total,
+                row.rate_bytes_s,
+                now,
+            )
+            for row in body.progress
+        ),
+        state,
+    )
+    wait_s = min(body.wait_s, controller.liveness.poll_wait_s_max)
+    if wait_s > 0 and not controller.orders.changed_since(node, body.seen_revision):
+        if controller.orders.waiting >= POLLS_MAX:
+            raise Problem(
+                429, "too_many_polls", "too many agents wait already", "poll again later", headers={"Retry-After": "1"}
+            )
+        if not call.service.stopping.is_set():
+            await controller.orders.wait(node, wait_s)
+            state = await _checked(call, node, body)
+    return Reply(state.revision, PollAnswer(revision=state.revision, orders=orders_for(state, node)))
+
+
+async def _checked(call: Call, node: str, body: r.PollRequest) -> State:
+    state = await call.service.current()
+    known = state.nodes.get(node)
+    if known is None:
+        raise Problem(
+            404, "unknown_node", f"node {node!r} has not registered", f"register at /v1/agents/{node}/register"
+        )
+    if known.instance != body.instance:
+        raise Problem(
+            409,
+            "stale_instance",
+            f"another agent of {node!r} has registered since: instance {known.instance!r}",
+            "only one agent may serve a node; stop one of them",
+            "instance",
+        )
+    transport = call.request.transport
+    if transport is not None and not transport.is_closing():
+        call.service.controller.node_heard(node)
+    return state
+
+
+async def reports(call: Call) -> Reply:
+    """Settle results of operations, in order; what is refused is acknowledged too."""
+    node = call.params["node"]
+    permit_node(call.identity, node)
+    service = call.service
+    await service.lead()
+    service.controller.node_heard(node)
+    answers: list[Answer] = []
+    for report in call.body.reports:
+        answers.append(service.begin(call.identity, _report_id(call, report), wire.report_operation(node, report)))
+    results = []
+    for report, answer in zip(call.body.reports, answers, strict=True):
+        try:
+            await service.finish(answer)
+        except Problem as problem:
+            if problem.status in _SEND_AGAIN:
+                raise
+            results.append(
+                ReportResult(
+                    command_id=report.command_id,
+                    outcome="refused",
+                    code=problem.view.code,
+                    sentence=problem.view.sentence,
+                )
+            )
+        else:
+            results.append(ReportResult(command_id=report.command_id, outcome="accepted"))
+    state = service.controller.state
+    return Reply(state.revision, ReportsAnswer(revision=state.revision, results=tuple(results)))
+
+
+def _report_id(call: Call, report: r.Report) -> bytes:
+    """Return the command id of a report, or none where it is too old for receipts.
+
+    An agent that was cut off for longer than receipts last must still be heard. Attempts fence its reports: one that
+    was carried out already is refused as such, so nothing happens twice without a receipt either.
+    """
+    try:
+        found = call.service.check_age(report.command_id)
+    except Problem:
+        return NO_ID
+    known = receipt_for(call.service.controller.state, found)
+    if isinstance(known, Refusal) and known.code is RefusalCode.COMMAND_TOO_OLD:
+        return NO_ID
+    return found

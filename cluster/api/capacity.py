@@ -1,0 +1,76 @@
+"""Pools, buffers, nodes, and what moves on them."""
+
+from __future__ import annotations
+
+from cluster.api import wire
+from cluster.api.render import buffer_view, holders, node_jobs, node_view, pool_view, transfer_view
+from cluster.api.service import Call, Reply
+from cluster.client.views import BuffersAnswer, NodesAnswer, PoolsAnswer, TransfersAnswer
+from cluster.liveness import Liveness
+from replica import commands as c
+
+BUFFERS_LISTED_MAX = 10_000
+"""Buffers in one list, count: the newest; what is left out is old and complete first."""
+
+
+async def pools(call: Call) -> Reply:
+    """List pools with their derived free capacity."""
+    state = await call.state()
+    counts = holders(state)
+    rows = tuple(pool_view(state, name, counts.get(name, 0)) for name in sorted(state.pools))
+    return Reply(state.revision, PoolsAnswer(revision=state.revision, pools=rows))
+
+
+async def set_pool(call: Call) -> Reply:
+    """Make or change a pool."""
+    name = call.params["name"]
+    settled = await call.service.settle(call, wire.set_pool(name, call.body))
+    state = settled.state
+    return Reply(state.revision, pool_view(state, name, holders(state).get(name, 0)))
+
+
+async def buffers(call: Call) -> Reply:
+    """List buffers: those that hold or wait for something, then the newest of the others."""
+    state = await call.state()
+    found = sorted(job_id for job_id in state.unfinished if job_id in state.buffers)[:BUFFERS_LISTED_MAX]
+    room = BUFFERS_LISTED_MAX - len(found)
+    over = sorted((job_id for job_id in state.finished if job_id in state.buffers), reverse=True)[:room]
+    rows = tuple(buffer_view(state, job_id) for job_id in sorted(found + over))
+    return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=rows))
+
+
+async def nodes(call: Call) -> Reply:
+    """List nodes with the jobs that have something there."""
+    state = await call.state()
+    jobs, liveness = node_jobs(state), _liveness(call)
+    rows = tuple(node_view(state, name, jobs[name], liveness) for name in sorted(state.nodes))
+    return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=rows))
+
+
+async def drain(call: Call) -> Reply:
+    """Keep new work from a node."""
+    return await _change(call, c.DrainNode(call.params["name"], call.body.reason))
+
+
+async def resume(call: Call) -> Reply:
+    """Give a drained node new work again."""
+    return await _change(call, c.ResumeNode(call.params["name"]))
+
+
+async def transfers(call: Call) -> Reply:
+    """List the operations under way, as their agents told this leader last."""
+    state = await call.service.current()
+    rows = tuple(transfer_view(row) for row in call.service.controller.liveness.transfers(state))
+    return Reply(state.revision, TransfersAnswer(revision=state.revision, transfers=rows))
+
+
+async def _change(call: Call, command: c.DrainNode | c.ResumeNode) -> Reply:
+    settled = await call.service.settle(call, command)
+    state = settled.state
+    view = node_view(state, command.node, node_jobs(state)[command.node], _liveness(call))
+    return Reply(state.revision, view)
+
+
+def _liveness(call: Call) -> Liveness | None:
+    controller = call.service.controller
+    return controller.liveness if controller.leads else None

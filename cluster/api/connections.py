@@ -1,0 +1,100 @@
+"""What a connection may cost: how many there are, how long one may be idle, how slowly a request may begin.
+
+aiohttp parses and answers; this guards what it leaves open. A connection that has begun a request must finish its head
+in time, and a slow one cannot stay by sending a byte now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+CONNECTIONS_MAX = 4096
+"""Open connections, count: every agent of a large site, and as many clients as the benchmark's largest crowd."""
+
+IDLE_S_MAX = 75.0
+"""How long a connection may do nothing, seconds: longer than clients keep theirs, so that they close first."""
+
+HEADERS_S_MAX = 10.0
+"""How long the head of a request may take to arrive, seconds."""
+
+SWEEP_PERIOD_S = 2.0
+"""How often idle and slow connections are looked for, seconds."""
+
+LINE_CHARACTERS_MAX = 8190
+HEADERS_MAX = 64
+"""The request line and each header field, characters; header fields, count."""
+
+
+class Connection(RequestHandler):
+    """One connection: aiohttp's, with the time at which it last came to rest, and at which its present head began."""
+
+    __slots__ = ("busy", "head_since_s", "rest_since_s")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.busy = 0
+        self.head_since_s: float | None = None
+        self.rest_since_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or refuse it where there are too many."""
+        self.rest_since_s = asyncio.get_running_loop().time()
+        manager = self._manager
+        super().connection_made(transport)
+        if (
+            manager is not None
+            and len(manager.connections) > CONNECTIONS_MAX
+            and isinstance(transport, asyncio.Transport)
+        ):
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Note when a head begins, and let aiohttp parse."""
+        if not self.busy and self.head_since_s is None:
+            self.head_since_s = asyncio.get_running_loop().time()
+        super().data_received(data)
+
+    def begin(self) -> None:
+        """A request's head is complete and its handler runs."""
+        self.busy += 1
+        self.head_since_s = None
+
+    def end(self) -> None:
+        """The handler has answered."""
+        self.busy -= 1
+        self.rest_since_s = asyncio.get_running_loop().time()
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether the connection has idled, or been sending a head, for too long."""
+        if self.busy:
+            return False
+        if self.head_since_s is not None and now_s - self.head_since_s > HEADERS_S_MAX:
+            return True
+        return now_s - self.rest_since_s > IDLE_S_MAX
+
+
+class GuardedServer(web.Server):
+    """aiohttp's low-level server with guarded connections."""
+
+    def __call__(self) -> RequestHandler:
+        """Make the protocol of a new connection."""
+        return Connection(self, loop=self._loop, **self._kwargs)
+
+    def sweep(self) -> int:
+        """End the connections that are overdue; return how many."""
+        now_s = asyncio.get_running_loop().time()
+        overdue = [connection for connection in self.connections if _is_overdue(connection, now_s)]
+        for connection in overdue:
+            transport = connection.transport
+            connection.force_close()
+            if transport is not None:
+                transport.abort()
+        return len(overdue)
+
+
+def _is_overdue(connection: RequestHandler, now_s: float) -> bool:
+    return isinstance(connection, Connection) and connection.overdue(now_s)

@@ -1,0 +1,172 @@
+"""Events in words for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, IntEnum
+from typing import Any
+
+import msgspec
+
+from cluster.client.views import EventView, Json
+from cluster.clock import format_instant
+from replica import events as e
+from replica.commands import CONTROLLER, Actor
+from replica.commit import Batch, Entry
+from replica.jobs import Hold
+from replica.pending import Verdict
+from replica.units import Revision, format_size
+
+PRIVATE = frozenset({"script", "environment"})
+"""Fields of a job that only operators read: scripts and environments hold what users would not show each other."""
+
+_INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at"})
+
+
+def event_name(event: e.Event) -> str:
+    """Return the event's name, for example `job_submitted`."""
+    name = type(event).__name__
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+def actor_words(actor: Actor, command: str) -> str:
+    """Return who sent a command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
+    if actor == CONTROLLER:
+        return "scheduler" if command == "run_scheduling_pass" else "leader"
+    return f"{actor.role.name.lower()} {actor.name}"
+
+
+def as_json(record: Any, *, private: bool) -> Any:
+    """Return a record as JSON with field names and words; `private` says whether scripts and environments are shown."""
+    if isinstance(record, msgspec.Struct):
+        found: Json = {}
+        for field in record.__struct_fields__:
+            value = getattr(record, field)
+            if field in PRIVATE and not private:
+                continue
+            found[field] = format_instant(value) if field in _INSTANTS else as_json(value, private=private)
+        return found
+    if isinstance(record, IntEnum):
+        return record.name.lower()
+    if isinstance(record, Enum):
+        return str(record.value)
+    if isinstance(record, tuple | list):
+        return [as_json(item, private=private) for item in record]
+    if isinstance(record, bytes):
+        return record.hex()
+    return record
+
+
+def event_views(batch: Batch, entry: Entry, revision: Revision, *, private: bool = False) -> list[EventView]:
+    """Return the events of one settled command."""
+    at = format_instant(batch.at) or ""
+    actor = actor_words(entry.actor, entry.command)
+    return [
+        EventView(
+            revision=revision,
+            sequence=sequence,
+            at=at,
+            actor=actor,
+            command=entry.command,
+            event=event_name(event),
+            job_id=e.job_of(event),
+            detail=as_json(event, private=private),
+        )
+        for sequence, event in enumerate(entry.events)
+    ]
+
+
+def record_view(entry: Entry, revision: Revision) -> Json:
+    """Return one command of the ledger with everything that it holds: for operators."""
+    return {
+        "revision": revision,
+        "command_id": entry.id.hex(),
+        "actor": actor_words(entry.actor, entry.command),
+        "command": entry.command,
+        "refusal": as_json(entry.refusal, private=True),
+        "events": [{"event": event_name(event), "detail": as_json(event, private=True)} for event in entry.events],
+    }
+
+
+def _files(files: int, size_bytes: int) -> str:
+    return f"{files} file{'' if files == 1 else 's'}, {format_size(size_bytes)}"
+
+
+def _submitted(event: e.JobSubmitted) -> str:
+    asks = "without a buffer"
+    if event.request is not None:
+        asks = (
+            f"with {format_size(event.granted_bytes)} of pool {event.pool}"
+            if event.pool
+            else "with a buffer of no capacity"
+        )
+    held = "" if event.hold is Hold.NONE else ", held"
+    return f"submitted {asks}{held}"
+
+
+def _allocated(event: e.BufferAllocated) -> str:
+    passed = f", past job {event.passed} that waits for more" if event.passed else ""
+    return f"space is reserved and stage-in starts on {event.node}{passed}"
+
+
+def _stage_failed(event: e.StageFailed) -> str:
+    when = f"tried again at {format_instant(event.retry_at)}" if event.retry_at else "waiting for a release"
+    return f"{_words(event.stage)} failed: {event.message}; {when}"
+
+
+def _run_ended(event: e.RunEnded) -> str:
+    how = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
+    return f"the script ended: {event.result.name}, {how}" + (f" ({event.message})" if event.message else "")
+
+
+def _teardown(event: e.TeardownStarted) -> str:
+    hurry = ", without stage-out" if event.hurry else ""
+    return f"the job is {event.result.name}; its buffer is being removed{hurry}" + (
+        f" ({event.reason})" if event.reason else ""
+    )
+
+
+def _words(stage: e.Stage) -> str:
+    return stage.word.replace("_", "-")
+
+
+_SENTENCES: dict[type[Any], Callable[[Any], str]] = {
+    e.ClusterFounded: lambda event: f"the cluster {event.name} was founded with {len(event.pools)} pools",
+    e.PoolSet: lambda event: f"pool {event.pool.name} has {format_size(event.pool.quantity_bytes)}",
+    e.PolicySet: lambda event: "the policy was changed",
+    e.NodeRegistered: lambda event: f"the agent of {event.node} registered with {event.cpus} CPUs",
+    e.NodeDrained: lambda event: f"{event.node} was drained: {event.reason}",
+    e.NodeResumed: lambda event: f"{event.node} was resumed",
+    e.NodeWentDown: lambda event: f"{event.node} is down: {event.reason}",
+    e.NodeCameBack: lambda event: f"{event.node} is back",
+    e.JobSubmitted: _submitted,
+    e.JobHeld: lambda event: f"held by {'its user' if event.hold is Hold.USER else 'an operator'}",
+    e.JobReleased: lambda event: "released",
+    e.BufferAllocated: _allocated,
+    e.StagedIn: lambda event: f"staged in: {_files(event.files, event.size_bytes)}",
+    e.StageFailed: _stage_failed,
+    e.StageRetried: lambda event: f"{_words(event.stage)} is tried again as attempt {event.attempt}: {event.reason}",
+    e.RunOrdered: lambda event: f"the script is to run on {event.node}",
+    e.RunStarted: lambda event: "the script started",
+    e.RunEnded: _run_ended,
+    e.StageOutStarted: lambda event: "stage-out started",
+    e.StagedOut: lambda event: f"staged out: {_files(event.files, event.size_bytes)}",
+    e.TeardownStarted: _teardown,
+    e.TornDown: lambda event: "the buffer is gone and its space is free",
+    e.CancelRequested: lambda event: "cancelling" + (", in a hurry" if event.hurry else ""),
+    e.JobCancelled: lambda event: "cancelled before it held anything",
+    e.JobPurged: lambda event: "left the list of finished jobs; its history stays in the ledger",
+    e.AllocationRevoked: lambda event: f"the buffer is taken back before the job ran: {event.reason}",
+    e.JobRequeued: lambda event: "waits for a new buffer",
+}
+
+
+def sentence_of(event: e.Event) -> str:
+    """Return what happened, for a person."""
+    return _SENTENCES[type(event)](event)
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """Return the verdict's sentence with its figures."""
+    figures = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in verdict.figures if value)
+    return f"{verdict.sentence} ({figures})" if figures else verdict.sentence

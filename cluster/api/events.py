@@ -1,0 +1,173 @@
+"""The event stream: every event from a revision on, as server-sent events, from whichever replica is asked.
+
+A subscriber is a position in the ledger and nothing more: it reads from the entries that are in memory, or from the
+ledger when it is far behind. What is held for it is the connection's own buffer, which is bounded; a subscriber that
+does not empty it in time is cut, with a comment that tells where to resume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+from cluster.api.describe import event_views
+from cluster.api.problems import Problem, bad
+from cluster.api.service import Call
+from cluster.chronicle import Applied
+from cluster.client.views import EventView
+from cluster.past import settled_at
+
+STREAMS_MAX = 128
+"""Subscribers at once, count: dashboards and exporters, not users."""
+
+KEEP_ALIVE_S = 15.0
+"""A comment is sent after this long without an event, seconds: it shows both sides that the other is there."""
+
+WRITE_S_MAX = 10.0
+"""How long the connection's buffer may stay full, seconds; then the subscriber is too slow and is cut."""
+
+BUFFER_BYTES_MAX = 256 * 1024
+"""What is held for one subscriber, bytes, besides one entry's events being written."""
+
+READ_ENTRIES = 32
+"""Entries rendered before the loop gets its turn, count."""
+
+REVISION_MAX = 2**63 - 1
+
+
+async def stream(call: Call) -> web.StreamResponse:
+    """Send all events of revisions after `from` (or the header Last-Event-ID), and then those that come."""
+    service = call.service
+    if service.event_streams >= STREAMS_MAX:
+        raise Problem(
+            503,
+            "too_busy",
+            f"{STREAMS_MAX} event streams are open",
+            "try another replica",
+            headers={"Retry-After": "5"},
+        )
+    after = _position(call)
+    chronicle = service.controller.chronicle
+    try:
+        index = chronicle.index_of(after + 1) if after < service.controller.state.revision else chronicle.last_index + 1
+    except LookupError as error:
+        raise Problem(
+            410, "history_not_held", f"events after revision {after} cannot be sent: {error}", "ask another replica"
+        ) from error
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-store",
+            "Forebay-Revision": str(service.controller.state.revision),
+        }
+    )
+    service.event_streams += 1
+    try:
+        await response.prepare(call.request)
+        transport = call.request.transport
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
+        await _follow(call, response, index, after)
+    except (ConnectionResetError, ConnectionError):
+        pass
+    finally:
+        service.event_streams -= 1
+    return response
+
+
+def _position(call: Call) -> int:
+    if "from" in call.query:
+        return call.integer("from", 0, least=0, most=REVISION_MAX)
+    last = call.request.headers.get("Last-Event-ID")
+    if last is None:
+        return call.service.controller.state.revision
+    if not last.isascii() or not last.isdigit() or len(last) > 18:
+        raise bad(f"Last-Event-ID is {last!r}", "send the revision of the last event", "header Last-Event-ID")
+    return int(last)
+
+
+async def _follow(call: Call, response: web.StreamResponse, index: int, after: int) -> None:
+    chronicle, stopping = call.service.controller.chronicle, call.service.stopping
+    complete = after
+    while not stopping.is_set():
+        parts: list[bytes] = []
+        for applied in chronicle.read(index, limit=READ_ENTRIES):
+            if applied.index > index and applied.base > complete:
+                # Entries in between came with a snapshot: this replica cannot send what happened there.
+                gap = f": revisions after {complete} are not held here; ask another replica\n\n"
+                await _send(call, response, gap.encode(), complete)
+                return
+            parts.append(_render(applied, after))
+            index, complete = applied.index + 1, max(complete, applied.revision)
+            if sum(map(len, parts)) > BUFFER_BYTES_MAX:
+                break
+        payload = b"".join(parts)
+        if payload and not await _send(call, response, payload, complete):
+            return
+        if chronicle.last_index >= index:
+            await asyncio.sleep(0)
+            continue
+        if not await _more(call, index - 1):
+            sign_of_life = f": revision {complete}\n\n"
+            if not await _send(call, response, sign_of_life.encode(), complete):
+                return
+    goodbye = f": this replica is stopping; resume with from={complete} at another one\n\n"
+    await _send(call, response, goodbye.encode(), complete)
+
+
+async def _more(call: Call, index: int) -> bool:
+    """Wait for an entry after `index`, for the end of the server, or for the time of a sign of life."""
+    stop = asyncio.ensure_future(call.service.stopping.wait())
+    more = asyncio.ensure_future(call.service.controller.chronicle.more(index, KEEP_ALIVE_S))
+    try:
+        done, _ = await asyncio.wait({stop, more}, return_when=asyncio.FIRST_COMPLETED)
+        return stop in done or more.result()
+    finally:
+        stop.cancel()
+        more.cancel()
+
+
+async def _send(call: Call, response: web.StreamResponse, payload: bytes, complete: int) -> bool:
+    """Write, and cut who does not read; False if that happened."""
+    try:
+        async with asyncio.timeout(WRITE_S_MAX):
+            await response.write(payload)
+    except TimeoutError:
+        _cut(call, complete)
+        return False
+    return True
+
+
+def _cut(call: Call, complete: int) -> None:
+    """End a connection whose reader is too slow: the comment is the last thing it finds, if it ever reads on."""
+    transport = call.request.transport
+    if isinstance(transport, asyncio.WriteTransport):
+        comment = f": too slow; resume with from={complete}\n\n".encode()
+        # The response is chunked: the comment and the end are written as its last chunks.
+        transport.write(f"{len(comment):x}\r\n".encode() + comment + b"\r\n0\r\n\r\n")
+        transport.close()
+        # Closing waits for the buffer, which waits for a reader that may never come.
+        asyncio.get_running_loop().call_later(WRITE_S_MAX, transport.abort)
+
+
+def _render(applied: Applied, after: int) -> bytes:
+    batch = applied.batch
+    if batch is None or applied.void:
+        return b""
+    parts: list[bytes] = []
+    for position, entry in enumerate(batch.entries):
+        revision = settled_at(applied, position)
+        if revision <= after:
+            continue
+        views = event_views(batch, entry, revision)
+        for number, view in enumerate(views):
+            parts.append(_frame(view, last=number == len(views) - 1))
+    return b"".join(parts)
+
+
+def _frame(view: EventView, *, last: bool) -> bytes:
+    # Only the last event of a revision carries its id: who resumes after an earlier one gets the whole revision again.
+    head = f"id: {view.revision}\n" if last else ""
+    return f"{head}event: {view.event}\ndata: ".encode() + msgspec.json.encode(view) + b"\n\n"

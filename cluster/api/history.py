@@ -1,0 +1,179 @@
+"""What happened to a job, and why it waited at a moment in the past: from the ledger, by the same functions as now."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from cluster.api.describe import actor_words, as_json, event_name, sentence_of, verdict_words
+from cluster.api.problems import Problem
+from cluster.api.service import Call, Reply
+from cluster.chronicle import Chronicle
+from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
+from cluster.clock import format_instant
+from cluster.past import PastBusy, Step, settled_at
+from replica.commit import Entry
+from replica.events import JobSubmitted, job_of
+from replica.pending import Reason, Verdict
+from replica.queries import verdict_of
+from replica.settle import settle_entry
+from replica.state import State
+from replica.units import NEVER, Instant, Revision
+
+ROWS_MAX = 10_000
+"""Events of one job in one answer, count: a job that is retried for ever has more; the oldest are shown."""
+
+REVISION_MAX = 2**63 - 1
+
+BLOCKERS_MAX = 100
+"""Jobs named as holding what another waits for, count: more do not help a person."""
+
+
+async def history(call: Call) -> Reply:
+    """Show what happened to a job, oldest first, with its state and reason after each event."""
+    job_id = call.job_id()
+    state = await call.state()
+    if not 0 < job_id < state.next_job:
+        raise Problem(404, "unknown_job", f"there is no job {job_id}", "see /v1/jobs", "job id")
+    chronicle, past = call.service.controller.chronicle, call.service.controller.past
+    submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
+    rows: list[HistoryRow] = []
+    try:
+        async for step in past.history(_first_revision_at(chronicle, state.revision, submitted_at)):
+            rows.extend(_rows(step, job_id))
+            if len(rows) >= ROWS_MAX or step.after.revision >= state.revision:
+                break
+    except PastBusy as error:
+        raise _busy(error) from error
+    except LookupError:
+        # What this replica holds no longer begins early enough to fold anything.
+        rows = []
+    complete = bool(rows) and rows[0].event == "job_submitted" and len(rows) < ROWS_MAX
+    answer = HistoryAnswer(revision=state.revision, job_id=job_id, rows=tuple(rows[:ROWS_MAX]), complete=complete)
+    return Reply(state.revision, answer)
+
+
+async def why(call: Call) -> Reply:
+    """Explain what holds a job back, now or at the revision `at`."""
+    job_id = call.job_id()
+    state = await call.state()
+    if "at" in call.query:
+        revision = call.integer("at", 0, least=1, most=REVISION_MAX)
+        if revision > state.revision:
+            raise Problem(
+                404,
+                "unknown_revision",
+                f"revision {revision} has not happened yet; the last one is {state.revision}",
+                "ask about an earlier one",
+                "query at",
+            )
+        try:
+            state = await call.service.controller.past.state_at(revision)
+        except PastBusy as error:
+            raise _busy(error) from error
+        except LookupError as error:
+            raise Problem(
+                410,
+                "history_not_held",
+                f"{call.service.controller.name} cannot go back to revision {revision}: {error}",
+                "ask another replica with stale=ok",
+                "query at",
+            ) from error
+    if job_id not in state.jobs:
+        raise Problem(
+            404, "unknown_job", f"there was no job {job_id} at revision {state.revision}", "see its history", "job id"
+        )
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    verdict = call.service.verdicts.of(state, job_id)
+    view = WhyView(
+        revision=state.revision,
+        at=format_instant(state.at) or "",
+        job_id=job_id,
+        state=job.state.name,
+        reason=str(verdict.reason),
+        burst_buffer_state=None if buffer is None else buffer.state.word,
+        sentence=verdict_words(verdict),
+        blockers=_blockers(state, job_id, verdict),
+    )
+    return Reply(state.revision, view)
+
+
+def _rows(step: Step, job_id: int) -> list[HistoryRow]:
+    batch = step.applied.batch
+    if batch is None or step.applied.void:
+        return []
+    if not any(job_of(event) == job_id for entry in batch.entries for event in entry.events):
+        return []
+    rows: list[HistoryRow] = []
+    state = step.before
+    for position, entry in enumerate(batch.entries):
+        state = settle_entry(state, entry, batch.at)
+        rows.extend(_entry_rows(state, entry, settled_at(step.applied, position), job_id, batch.at))
+    return rows
+
+
+def _entry_rows(state: State, entry: Entry, revision: Revision, job_id: int, at: Instant) -> list[HistoryRow]:
+    mine = [event for event in entry.events if job_of(event) == job_id]
+    if not mine:
+        return []
+    job, buffer = state.jobs.get(job_id), state.buffers.get(job_id)
+    reason = "None" if job is None else str(verdict_of(state, job_id).reason)
+    return [
+        HistoryRow(
+            revision=revision,
+            at=format_instant(at) or "",
+            actor=actor_words(entry.actor, entry.command),
+            command=entry.command,
+            event=event_name(event),
+            sentence=sentence_of(event),
+            state="" if job is None else job.state.name,
+            reason=reason,
+            burst_buffer_state=None if buffer is None else buffer.state.word,
+            attempt=0 if job is None else job.attempt,
+            detail={} if isinstance(event, JobSubmitted) else as_json(event, private=False),
+        )
+        for event in mine
+    ]
+
+
+def _first_revision_at(chronicle: Chronicle, last: Revision, at: Instant) -> int:
+    """Return the first revision of a batch that is not older than `at`, by bisection; the first one held for NEVER."""
+    low, high = 1, int(last)
+    while low < high:
+        middle = (low + high) // 2
+        found = _at(chronicle, middle)
+        if found is None or found < at:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _at(chronicle: Chronicle, revision: int) -> Instant | None:
+    """Return when a revision was settled; None where this replica does not hold it."""
+    try:
+        for applied in chronicle.read(chronicle.index_of(revision), limit=1):
+            return None if applied.batch is None else applied.batch.at
+    except LookupError:
+        pass
+    return None
+
+
+def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
+    """Return the jobs that hold what this one waits for: space of its pool, or their own end."""
+    if verdict.reason == Reason.BURST_BUFFER_RESOURCES:
+        pool = state.buffers[job_id].pool
+        found = (job for job in sorted(state.unfinished) if job != job_id and _holds(state, job, pool))
+    elif verdict.reason == Reason.DEPENDENCY:
+        found = (dependency.job for dependency in state.jobs[job_id].spec.dependencies)
+    else:
+        return ()
+    return tuple(islice(found, BLOCKERS_MAX))
+
+
+def _holds(state: State, job_id: int, pool: str) -> bool:
+    buffer = state.buffers.get(job_id)
+    return buffer is not None and buffer.pool == pool and buffer.held_bytes > 0
+
+
+def _busy(error: Exception) -> Problem:
+    return Problem(503, "too_busy", str(error), "try again in a moment", headers={"Retry-After": "1"})

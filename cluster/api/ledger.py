@@ -1,0 +1,242 @@
+"""The ledger and the replica itself: entries for audits, snapshots, status, members, health."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster.api.describe import record_view
+from cluster.api.metrics import CONTENT_TYPE
+from cluster.api.problems import Problem
+from cluster.api.service import Call, Reply
+from cluster.chronicle import Applied
+from cluster.client.views import (
+    Json,
+    LedgerAnswer,
+    LedgerEntryView,
+    MembersAnswer,
+    SnapshotPoolView,
+    SnapshotView,
+    StatusView,
+)
+from cluster.clock import format_instant
+from cluster.consensus import Role
+from cluster.controller import Unavailable
+from cluster.membership import members as member_rows
+from cluster.past import settled_at
+from cluster.proposer import NotLeading
+from replica.state_digest import state_digest
+from replica.units import Instant
+from snapshots import SnapshotFailed, SnapshotRefused, inspect
+
+ENTRIES_READ = 100
+"""Entries in one answer when nobody says otherwise, count."""
+
+ENTRIES_READ_MAX = 1_000
+ENTRIES_BYTES_MAX = 8 * 1024 * 1024
+"""Entries in one answer at most: count, and bytes of the ledger that they take."""
+
+SNAPSHOT_WAIT_S = 60.0
+"""How long an answer waits for a snapshot to be written, seconds; it is written all the same."""
+
+READY_WAIT_S = 1.0
+"""How long the leader may take to prove that it can commit, seconds: balancers ask every few."""
+
+LEADER_SILENCE_ELECTIONS = 2.0
+"""Silence of the leader, in longest election timeouts, after which a follower calls itself not ready."""
+
+INDEX_MAX = 2**63 - 1
+
+
+async def read(call: Call) -> Reply:
+    """Read entries of the ledger that this replica holds, with their digests."""
+    controller = call.service.controller
+    limit = call.integer("limit", ENTRIES_READ, least=1, most=ENTRIES_READ_MAX)
+    chronicle = controller.chronicle
+    first = max(call.integer("from", 1, least=0, most=INDEX_MAX), chronicle.first_index)
+    rows: list[LedgerEntryView] = []
+    size_bytes = 0
+    for applied in chronicle.read(first, limit=limit):
+        rows.append(_entry(applied))
+        size_bytes += applied.size_bytes
+        if size_bytes >= ENTRIES_BYTES_MAX:
+            break
+        if len(rows) % 16 == 0:
+            await asyncio.sleep(0)
+    revision = controller.state.revision
+    answer = LedgerAnswer(
+        revision=revision,
+        first_index=chronicle.first_index,
+        applied_index=controller.applied_index,
+        entries=tuple(rows),
+    )
+    return Reply(revision, answer)
+
+
+def _entry(applied: Applied) -> LedgerEntryView:
+    batch = applied.batch
+    records: tuple[Json, ...] = ()
+    if batch is not None and not applied.void:
+        records = tuple(
+            record_view(entry, settled_at(applied, position)) for position, entry in enumerate(batch.entries)
+        )
+    return LedgerEntryView(
+        index=applied.index,
+        term=applied.term,
+        kind="no-op" if batch is None else ("void" if applied.void else "batch"),
+        digest=applied.digest.hex(),
+        base_revision=applied.base,
+        revision=applied.revision,
+        at=None if batch is None else format_instant(batch.at),
+        size_bytes=applied.size_bytes,
+        records=records,
+    )
+
+
+async def save_snapshot(call: Call) -> Reply:
+    """Write a snapshot on the replica that was asked."""
+    controller = call.service.controller
+    if controller.applied_index == 0:
+        raise Problem(409, "wrong_state", "nothing has been applied yet", "try again when the cluster is founded")
+    try:
+        async with asyncio.timeout(SNAPSHOT_WAIT_S):
+            path = await asyncio.shield(asyncio.wrap_future(controller.save_snapshot()))
+        summary = await asyncio.to_thread(inspect, path)
+    except TimeoutError as error:
+        raise Problem(
+            503, "too_slow", f"the snapshot is not done after {SNAPSHOT_WAIT_S:g} s", "see /v1/status later"
+        ) from error
+    except (SnapshotFailed, SnapshotRefused) as error:
+        raise Problem(
+            507, "snapshot_failed", str(error), "see that the disk has space; older snapshots are kept"
+        ) from error
+    view = SnapshotView(
+        path=str(path),
+        index=summary.index,
+        term=summary.term,
+        revision=summary.revision,
+        at=format_instant(Instant(summary.at)),
+        size_bytes=summary.size_bytes,
+        digest=summary.digest,
+        jobs=summary.jobs,
+        buffers=summary.buffers,
+        pools=tuple(
+            SnapshotPoolView(name=p.name, quantity_bytes=p.quantity_bytes, free_bytes=p.free_bytes)
+            for p in summary.pools
+        ),
+    )
+    return Reply(controller.state.revision, view)
+
+
+async def members(call: Call) -> Reply:
+    """List the replicas as the one that answers sees them: the leader, unless `stale=ok`."""
+    controller = call.service.controller
+    state = await call.state()
+    engine = controller.engine
+    rows = member_rows(
+        controller.config, controller.name, engine, applied_index=controller.applied_index, revision=state.revision
+    )
+    answer = MembersAnswer(
+        revision=state.revision,
+        replica=controller.name,
+        leader=engine.leader,
+        term=engine.term,
+        members=tuple(rows),
+    )
+    return Reply(state.revision, answer)
+
+
+async def status(call: Call) -> Reply:
+    """Show the replica that was asked, as it is now."""
+    service = call.service
+    controller, engine, config = service.controller, service.controller.engine, service.config
+    state, index, digest = controller.state, controller.applied_index, controller.applied_digest
+    state_hex = None
+    if call.query.get("digest") == "yes":
+        async with service.digests:
+            # In a thread: hashing a large state takes longer than a heartbeat, and a State never changes.
+            state_hex = (await asyncio.to_thread(state_digest, state)).hex()
+    why_not = not_ready(call)
+    leader = engine.leader
+    view = StatusView(
+        cluster=config.cluster.name,
+        cluster_id=config.cluster.id,
+        replica=controller.name,
+        role=str(engine.role),
+        term=engine.term,
+        leader=leader,
+        leader_api=next((str(replica.api) for replica in config.replicas if replica.name == leader), None),
+        ready=not why_not,
+        not_ready=why_not,
+        commit_index=engine.commit_index,
+        applied_index=index,
+        last_index=engine.last_index,
+        first_index=controller.chronicle.first_index,
+        revision=state.revision,
+        at=format_instant(state.at),
+        state_digest=state_hex,
+        ledger_digest=digest.hex(),
+        snapshot_index=controller.snapshot_index or None,
+        queued_commands=controller.proposer.queued,
+        version=service.version,
+    )
+    return Reply(state.revision, view)
+
+
+async def healthy(call: Call) -> Reply:
+    """Say that the process is alive."""
+    return _text(call, b"ok\n")
+
+
+async def ready(call: Call) -> Reply:
+    """Say whether a command sent here can be committed now: 200, or 503 with why not."""
+    controller = call.service.controller
+    why_not = not_ready(call)
+    if not why_not and controller.engine.role == Role.LEADER:
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                await controller.current()
+        except (NotLeading, Unavailable, TimeoutError):
+            why_not = "this replica leads but cannot reach a majority"
+    if why_not:
+        raise Problem(503, "not_ready", why_not, "ask again, or another replica", headers={"Retry-After": "1"})
+    return _text(call, b"ready\n")
+
+
+async def metrics(call: Call) -> Reply:
+    """Give Prometheus what it scrapes."""
+    reply = _text(call, call.service.metrics.text())
+    reply.content_type = CONTENT_TYPE
+    return reply
+
+
+def not_ready(call: Call) -> str:
+    """Return why this replica can neither commit nor forward, as far as is known without asking; else nothing."""
+    controller = call.service.controller
+    engine = controller.engine
+    if call.service.stopping.is_set():
+        return "this replica is stopping"
+    if engine.leader is None:
+        return "no leader is known"
+    if not engine.ready:
+        return f"this replica is not in step with the leader {engine.leader}"
+    if engine.role == Role.LEADER:
+        return "" if controller.state.revision else "the cluster is not founded yet"
+    silence_s_max = LEADER_SILENCE_ELECTIONS * controller.config.timing.election_max_s
+    for peer in engine.peers():
+        if peer.name == engine.leader:
+            if not peer.connected:
+                return f"the leader {peer.name} is not connected"
+            if peer.last_contact_s is None or peer.last_contact_s > silence_s_max:
+                return f"the leader {peer.name} has not been heard of for more than {silence_s_max:g} s"
+            return ""
+    return f"the leader {engine.leader} is not a peer of this replica"
+
+
+def _text(call: Call, content: bytes) -> Reply:
+    revision = call.service.controller.state.revision
+    return Reply(revision, content=content, content_type="text/plain; charset=utf-8")
+
+
+async def document(call: Call) -> Reply:
+    """Give the OpenAPI document."""
+    return Reply(call.service.controller.state.revision, content=call.service.document())

@@ -1,0 +1,175 @@
+"""What Prometheus scrapes: counters where things happen, gauges read from the replica at the moment of the scrape."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cluster.consensus import Role
+from cluster.controller import Controller
+from replica.buffers import BufferState
+from replica.jobs import JobState
+from replica.queries import pool_use
+
+SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Bounds of the sync histogram, seconds: from an idle NVMe to a disk that should be replaced."""
+
+LATENCY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Bounds of the request histogram, seconds: from a stale read to the longest poll."""
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The registry of one replica."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_ReplicaCollector(controller))
+        self.syncs = Histogram(
+            "forebay_journal_sync_seconds",
+            "Time of each durable write of the journal.",
+            buckets=SYNC_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.requests = Histogram(
+            "forebay_api_request_seconds",
+            "Time of each API request by route and status class; long polls wait on purpose.",
+            ["route", "status"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.problems = Counter(
+            "forebay_api_problems_total", "API answers with an error, by code.", ["code"], registry=self._registry
+        )
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class _ReplicaCollector(Collector):
+    """Reads the replica at the moment of a scrape, so that nothing has to be kept up to date."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        yield from self._consensus()
+        yield from self._commands()
+        yield from self._capacity()
+        yield from self._work()
+
+    def _consensus(self) -> Iterator[Metric]:
+        controller, engine = self._controller, self._controller.engine
+        role = GaugeMetricFamily("forebay_role", "1 for the role that this replica has.", labels=["role"])
+        for name in Role:
+            role.add_metric([name.value], float(engine.role == name))
+        yield role
+        yield _gauge("forebay_ready", "Whether this replica may decide or follows a leader closely.", engine.ready)
+        yield _gauge("forebay_term", "Raft's term.", engine.term)
+        yield _gauge("forebay_commit_index", "Last entry known to be committed.", engine.commit_index)
+        yield _gauge("forebay_applied_index", "Last entry applied.", controller.applied_index)
+        yield _gauge("forebay_last_index", "Last entry of the journal.", engine.last_index)
+        yield _gauge("forebay_revision", "Commands settled so far.", controller.state.revision)
+        yield _counter("forebay_entries_applied", "Entries applied since the start.", controller.entries_applied)
+        yield _counter(
+            "forebay_entries_void", "Batches that the fence refused since the start.", controller.entries_void
+        )
+        lag = GaugeMetricFamily("forebay_peer_lag_entries", "Entries that a peer lacks; leader only.", labels=["peer"])
+        contact = GaugeMetricFamily(
+            "forebay_peer_contact_age_seconds", "Time since a peer's last frame.", labels=["peer"]
+        )
+        for peer in engine.peers():
+            if engine.role == Role.LEADER:
+                lag.add_metric([peer.name], peer.lag_entries)
+            if peer.last_contact_s is not None:
+                contact.add_metric([peer.name], peer.last_contact_s)
+        yield lag
+        yield contact
+        yield _gauge("forebay_snapshot_index", "Entry of the newest snapshot.", controller.snapshot_index)
+        yield _gauge(
+            "forebay_snapshot_behind_entries",
+            "Entries applied since the newest snapshot.",
+            controller.applied_index - controller.snapshot_index,
+        )
+        if controller.snapshot_at_s is not None:
+            age_s = controller.clock.monotonic_s() - controller.snapshot_at_s
+            yield _gauge("forebay_snapshot_age_seconds", "Time since this process wrote a snapshot.", age_s)
+        yield _counter("forebay_snapshots_failed", "Snapshots that could not be written.", controller.snapshots_failed)
+
+    def _commands(self) -> Iterator[Metric]:
+        proposer = self._controller.proposer
+        counts = proposer.counts
+        yield _gauge("forebay_queue_commands", "Commands waiting to be decided.", proposer.queued)
+        yield _gauge("forebay_batches_in_flight", "Batches proposed and not applied.", proposer.batches_in_flight)
+        yield _counter("forebay_batches", "Batches proposed by this replica.", counts.batches)
+        yield _counter("forebay_commands", "Commands in those batches.", counts.commands)
+        yield _counter("forebay_retries_answered", "Commands answered from a receipt.", counts.receipts_answered)
+        yield _counter("forebay_queue_full", "Commands refused because the queue was full.", counts.queue_full)
+        yield _counter(
+            "forebay_outcomes_unknown", "Commands under way when leadership was lost.", counts.outcomes_unknown
+        )
+        refusals = CounterMetricFamily("forebay_refusals", "Commands refused, by code.", labels=["code"])
+        for code, count in sorted(counts.refusals.items()):
+            refusals.add_metric([code], count)
+        yield refusals
+
+    def _capacity(self) -> Iterator[Metric]:
+        state = self._controller.state
+        total = GaugeMetricFamily("forebay_pool_bytes", "Total of a pool.", labels=["pool"])
+        free = GaugeMetricFamily("forebay_pool_free_bytes", "Derived free capacity of a pool.", labels=["pool"])
+        held = GaugeMetricFamily("forebay_pool_held_bytes", "What buffers hold of a pool.", labels=["pool"])
+        for name in sorted(state.pools):
+            use = pool_use(state, name)
+            total.add_metric([name], use.pool.quantity_bytes)
+            free.add_metric([name], use.free_bytes)
+            held.add_metric([name], use.held_bytes)
+        yield total
+        yield free
+        yield held
+
+    def _work(self) -> Iterator[Metric]:
+        controller = self._controller
+        state = controller.state
+        by_state: Count[str] = Count(dict.fromkeys((job_state.name for job_state in JobState), 0))
+        by_buffer: Count[str] = Count(dict.fromkeys((buffer_state.word for buffer_state in BufferState), 0))
+        for job_id in state.unfinished:
+            by_state[state.jobs[job_id].state.name] += 1
+            buffer = state.buffers.get(job_id)
+            if buffer is not None:
+                by_buffer[buffer.state.word] += 1
+        jobs = GaugeMetricFamily("forebay_jobs", "Jobs that are not over, by state.", labels=["state"])
+        for name, count in by_state.items():
+            jobs.add_metric([name], count)
+        yield jobs
+        buffers = GaugeMetricFamily("forebay_buffers", "Buffers of those jobs, by state.", labels=["state"])
+        for name, count in by_buffer.items():
+            buffers.add_metric([name], count)
+        yield buffers
+        yield _gauge("forebay_jobs_finished_kept", "Finished jobs kept in the state.", len(state.finished))
+        yield _gauge("forebay_receipts", "Answers kept for retries.", len(state.receipts))
+        transfers = controller.liveness.transfers(state) if controller.leads else []
+        yield _gauge("forebay_transfers", "Operations under way, as the leader has heard.", len(transfers))
+        yield _gauge("forebay_transfers_done_bytes", "What they have moved.", sum(row.bytes_done for row in transfers))
+        yield _gauge(
+            "forebay_transfers_rate_bytes_per_second", "Their rate.", sum(row.rate_bytes_s for row in transfers)
+        )
+        nodes: Count[str] = Count(node.state.name for node in state.nodes.values())
+        families = GaugeMetricFamily("forebay_nodes", "Nodes by state.", labels=["state"])
+        for name, count in sorted(nodes.items()):
+            families.add_metric([name], count)
+        yield families
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help_text, value=float(value))
+
+
+def _counter(name: str, help_text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, help_text, value=float(value))

@@ -1,0 +1,113 @@
+"""What goes wrong with a request, as a status, a code for programs, and a sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from cluster.client.views import ErrorAnswer, ErrorView
+from replica.refusals import Refusal, RefusalCode
+
+RETRY_AFTER_S = 1
+"""What clients are told to wait when nobody leads or a queue is full, seconds: longer than most elections."""
+
+
+class Problem(Exception):
+    """An answer with a status of 400 and above. Raised by handlers, written by the server."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        sentence: str,
+        remedy: str = "",
+        place: str = "",
+        *,
+        outcome: Literal["refused", "unknown"] = "refused",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.view = ErrorView(code=code, sentence=sentence, remedy=remedy, place=place, outcome=outcome)
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> ErrorAnswer:
+        """The body of the answer."""
+        return ErrorAnswer(error=self.view)
+
+
+class Redirect(Exception):
+    """The leader is somebody else: 307 to the same target at `base`, such as `https://10.0.0.2:7411`."""
+
+    def __init__(self, base: str) -> None:
+        super().__init__(base)
+        self.base = base
+
+
+STATUS_OF: Mapping[RefusalCode, int] = {
+    RefusalCode.UNKNOWN_POOL: 400,
+    RefusalCode.CAPACITY_OVER_TOTAL: 400,
+    RefusalCode.INVALID_CAPACITY: 400,
+    RefusalCode.UNKNOWN_JOB: 404,
+    RefusalCode.PERMISSION_DENIED: 403,
+    RefusalCode.WRONG_STATE: 409,
+    RefusalCode.STALE_ATTEMPT: 409,
+    RefusalCode.UNKNOWN_NODE: 404,
+    RefusalCode.LIMIT_EXCEEDED: 409,
+    RefusalCode.INVALID_FIELD: 400,
+    RefusalCode.PATH_NOT_ALLOWED: 403,
+    RefusalCode.COMMAND_TOO_OLD: 400,
+    RefusalCode.ALREADY_FOUNDED: 409,
+    RefusalCode.NO_DEFAULT_POOL: 400,
+    RefusalCode.UNKNOWN_DEPENDENCY: 400,
+    RefusalCode.ROOT_NOT_ALLOWED: 403,
+    RefusalCode.STORAGE_CHANGED: 409,
+    RefusalCode.NOT_FOUNDED: 503,
+    RefusalCode.INVALID_DIRECTIVE: 400,
+}
+"""The status of each refusal: 400 wrong in itself, 403 who asks, 404 not there, 409 forbidden by the state."""
+
+
+def refused(refusal: Refusal) -> Problem:
+    """Return the problem that a refusal is to a client."""
+    return Problem(
+        STATUS_OF.get(refusal.code, 409),
+        refusal.code.name.lower(),
+        refusal.sentence,
+        refusal.remedy,
+        refusal.place,
+    )
+
+
+def bad(sentence: str, remedy: str = "", place: str = "", code: str = "invalid_field") -> Problem:
+    """Return a problem with the request itself."""
+    return Problem(400, code, sentence, remedy, place)
+
+
+def no_leader(sentence: str = "no replica leads at the moment") -> Problem:
+    """Return the answer where nothing has happened because nobody could be asked to let it happen."""
+    return Problem(503, "no_leader", sentence, "try again in a moment", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def outcome_unknown() -> Problem:
+    """Return the answer where the command may or may not be carried out."""
+    return Problem(
+        503,
+        "outcome_unknown",
+        "this replica stopped leading while the command was under way, so what became of it is not known here",
+        "send it again with the same command_id: it is carried out once, and you get its answer",
+        outcome="unknown",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def queue_full() -> Problem:
+    """Return the answer to a command that does not fit into the queue."""
+    return Problem(
+        429,
+        "queue_full",
+        "too many commands are waiting to be decided",
+        "send it again after the time in Retry-After, or send many in one request to /v1/commands",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )

@@ -1,0 +1,215 @@
+"""Every route in one table: method, path, who may use it, what it takes, what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+
+from cluster.api import agents, capacity, events, history, jobs, ledger
+from cluster.api.problems import Problem
+from cluster.api.service import Call, Reply
+from cluster.client import requests as r
+from cluster.client import views as v
+from cluster.identity import Role
+
+Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
+
+SEGMENT_CHARACTERS_MAX = 256
+"""One part of a path, characters: names have at most 64."""
+
+PEOPLE = frozenset({Role.OPERATOR, Role.USER})
+OPERATORS = frozenset({Role.OPERATOR})
+AGENTS = frozenset({Role.AGENT})
+AUDITORS = frozenset({Role.OPERATOR, Role.REPLICA})
+EVERYBODY = frozenset(Role)
+
+STALE = {"stale": "`ok`: answer at once from the replica that is asked, however old its state is"}
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One thing that can be asked."""
+
+    method: str
+    path: str
+    roles: frozenset[Role]
+    handler: Handler
+    answer: Any
+    body: Any = None
+    query: Mapping[str, str] = {}
+    status: int = 200
+    tag: str = "jobs"
+
+    @property
+    def name(self) -> str:
+        """The operation in one word with underscores, for metrics and the OpenAPI document."""
+        return f"{self.handler.__module__.rsplit('.', 1)[-1]}_{self.handler.__name__}"
+
+    @property
+    def summary(self) -> str:
+        """The first line of the handler's documentation."""
+        return (self.handler.__doc__ or "").strip().splitlines()[0]
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v1/jobs", PEOPLE, jobs.submit, v.JobView, r.SubmitRequest, status=201),
+    Route(
+        "GET",
+        "/v1/jobs",
+        PEOPLE,
+        jobs.list_jobs,
+        v.JobsAnswer,
+        query={
+            "state": "job states, separated by commas",
+            "user": "only jobs of this user",
+            "limit": f"at most so many jobs (default {jobs.JOBS_LISTED}, at most {jobs.JOBS_LISTED_MAX})",
+            **STALE,
+        },
+    ),
+    Route("POST", "/v1/commands", PEOPLE, jobs.bulk, v.BulkAnswer, r.BulkRequest),
+    Route("GET", "/v1/jobs/{id}", PEOPLE, jobs.show, v.JobView, query=STALE),
+    Route("GET", "/v1/jobs/{id}/history", PEOPLE, history.history, v.HistoryAnswer, query=STALE),
+    Route(
+        "GET",
+        "/v1/jobs/{id}/why",
+        PEOPLE,
+        history.why,
+        v.WhyView,
+        query={"at": "the revision to explain; now if left out", **STALE},
+    ),
+    Route("POST", "/v1/jobs/{id}/cancel", PEOPLE, jobs.cancel, v.JobView, r.CancelRequest),
+    Route("POST", "/v1/jobs/{id}/hold", PEOPLE, jobs.hold, v.JobView, r.HoldRequest),
+    Route("POST", "/v1/jobs/{id}/release", PEOPLE, jobs.release, v.JobView, r.ReleaseRequest),
+    Route("GET", "/v1/pools", PEOPLE, capacity.pools, v.PoolsAnswer, query=STALE, tag="capacity"),
+    Route("PUT", "/v1/pools/{name}", OPERATORS, capacity.set_pool, v.PoolView, r.PoolRequest, tag="capacity"),
+    Route("GET", "/v1/buffers", PEOPLE, capacity.buffers, v.BuffersAnswer, query=STALE, tag="capacity"),
+    Route("GET", "/v1/nodes", PEOPLE, capacity.nodes, v.NodesAnswer, query=STALE, tag="nodes"),
+    Route("POST", "/v1/nodes/{name}/drain", OPERATORS, capacity.drain, v.NodeView, r.DrainRequest, tag="nodes"),
+    Route("POST", "/v1/nodes/{name}/resume", OPERATORS, capacity.resume, v.NodeView, r.ResumeRequest, tag="nodes"),
+    Route("GET", "/v1/transfers", PEOPLE, capacity.transfers, v.TransfersAnswer, tag="nodes"),
+    Route("GET", "/v1/members", EVERYBODY, ledger.members, v.MembersAnswer, query=STALE, tag="cluster"),
+    Route(
+        "GET",
+        "/v1/status",
+        EVERYBODY,
+        ledger.status,
+        v.StatusView,
+        query={"digest": "`yes`: with the digest of the state", **STALE},
+        tag="cluster",
+    ),
+    Route(
+        "GET",
+        "/v1/ledger",
+        AUDITORS,
+        ledger.read,
+        v.LedgerAnswer,
+        query={
+            "from": "index of the first entry",
+            "limit": f"at most so many entries (default {ledger.ENTRIES_READ}, at most {ledger.ENTRIES_READ_MAX})",
+            **STALE,
+        },
+        tag="cluster",
+    ),
+    Route("POST", "/v1/snapshots", OPERATORS, ledger.save_snapshot, v.SnapshotView, tag="cluster"),
+    Route(
+        "GET",
+        "/v1/events",
+        PEOPLE,
+        events.stream,
+        v.EventView,
+        query={"from": "send events of revisions after this one; from now on if left out"},
+        tag="cluster",
+    ),
+    Route(
+        "POST", "/v1/agents/{node}/register", AGENTS, agents.register, v.RegisterAnswer, r.RegisterRequest, tag="agents"
+    ),
+    Route("POST", "/v1/agents/{node}/poll", AGENTS, agents.poll, v.PollAnswer, r.PollRequest, tag="agents"),
+    Route("POST", "/v1/agents/{node}/reports", AGENTS, agents.reports, v.ReportsAnswer, r.ReportsRequest, tag="agents"),
+    Route("GET", "/v1/openapi.json", EVERYBODY, ledger.document, dict[str, Any], tag="cluster"),
+    Route("GET", "/healthz", EVERYBODY, ledger.healthy, str, tag="cluster"),
+    Route("GET", "/readyz", EVERYBODY, ledger.ready, str, tag="cluster"),
+    Route("GET", "/metrics", EVERYBODY, ledger.metrics, str, tag="cluster"),
+)
+
+
+def _tables() -> dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]]:
+    found: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+    for route in ROUTES:
+        parts = tuple(route.path.strip("/").split("/"))
+        rows = found.setdefault(len(parts), [])
+        methods = next((methods for known, methods in rows if known == parts), None)
+        if methods is None:
+            methods = {}
+            rows.append((parts, methods))
+        methods[route.method] = route
+    return found
+
+
+_TABLES = _tables()
+
+
+def find_route(method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
+    """Return the route and the parameters in the path, decoded; Problem 404 or 405."""
+    parts = raw_path.strip("/").split("/")
+    for known, methods in _TABLES.get(len(parts), ()):
+        params: dict[str, str] = {}
+        for wanted, part in zip(known, parts, strict=True):
+            if wanted.startswith("{"):
+                params[wanted[1:-1]] = _segment(part)
+            elif wanted != part:
+                break
+        else:
+            route = methods.get(method)
+            if route is None:
+                allowed = ", ".join(sorted(methods))
+                raise Problem(
+                    405,
+                    "method_not_allowed",
+                    f"{method} is not possible here",
+                    f"use {allowed}",
+                    headers={"Allow": allowed},
+                )
+            return route, params
+    raise Problem(
+        404, "unknown_route", f"there is nothing at {raw_path[:SEGMENT_CHARACTERS_MAX]}", "see /v1/openapi.json"
+    )
+
+
+def _segment(part: str) -> str:
+    try:
+        text = unquote(part, errors="strict")
+    except UnicodeDecodeError as error:
+        raise Problem(400, "invalid_field", "the path is not UTF-8", "encode it as UTF-8", "path") from error
+    if not text or len(text) > SEGMENT_CHARACTERS_MAX or not text.isprintable():
+        raise Problem(
+            400, "invalid_field", f"{text[:64]!r} cannot be part of a path", "write a name or a number", "path"
+        )
+    return text
+
+
+def check_query(route: Route, query: Mapping[str, str], names: list[str]) -> None:
+    """Refuse query parameters that the route does not know, twice given ones, and unknown words; Problem 400."""
+    for name in names:
+        if name not in route.query:
+            known = ", ".join(sorted(route.query)) or "none"
+            raise Problem(
+                400,
+                "unknown_query",
+                f"the query parameter {name!r} is unknown here",
+                f"known are: {known}",
+                f"query {name}",
+            )
+    if len(names) != len(set(names)):
+        raise Problem(400, "invalid_field", "a query parameter is given twice", "give each once", "query")
+    for name, word in (("stale", "ok"), ("digest", "yes")):
+        if query.get(name, word) != word:
+            raise Problem(
+                400,
+                "invalid_field",
+                f"{name} is {query[name]!r}",
+                f"write {name}={word}, or leave it out",
+                f"query {name}",
+            )

@@ -1,0 +1,210 @@
+"""The HTTP server: from a connection to a handler and back, with every way to fail turned into an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import ssl
+
+import msgspec
+from aiohttp import web
+
+from cluster.address import Address
+from cluster.api.authentication import identity_of, permit
+from cluster.api.bodies import QUERY_CHARACTERS_MAX, BodyBudget, decode, read_body
+from cluster.api.connections import (
+    HEADERS_MAX,
+    IDLE_S_MAX,
+    LINE_CHARACTERS_MAX,
+    SWEEP_PERIOD_S,
+    Connection,
+    GuardedServer,
+)
+from cluster.api.openapi import document
+from cluster.api.problems import Problem, Redirect
+from cluster.api.routes import Route, check_query, find_route
+from cluster.api.service import Call, Reply, Service
+from wal import BrokenInvariant, StorageFailed
+
+LOGGER = logging.getLogger(__name__)
+
+HANDSHAKE_S_MAX = 10.0
+"""How long a TLS handshake may take, seconds."""
+
+BACKLOG = 512
+"""Connections that the kernel may hold before they are accepted, count."""
+
+ANSWER_WRITE_S_MAX = 30.0
+"""How long a client may take to read its answer, seconds; then the connection is cut."""
+
+SHUTDOWN_S = 3.0
+"""How long requests under way may take to end when the replica stops, seconds."""
+
+
+class Server:
+    """Listens on a replica's api address and answers."""
+
+    def __init__(self, service: Service, *, address: Address, tls: ssl.SSLContext) -> None:
+        """`tls` must ask for client certificates of the cluster's authority."""
+        self._service = service
+        self._address = address
+        self._tls = tls
+        self._budget = BodyBudget()
+        self._guarded: GuardedServer | None = None
+        self._listener: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        service.document = functools.lru_cache(maxsize=1)(self._document)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        if self._listener is None:
+            raise RuntimeError("the server does not listen")
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Listen; OSError if the address cannot be used."""
+        loop = asyncio.get_running_loop()
+        self._guarded = GuardedServer(
+            self._handle,
+            access_log=None,
+            keepalive_timeout=IDLE_S_MAX,
+            max_line_size=LINE_CHARACTERS_MAX,
+            max_field_size=LINE_CHARACTERS_MAX,
+            max_headers=HEADERS_MAX,
+            auto_decompress=False,
+            logger=LOGGER,
+        )
+        self._listener = await loop.create_server(
+            self._guarded,
+            self._address.host,
+            self._address.port,
+            ssl=self._tls,
+            backlog=BACKLOG,
+            reuse_address=True,
+            ssl_handshake_timeout=HANDSHAKE_S_MAX,
+        )
+        self._sweep()
+
+    async def stop(self) -> None:
+        """Stop accepting, let what is under way end for SHUTDOWN_S, and close."""
+        self._service.stopping.set()
+        self._service.controller.orders.wake_all()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        if self._guarded is not None:
+            self._guarded.pre_shutdown()
+            await self._guarded.shutdown(SHUTDOWN_S)
+
+    def _sweep(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_PERIOD_S, self._sweep)
+        if self._guarded is not None:
+            self._guarded.sweep()
+
+    def _document(self) -> bytes:
+        return msgspec.json.encode(document(self._service.version))
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        if isinstance(connection, Connection):
+            connection.begin()
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        name = "none"
+        try:
+            route: Route | None = None
+            try:
+                route, call = await self._call(request)
+                name = route.name
+                outcome = await route.handler(call)
+                response = outcome if isinstance(outcome, web.StreamResponse) else self._response(route, outcome)
+            except Redirect as redirect:
+                response = self._redirect(request, redirect)
+            except Problem as problem:
+                response = self._problem(problem)
+            except (StorageFailed, BrokenInvariant) as error:
+                self._service.fail(error)
+            except Exception:
+                LOGGER.exception("%s %s failed", request.method, name)
+                response = self._problem(
+                    Problem(
+                        500,
+                        "internal_error",
+                        "the request failed because of a fault in this release",
+                        "report it with the replica's log; if it was a write, send it again with the same command_id",
+                        outcome="unknown" if request.method != "GET" else "refused",
+                    )
+                )
+            await self._send(request, response)
+            self._service.metrics.requests.labels(name, f"{response.status // 100}xx").observe(loop.time() - started_s)
+            return response
+        finally:
+            if isinstance(connection, Connection):
+                connection.end()
+
+    async def _call(self, request: web.BaseRequest) -> tuple[Route, Call]:
+        identity = identity_of(request.transport, self._service.config.cluster.id)
+        if len(request.raw_path) > QUERY_CHARACTERS_MAX:
+            raise Problem(
+                414, "limit_exceeded", f"the target has more than {QUERY_CHARACTERS_MAX} characters", "ask for less"
+            )
+        route, params = find_route(request.method, request.raw_path.partition("?")[0])
+        permit(identity, route.roles, f"{route.method} {route.path}")
+        query = request.query
+        check_query(route, dict(query), list(query.keys()))
+        call = Call(self._service, request, identity, params, dict(query))
+        if route.body is not None:
+            if request.content_type not in ("application/json", "application/octet-stream"):
+                raise Problem(415, "unsupported_type", f"the body is {request.content_type}", "send application/json")
+            call.body = decode(await read_body(request, self._budget), route.body)
+        elif request.can_read_body:
+            await read_body(request, self._budget, bytes_max=0)
+        return route, call
+
+    def _response(self, route: Route, reply: Reply) -> web.Response:
+        content = reply.content if reply.content is not None else msgspec.json.encode(reply.view)
+        status = route.status if reply.status == 200 else reply.status
+        return self._answer(status, content, reply.content_type, reply.revision, {})
+
+    def _problem(self, problem: Problem) -> web.Response:
+        self._service.metrics.problems.labels(problem.view.code).inc()
+        content = msgspec.json.encode(problem.body)
+        return self._answer(problem.status, content, "application/json", self._revision, problem.headers)
+
+    def _redirect(self, request: web.BaseRequest, redirect: Redirect) -> web.Response:
+        headers = {"Location": redirect.base + request.raw_path}
+        return self._answer(307, b"", "application/json", self._revision, headers)
+
+    @property
+    def _revision(self) -> int:
+        return self._service.controller.state.revision
+
+    def _answer(
+        self, status: int, content: bytes, content_type: str, revision: int, headers: dict[str, str]
+    ) -> web.Response:
+        return web.Response(
+            status=status,
+            body=content,
+            headers={
+                "Content-Type": content_type,
+                "Cache-Control": "no-store",
+                "X-Content-Type-Options": "nosniff",
+                "Forebay-Revision": str(revision),
+                **headers,
+            },
+        )
+
+    async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Write the answer within a bound of time; a client that does not read it is cut."""
+        try:
+            async with asyncio.timeout(ANSWER_WRITE_S_MAX):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass

@@ -1,0 +1,184 @@
+"""What all handlers share: the controller behind them, how a read becomes current, how a command gets its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+from aiohttp import web
+
+from cluster.api.authentication import actor_of
+from cluster.api.metrics import Metrics
+from cluster.api.problems import Problem, Redirect, bad, no_leader, outcome_unknown, queue_full, refused
+from cluster.api.render import Verdicts
+from cluster.client.command_ids import instant_of
+from cluster.consensus import Role as RaftRole
+from cluster.controller import Controller, Unavailable
+from cluster.identity import Identity
+from cluster.proposer import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
+from replica.commands import Command, Request
+from replica.state import State
+from replica.units import MICROSECONDS_PER_SECOND
+
+COMMAND_AGE_S_MAX = 300
+"""How far a command id's time may be from the leader's clock, seconds: more than any retry, less than receipts last."""
+
+COMMIT_WAIT_S = 4.0
+"""How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
+
+NO_ID = b""
+
+
+class Call(msgspec.Struct):
+    """One request, authenticated and decoded."""
+
+    service: Service
+    request: web.BaseRequest
+    identity: Identity
+    params: dict[str, str]
+    query: dict[str, str]
+    body: Any = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether an answer from this replica's own state, however old, is good enough."""
+        return self.query.get("stale") == "ok"
+
+    async def state(self) -> State:
+        """Return the state to answer from: this replica's own if `stale=ok`, else one that is proven current."""
+        return self.service.controller.state if self.stale else await self.service.current()
+
+    def integer(self, name: str, default: int, *, least: int, most: int) -> int:
+        """Return a number of the query; Problem 400 outside the bounds."""
+        text = self.query.get(name)
+        if text is None:
+            return default
+        if not text.isascii() or not text.isdigit() or len(text) > 19 or not least <= int(text) <= most:
+            raise bad(f"{name} is {text!r}", f"use a number from {least} to {most}", f"query {name}")
+        return int(text)
+
+    def job_id(self) -> int:
+        """Return the job id of the path; Problem 400 for what is not a number."""
+        text = self.params["id"]
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
+            raise bad(f"the job id {text!r} is not a number", "write the number that the submit answered", "job id")
+        return int(text)
+
+
+class Reply(msgspec.Struct):
+    """What a handler answers: a view to encode, or bytes with their type."""
+
+    revision: int
+    view: Any = None
+    status: int = 200
+    content: bytes | None = None
+    content_type: str = "application/json"
+
+
+class Service:
+    """The controller as handlers use it."""
+
+    def __init__(self, controller: Controller, *, version: str, fail: Callable[[BaseException], NoReturn]) -> None:
+        """`fail` stops the replica."""
+        self.controller = controller
+        self.config = controller.config
+        self.clock = controller.clock
+        self.version = version
+        self.fail = fail
+        self.verdicts = Verdicts()
+        self.metrics = Metrics(controller)
+        self.event_streams = 0
+        self.digests = asyncio.Semaphore(1)
+        self.stopping = asyncio.Event()
+        self.document: Callable[[], bytes] = bytes
+        """Gives the OpenAPI document; set by the server, which knows the table of routes."""
+
+    async def current(self) -> State:
+        """Return a linearizable state; Redirect to the leader or Problem 503."""
+        try:
+            return await self.controller.current()
+        except NotLeading as error:
+            raise self.elsewhere(error.leader) from error
+        except Unavailable as error:
+            raise no_leader(str(error)) from error
+
+    async def lead(self) -> None:
+        """Wait a moment until this replica may decide; Redirect to the leader or Problem 503 if it does not lead."""
+        engine = self.controller.engine
+        if self.controller.leads and self.controller.state.revision:
+            return
+        if engine.role != RaftRole.LEADER:
+            raise self.elsewhere(engine.leader)
+        await self.current()
+        if not self.controller.state.revision:
+            raise no_leader("the cluster is being founded")
+
+    def elsewhere(self, leader: str | None) -> Redirect | Problem:
+        """Return where to go instead."""
+        if leader is None or leader == self.controller.name:
+            return no_leader()
+        for replica in self.config.replicas:
+            if replica.name == leader:
+                return Redirect(replica.api.url)
+        return no_leader(f"the leader {leader!r} is not in this replica's configuration")
+
+    # Commands
+
+    def check_age(self, command_id: str, place: str = "command_id") -> bytes:
+        """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from this replica's clock."""
+        found = bytes.fromhex(command_id)
+        try:
+            made_at = instant_of(command_id)
+        except ValueError as error:
+            raise bad(str(error), "let the client make it", place) from error
+        if found in self.controller.state.receipts:
+            return found
+        away_s = (self.clock.now() - made_at) / MICROSECONDS_PER_SECOND
+        if abs(away_s) > COMMAND_AGE_S_MAX:
+            where = "ago" if away_s > 0 else "from now"
+            raise bad(
+                f"the command id was made {abs(away_s):.0f} s {where} by the leader's clock; "
+                f"at most {COMMAND_AGE_S_MAX} s are accepted",
+                "look whether the command was carried out, and send it again with a new command id if not; "
+                "compare the clocks if it is new",
+                place,
+                "command_too_old",
+            )
+        return found
+
+    def begin(self, identity: Identity, command_id: bytes, command: Command) -> Answer:
+        """Queue a command; Redirect, or Problem 429 or 503 if it cannot be taken."""
+        try:
+            return self.controller.submit(Request(command_id, actor_of(identity), command))
+        except NotLeading as error:
+            raise self.elsewhere(error.leader) from error
+        except QueueFull as error:
+            raise queue_full() from error
+
+    async def finish(self, answer: Answer) -> Settled:
+        """Wait for the answer; Problem with the refusal, or 503 where the outcome is unknown."""
+        try:
+            async with asyncio.timeout(COMMIT_WAIT_S):
+                # Shielded: a client that goes away does not take its command back.
+                settled = await asyncio.shield(answer)
+        except (OutcomeUnknown, TimeoutError) as error:
+            raise outcome_unknown() from error
+        except NotLeading as error:
+            raise self.elsewhere(error.leader) from error
+        except CannotDecide as error:
+            raise Problem(
+                500,
+                "internal_error",
+                "the command could not be decided because of a fault in this release; nothing has happened",
+                "report it with the replica's log",
+            ) from error
+        if settled.refusal is not None:
+            raise refused(settled.refusal)
+        return settled
+
+    async def settle(self, call: Call, command: Command) -> Settled:
+        """Have one command settled for the caller; `call.body.command_id` is its id."""
+        await self.lead()
+        return await self.finish(self.begin(call.identity, self.check_age(call.body.command_id), command))

@@ -1,0 +1,142 @@
+"""From what clients write to commands: what can be refused without the state is refused here, with its place."""
+
+from __future__ import annotations
+
+import re
+
+from cluster.api.problems import Problem, bad
+from cluster.client import requests as r
+from cluster.clock import parse_instant
+from cluster.identity import Identity, Role
+from replica import commands as c
+from replica.directives import DirectiveRefused, parse_request
+from replica.events import Stage
+from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
+from replica.limits import DEPENDENCIES_MAX, SCRIPT_BYTES_MAX
+from replica.pools import Pool
+from replica.refusals import RefusalCode
+from replica.units import NEVER, Instant, SizeError, parse_size
+
+DEFAULT_NAME = "batch"
+"""Name of a job that was given none."""
+
+_DEPENDENCY = re.compile(r"([a-z]+):([0-9]{1,18})", re.ASCII)
+_KINDS = {kind.word: kind for kind in DependencyKind}
+_STAGES = {stage.word: stage for stage in Stage}
+
+
+def submit_job(request: r.SubmitRequest, identity: Identity) -> c.SubmitJob:
+    """Return the command of a submission; Problem with line and column for a directive."""
+    size_bytes = len(request.script.encode())
+    if size_bytes > SCRIPT_BYTES_MAX:
+        raise Problem(
+            413,
+            "limit_exceeded",
+            f"the script has {size_bytes} bytes; at most {SCRIPT_BYTES_MAX} are accepted",
+            "put its data into files and stage them in",
+            "script",
+        )
+    user = identity.name if request.user is None else request.user
+    if identity.role is not Role.OPERATOR and user != identity.name:
+        raise Problem(
+            403,
+            "permission_denied",
+            f"{identity} may not submit for user {user!r}",
+            "leave out user, or ask an operator",
+            "user",
+        )
+    for text, place in ((request.bb, "--bb"), (request.bbf, "--bbf")):
+        if text is not None and not text.strip():
+            raise bad(f"the text of {place} is empty", "leave it out, or write a request", place, "invalid_directive")
+    try:
+        asked = parse_request(request.script, request.bb or "", request.bbf or "")
+    except DirectiveRefused as error:
+        refusal = error.refusal
+        status = 413 if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
+        raise Problem(status, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
+    spec = JobSpec(
+        name=request.name or DEFAULT_NAME,
+        user=user,
+        script=request.script,
+        workdir=request.workdir,
+        time_limit_s=request.time_limit_s,
+        cpus=request.cpus,
+        priority=1 if request.priority is None else request.priority,
+        begin_at=_instant(request.begin_at, "begin_at"),
+        deadline=_instant(request.deadline, "deadline"),
+        dependencies=_dependencies(request.dependencies),
+        output=request.output or "",
+        environment=tuple(sorted(request.environment.items())),
+    )
+    return c.SubmitJob(spec, asked, Hold.USER if request.hold else Hold.NONE)
+
+
+def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:
+    """Return the command that makes or changes a pool."""
+    out = request.out_of_service
+    return c.SetPool(
+        Pool(
+            name=name,
+            quantity_bytes=_size(request.quantity, "quantity"),
+            granularity_bytes=_size(request.granularity, "granularity"),
+            is_default=request.default,
+            out_of_service_bytes=0 if out is None or out == "0" else _size(out, "out_of_service"),
+        )
+    )
+
+
+def bulk_command(request: r.BulkCommand, identity: Identity) -> c.Command:
+    """Return one command of a bulk request."""
+    match request:
+        case r.SubmitCommand():
+            return submit_job(request, identity)
+        case r.CancelCommand():
+            return c.CancelJob(request.job_id, request.hurry)
+        case r.HoldCommand():
+            return c.HoldJob(request.job_id)
+        case r.ReleaseCommand():
+            return c.ReleaseJob(request.job_id)
+        case r.PoolCommand():
+            return set_pool(request.name, request)
+        case r.DrainCommand():
+            return c.DrainNode(request.node, request.reason)
+        case r.ResumeCommand():
+            return c.ResumeNode(request.node)
+
+
+def report_operation(node: str, report: r.Report) -> c.ReportOperation:
+    """Return the command of one report."""
+    return c.ReportOperation(node, report.job, report.attempt, _STAGES[report.stage], report.result)
+
+
+def _instant(text: str | None, place: str) -> Instant:
+    if text is None:
+        return NEVER
+    try:
+        found = parse_instant(text)
+    except (ValueError, OverflowError) as error:
+        raise bad(f"the time {text!r} cannot be read", "write it as 2026-01-31T12:00:00Z", place) from error
+    if found < 0:
+        raise bad(f"the time {text!r} is before 1970", "write a later one", place)
+    return found
+
+
+def _dependencies(texts: tuple[str, ...]) -> tuple[Dependency, ...]:
+    if len(texts) > DEPENDENCIES_MAX:
+        raise bad(f"there are {len(texts)} dependencies", f"depend on at most {DEPENDENCIES_MAX} jobs", "dependencies")
+    found = []
+    for text in texts:
+        matched = _DEPENDENCY.fullmatch(text)
+        kind = _KINDS.get(matched.group(1)) if matched else None
+        if matched is None or kind is None:
+            known = ", ".join(f"{word}:JOB" for word in _KINDS)
+            raise bad(f"the dependency {text!r} is unknown", f"write one of {known}", "dependencies")
+        found.append(Dependency(kind, int(matched.group(2))))
+    return tuple(found)
+
+
+def _size(text: str, place: str) -> int:
+    try:
+        return parse_size(text)
+    except SizeError as error:
+        raise bad(error.sentence, error.remedy, f"{place} column {error.offset + 1}", "invalid_capacity") from error

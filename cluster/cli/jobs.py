@@ -1,0 +1,185 @@
+"""`forebay job …`: what there is, where it stands, what happened, why it waits; cancel, hold, release."""
+
+import asyncio
+import difflib
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import click
+from rich.live import Live
+
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.group import exit_with, report
+from cluster.cli.job_text import job_block, timeline, why_text
+from cluster.cli.output import note, plain, show, show_json, stdout_console
+from cluster.cli.session import failure_of, session
+from cluster.cli.tables import jobs_table
+from cluster.client import ApiError, Client
+from cluster.client.views import JobsAnswer, JobView
+from replica.jobs import ENDED, JobState
+
+JOB_ID_MAX: Final = 2**63 - 1
+REVISION_MAX: Final = 2**63 - 1
+
+WATCH_PERIOD_S: Final = 1.0
+"""Seconds between two listings of --watch: fast enough to follow by eye, no load for a leader."""
+
+_UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED)
+_BY_CODE: Final = {state.code: state.name for state in JobState}
+
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+JOB_ID = click.IntRange(1, JOB_ID_MAX)
+
+
+@click.group("job")
+def job_group() -> None:
+    """List, explain and steer jobs."""
+
+
+def _states(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Return job states from words or squeue's letters, separated by commas."""
+    found = []
+    for text in [] if value is None else value.split(","):
+        word = text.strip().upper()
+        word = _BY_CODE.get(word, word)
+        if word not in JobState.__members__:
+            near = difflib.get_close_matches(word, JobState.__members__, n=1)
+            remedy = f"did you mean {near[0]}? " if near else ""
+            known = ", ".join(f"{state.name} ({state.code})" for state in JobState)
+            raise bad_input(f"{text!r} is not a job state", f"{remedy}known are {known}", place="--state")
+        found.append(word)
+    return tuple(dict.fromkeys(found))
+
+
+@job_group.command("list")
+@click.option("--state", "states", callback=_states, metavar="STATE,…", help="Only these states, e.g. PENDING or PD,R.")
+@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
+@click.option("--user", "owner", metavar="NAME", help="Only the jobs of one user.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), help="At most so many.")
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+@JSON_OPTION
+def list_jobs(
+    states: tuple[str, ...], everything: bool, owner: str | None, limit: int | None, watch: bool, as_json: bool
+) -> None:
+    """List jobs, by default those that have not ended; columns as in squeue."""
+    if everything and states:
+        raise bad_input("--all and --state contradict each other", "give one of them")
+    if watch and as_json:
+        raise bad_input("--watch and --json contradict each other", "use GET /v1/events to follow with a program")
+    wanted = states or (() if everything else _UNFINISHED)
+    current = session()
+
+    async def ask(client: Client) -> JobsAnswer:
+        return await client.jobs(states=wanted, user=owner, limit=limit, stale=current.stale)
+
+    if watch:
+        current.ask(lambda client: _watch(lambda: ask(client)))
+        return
+    answer = current.ask(ask)
+    if as_json:
+        show_json(answer)
+        return
+    show(jobs_table(answer.jobs, current.clock.now()))
+    if not answer.jobs and not everything and stdout_console().is_terminal:
+        note("No unfinished jobs; --all shows those that have ended too.")
+    if answer.truncated:
+        note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, a --state or a --user.")
+
+
+async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
+    console = stdout_console()
+    if not console.is_terminal:
+        raise bad_input("--watch needs a terminal", "leave it out, or use GET /v1/events to follow with a program")
+    clock = session().clock
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            answer = await ask()
+            live.update(jobs_table(answer.jobs, clock.now()), refresh=True)
+            await asyncio.sleep(WATCH_PERIOD_S)
+
+
+@job_group.command("show")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@JSON_OPTION
+def show_job(job_id: int, as_json: bool) -> None:
+    """Show one job as Key=Value, as `scontrol show job` does."""
+    current = session()
+    job = current.ask(lambda client: client.job(job_id, stale=current.stale))
+    if as_json:
+        show_json(job)
+    else:
+        click.echo(job_block(job, current.clock.now()))
+
+
+@job_group.command("history")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@JSON_OPTION
+def history(job_id: int, as_json: bool) -> None:
+    """Draw what happened to a job as a timeline, and where its time went."""
+    current = session()
+    answer = current.ask(lambda client: client.history(job_id, stale=current.stale))
+    if as_json:
+        show_json(answer)
+    else:
+        show(timeline(answer, current.clock.now()))
+
+
+@job_group.command("why")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Ask about a moment in the past.")
+@JSON_OPTION
+def why(job_id: int, at: int | None, as_json: bool) -> None:
+    """Explain with figures why a job waits, now or at a revision."""
+    current = session()
+    view = current.ask(lambda client: client.why(job_id, at=at, stale=current.stale))
+    if as_json:
+        show_json(view)
+    else:
+        click.echo(why_text(view))
+
+
+@job_group.command("cancel")
+@click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
+@click.option("--hurry", is_flag=True, help="Skip stage-out: results that were not exported are LOST.")
+def cancel(job_ids: tuple[int, ...], hurry: bool) -> None:
+    """Cancel jobs. A running job's results are still staged out, unless --hurry."""
+    _each(job_ids, lambda client, job_id: client.cancel(job_id, hurry=hurry))
+
+
+@job_group.command("hold")
+@click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
+def hold(job_ids: tuple[int, ...]) -> None:
+    """Hold pending jobs back until they are released."""
+    _each(job_ids, lambda client, job_id: client.hold(job_id))
+
+
+@job_group.command("release")
+@click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
+def release(job_ids: tuple[int, ...]) -> None:
+    """Release held jobs; an operation that had failed for good is tried again."""
+    _each(job_ids, lambda client, job_id: client.release(job_id))
+
+
+def _each(job_ids: tuple[int, ...], change: Callable[[Client, int], Awaitable[JobView]]) -> None:
+    """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one."""
+
+    async def change_all(client: Client) -> list[Failure]:
+        failures = []
+        for job_id in dict.fromkeys(job_ids):
+            try:
+                click.echo(_standing(await change(client, job_id)))
+            except ApiError as error:
+                failures.append(failure_of(error))
+                report(failures[-1])
+                if failures[-1].code in (ExitCode.UNREACHABLE, ExitCode.OUTCOME_UNKNOWN):
+                    break
+        return failures
+
+    failures = session().ask(change_all)
+    if failures:
+        exit_with(failures[0].code)
+
+
+def _standing(job: JobView) -> str:
+    buffer = "" if job.burst_buffer_state is None else f" BurstBufferState={plain(job.burst_buffer_state)}"
+    return f"JobId={job.job_id} JobState={plain(job.state)} Reason={plain(job.reason)}{buffer}"

@@ -1,0 +1,139 @@
+"""`forebay member …` and `forebay snapshot save`: the replicas themselves."""
+
+import asyncio
+
+import click
+import msgspec
+
+from cluster.address import Address
+from cluster.cli.exits import ExitCode, Failure
+from cluster.cli.jobs import JSON_OPTION
+from cluster.cli.output import Cell, fields_table, note, show, show_json, table
+from cluster.cli.session import config_failure, session
+from cluster.cli.tables import members_table, snapshot_fields
+from cluster.client import ApiError, Client
+from cluster.client.views import StatusView
+from cluster.config import Config, ConfigError, ReplicaConfig
+
+DIGEST_DIGITS_SHOWN = 16
+"""Digits of a digest in a table: enough to see a difference; `--json` has all 64."""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica said of itself, or why it did not."""
+
+    name: str
+    api: str
+    reachable: bool
+    status: StatusView | None = None
+    error: str | None = None
+
+
+class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `member status --json` prints."""
+
+    replicas: tuple[ReplicaStatus, ...]
+
+
+@click.group("member")
+def member_group() -> None:
+    """Look at the replicas."""
+
+
+@member_group.command("list")
+@JSON_OPTION
+def list_members(as_json: bool) -> None:
+    """List the replicas as the leader sees them: role, term, commit index, lag."""
+    current = session()
+    answer = current.ask(lambda client: client.members(stale=current.stale))
+    if as_json:
+        show_json(answer)
+    else:
+        show(members_table(answer.members))
+
+
+@member_group.command("status")
+@click.argument("name", required=False)
+@click.option("--digest", is_flag=True, help="Also compute the digest of the state, to compare replicas.")
+@JSON_OPTION
+def status(name: str | None, digest: bool, as_json: bool) -> None:
+    """Ask each replica itself, or one of them, how it stands."""
+    current = session()
+    config = current.config()
+    replicas = config.replicas if name is None else (find_replica(config, name),)
+
+    async def ask_all(client: Client) -> list[ReplicaStatus]:
+        return await asyncio.gather(*(_ask(client, replica, digest) for replica in replicas))
+
+    answers = current.ask(ask_all)
+    if as_json:
+        show_json(StatusAnswer(replicas=tuple(answers)))
+    else:
+        columns = ("REPLICA", "ROLE", "READY", "TERM", "LEADER", "COMMIT", "APPLIED", "REVISION", "SNAPSHOT", "DIGEST")
+        show(
+            table(
+                columns,
+                (_row(answer) for answer in answers),
+                right=frozenset({"TERM", "COMMIT", "APPLIED", "REVISION", "SNAPSHOT"}),
+            )
+        )
+        for answer in answers:
+            if answer.status is not None and not answer.status.ready and answer.status.not_ready:
+                note(f"{answer.name} is not ready: {answer.status.not_ready}")
+            if answer.error is not None:
+                note(f"{answer.name} did not answer: {answer.error}")
+    if not any(answer.reachable for answer in answers):
+        raise Failure(
+            ExitCode.UNREACHABLE,
+            "no replica answered",
+            "start them with `forebay serve --name NAME`, or check their api addresses",
+        )
+
+
+async def _ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaStatus:
+    try:
+        found = await client.status(replica.api, digest=digest)
+    except ApiError as error:
+        return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=False, error=str(error))
+    return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=True, status=found)
+
+
+def _row(answer: ReplicaStatus) -> tuple[Cell, ...]:
+    found = answer.status
+    if found is None:
+        return (answer.name, "unreachable", "no", *[None] * 7)
+    digest = found.state_digest
+    return (
+        answer.name,
+        found.role,
+        "yes" if found.ready else "no",
+        found.term,
+        found.leader,
+        found.commit_index,
+        found.applied_index,
+        found.revision,
+        found.snapshot_index,
+        None if digest is None else digest[:DIGEST_DIGITS_SHOWN],
+    )
+
+
+def find_replica(config: Config, name: str) -> ReplicaConfig:
+    """Return the replica of that name; Failure names the near one."""
+    try:
+        return config.replica(name)
+    except ConfigError as error:
+        raise config_failure(error) from error
+
+
+@click.command("save")
+@click.option("--name", help="Replica that writes it.  [default: whichever answers]")
+@JSON_OPTION
+def save_snapshot(name: str | None, as_json: bool) -> None:
+    """Let a replica write a snapshot now (operators)."""
+    current = session()
+    address: Address | None = None if name is None else find_replica(current.config(), name).api
+    view = current.ask(lambda client: client.save_snapshot(address))
+    if as_json:
+        show_json(view)
+    else:
+        show(fields_table(snapshot_fields(view)))

@@ -1,0 +1,109 @@
+"""What every command needs: the configuration, an identity, a client; and how a refusal becomes an exit code."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import click
+import msgspec
+
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.client import ApiError, Client, run
+from cluster.client.errors import NO_ANSWER, UNTRUSTED
+from cluster.clock import Clock, SystemClock
+from cluster.config import OPERATOR_NAME, Config, ConfigError
+from cluster.tls import TlsRefused
+
+CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
+CONFIG_DEFAULT: Final = Path("forebay.toml")
+
+DEADLINE_S: Final = 10.0
+"""Seconds that a command waits for an answer: a take-over ends within two; a person waits no longer."""
+
+DEADLINE_S_MAX: Final = 3_600.0
+
+_CODES: Final = {
+    400: ExitCode.BAD_INPUT,
+    401: ExitCode.PERMISSION_DENIED,
+    403: ExitCode.PERMISSION_DENIED,
+    404: ExitCode.NOT_FOUND,
+    413: ExitCode.BAD_INPUT,
+    415: ExitCode.BAD_INPUT,
+    422: ExitCode.BAD_INPUT,
+    502: ExitCode.UNREACHABLE,
+    503: ExitCode.UNREACHABLE,
+    504: ExitCode.UNREACHABLE,
+}
+
+_T = TypeVar("_T")
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """The global options of one command line."""
+
+    config_path: Path | None = None
+    identity: str = OPERATOR_NAME
+    stale: bool = False
+    deadline_s: float = DEADLINE_S
+    clock: Clock = SystemClock()
+
+    def config(self) -> Config:
+        """Return the configuration; Failure says which file and key is wrong."""
+        return load_config(self.config_path)
+
+    def ask(self, call: Callable[[Client], Awaitable[_T]]) -> _T:
+        """Run a call with a client of the cluster and return its answer; Failure says why there is none."""
+        config = self.config()
+
+        async def perform() -> _T:
+            async with Client.from_config(
+                config, self.identity, clock=self.clock, deadline_s=self.deadline_s
+            ) as client:
+                return await call(client)
+
+        try:
+            return run(perform())
+        except ApiError as error:
+            raise failure_of(error) from error
+        except ConfigError as error:
+            raise config_failure(error) from error
+        except TlsRefused as error:
+            raise Failure(ExitCode.PERMISSION_DENIED, str(error)) from error
+
+
+def load_config(path: Path | None) -> Config:
+    """Read the configuration at `path`, or ./forebay.toml; Failure says what is wrong and where."""
+    try:
+        return Config.load(CONFIG_DEFAULT if path is None else path)
+    except ConfigError as error:
+        raise config_failure(error) from error
+
+
+def config_failure(error: ConfigError) -> Failure:
+    """Return the failure for a configuration that cannot be used."""
+    place = f"{error.file}, {error.key}" if error.key else str(error.file)
+    return bad_input(error.sentence, error.remedy, place=place)
+
+
+def failure_of(error: ApiError) -> Failure:
+    """Return the failure for a call that did not succeed."""
+    return Failure(exit_code_of(error), error.sentence, error.remedy, place=error.place)
+
+
+def exit_code_of(error: ApiError) -> ExitCode:
+    """Return the exit code for a call that did not succeed."""
+    if error.outcome == "unknown":
+        return ExitCode.OUTCOME_UNKNOWN
+    if error.code == UNTRUSTED:
+        return ExitCode.PERMISSION_DENIED
+    if error.status == NO_ANSWER:
+        return ExitCode.UNREACHABLE
+    return _CODES.get(error.status, ExitCode.REFUSED)
+
+
+def session() -> Session:
+    """Return the session of the command that is running."""
+    found = click.get_current_context().find_object(Session)
+    if found is None:
+        raise RuntimeError("a command runs outside the group `forebay`, which makes the session")
+    return found

@@ -1,0 +1,87 @@
+"""How a leader is chosen (sections 5.2 and 5.4.1), without disturbing one that lives (pre-vote: thesis 9.6; H14)."""
+
+from typing import Any, Final
+
+from cluster.consensus.core import NEVER, Core
+from cluster.consensus.frames import VoteReply, VoteRequest
+from cluster.consensus.interface import Role
+
+SOON_SHARE: Final = (0.1, 0.6)
+"""When the leader's link breaks, a follower stands after this share of the shortest election timeout, at random."""
+
+
+class Elections(Core):
+    """Ask first, then stand; grant to whoever has a journal at least as complete, once a term."""
+
+    def __init__(self, **given: Any) -> None:
+        self._votes: set[str] = set()
+        self._asking_first = False
+        self._campaign_seq = 0
+        super().__init__(**given)
+
+    def lost_sight(self, peer: str) -> None:
+        """The link from `peer` broke. If it led, it is probably dead: ask around soon, not after a whole timeout."""
+        if self.role is Role.FOLLOWER and self.leader == peer:
+            self._leader_heard_s = -NEVER
+            self._hasten_election(self._uniform(*SOON_SHARE) * self._timing.election_min_s)
+
+    def _ask_first(self) -> None:
+        """Ask whether a majority would vote for this replica, before a new term disturbs anybody."""
+        self._set_role(Role.CANDIDATE, None)
+        self._leader_ready = False
+        self._asking_first = True
+        self._ask_for_votes()
+
+    def _stand(self) -> None:
+        self._asking_first = False
+        self._enter_term(self.term + 1, self.me)
+        self._ask_for_votes()
+
+    def _ask_for_votes(self) -> None:
+        self._postpone_election()
+        self._campaign_seq = self._next_seq()
+        # A set of names: the stock engine counts messages, so that a vote delivered twice counts twice.
+        self._votes = {self.me}
+        last_index, last_term = self._journal.last_index, self._journal.last_term
+        for peer in self._progress:
+            self._send(peer, VoteRequest(self.term, self._campaign_seq, last_index, last_term, self._asking_first))
+        self._count_votes()
+
+    def _count_votes(self) -> None:
+        if len(self._votes) >= self._majority:
+            if self._asking_first:
+                self._stand()
+            else:
+                self._become_leader()
+
+    def _hears_leader(self, besides: str) -> bool:
+        """Whether a leader other than `besides` lives, as far as this replica can tell."""
+        if self._leads:
+            return True
+        recent = self._clock.monotonic_s() - self._leader_heard_s < self._timing.election_min_s
+        return recent and self.leader not in (None, besides)
+
+    def _on_vote_request(self, peer: str, request: VoteRequest) -> None:
+        if request.term < self.term:
+            self._send(peer, VoteReply(self.term, request.seq, False, request.pre))
+            return
+        if self._hears_leader(besides=peer):
+            return
+        if not request.pre and request.term > self.term:
+            self._adopt_term(request.term)
+        own = (self._journal.last_term, self._journal.last_index)
+        granted = (request.last_term, request.last_index) >= own
+        if not request.pre:
+            granted = granted and self._voted_for in (None, peer)
+            if granted:
+                if self._voted_for is None:
+                    self._set_term(self.term, peer)
+                self._postpone_election()
+        self._send(peer, VoteReply(self.term, request.seq, granted, request.pre))
+
+    def _on_vote_reply(self, peer: str, reply: VoteReply) -> None:
+        if self.role is not Role.CANDIDATE or (reply.seq, reply.pre) != (self._campaign_seq, self._asking_first):
+            return
+        if reply.granted and (reply.pre or reply.term == self.term):
+            self._votes.add(peer)
+            self._count_votes()

@@ -1,0 +1,214 @@
+"""What a leader does: send entries, heartbeats and snapshots, count answers, commit (sections 5.3, 5.4.2, 7; thesis 6.2)."""
+
+import logging
+from typing import Any, Final
+
+from cluster.consensus.core import NEVER
+from cluster.consensus.following import Following
+from cluster.consensus.frames import (
+    APPEND_BYTES,
+    APPEND_ENTRIES,
+    DONE,
+    REFUSED,
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    SnapshotReply,
+)
+from cluster.consensus.interface import NO_OP, Role
+from cluster.consensus.progress import Phase, Progress
+from cluster.consensus.reads import ReadRounds
+from cluster.consensus.snapshots import RETRY_S, SnapshotSender
+from wal.journal import Entry
+
+_log = logging.getLogger(__name__)
+
+
+class Leading(Following):
+    """The leader's rules."""
+
+    def __init__(self, **given: Any) -> None:
+        self._reads: Final = ReadRounds()
+        self._senders: Final[dict[str, SnapshotSender]] = {}
+        self._snapshot_after_s: Final[dict[str, float]] = {}
+        self._no_op_index = 0
+        self._heartbeat_due_s = NEVER
+        self._notice_due_s = NEVER
+        super().__init__(**given)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a leader has applied its own first entry."""
+        return self._leads and self.applied_index >= self._no_op_index
+
+    # ---- beginning and end ----
+
+    def _become_leader(self) -> None:
+        self._set_role(Role.LEADER, self.me)
+        self._receiver.abort()
+        now_s, last = self._clock.monotonic_s(), self._journal.last_index
+        for known in self._progress.values():
+            known.begin_term(last + 1, now_s)
+        self._snapshot_after_s.clear()
+        # An entry of its own term, or it could never commit those before it (sections 5.4.2 and 8).
+        self._journal.append([Entry(last + 1, self.term, NO_OP)])
+        self._no_op_index = last + 1
+        self._heartbeat_due_s = now_s
+        _log.info("%s leads term %d from index %d on", self.me, self.term, last + 1)
+
+    def _after_leading(self) -> None:
+        self._heartbeat_due_s = self._notice_due_s = NEVER
+        for peer in list(self._senders):
+            self._end_transfer(peer)
+        self._reads.abandon()
+
+    def _check_quorum(self, now_s: float) -> None:
+        """Step down when no majority answers any more: such a leader must not look like one (thesis 6.2, H15)."""
+        if now_s >= self._quorum_deadline_s():
+            _log.warning(
+                "%s gives up leading term %d: no majority answered for an election timeout", self.me, self.term
+            )
+            self._follow(None)
+
+    def _quorum_deadline_s(self) -> float:
+        """Return when this leader must step down unless somebody answers."""
+        if self._majority == 1:
+            return NEVER
+        answered = sorted((known.answered_s for known in self._progress.values()), reverse=True)
+        return answered[self._majority - 2] + self._timing.election_max_s
+
+    # ---- sending ----
+
+    def _send_appends(self) -> None:
+        now_s = self._clock.monotonic_s()
+        beat = now_s >= self._heartbeat_due_s or self._reads.wants_round
+        notice = now_s >= self._notice_due_s
+        if self._reads.wants_round:
+            self._reads.start(self._seq + 1)
+        for peer, known in self._progress.items():
+            if not self._is_connected(peer):
+                continue
+            sent = False
+            if known.phase is not Phase.SNAPSHOT:
+                sent = self._send_entries(peer, known)
+            if known.phase is Phase.SNAPSHOT:
+                self._send_snapshot(peer, now_s)
+            if not sent and (beat or (notice and known.commit_sent < self.commit_index)):
+                self._send(peer, Heartbeat(self.term, self._next_seq(), self.commit_index, self.ready))
+                known.commit_sent = self.commit_index
+        if beat:
+            self._heartbeat_due_s = now_s + self._timing.heartbeat_s
+        if beat or notice:
+            self._notice_due_s = NEVER
+
+    def _send_entries(self, peer: str, known: Progress) -> bool:
+        """Send what the peer misses, as far as its window allows; return whether anything left."""
+        journal, sent = self._journal, False
+        while known.may_send and (known.phase is Phase.PROBE or known.next <= journal.last_index):
+            prev = known.next - 1
+            prev_term = journal.term_of(prev)
+            if prev_term is None:
+                known.snapshot()  # what it needs is compacted
+                break
+            entries: list[Entry] = []
+            if known.next <= journal.last_index:
+                entries = journal.entries(known.next, max_bytes=APPEND_BYTES, max_entries=APPEND_ENTRIES)
+            seq = self._next_seq()
+            pairs = [(entry.term, entry.data) for entry in entries]
+            self._send(peer, AppendRequest(self.term, seq, prev, prev_term, self.commit_index, self.ready, pairs))
+            known.sent(seq, prev + len(entries), sum(len(entry.data) for entry in entries))
+            known.commit_sent = self.commit_index
+            sent = True
+        return sent
+
+    # ---- answers ----
+
+    def _on_reply(self, peer: str, reply: AppendReply | SnapshotReply) -> None:
+        # Of this term, or it says nothing: an acknowledgement in an older term may be of other entries (H4).
+        if not self._leads or reply.term != self.term:
+            return
+        known = self._progress[peer]
+        if not known.acked_seq < reply.seq <= self._seq:
+            return  # a copy, or older than what is known
+        if reply.match_index > self._journal.last_index:
+            _log.error(
+                "%s claims entries up to %d; this leader has %d", peer, reply.match_index, self._journal.last_index
+            )
+            return
+        known.acked_seq = reply.seq
+        known.answered_s = self._clock.monotonic_s()
+        if isinstance(reply, SnapshotReply):
+            self._on_snapshot_reply(peer, known, reply)
+        elif reply.rejected:
+            self._on_rejection(known, reply)
+        else:
+            known.accepted(reply.seq, reply.match_index)
+            if known.phase is Phase.SNAPSHOT and known.match >= self._journal.base_index:
+                self._end_transfer(peer)
+                known.probe_from(known.match + 1)
+
+    def _on_rejection(self, known: Progress, reply: AppendReply) -> None:
+        at = min(reply.hint_index, self._journal.last_index)
+        if self._journal.term_of(at) != reply.hint_term:
+            at = self._last_index_not_above_term(at, reply.hint_term, self._journal.base_index)
+        known.rejected(reply.seq, at + 1)
+
+    def _advance_commit(self) -> None:
+        """Commit what a majority holds durably, if the last of it is of this term (section 5.4.2, figure 8)."""
+        held = sorted([self._durable_index, *(known.match for known in self._progress.values())])
+        index = held[len(held) - self._majority]
+        if index > self.commit_index and self._journal.term_of(index) == self.term:
+            self._commit(index)
+            self._notice_due_s = min(self._notice_due_s, self._clock.monotonic_s() + self._timing.commit_notice_s)
+
+    def _answer_reads(self) -> None:
+        """Release the reads whose round a majority has answered, once the entries before them are known (section 8)."""
+        if self.ready:
+            self._reads.answer(self._quorum_seq(), self.commit_index)
+
+    def _quorum_seq(self) -> int:
+        """Return the newest sequence up to which a majority has answered this leader."""
+        if self._majority == 1:
+            return self._seq + 1
+        answered = sorted((known.acked_seq for known in self._progress.values()), reverse=True)
+        return answered[self._majority - 2]
+
+    # ---- snapshots for peers that need what is compacted ----
+
+    def _send_snapshot(self, peer: str, now_s: float) -> None:
+        if peer not in self._senders and now_s < self._snapshot_after_s.get(peer, -NEVER):
+            return
+        try:
+            sender = self._senders.get(peer) or self._begin_transfer(peer, now_s)
+            sender.pump(self.term, self._next_seq, lambda chunk: self._send(peer, chunk), now_s)
+        except (OSError, ValueError, LookupError) as error:
+            self._give_up_transfer(peer, str(error))
+
+    def _begin_transfer(self, peer: str, now_s: float) -> SnapshotSender:
+        ref = self._machine.newest_snapshot()
+        if ref is None or ref.index < self._journal.base_index:
+            raise LookupError(f"there is no snapshot at or after entry {self._journal.base_index}")
+        sender = self._senders[peer] = SnapshotSender(ref, now_s)
+        return sender
+
+    def _on_snapshot_reply(self, peer: str, known: Progress, reply: SnapshotReply) -> None:
+        known.match = max(known.match, reply.match_index)
+        sender = self._senders.get(peer)
+        if reply.outcome == DONE:
+            self._end_transfer(peer)
+            if known.phase is Phase.SNAPSHOT:
+                known.probe_from(known.match + 1)
+        elif reply.outcome == REFUSED:
+            self._give_up_transfer(peer, "it was refused")
+        elif sender is not None:
+            sender.answered(reply, self._seq, self._clock.monotonic_s())
+
+    def _end_transfer(self, peer: str) -> None:
+        sender = self._senders.pop(peer, None)
+        if sender is not None:
+            sender.close()
+
+    def _give_up_transfer(self, peer: str, why: str) -> None:
+        _log.error("no snapshot went to %s: %s; another attempt follows", peer, why)
+        self._end_transfer(peer)
+        self._snapshot_after_s[peer] = self._clock.monotonic_s() + RETRY_S

@@ -1,0 +1,228 @@
+"""The process of one replica: `python -m cluster.serve --config forebay.toml --name r1`.
+
+Exit codes: 0 stopped on request, 64 wrong usage, 66 the storage is refused, 69 an address cannot be used, 70 it stopped
+itself (law 10), 78 the configuration or a certificate is refused. Each but 0 comes with one sentence on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cluster.api import Server, Service
+from cluster.clock import Clock, SystemClock
+from cluster.config import Config, ConfigError
+from cluster.consensus import Consensus, Machine, Timing
+from cluster.controller import Controller
+from cluster.engine import Engine
+from cluster.storage import StorageRefused, open_storage
+from cluster.tls import TlsRefused, server_context
+from snapshots import SnapshotFailed
+from wal import BrokenInvariant, Environment, RecoveryRefused, StorageFailed
+
+LOGGER = logging.getLogger(__name__)
+
+EXIT_OK = 0
+EXIT_USAGE = 64
+EXIT_STORAGE_REFUSED = 66
+EXIT_ADDRESS_UNUSABLE = 69
+EXIT_STOPPED_ITSELF = 70
+EXIT_CONFIGURATION_REFUSED = 78
+
+COMMIT_NOTICE_SHARE = 0.1
+"""Followers hear of a commit at the latest after this share of a heartbeat, so that their state is seldom behind."""
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Refused(Exception):
+    """The replica cannot start; carries the exit code."""
+
+    def __init__(self, sentence: str, code: int) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def fail_stop(error: BaseException) -> NoReturn:
+    """End this process at once, with one sentence: nothing may be promised any more (law 10)."""
+    LOGGER.critical("stopping: %s", error, exc_info=error)
+    logging.shutdown()
+    _say(f"forebay: this replica stops itself: {type(error).__name__}: {error}")
+    os._exit(EXIT_STOPPED_ITSELF)
+
+
+def timing_of(config: Config) -> Timing:
+    """Return consensus' timing from the configuration; ConfigError for a combination that cannot keep a leader."""
+    timing = config.timing
+    try:
+        return Timing(
+            election_min_s=timing.election_min_s,
+            election_max_s=timing.election_max_s,
+            heartbeat_s=timing.heartbeat_s,
+            commit_notice_s=min(Timing().commit_notice_s, COMMIT_NOTICE_SHARE * timing.heartbeat_s),
+        )
+    except ValueError as error:
+        raise ConfigError(config.file, "timing", str(error), "write election times of several heartbeats") from error
+
+
+def release() -> str:
+    """Return the version of the installed release."""
+    try:
+        return version("forebay")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class Replica:
+    """Everything of one replica, from its files to its listening sockets."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        *,
+        clock: Clock,
+        fail: Callable[[BaseException], NoReturn] = fail_stop,
+    ) -> None:
+        """Open the storage and rebuild the state. Call in a running loop. Raises Refused."""
+        try:
+            me = config.replica(name)
+            tls = config.tls_files(name)
+            context = server_context(tls)
+            timing = timing_of(config)
+        except (ConfigError, TlsRefused) as error:
+            raise Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+        try:
+            storage = open_storage(config, name)
+        except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
+            raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+        LOGGER.info("revision %d, entry %d, %d replayed", storage.state.revision, storage.index, storage.replayed)
+
+        def make_engine(
+            machine: Machine, on_change: Callable[[], None], stop: Callable[[BaseException], NoReturn]
+        ) -> Engine:
+            return Consensus(
+                me=name,
+                members=config.members,
+                cluster_id=config.cluster.id,
+                journal=storage.journal,
+                machine=machine,
+                timing=timing,
+                tls=tls,
+                clock=clock,
+                on_change=on_change,
+                fail=stop,
+            )
+
+        try:
+            self.controller = Controller(
+                name=name, config=config, storage=storage, make_engine=make_engine, clock=clock, fail=fail
+            )
+        except (ValueError, TlsRefused, BrokenInvariant) as error:
+            storage.close()
+            raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+        self.service = Service(self.controller, version=release(), fail=fail)
+        self.server = Server(self.service, address=me.api, tls=context)
+        _time_syncs(storage.environment, clock, self.service)
+
+    async def start(self) -> None:
+        """Listen and take part; Refused if an address cannot be used."""
+        try:
+            await self.server.start()
+            await self.controller.start()
+        except OSError as error:
+            await self.stop()
+            raise Refused(
+                f"an address of replica {self.controller.name} cannot be used ({error.strerror or error}); "
+                f"see [[replica]] in {self.controller.config.file}",
+                EXIT_ADDRESS_UNUSABLE,
+            ) from error
+
+    async def stop(self) -> None:
+        """Stop accepting, hand off nothing, write what is known."""
+        await self.server.stop()
+        await self.controller.stop()
+
+
+def _time_syncs(environment: Environment, clock: Clock, service: Service) -> None:
+    """Observe how long each durable transaction takes."""
+    commit = environment.commit
+
+    def timed(transaction: Any) -> None:
+        started_s = clock.monotonic_s()
+        commit(transaction)
+        service.metrics.syncs.observe(clock.monotonic_s() - started_s)
+
+    environment.commit = timed
+
+
+async def run(config: Config, name: str) -> None:
+    """Run a replica until SIGTERM or SIGINT. Raises Refused."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_unhandled)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    replica = Replica(config, name, clock=SystemClock())
+    await replica.start()
+    me = config.replica(name)
+    LOGGER.info("replica %s of cluster %s: api %s, peers %s", name, config.cluster.name, me.api, me.peer)
+    await stopped.wait()
+    LOGGER.info("stopping on request")
+    await replica.stop()
+
+
+def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """Stop for what nobody caught in a callback of the replica's own; log what connections do."""
+    error = context.get("exception")
+    message = str(context.get("message", ""))
+    if isinstance(error, StorageFailed | BrokenInvariant):
+        fail_stop(error)
+    if isinstance(error, OSError | asyncio.CancelledError):
+        LOGGER.debug("%s: %s", message, error)
+        return
+    LOGGER.error("%s", message, exc_info=error if isinstance(error, BaseException) else None)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, run, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="forebay serve", description="Run one replica in the foreground.")
+    parser.add_argument("--config", type=Path, required=True, help="the cluster's forebay.toml")
+    parser.add_argument("--name", required=True, help="which replica of it this is")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as leaving:
+        return EXIT_OK if leaving.code in (0, None) else EXIT_USAGE
+    logging.basicConfig(level=options.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    faulthandler.enable()
+    os.umask(0o077)
+    try:
+        config = Config.load(options.config)
+        asyncio.run(run(config, options.name))
+    except ConfigError as error:
+        _say(f"forebay: {error}")
+        return EXIT_CONFIGURATION_REFUSED
+    except Refused as error:
+        _say(f"forebay: {error}")
+        return error.code
+    except (StorageFailed, BrokenInvariant, SnapshotFailed) as error:
+        fail_stop(error)
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""A configured node: certificates, directories, a free port, and agents as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.clock import SystemClock
+from cluster.config import Config
+from cluster.identity import Role
+from cluster.pki import create_authority, issue
+from replica.orders import Order
+from tests.cluster.agent.double import ControllerDouble
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Site:
+    """What a test has: a configuration, places to stage from and to, and agents."""
+
+    def __init__(self, directory: Path, tls: Path) -> None:
+        self.directory = directory
+        self.sources = directory / "sources"
+        self.destinations = directory / "destinations"
+        self.sources.mkdir()
+        self.destinations.mkdir()
+        self.home = directory / "n1"
+        self.file = directory / "forebay.toml"
+        self._tls = tls
+        self._processes: list[subprocess.Popen[bytes]] = []
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = probe.getsockname()[1]
+        self.configure()
+
+    def configure(self, *, more: str = "", accounts: str = "own") -> Config:
+        """Write the configuration again, with more lines for the agent."""
+        self.file.write_text(
+            f"""
+            cluster.name = "test"
+            cluster.id = "{"0123456789abcdef" * 2}"
+            replica = [{{ name = "r1", peer = "127.0.0.1:{1 + self._port % 60000}", api = "127.0.0.1:{self._port}" }}]
+            tls.certificates = "{self._tls}"
+            [[agent]]
+            name = "n1"
+            directory = "n1"
+            cpus = 2
+            accounts = "{accounts}"
+            kill_wait_s = 1
+            {more}
+            """
+        )
+        self.config = Config.load(self.file)
+        return self.config
+
+    def start_agent(self) -> subprocess.Popen[bytes]:
+        """Start the agent n1 as a process."""
+        log = (self.directory / "agent.log").open("ab")
+        with log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cluster.agent", "--config", str(self.file), "--name", "n1"],
+                cwd=ROOT,
+                stderr=log,
+                stdout=log,
+            )
+        self._processes.append(process)
+        return process
+
+    async def ended(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for a process to end and return its code."""
+        return await asyncio.get_running_loop().run_in_executor(None, process.wait, 30)
+
+    async def kill_agent(self, process: subprocess.Popen[bytes]) -> None:
+        """SIGKILL the agent."""
+        process.kill()
+        await self.ended(process)
+
+    def order(self, job: int, attempt: int, stage: str, **fields: object) -> Order:
+        """Return an order with the roots and directories of this site."""
+        standard: dict[str, object] = {
+            "user": "alice",
+            "name": f"job{job}",
+            "workdir": str(self.destinations),
+            "has_buffer": True,
+            "access": ("striped",),
+            "roots": (str(self.sources if stage == "stage_in" else self.destinations),),
+            "timeout_s": 60,
+            "time_limit_s": 60 if stage == "run" else 0,
+        }
+        return msgspec.convert(
+            standard
+            | {"job": job, "attempt": attempt, "stage": stage}
+            | {k: msgspec.to_builtins(v) for k, v in fields.items()},
+            type=Order,
+        )
+
+    def supervisors(self) -> list[int]:
+        """Return the ids of the supervisors of this site that live."""
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdecimal():
+                try:
+                    command = Path(f"/proc/{name}/cmdline").read_bytes()
+                except OSError:
+                    continue
+                if b"cluster.agent.step" in command and str(self.home).encode() in command:
+                    found.append(int(name))
+        return found
+
+    def clean_up(self) -> None:
+        """End everything that was started here."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for pid in self.supervisors():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[tuple[ControllerDouble, subprocess.Popen[bytes]]]:
+        """Give a controller and an agent that has registered with it."""
+        controller = ControllerDouble(self.config)
+        await controller.start()
+        try:
+            agent = self.start_agent()
+            await controller.wait(lambda: bool(controller.registrations))
+            yield controller, agent
+        finally:
+            await controller.stop()
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates of a replica and an agent, made once."""
+    directory = tmp_path_factory.mktemp("tls")
+    now = SystemClock().now()
+    authority = create_authority(directory, cluster_name="test", cluster_id="0123456789abcdef" * 2, at=now)
+    issue(authority, directory, role=Role.REPLICA, name="r1", at=now, addresses=["127.0.0.1"])
+    issue(authority, directory, role=Role.AGENT, name="n1", at=now)
+    return directory
+
+
+@pytest.fixture
+def site(tmp_path: Path, tls: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """A configured node; its log is shown when the test fails."""
+    place = Site(tmp_path, tls)
+    yield place
+    place.clean_up()
+    log = tmp_path / "agent.log"
+    if log.exists():
+        print(log.read_text())

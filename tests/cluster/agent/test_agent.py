@@ -1,0 +1,368 @@
+"""The agent as a process, against a controller over mutual TLS: what the contract promises, whatever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from replica.buffers import Transfer, TransferKind
+from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.jobs import JobState
+from tests.cluster.agent.conftest import Site
+from tests.cluster.agent.double import script_of, shown
+
+
+def test_a_job_is_staged_in_run_staged_out_and_torn_down(site: Site) -> None:
+    (site.sources / "data").write_text("3\n4\n")
+    tree = site.sources / "tree" / "deep"
+    tree.mkdir(parents=True)
+    (tree / "more").write_text("5\n")
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            inwards = (
+                Transfer(TransferKind.FILE, str(site.sources / "data"), "$DW_JOB_STRIPED/data"),
+                Transfer(TransferKind.DIRECTORY, str(site.sources / "tree"), "${DW_JOB_STRIPED}/tree"),
+            )
+            await controller.order(site.order(7, 1, "stage_in", transfers=inwards, capacity_bytes=1024))
+            done = await controller.result(7, 1)
+            assert isinstance(done, OperationDone) and (done.files, done.size_bytes) == (2, 6), done
+            script = script_of(
+                'cat "$DW_JOB_STRIPED/data" "$DW_JOB_STRIPED/tree/deep/more" > "$FOREBAY_JOB_DIR/striped/all"',
+                'echo "$FOREBAY_JOB_ID $FOREBAY_ATTEMPT $FOREBAY_NODE $SLURM_JOB_NAME $MINE $(pwd)"',
+            )
+            await controller.order(site.order(7, 2, "run", script=script, environment=(("MINE", "yes"),)))
+            assert isinstance(await controller.result(7, 2, ScriptStarted), ScriptStarted)
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert shown(site.destinations / "forebay-7.out") == f"7 2 n1 job7 yes {site.destinations}\n"
+            await controller.order(site.order(7, 3, "post_run"))
+            assert isinstance(await controller.result(7, 3), OperationDone)
+            outwards = (Transfer(TransferKind.FILE, str(site.destinations / "new" / "all"), "$DW_JOB_STRIPED/all"),)
+            await controller.order(site.order(7, 4, "stage_out", transfers=outwards))
+            done = await controller.result(7, 4)
+            assert isinstance(done, OperationDone) and (done.files, done.size_bytes) == (1, 6), done
+            assert shown(site.destinations / "new" / "all") == "3\n4\n5\n"
+            await controller.order(site.order(7, 5, "teardown"))
+            assert isinstance(await controller.result(7, 5), OperationDone)
+            for place in ("buffers", "steps", "operations"):
+                assert os.listdir(site.home / place) == [], place
+
+    asyncio.run(story())
+
+
+def count_lines(path: Path) -> int:
+    """Return how many lines a file has, 0 if there is none."""
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+async def until(what: object) -> None:
+    """Wait until the callable `what` holds: for what only the file system tells."""
+    assert callable(what)
+    async with asyncio.timeout(20):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process lives and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+GATED = script_of("echo begun >> begun", "until [ -e gate ]; do sleep 0.02; done", "echo over >> over")
+"""A script that says that it began, waits for a file, and says that it is over."""
+
+
+def test_an_agent_killed_while_the_script_runs_comes_back_to_it_and_reports_one_end(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 2, "run", script=GATED))
+            await controller.result(7, 2, ScriptStarted)
+            await site.kill_agent(agent)
+            site.start_agent()
+            await controller.wait(lambda: len(controller.registrations) == 2)
+            first, second = controller.registrations
+            assert first.instance != second.instance and first.storage_id == second.storage_id
+            (site.destinations / "gate").touch()
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert [type(report.result) for report in controller.accepted] == [ScriptStarted, ScriptEnded]
+            assert count_lines(site.destinations / "begun") == count_lines(site.destinations / "over") == 1
+
+    asyncio.run(story())
+
+
+def test_a_script_that_ends_while_no_agent_lives_is_reported_by_the_next_one(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 2, "run", script=GATED))
+            await until((site.destinations / "begun").exists)
+            await site.kill_agent(agent)
+            (site.destinations / "gate").touch()
+            await until((site.home / "steps" / "7" / "status.json").exists)
+            site.start_agent()
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert count_lines(site.destinations / "begun") == 1
+
+    asyncio.run(story())
+
+
+def test_a_supervisor_that_is_killed_means_node_fail_and_nothing_of_the_script_is_left(site: Site) -> None:
+    script = script_of("echo $$ > pids", "setsid sleep 600 & echo $! >> pids", "echo begun > begun", "sleep 600")
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=script))
+            await controller.result(7, 2, ScriptStarted)
+            await until((site.destinations / "begun").exists)
+            pids = [int(line) for line in (site.destinations / "pids").read_text().split()]
+            assert len(pids) == 2 and all(map(alive, pids))
+            (supervisor,) = site.supervisors()
+            os.kill(supervisor, signal.SIGKILL)
+            ended = await controller.result(7, 2)
+            assert isinstance(ended, ScriptEnded) and ended.result is JobState.NODE_FAIL
+            assert "outcome is unknown" in ended.message
+            assert not any(map(alive, pids))
+
+    asyncio.run(story())
+
+
+def test_a_script_over_its_time_limit_is_ended_even_if_it_ignores_sigterm(site: Site) -> None:
+    script = script_of("trap 'echo asked > asked' TERM", "echo begun > begun", "while :; do sleep 0.1; done")
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=script, time_limit_s=1))
+            ended = await controller.result(7, 2)
+            assert isinstance(ended, ScriptEnded)
+            assert (ended.result, ended.signal) == (JobState.TIMEOUT, signal.SIGKILL)
+            assert "1 s" in ended.message
+            assert shown(site.destinations / "asked") == "asked\n"
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_script_is_asked_to_end_and_reported_as_cancelled(site: Site) -> None:
+    script = script_of("trap 'echo asked > asked; exit 3' TERM", "echo begun > begun", "while :; do sleep 0.1; done")
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            order = site.order(7, 2, "run", script=script)
+            await controller.order(order)
+            await until((site.destinations / "begun").exists)
+            await controller.order(site.order(7, 2, "run", script=script, started=True, cancel=True))
+            assert await controller.result(7, 2) == ScriptEnded(JobState.CANCELLED, 3, 0)
+            assert shown(site.destinations / "asked") == "asked\n"
+
+    asyncio.run(story())
+
+
+def test_a_script_that_was_cancelled_before_it_began_never_begins(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=GATED, cancel=True))
+            assert await controller.result(7, 2) == ScriptEnded(JobState.CANCELLED)
+            assert not (site.destinations / "begun").exists()
+
+    asyncio.run(story())
+
+
+def test_a_script_that_was_started_but_is_not_recorded_here_is_node_fail_and_never_launched(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=GATED, started=True))
+            ended = await controller.result(7, 2)
+            assert isinstance(ended, ScriptEnded) and ended.result is JobState.NODE_FAIL
+            assert not (site.destinations / "begun").exists()
+
+    asyncio.run(story())
+
+
+def test_a_script_whose_order_is_withdrawn_is_ended_before_the_teardown(site: Site) -> None:
+    script = script_of(
+        "echo $$ > pid", "trap 'echo late > late' EXIT TERM", "echo begun > begun", "while :; do sleep 0.1; done"
+    )
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=script))
+            await controller.result(7, 2, ScriptStarted)
+            await until((site.destinations / "begun").exists)
+            pid = int((site.destinations / "pid").read_text())
+            await controller.order(site.order(7, 3, "teardown"))
+            assert isinstance(await controller.result(7, 3), OperationDone)
+            assert not alive(pid)
+            assert [report.attempt for report in controller.received if isinstance(report.result, ScriptEnded)] == []
+
+    asyncio.run(story())
+
+
+def test_a_script_whose_order_is_withdrawn_while_no_agent_lives_is_ended_by_the_next_one(site: Site) -> None:
+    script = script_of("echo $$ > pid", "echo begun > begun", "sleep 600")
+
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 2, "run", script=script))
+            await until((site.destinations / "begun").exists)
+            pid = int((site.destinations / "pid").read_text())
+            await site.kill_agent(agent)
+            await controller.order(site.order(7, 3, "teardown"))
+            site.start_agent()
+            assert isinstance(await controller.result(7, 3), OperationDone)
+            assert not alive(pid)
+
+    asyncio.run(story())
+
+
+def test_what_is_done_while_nobody_answers_is_reported_when_somebody_does(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 2, "run", script=GATED))
+            await controller.result(7, 2, ScriptStarted)
+            controller.silent = True
+            (site.destinations / "gate").touch()
+            await until(lambda: any((site.home / "outbox").iterdir()))
+            # Not even its own death loses the result.
+            await site.kill_agent(agent)
+            site.start_agent()
+            controller.silent = False
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            await until(lambda: not any((site.home / "outbox").iterdir()))
+
+    asyncio.run(story())
+
+
+def test_a_report_whose_answer_is_lost_is_sent_again_with_the_same_id_and_counts_once(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            controller.deaf = True
+            await controller.order(site.order(7, 2, "run", script=script_of("true")))
+            await controller.wait(lambda: len(controller.received) >= 2)
+            assert len({report.command_id for report in controller.received}) == 1
+            controller.deaf = False
+            await until(lambda: not any((site.home / "outbox").iterdir()))
+            assert [type(report.result) for report in controller.accepted] == [ScriptStarted, ScriptEnded]
+
+    asyncio.run(story())
+
+
+def test_sigterm_ends_the_agent_with_0_and_its_workers_but_not_the_scripts(site: Site) -> None:
+    site.configure(more='copy_rate = "64KiB"')
+    (site.sources / "big").write_bytes(os.urandom(1024 * 1024))
+
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
+            await controller.order(
+                site.order(7, 2, "run", script=GATED), site.order(8, 1, "stage_in", transfers=(transfer,))
+            )
+            await controller.result(7, 2, ScriptStarted)
+            await controller.wait(lambda: any(row.bytes_done for poll in controller.polls for row in poll.progress))
+            agent.terminate()
+            assert await site.ended(agent) == 0
+            assert len(site.supervisors()) == 1
+            assert os.listdir(site.home / "buffers" / "8" / "striped") == []
+            site.start_agent()
+            (site.destinations / "gate").touch()
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+
+    asyncio.run(story())
+
+
+def test_progress_is_on_the_polls_while_data_moves(site: Site) -> None:
+    site.configure(more='copy_rate = "1MiB"')
+    (site.sources / "big").write_bytes(os.urandom(1536 * 1024))
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
+            await controller.order(site.order(8, 1, "stage_in", transfers=(transfer,)))
+            assert isinstance(await controller.result(8, 1), OperationDone)
+            rows = [row for poll in controller.polls for row in poll.progress if row.rate_bytes_s]
+            assert rows and all(
+                (row.job, row.attempt, row.stage, row.files_total) == (8, 1, "stage_in", 1) for row in rows
+            )
+            assert all(0 < row.bytes_done <= row.bytes_total == 1536 * 1024 for row in rows)
+
+    asyncio.run(story())
+
+
+def test_an_attempt_that_is_superseded_is_ended_before_the_next_begins(site: Site) -> None:
+    site.configure(more='copy_rate = "64KiB"')
+    (site.sources / "big").write_bytes(os.urandom(1024 * 1024))
+    (site.sources / "small").write_bytes(b"small")
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            for attempt, name in ((1, "big"), (2, "small")):
+                transfer = Transfer(TransferKind.FILE, str(site.sources / name), f"$DW_JOB_STRIPED/{name}")
+                await controller.order(site.order(8, attempt, "stage_in", transfers=(transfer,)))
+                if attempt == 1:
+                    await controller.wait(
+                        lambda: any(row.bytes_done for poll in controller.polls for row in poll.progress)
+                    )
+            assert isinstance(await controller.result(8, 2), OperationDone)
+            assert [report.attempt for report in controller.received] == [2]
+            assert os.listdir(site.home / "buffers" / "8" / "striped") == ["small"]
+
+    asyncio.run(story())
+
+
+def test_a_staging_that_an_agents_death_interrupted_is_done_again_when_it_is_ordered_again(site: Site) -> None:
+    site.configure(more='copy_rate = "64KiB"')
+    (site.sources / "big").write_bytes(os.urandom(256 * 1024))
+
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
+            await controller.order(site.order(8, 1, "stage_in", transfers=(transfer,)))
+            await controller.wait(lambda: any(row.bytes_done for poll in controller.polls for row in poll.progress))
+            await site.kill_agent(agent)
+            site.configure()
+            await controller.order(site.order(8, 2, "stage_in", transfers=(transfer,)))
+            site.start_agent()
+            assert isinstance(await controller.result(8, 2), OperationDone)
+            assert (site.home / "buffers" / "8" / "striped" / "big").read_bytes() == (site.sources / "big").read_bytes()
+
+    asyncio.run(story())
+
+
+def test_an_operation_over_its_time_is_ended_and_reported_as_failed(site: Site) -> None:
+    site.configure(more='copy_rate = "64KiB"')
+    (site.sources / "big").write_bytes(os.urandom(1024 * 1024))
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
+            await controller.order(site.order(8, 1, "stage_in", transfers=(transfer,), timeout_s=1))
+            failed = await controller.result(8, 1)
+            assert failed == OperationFailed("stage_in took longer than 1 s and was ended")
+
+    asyncio.run(story())
+
+
+def test_a_second_agent_in_the_same_directory_is_refused_by_name(site: Site) -> None:
+    async def story() -> None:
+        async with site.running():
+            assert await site.ended(site.start_agent()) == 1
+            assert "another agent works in this directory" in shown(site.directory / "agent.log")
+
+    asyncio.run(story())
+
+
+def test_what_a_script_leaves_behind_is_gone_when_its_end_is_reported(site: Site) -> None:
+    script = script_of(
+        "setsid sh -c 'echo $$ > pid; exec sleep 600' < /dev/null > /dev/null 2>&1 &",
+        "until [ -e pid ]; do sleep 0.02; done",
+    )
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=script))
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert not alive(int((site.destinations / "pid").read_text()))
+
+    asyncio.run(story())

@@ -1,0 +1,434 @@
+"""Copying: whole or not at all, what was read, and nothing that is no file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.agent import mover as mover_module
+from cluster.agent.beneath import identity_of
+from cluster.agent.durable import open_directory
+from cluster.agent.mover import Mover, Throttle, TransferFailed
+from cluster.agent.progress import SharedCounters
+from cluster.agent.staging import stage_in, stage_out
+from cluster.agent.work import Work
+from cluster.clock import ManualClock, SystemClock
+from replica.buffers import Transfer, TransferKind
+from replica.commands import OperationDone
+from replica.orders import Order
+
+FILE, DIRECTORY = TransferKind.FILE, TransferKind.DIRECTORY
+
+
+class Bench:
+    """A buffer and places outside, without processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.outside = directory / "outside"
+        self.home = directory / "home"
+        self.buffer = self.home / "buffers" / "7"
+        self.outside.mkdir()
+        self.buffer.mkdir(parents=True)
+
+    def order(self, *transfers: Transfer, capacity_bytes: int = 0) -> Order:
+        return Order(
+            job=7,
+            attempt=1,
+            stage="stage_in",
+            user="alice",
+            name="x",
+            workdir="/",
+            transfers=transfers,
+            roots=(str(self.outside),),
+            capacity_bytes=capacity_bytes,
+        )
+
+    def run(self, stage: Callable[..., OperationDone], order: Order) -> OperationDone:
+        buffer, home, counters = open_directory(self.buffer), open_directory(self.home), SharedCounters.create()
+        try:
+            mover = Mover(7, SharedCounters(counters), Throttle(0, SystemClock()), limit_bytes=order.capacity_bytes)
+            return stage(order, buffer, mover, identity_of(home))
+        finally:
+            for descriptor in (buffer, home, counters):
+                os.close(descriptor)
+
+    def stage_in(self, *transfers: Transfer, capacity_bytes: int = 0) -> OperationDone:
+        return self.run(stage_in, self.order(*transfers, capacity_bytes=capacity_bytes))
+
+    def stage_out(self, *transfers: Transfer) -> OperationDone:
+        return self.run(stage_out, self.order(*transfers))
+
+    def fill(self, **files: str) -> Path:
+        striped = self.buffer / "striped"
+        striped.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (striped / name).write_text(text)
+        return striped
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def tree_of(directory: Path) -> dict[str, bytes | None]:
+    """Return every path below a directory with its contents, None for a directory."""
+    return {
+        str(path.relative_to(directory)): None if path.is_dir() else path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+    }
+
+
+names = st.text(alphabet="ab.é \n$-", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
+trees = st.recursive(
+    st.binary(max_size=300), lambda inner: st.dictionaries(names, inner, max_size=4), max_leaves=12
+).map(lambda tree: tree if isinstance(tree, dict) else {"f": tree})
+
+
+def plant(directory: Path, tree: dict[str, object]) -> None:
+    """Make a tree of files."""
+    directory.mkdir()
+    for name, inner in tree.items():
+        if isinstance(inner, bytes):
+            (directory / name).write_bytes(inner)
+        else:
+            assert isinstance(inner, dict)
+            plant(directory / name, inner)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=trees)
+def test_a_directory_comes_back_from_the_buffer_as_it_went_in(
+    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, object]
+) -> None:
+    bench = Bench(tmp_path_factory.mktemp("bench"))
+    plant(bench.outside / "tree", tree)
+    into = bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "tree"), "$DW_JOB_STRIPED/t"))
+    back = bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "back"), "$DW_JOB_STRIPED/t"))
+    expected = tree_of(bench.outside / "tree")
+    assert tree_of(bench.outside / "back") == tree_of(bench.buffer / "striped" / "t") == expected
+    sizes = [len(data) for data in expected.values() if data is not None]
+    assert (into.files, into.size_bytes) == (back.files, back.size_bytes) == (len(sizes), sum(sizes))
+    assert into.digest == back.digest
+
+
+def test_the_digest_tells_contents_names_and_their_boundaries_apart(bench: Bench) -> None:
+    seen = set()
+    for number, tree in enumerate(({"a": b"1"}, {"a": b"2"}, {"b": b"1"}, {"a": {"b": b"1"}}, {"a": b"", "b": b"1"})):
+        plant(bench.outside / str(number), tree)
+        seen.add(bench.stage_in(Transfer(DIRECTORY, str(bench.outside / str(number)), "$DW_JOB_STRIPED")).digest)
+    assert len(seen) == 5
+
+
+def test_modes_are_kept_but_set_id_bits_are_stripped_and_times_are_kept(bench: Bench) -> None:
+    source = bench.outside / "tool"
+    source.write_text("x")
+    source.chmod(0o6755)
+    os.utime(source, ns=(10**18, 10**18 + 5))
+    bench.stage_in(Transfer(FILE, str(source), "$DW_JOB_PRIVATE/tool"))
+    status = (bench.buffer / "private" / "tool").stat()
+    assert stat.S_IMODE(status.st_mode) == 0o755
+    assert status.st_mtime_ns == 10**18 + 5
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+ODD = {"symbolic link": make_link, "named pipe": make_pipe, "socket": make_socket}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("inside_a_tree", [False, True])
+def test_whatever_is_no_file_is_refused_by_name_and_nothing_is_copied(
+    bench: Bench, kind: str, inside_a_tree: bool
+) -> None:
+    (bench.outside / "d").mkdir()
+    (bench.outside / "d" / "a").write_text("a")
+    ODD[kind](bench.outside / "d" / "odd")
+    transfer = (
+        Transfer(DIRECTORY, str(bench.outside / "d"), "$DW_JOB_STRIPED/d")
+        if inside_a_tree
+        else Transfer(FILE, str(bench.outside / "d" / "odd"), "$DW_JOB_STRIPED/odd")
+    )
+    with pytest.raises(TransferFailed, match=f"d/odd is a {kind}"):
+        bench.stage_in(transfer)
+    assert tree_of(bench.buffer) == {"striped": None, "private": None}
+    bench.fill(a="a")
+    ODD[kind](bench.buffer / "striped" / "odd")
+    with pytest.raises(TransferFailed, match=f"STRIPED/odd is a {kind}"):
+        bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED"))
+    assert not (bench.outside / "o" / "a").exists()
+
+
+def test_a_missing_source_is_named_with_its_transfer(bench: Bench) -> None:
+    outside = str(bench.outside / "gone")
+    with pytest.raises(TransferFailed) as caught:
+        bench.stage_in(Transfer(FILE, outside, "$DW_JOB_STRIPED/x"))
+    assert str(caught.value) == f"stage_in source={outside} destination=$DW_JOB_STRIPED/x: {outside} does not exist"
+    with pytest.raises(
+        TransferFailed, match=r"stage_out source=\$DW_JOB_STRIPED/y .*\$DW_JOB_STRIPED/y does not exist"
+    ):
+        bench.stage_out(Transfer(FILE, str(bench.outside / "y"), "$DW_JOB_STRIPED/y"))
+
+
+def test_more_than_the_capacity_is_refused_with_both_figures_before_anything_is_copied(bench: Bench) -> None:
+    (bench.outside / "a").write_bytes(bytes(600))
+    (bench.outside / "b").write_bytes(bytes(425))
+    both = [Transfer(FILE, str(bench.outside / name), f"$DW_JOB_STRIPED/{name}") for name in "ab"]
+    with pytest.raises(TransferFailed, match=r"needs 1025 bytes, the buffer has 1KiB \(1024 bytes\)"):
+        bench.stage_in(*both, capacity_bytes=1024)
+    assert tree_of(bench.buffer / "striped") == {}
+    assert bench.stage_in(*both, capacity_bytes=1025).size_bytes == 1025
+
+
+def test_a_source_that_changes_once_is_read_again_and_one_that_keeps_changing_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = bench.outside / "log"
+    transfer = Transfer(FILE, str(source), "$DW_JOB_STRIPED/log")
+    real, changes = os.fstat, [0]
+
+    def change(times: int) -> None:
+        source.write_text("0")
+        changes[0] = times
+
+    def pour(self: Mover, *arguments: object) -> bytes:
+        digest = real_pour(self, *arguments)  # type: ignore[arg-type]
+        if changes[0]:
+            changes[0] -= 1
+            with source.open("a") as file:
+                file.write("+")
+        return digest
+
+    real_pour = Mover._pour
+    monkeypatch.setattr(Mover, "_pour", pour)
+    change(1)
+    done = bench.stage_in(transfer)
+    assert (done.files, done.size_bytes) == (1, 2)
+    assert (bench.buffer / "striped" / "log").read_text() == "0+"
+    change(2)
+    with pytest.raises(TransferFailed, match="log changed while it was copied"):
+        bench.stage_in(transfer)
+    assert tree_of(bench.buffer / "striped") == {}
+    assert real is os.fstat
+
+
+def test_what_does_not_read_back_as_it_was_written_is_refused_and_not_put_in_place(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.fill(result="new")
+    (bench.outside / "result").write_text("old")
+    monkeypatch.setattr(mover_module, "_digest_on_disk", lambda descriptor: b"another digest")
+    with pytest.raises(TransferFailed, match="does not hold what was read"):
+        bench.stage_out(Transfer(FILE, str(bench.outside / "result"), "$DW_JOB_STRIPED/result"))
+    assert tree_of(bench.outside) == {"result": b"old"}
+
+
+def test_stage_out_replaces_files_leaves_others_alone_and_keeps_its_sources(bench: Bench) -> None:
+    striped = bench.fill(a="new a", b="b")
+    out = bench.outside / "out"
+    out.mkdir(mode=0o750)
+    (out / "a").write_text("old a")
+    (out / "other").write_text("other")
+    bench.stage_out(Transfer(DIRECTORY, str(out), "$DW_JOB_STRIPED"))
+    assert tree_of(out) == {"a": b"new a", "b": b"b", "other": b"other"}
+    assert tree_of(striped) == {"a": b"new a", "b": b"b"}
+    assert stat.S_IMODE(out.stat().st_mode) == 0o750
+
+
+def test_a_destination_that_is_no_regular_file_is_not_replaced(bench: Bench) -> None:
+    bench.fill(a="a")
+    for kind, make in {**ODD, "directory": Path.mkdir}.items():
+        target = bench.outside / kind
+        make(target)
+        with pytest.raises(TransferFailed, match=f"exists and is a {kind}"):
+            bench.stage_out(Transfer(FILE, str(target), "$DW_JOB_STRIPED/a"))
+
+
+BAD_OUTSIDE = {
+    "relative/x": "not an absolute path",
+    "{outside}/../x": r"has a '\.\.' in it",
+    "/etc/passwd": "lies outside the directories",
+    "{outside}x/y": "lies outside the directories",
+    "{outside}/link/x": "link is a symbolic link, not a directory",
+    "{outside}/file/x": "file is a regular file, not a directory",
+    "{outside}": "names a directory",
+    "{outside}/a\0b": "zero byte",
+}
+
+
+@pytest.mark.parametrize("path", BAD_OUTSIDE)
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_a_path_that_does_not_lie_beneath_a_root_is_refused_by_name(bench: Bench, path: str, way: str) -> None:
+    bench.fill(a="a")
+    (bench.outside / "file").write_text("x")
+    (bench.outside / "link").symlink_to("/etc")
+    stage = bench.stage_in if way == "in" else bench.stage_out
+    with pytest.raises(TransferFailed, match=BAD_OUTSIDE[path]):
+        stage(Transfer(FILE, path.format(outside=bench.outside), "$DW_JOB_STRIPED/a"))
+
+
+@pytest.mark.parametrize(
+    "inside", ["a", "/etc/passwd", "$HOME/a", "$DW_JOB_STRIPEDx/a", "$DW_JOB_STRIPED/../../x", "", "${DW_JOB_STRIPED/a"]
+)
+def test_a_path_that_is_not_in_the_buffer_is_refused_by_name(bench: Bench, inside: str) -> None:
+    (bench.outside / "a").write_text("a")
+    with pytest.raises(TransferFailed, match="is not a path in the buffer|has a '..' in it"):
+        bench.stage_in(Transfer(FILE, str(bench.outside / "a"), inside))
+
+
+@pytest.mark.parametrize(
+    ("inside", "place"),
+    [
+        ("$DW_JOB_STRIPED/d/x", "striped/d/x"),
+        ("${DW_JOB_STRIPED}/x", "striped/x"),
+        ("$DW_JOB_PRIVATE//x/", "private/x"),
+        ("$DW_JOB_LDBALANCE/x", "striped/x"),
+        ("$FOREBAY_JOB_DIR/x", "x"),
+    ],
+)
+def test_each_variable_of_the_buffer_points_where_the_job_sees_it(bench: Bench, inside: str, place: str) -> None:
+    (bench.outside / "a").write_text("a")
+    bench.stage_in(Transfer(FILE, str(bench.outside / "a"), inside))
+    assert (bench.buffer / place).read_text() == "a"
+
+
+def test_a_link_in_the_buffer_cannot_lead_a_stage_out_elsewhere(bench: Bench) -> None:
+    striped = bench.fill()
+    (striped / "etc").symlink_to("/etc")
+    for inside in ("$DW_JOB_STRIPED/etc/hostname", "$DW_JOB_STRIPED/etc"):
+        with pytest.raises(TransferFailed, match="symbolic link"):
+            bench.stage_out(Transfer(FILE, str(bench.outside / "x"), inside))
+    with pytest.raises(TransferFailed, match="symbolic link"):
+        bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "x"), "$DW_JOB_STRIPED/etc"))
+
+
+def test_the_agents_own_directory_is_nobodys_source_or_destination(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    bench = Bench(tmp_path / "outside")
+    bench.outside = tmp_path
+    bench.fill(a="a")
+    inside_home = str(bench.home / "buffers" / "9" / "stolen")
+    with pytest.raises(TransferFailed, match="is the agent's own directory"):
+        bench.stage_out(Transfer(FILE, inside_home, "$DW_JOB_STRIPED/a"))
+    with pytest.raises(TransferFailed, match="is the agent's own directory"):
+        bench.stage_in(Transfer(FILE, str(bench.home / "storage-id"), "$DW_JOB_STRIPED/a"))
+
+
+def test_a_tree_that_is_too_deep_is_refused_by_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover_module, "DIRECTORY_DEPTH_MAX", 3)
+    (bench.outside / "1" / "2" / "3" / "4").mkdir(parents=True)
+    with pytest.raises(TransferFailed, match="1/2/3/4 lies more than 3 directories deep"):
+        bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "1"), "$DW_JOB_STRIPED"))
+
+
+def test_a_throttle_lets_as_much_through_as_its_rate_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    throttle = Throttle(1000, clock)
+    waits: list[float] = []
+    monkeypatch.setattr(throttle._never, "wait", lambda wait_s: (waits.append(wait_s), clock.advance(wait_s)))
+    for _ in range(5):
+        throttle.take(400)
+    assert sum(waits) == pytest.approx(2.0)
+    assert Throttle(1000, clock).chunk_bytes() < Throttle(0, clock).chunk_bytes()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(bytes_before=st.integers(0, 9), end=st.sampled_from([signal.SIGKILL, signal.SIGTERM]))
+def test_a_worker_ended_at_any_point_leaves_a_destination_absent_old_or_complete(
+    tmp_path_factory: pytest.TempPathFactory, bytes_before: int, end: signal.Signals
+) -> None:
+    bench = Bench(tmp_path_factory.mktemp("bench"))
+    chunk = 4096
+    old, new = b"old" * 100, os.urandom(chunk * 4)
+    striped = bench.fill()
+    (striped / "a").write_bytes(new)
+    (striped / "b").write_bytes(new)
+    (bench.outside / "a").write_bytes(old)
+    # Ten moments in the copies of two files of four chunks each, by what the worker itself has counted.
+    worker = Worker(
+        bench, [Transfer(FILE, str(bench.outside / name), f"$DW_JOB_STRIPED/{name}") for name in "ab"], chunk * 40
+    )
+    worker.await_bytes(bytes_before * chunk)
+    worker.end(end)
+    assert (bench.outside / "a").read_bytes() in (old, new)
+    assert not (bench.outside / "b").exists() or (bench.outside / "b").read_bytes() == new
+    if end is signal.SIGTERM:
+        assert set(os.listdir(bench.outside)) <= {"a", "b"}
+    again = Worker(bench, [Transfer(FILE, str(bench.outside / name), f"$DW_JOB_STRIPED/{name}") for name in "ab"], 0)
+    assert isinstance(again.result(), OperationDone)
+    assert tree_of(bench.outside) == {"a": new, "b": new}
+
+
+class Worker:
+    """A worker as a process, without an agent."""
+
+    def __init__(self, bench: Bench, transfers: list[Transfer], rate_bytes_s: int) -> None:
+        self._progress = SharedCounters.create()
+        self._counters = SharedCounters(self._progress)
+        order = msgspec.structs.replace(bench.order(*transfers), stage="stage_out")
+        work = Work(
+            order=order,
+            home=str(bench.home),
+            storage_id="0" * 32,
+            accounts="own",
+            copy_rate_bytes_s=rate_bytes_s,
+            progress=self._progress,
+            agent=os.getpid(),
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cluster.agent.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(self._progress,),
+            cwd=Path(__file__).resolve().parents[3],
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(work))
+        self._process.stdin.close()
+
+    def await_bytes(self, count: int) -> None:
+        """Wait until the worker has copied this much, or is over."""
+        while self._counters.read().bytes_done < count and self._process.poll() is None:
+            os.sched_yield()
+
+    def end(self, number: signal.Signals) -> None:
+        """Signal it and wait for its end."""
+        self._process.send_signal(number)
+        self._process.wait()
+        self._close()
+
+    def result(self) -> object:
+        """Wait for its result."""
+        assert self._process.stdout is not None
+        data = self._process.stdout.read()
+        assert self._process.wait() == 0
+        self._close()
+        return msgspec.json.decode(data, type=OperationDone)
+
+    def _close(self) -> None:
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._counters.close()
+        os.close(self._progress)

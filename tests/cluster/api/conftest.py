@@ -1,0 +1,20 @@
+"""Fixtures of the API's tests: one cluster's certificates for all, a replica for each."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config import Config
+from tests.cluster.rig import make_cluster, placed
+
+
+@pytest.fixture(scope="session")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A founded cluster of one replica, two agents and two users."""
+    return make_cluster(tmp_path_factory.mktemp("cluster"))
+
+
+@pytest.fixture
+def config(founded: Config, tmp_path: Path) -> Config:
+    """The cluster's configuration with storage and ports of this test's own."""
+    return placed(founded, tmp_path)

@@ -1,0 +1,423 @@
+"""The commands against an HTTPS double of the API: what is sent, what is printed where, and the exit code."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.cli.exits import MEANINGS, ExitCode
+from cluster.client import new_command_id
+from cluster.client.views import (
+    BuffersAnswer,
+    BufferView,
+    HistoryAnswer,
+    JobsAnswer,
+    JobView,
+    MembersAnswer,
+    MemberView,
+    NodesAnswer,
+    NodeView,
+    PoolsAnswer,
+    PoolView,
+    SnapshotView,
+    StatusView,
+    TransfersAnswer,
+    TransferView,
+    WhyView,
+)
+from cluster.clock import SystemClock
+from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.views import HISTORY, JOBS, PENDING, job
+
+SCRIPT = "#!/bin/sh\n#SBATCH --time=1:30:00 -J sort\n#DW jobdw capacity=16MiB type=scratch\nsort\n"
+POOL = PoolView(
+    name="fast", quantity_bytes=96 * 1024**2, granularity_bytes=8 * 1024**2, held_bytes=16 * 1024**2,
+    free_bytes=80 * 1024**2, is_default=True, buffers=1, revision=5,
+)  # fmt: skip
+NODE = NodeView(
+    name="n1", state="UP", reason="", cpus=4, cpus_in_use=2, instance="i", storage_id="s", registered_time=None,
+    jobs=(7, 8), last_contact_s=0.25, revision=5,
+)  # fmt: skip
+BUFFER = BufferView(
+    job_id=42, user="alice", state="staging-in", pool="fast", capacity_bytes=16 * 1024**2, requested_bytes=1,
+    held_bytes=16 * 1024**2, node="n1", access=("striped",), create_time="2026-01-31T09:00:00.000000Z", revision=5,
+)  # fmt: skip
+TRANSFER = TransferView(
+    job_id=42, attempt=1, node="n1", stage="stage_in", files_done=1, files_total=3, bytes_done=1536, bytes_total=4096,
+    rate_bytes_s=2.5 * 1024**2,
+)  # fmt: skip
+MEMBER = MemberView(
+    name="r1", peer="127.0.0.1:7401", api="127.0.0.1:7411", role="leader", reachable=True, term=3, commit_index=9,
+    applied_index=9, revision=5, lag_entries=0,
+)  # fmt: skip
+STATUS = StatusView(
+    cluster="demo", cluster_id="c", replica="r1", role="leader", term=3, leader="r1", ready=True, commit_index=9,
+    applied_index=9, last_index=9, revision=5, state_digest="ab" * 32,
+)  # fmt: skip
+SNAPSHOT = SnapshotView(
+    path="/x/snapshot-9.fbs", index=9, term=3, revision=5, at=None, size_bytes=4096, digest="ab" * 32
+)
+WHY = WhyView(
+    revision=77, at="2026-01-31T09:00:00.000000Z", job_id=42, state="PENDING", reason="BurstBufferResources",
+    burst_buffer_state="pending", sentence="16MiB of pool fast are asked for, 8MiB are free", blockers=(7, 8),
+    remedy="wait",
+)  # fmt: skip
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "job.sh"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_submit_sends_the_script_and_prints_the_job_id_as_sbatch_does(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", PENDING, 201)
+    result = forebay(double.config, "submit", script, "--bb", "capacity=1GiB", "--export", "A=b=c")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "Submitted batch job 42\n", "")
+    body = double.asked[0].body
+    assert body["script"] == SCRIPT
+    assert (body["name"], body["time_limit_s"], body["bb"]) == ("sort", 5_400, "capacity=1GiB")
+    assert body["environment"] == {"A": "b=c"}
+    assert body["workdir"] == str(Path.cwd())
+    assert len(body["command_id"]) == 32
+
+
+def test_a_script_may_come_from_standard_input(double: Double) -> None:
+    double.answer("POST", "/v1/jobs", PENDING, 201)
+    result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\ntrue\n")
+    assert result.stdout == "Submitted batch job 42\n"
+    assert double.asked[0].body["name"] == "sbatch"
+
+
+def test_a_submit_with_json_prints_the_job_and_warnings_go_to_stderr(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", job(warnings=("pfs= was kept but is not understood",)), 201)
+    result = forebay(double.config, "submit", script, "--json")
+    assert msgspec.json.decode(result.stdout, type=JobView).job_id == 42
+    assert result.stderr == "forebay: warning: pfs= was kept but is not understood\n"
+
+
+def test_a_refused_request_prints_place_and_cause_first_and_slurms_sentence_last(double: Double, script: str) -> None:
+    double.refuse(
+        "POST", "/v1/jobs", 400, "invalid_capacity", "the size '1XB' has an unknown suffix 'XB'", remedy="use MiB",
+        place="script line 3, column 20",
+    )  # fmt: skip
+    result = forebay(double.config, "submit", script)
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        f"forebay: {script} line 3, column 20: the size '1XB' has an unknown suffix 'XB'",
+        "  what to do: use MiB",
+        "Burst Buffer request invalid",
+    ]
+
+
+def test_other_refusals_of_a_submit_do_not_blame_the_burst_buffer(double: Double, script: str) -> None:
+    double.refuse("POST", "/v1/jobs", 400, "unknown_dependency", "there is no job 9", place="dependencies")
+    result = forebay(double.config, "submit", script, "-d", "afterok:9")
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.stderr == "forebay: --dependency: there is no job 9\n"
+
+
+def test_a_bad_script_is_refused_before_anything_is_sent(double: Double) -> None:
+    result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\n#SBATCH --gpus=1\n")
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.stderr.startswith("forebay: script line 2, column 9: Forebay does not know the option '--gpus'\n")
+    assert double.asked == []
+
+
+def test_a_submit_whose_outcome_is_unknown_says_how_to_repeat_it_once(double: Double, script: str) -> None:
+    double.refuse("POST", "/v1/jobs", 503, "outcome_unknown", "leadership was lost", outcome="unknown")
+    result = forebay(double.config, "submit", script, deadline_s=0.3)
+    assert result.exit_code == ExitCode.OUTCOME_UNKNOWN
+    sent = {asked.body["command_id"] for asked in double.asked}
+    assert len(sent) == 1
+    assert f"--command-id {sent.pop()}" in result.stderr
+
+
+def test_a_repeated_submit_carries_the_id_it_was_given(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", PENDING, 201)
+    command_id = new_command_id(SystemClock())
+    assert forebay(double.config, "submit", script, "--command-id", command_id).exit_code == 0
+    assert double.asked[0].body["command_id"] == command_id
+    refused = forebay(double.config, "submit", script, "--command-id", "42")
+    assert (refused.exit_code, len(double.asked)) == (ExitCode.BAD_INPUT, 1)
+    assert "--command-id" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (400, "invalid_field", ExitCode.BAD_INPUT),
+        (401, "unauthorized", ExitCode.PERMISSION_DENIED),
+        (403, "permission_denied", ExitCode.PERMISSION_DENIED),
+        (404, "unknown_job", ExitCode.NOT_FOUND),
+        (409, "wrong_state", ExitCode.REFUSED),
+        (413, "too_large", ExitCode.BAD_INPUT),
+        (429, "queue_full", ExitCode.REFUSED),
+        (503, "no_leader", ExitCode.UNREACHABLE),
+    ],
+)
+def test_each_kind_of_refusal_has_its_exit_code(double: Double, status: int, code: str, expected: ExitCode) -> None:
+    double.refuse("GET", "/v1/jobs/42", status, code, "it was refused", remedy="do otherwise")
+    result = forebay(double.config, "job", "show", "42", deadline_s=0.2)
+    assert result.exit_code == expected
+    assert expected in MEANINGS
+    assert result.stdout == ""
+    assert "it was refused" in result.stderr
+    assert "what to do: do otherwise" in result.stderr
+
+
+def test_a_cluster_that_nobody_serves_is_unreachable(double: Double, tmp_path: Path) -> None:
+    other = tmp_path / "forebay.toml"
+    text = double.config.file.read_text().replace(str(double.config.replicas[0].api), "127.0.0.1:1")
+    other.write_text(text.replace('"tls', f'"{double.config.tls.certificates}'))
+    config = type(double.config).load(other)
+    result = forebay(config, "job", "list", deadline_s=0.2)
+    assert result.exit_code == ExitCode.UNREACHABLE
+    assert "127.0.0.1:1 cannot be reached" in result.stderr
+
+
+def test_the_identity_chooses_the_certificate(double: Double) -> None:
+    double.answer("GET", "/v1/jobs/42", PENDING)
+    assert forebay(double.config, "job", "show", "42", identity="alice").exit_code == 0
+    assert forebay(double.config, "job", "show", "42").exit_code == 0
+    assert [asked.identity for asked in double.asked] == ["user alice", "operator operator"]
+    unknown = forebay(double.config, "job", "show", "42", identity="mallory")
+    assert unknown.exit_code == ExitCode.BAD_INPUT
+    assert "mallory" in unknown.stderr
+
+
+def test_a_key_that_others_may_read_is_refused(double: Double) -> None:
+    key = double.config.tls.certificates / "alice.key"
+    key.chmod(0o644)
+    try:
+        result = forebay(double.config, "job", "show", "42", identity="alice")
+    finally:
+        key.chmod(0o600)
+    assert result.exit_code in (ExitCode.BAD_INPUT, ExitCode.PERMISSION_DENIED)
+    assert "chmod 600" in result.stderr
+    assert double.asked == []
+
+
+def test_a_certificate_that_cannot_be_used_is_permission_denied(double: Double) -> None:
+    key = double.config.tls.certificates / "alice.key"
+    text = key.read_bytes()
+    key.write_bytes((double.config.tls.certificates / "operator.key").read_bytes())
+    try:
+        result = forebay(double.config, "job", "show", "42", identity="alice")
+    finally:
+        key.write_bytes(text)
+    assert result.exit_code == ExitCode.PERMISSION_DENIED
+    assert "alice.key" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_jobs_that_have_ended_are_listed_on_request_only(double: Double) -> None:
+    double.answer("GET", "/v1/jobs.*", JOBS)
+    for words in ([], ["--all"], ["--state", "pd,running"], ["--user", "bob", "--limit", "5"]):
+        assert forebay(double.config, "job", "list", *words).exit_code == 0
+    unfinished = "PENDING%2CCONFIGURING%2CRUNNING%2CSUSPENDED%2CSTAGE_OUT"
+    assert [asked.target for asked in double.asked] == [
+        f"/v1/jobs?state={unfinished}",
+        "/v1/jobs",
+        "/v1/jobs?state=PENDING%2CRUNNING",
+        f"/v1/jobs?state={unfinished}&user=bob&limit=5",
+    ]
+
+
+def test_an_unknown_job_state_is_refused_with_the_near_one(double: Double) -> None:
+    result = forebay(double.config, "job", "list", "--state", "RUNING")
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "did you mean RUNNING?" in result.stderr
+
+
+def test_a_list_that_was_cut_off_says_so_on_stderr(double: Double) -> None:
+    double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(PENDING,), truncated=True))
+    assert "more than these 1 jobs" in forebay(double.config, "job", "list").stderr
+
+
+READS = {
+    ("job", "list"): ("/v1/jobs?.*", JOBS),
+    ("job", "show", "42"): ("/v1/jobs/42", PENDING),
+    ("job", "history", "42"): ("/v1/jobs/42/history", HISTORY),
+    ("job", "why", "42"): ("/v1/jobs/42/why", WHY),
+    ("pool", "list"): ("/v1/pools", PoolsAnswer(revision=5, pools=(POOL,))),
+    ("buffer", "list"): ("/v1/buffers", BuffersAnswer(revision=5, buffers=(BUFFER,))),
+    ("node", "list"): ("/v1/nodes", NodesAnswer(revision=5, nodes=(NODE,))),
+    ("transfer", "list"): ("/v1/transfers", TransfersAnswer(revision=5, transfers=(TRANSFER,))),
+    ("member", "list"): (
+        "/v1/members",
+        MembersAnswer(revision=5, replica="r1", leader="r1", term=3, members=(MEMBER,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("words", READS, ids=" ".join)
+def test_every_listing_has_json_that_is_the_answer_itself_and_nothing_else(
+    double: Double, words: tuple[str, ...]
+) -> None:
+    path, view = READS[words]
+    double.answer("GET", path + r"(\?.*)?", view)
+    result = forebay(double.config, *words, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert msgspec.json.decode(result.stdout, type=type(view)) == view
+
+
+@pytest.mark.parametrize("words", [words for words in READS if words != ("transfer", "list")], ids=" ".join)
+def test_stale_reads_are_asked_for_by_the_global_option(double: Double, words: tuple[str, ...]) -> None:
+    path, view = READS[words]
+    double.answer("GET", path + r"(\?.*)?", view)
+    assert forebay(double.config, *words, stale=True).exit_code == 0
+    assert "stale=ok" in double.asked[0].target
+
+
+def test_why_asks_about_the_past_and_explains_with_figures(double: Double) -> None:
+    double.answer("GET", r"/v1/jobs/42/why\?at=77", WHY)
+    result = forebay(double.config, "job", "why", "42", "--at", "77")
+    assert result.stdout.splitlines() == [
+        "Job 42: JobState=PENDING, Reason=BurstBufferResources, BurstBufferState=pending",
+        "At revision 77 (2026-01-31T09:00:00Z): 16MiB of pool fast are asked for, 8MiB are free",
+        "It waits for jobs 7, 8.",
+        "What to do: wait",
+    ]
+
+
+def test_cancel_hold_and_release_go_on_after_a_refusal_and_exit_with_the_first_code(double: Double) -> None:
+    double.answer("POST", "/v1/jobs/42/(cancel|hold|release)", PENDING)
+    double.refuse("POST", "/v1/jobs/7/.*", 404, "unknown_job", "there is no job 7")
+    for command in ("cancel", "hold", "release"):
+        result = forebay(double.config, "job", command, "7", "42", "42")
+        assert result.exit_code == ExitCode.NOT_FOUND
+        assert result.stdout == "JobId=42 JobState=PENDING Reason=BurstBufferResources BurstBufferState=pending\n"
+        assert result.stderr == "forebay: there is no job 7\n"
+    assert [asked.target.split("/")[3] for asked in double.asked] == ["7", "42"] * 3
+
+
+def test_hurry_is_sent_only_when_asked_for(double: Double) -> None:
+    double.answer("POST", "/v1/jobs/42/cancel", PENDING)
+    forebay(double.config, "job", "cancel", "42")
+    forebay(double.config, "job", "cancel", "42", "--hurry")
+    assert [asked.body["hurry"] for asked in double.asked] == [False, True]
+
+
+def test_changing_one_thing_of_a_pool_keeps_the_others(double: Double) -> None:
+    double.answer("GET", "/v1/pools", PoolsAnswer(revision=5, pools=(POOL,)))
+    double.answer("PUT", "/v1/pools/fast", POOL)
+    result = forebay(double.config, "pool", "set", "fast", "--quantity", "64MiB")
+    assert result.stdout == "Pool fast: total 96MiB, free 80MiB, granularity 8MiB, default\n"
+    sent = double.asked[-1].body
+    assert (sent["quantity"], sent["granularity"], sent["default"]) == ("64MiB", str(8 * 1024**2), True)
+
+
+def test_a_new_pool_needs_quantity_and_granularity(double: Double) -> None:
+    double.answer("GET", "/v1/pools", PoolsAnswer(revision=5, pools=(POOL,)))
+    assert forebay(double.config, "pool", "set", "slow", "--quantity", "1GiB").exit_code == ExitCode.NOT_FOUND
+    assert [asked.method for asked in double.asked] == ["GET"]
+
+
+def test_a_size_that_cannot_be_read_names_option_and_character(double: Double) -> None:
+    result = forebay(double.config, "pool", "set", "fast", "--quantity", "64XiB")
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.stderr.startswith("forebay: --quantity, character 3: ")
+    assert double.asked == []
+
+
+def test_nodes_are_drained_with_a_reason_and_resumed(double: Double) -> None:
+    double.answer("POST", "/v1/nodes/n1/.*", msgspec.structs.replace(NODE, state="DRAINED", reason="disks"))
+    assert (
+        forebay(double.config, "node", "drain", "n1", "--reason", "disks").stdout
+        == "NodeName=n1 State=DRAINED Reason=disks\n"
+    )
+    assert forebay(double.config, "node", "resume", "n1").exit_code == 0
+    assert double.asked[0].body["reason"] == "disks"
+    assert forebay(double.config, "node", "drain", "n1", "--reason", " ").exit_code == ExitCode.BAD_INPUT
+
+
+def test_each_replica_is_asked_for_its_own_status(double: Double) -> None:
+    double.answer("GET", r"/v1/status\?digest=yes", STATUS)
+    result = forebay(double.config, "member", "status", "--digest", "--json")
+    assert result.exit_code == 0
+    [answer] = msgspec.json.decode(result.stdout)["replicas"]
+    assert (answer["name"], answer["reachable"], answer["status"]["state_digest"]) == ("r1", True, "ab" * 32)
+
+
+def test_no_replica_that_answers_for_itself_is_unreachable(double: Double) -> None:
+    double.refuse("GET", "/v1/status", 503, "stopping", "the replica is stopping")
+    result = forebay(double.config, "member", "status", deadline_s=0.2)
+    assert result.exit_code == ExitCode.UNREACHABLE
+    assert "r1 did not answer" in result.stderr
+    assert forebay(double.config, "member", "status", "r9").exit_code == ExitCode.BAD_INPUT
+
+
+def test_a_snapshot_is_saved_by_the_replica_that_was_named(double: Double) -> None:
+    double.answer("POST", "/v1/snapshots", SNAPSHOT)
+    result = forebay(double.config, "snapshot", "save", "--name", "r1", "--json")
+    assert msgspec.json.decode(result.stdout, type=SnapshotView) == SNAPSHOT
+    assert forebay(double.config, "snapshot", "save", "--name", "r2").exit_code == ExitCode.BAD_INPUT
+
+
+def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) -> None:
+    evil = "\x1b]0;x\x07[red]\r\n\x9b31m\u202e"
+    found = job(name=evil, system_comment=evil, burst_buffer=f"#DW {evil}", reason=evil, workdir=evil)
+    double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(found,)))
+    double.answer("GET", "/v1/jobs/42", found)
+    double.answer("GET", "/v1/jobs/42/why", msgspec.structs.replace(WHY, sentence=evil))
+    row = msgspec.structs.replace(HISTORY.rows[0], sentence=evil, actor=evil, reason=evil, state=evil)
+    double.answer("GET", "/v1/jobs/42/history", HistoryAnswer(revision=1, job_id=42, rows=(row,)))
+    for words in (["list"], ["show", "42"], ["why", "42"], ["history", "42"]):
+        result = forebay(double.config, "job", *words)
+        assert result.exit_code == 0
+        assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
+        assert "[red]" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["job", "show", "0"], "is not in the range"),
+        (["job", "show", "x"], "is not a valid integer"),
+        (["job", "lst"], "list"),
+        (["submit"], ""),
+        (["job", "list", "--nope"], "--nope"),
+        (["job", "list", "--all", "--state", "R"], "contradict"),
+        (["job", "list", "--watch", "--json"], "contradict"),
+        (["job", "list", "--watch"], "terminal"),
+        (["node", "drain", "n1"], "--reason"),
+        (["ledger", "verify", "--from", "1"], "--from"),
+    ],
+)
+def test_wrong_usage_exits_with_its_code_and_no_traceback(double: Double, words: list[str], expected: str) -> None:
+    result = forebay(double.config, *words)
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.stdout == ""
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_configuration_says_how_to_make_one(tmp_path: Path, double: Double) -> None:
+    missing = msgspec.structs.replace(double.config, file=tmp_path / "none.toml")
+    result = forebay(missing, "job", "list")
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "none.toml" in result.stderr
+    assert "forebay init" in result.stderr
+
+
+def test_a_fault_of_forebay_is_a_sentence_too(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr("cluster.cli.jobs.job_block", fail)
+    double.answer("GET", "/v1/jobs/42", PENDING)
+    result = forebay(double.config, "job", "show", "42")
+    assert result.exit_code == ExitCode.FAULT
+    assert "ZeroDivisionError: by hand" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_completion_script(double: Double, shell: str) -> None:
+    result = forebay(double.config, "completion", shell)
+    assert result.exit_code == 0
+    assert "_FOREBAY_COMPLETE" in result.stdout
+    assert "forebay" in result.stdout

@@ -1,0 +1,99 @@
+"""What people see, character for character, at a fixed width.
+
+With FOREBAY_REWRITE_GOLDEN=1 the files are written again: look at the difference before it is committed.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from cluster.cli.job_text import job_block, spans, timeline, why_text
+from cluster.cli.output import show
+from cluster.cli.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table, transfers_table
+from cluster.clock import parse_instant
+from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, TRANSFER, WHY
+from tests.cluster.cli.views import HISTORY, JOBS, NO_BUFFER, PENDING, RUNNING, job
+
+GOLDEN = Path(__file__).parent / "golden"
+NOW = parse_instant("2026-01-31T12:00:00Z")
+WIDTH = 120
+DOWN = msgspec.structs.replace(
+    NODE, name="n2", state="DOWN", reason="not heard of for 30 s", jobs=(), last_contact_s=None
+)
+LOST = msgspec.structs.replace(
+    MEMBER, name="r2", role="unknown", reachable=False, term=None, commit_index=None, applied_index=None, revision=None,
+    lag_entries=None, last_contact_s=12.5,
+)  # fmt: skip
+STUCK = job(
+    state="STAGE_OUT", reason="burst_buffer/native: data_out: no space left", burst_buffer_state="staging-out",
+    hold="admin", system_comment="no space left on /results", node="n1", exit_code=2,
+    start_time="2026-01-30T10:00:00.000000Z", end_time="2026-01-31T11:00:00.000000Z",
+)  # fmt: skip
+
+SHOWN: dict[str, Callable[[], None]] = {
+    "job-list": lambda: show(jobs_table([*JOBS.jobs, STUCK], NOW)),
+    "job-list-empty": lambda: show(jobs_table([], NOW)),
+    "job-show-pending": lambda: click.echo(job_block(PENDING, NOW)),
+    "job-show-running": lambda: click.echo(job_block(RUNNING, NOW)),
+    "job-show-stuck": lambda: click.echo(job_block(STUCK, NOW)),
+    "job-show-no-buffer": lambda: click.echo(job_block(NO_BUFFER, NOW)),
+    "job-history": lambda: show(timeline(HISTORY, NOW)),
+    "job-history-unfinished": lambda: show(
+        timeline(msgspec.structs.replace(HISTORY, rows=HISTORY.rows[:2], complete=False), NOW)
+    ),
+    "job-why": lambda: click.echo(why_text(WHY)),
+    "pool-list": lambda: show(pools_table([POOL])),
+    "buffer-list": lambda: show(buffers_table([BUFFER])),
+    "node-list": lambda: show(nodes_table([NODE, DOWN])),
+    "transfer-list": lambda: show(transfers_table([TRANSFER])),
+    "member-list": lambda: show(members_table([MEMBER, LOST])),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_people_see_is_what_it_was(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    SHOWN[name]()
+    text = capsys.readouterr().out
+    golden = GOLDEN / f"{name}.txt"
+    if os.environ.get("FOREBAY_REWRITE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(SHOWN)
+
+
+def test_a_pipe_gets_each_job_on_one_line_however_long_its_reason_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show(jobs_table([job(reason="x" * 500)], NOW))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].endswith("x" * 500)
+
+
+def test_every_table_has_a_word_in_each_cell_so_that_columns_can_be_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show(jobs_table([PENDING, NO_BUFFER], NOW))
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert {len(row.split()) for row in rows} == {len(header.split())}
+
+
+def test_the_spans_of_a_history_fill_it_without_overlap() -> None:
+    found = spans(HISTORY.rows)
+    assert found[0].start == parse_instant(HISTORY.rows[0].at)
+    assert found[-1].until == parse_instant(HISTORY.rows[-1].at)
+    assert all(earlier.until == later.start for earlier, later in zip(found, found[1:], strict=False))
+    assert spans(HISTORY.rows[:-1])[-1].until is None

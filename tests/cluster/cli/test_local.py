@@ -1,0 +1,255 @@
+"""`init`, `up`, `serve`, `agent`: what they write, what they start, and how it ends."""
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster.cli.app import cli
+from cluster.cli.exits import ExitCode
+from cluster.cli.local_cluster import Child, children_of, run
+from cluster.config import Config
+
+ROOT = Path(__file__).parents[3]
+
+WAITS = "import signal, sys; print('up', flush=True); signal.sigwait([signal.SIGTERM]); print('ended', flush=True)"
+MASKED = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, env={"FOREBAY_CONFIG": None})
+
+
+def child(name: str, code: str, kind: str = "replica") -> Child:
+    return Child(name, kind, (sys.executable, "-c", code))
+
+
+def real(*words: str, directory: Path, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a process of its own."""
+    return subprocess.run(
+        [sys.executable, *options, "-m", "cluster.cli", *words],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_path: Path) -> None:
+    result = typed(
+        "init", str(tmp_path / "c"), "--replicas", "3", "--agents", "1", "--pool", "fast=96MiB/8MiB,default", "--pool",
+        "slow=1GiB/64MiB", "--source-root", str(tmp_path), "--destination-root", "out", "--user", "alice",
+        "--base-port", "17401",
+    )  # fmt: skip
+    assert (result.exit_code, result.stderr) == (0, "")
+    config = Config.load(tmp_path / "c" / "forebay.toml")
+    assert [pool.name for pool in config.pools] == ["fast", "slow"]
+    assert config.policy.sources == (str(tmp_path),)
+    assert config.policy.destinations == (str(Path.cwd() / "out"),)
+    assert str(config.replicas[2].api) == "127.0.0.1:17413"
+    assert config.tls_files("alice").certificate.exists()
+    keys = list(config.tls.certificates.glob("*.key"))
+    assert len(keys) == 1 + 3 + 1 + 2
+    assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
+    assert f"forebay --config {config.file} up" in result.stdout
+
+
+def test_init_overwrites_nothing_and_says_what_is_wrong(tmp_path: Path) -> None:
+    assert typed("init", str(tmp_path / "c")).exit_code == 0
+    before = (tmp_path / "c" / "forebay.toml").read_text()
+    again = typed("init", str(tmp_path / "c"))
+    assert again.exit_code == ExitCode.BAD_INPUT
+    assert "there already" in again.stderr
+    assert (tmp_path / "c" / "forebay.toml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--replicas", "2"], "choose 1, 3 or 5"),
+        (["--pool", "fast"], "write it as fast=96MiB/8MiB"),
+        (["--pool", "fast=1XB/1"], "unknown suffix"),
+        (["--base-port", "65530"], "65535"),
+        (["--user", "operator"], "taken"),
+    ],
+)
+def test_init_refuses_what_cannot_be_and_leaves_nothing_behind(tmp_path: Path, words: list[str], expected: str) -> None:
+    result = typed("init", str(tmp_path / "c"), *words)
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert expected in result.stderr
+    assert not (tmp_path / "c").exists() or not list((tmp_path / "c").iterdir())
+
+
+def test_init_warns_when_jobs_may_stage_nothing(tmp_path: Path) -> None:
+    assert "may not stage in or out yet" in typed("init", str(tmp_path / "c")).stderr
+
+
+def test_every_replica_and_agent_of_the_configuration_is_started_from_safe_modules(tmp_path: Path) -> None:
+    assert typed("init", str(tmp_path / "c")).exit_code == 0
+    replicas, agents = children_of(Config.load(tmp_path / "c" / "forebay.toml"))
+    assert [one.name for one in replicas] == ["r1", "r2", "r3"]
+    assert [one.name for one in agents] == ["n1", "n2"]
+    for one in (*replicas, *agents):
+        assert one.command[1] == "-P", "a file of the present directory must not stand in for a module"
+        assert one.command[-2:] == ("--name", one.name)
+
+
+def test_a_cluster_runs_until_it_is_asked_to_end_and_agents_end_before_replicas() -> None:
+    lines: list[str] = []
+    started = asyncio.Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if sum(line.endswith("| up") for line in lines) == 3:
+            started.set()
+
+    async def announce() -> None:
+        await started.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    code = MASKED + WAITS
+    replicas, agents = [child("r1", code), child("r2", code)], [child("node1", code, "agent")]
+    assert asyncio.run(run(replicas, agents, say=say, announce=announce))
+    said = [line for line in lines if line.endswith("ended")]
+    assert [line.split(" |")[0].strip() for line in said][0] == "node1"
+    assert sorted(said) == ["node1 | ended", "r1    | ended", "r2    | ended"]
+    assert not any("start it again" in line for line in lines)
+
+
+def test_what_ends_by_itself_is_reported_and_the_rest_goes_on() -> None:
+    lines: list[str] = []
+    reported = asyncio.Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "start it again" in line:
+            reported.set()
+
+    async def announce() -> None:
+        await reported.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    dies = child("r1", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert asyncio.run(run([dies, child("r2", MASKED + WAITS)], [], say=say, announce=announce))
+    assert "r1 | ended with signal 9 (SIGKILL); start it again with: forebay serve --name r1" in lines
+    assert not any(line.startswith("r2 | ended with") for line in lines)
+
+
+def test_it_ends_by_itself_when_everything_has_ended() -> None:
+    lines: list[str] = []
+
+    async def announce() -> None:
+        await asyncio.Event().wait()
+
+    assert not asyncio.run(run([child("r1", "raise SystemExit(3)")], [], say=lines.append, announce=announce))
+    assert lines[-1] == "r1 | ended with exit code 3; start it again with: forebay serve --name r1"
+
+
+def test_a_child_that_does_not_end_is_killed_by_its_pid() -> None:
+    lines: list[str] = []
+    started = asyncio.Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if line.endswith("| up"):
+            started.set()
+
+    async def announce() -> None:
+        await started.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert asyncio.run(run([child("r1", STUBBORN)], [], say=say, announce=announce, grace_s=0.05))
+    assert "r1 did not end within 0.05 s and is killed" in lines
+
+
+def test_long_lines_and_escapes_of_children_are_shown_harmlessly() -> None:
+    lines: list[str] = []
+
+    async def announce() -> None:
+        await asyncio.Event().wait()
+
+    code = "import sys; sys.stdout.write('x' * 200_000 + '\\n\\x1b[31mred\\n' + 'no newline')"
+    asyncio.run(run([child("r1", code)], [], say=lines.append, announce=announce))
+    shown = [line.removeprefix("r1 | ") for line in lines]
+    assert sum(len(line) for line in shown if set(line) == {"x"}) == 200_000
+    assert "\\x1b[31mred" in shown
+    assert "no newline" in shown
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    """The pipe that only the child holds reaches its end when the child is gone."""
+    read_end, write_end = os.pipe()
+    program = (
+        "import asyncio, os, sys\n"
+        "from cluster.cli.local_cluster import Child, run\n"
+        f"code = 'import os, signal; os.write({write_end}, b\"u\"); signal.pause()'\n"
+        "async def forever(): await asyncio.Event().wait()\n"
+        "import cluster.cli.local_cluster as module\n"
+        "start = asyncio.create_subprocess_exec\n"
+        f"asyncio.create_subprocess_exec = lambda *a, **k: start(*a, **k, pass_fds=({write_end},))\n"
+        "asyncio.run(run([Child('r1', 'replica', (sys.executable, '-c', code))], [], say=print, announce=forever))\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        pass_fds=(write_end,), stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(write_end)
+    try:
+        assert os.read(read_end, 1) == b"u"
+        parent.kill()
+        parent.wait()
+        assert os.read(read_end, 1) == b"", "end of file: nobody holds the other end any more"
+    finally:
+        os.close(read_end)
+
+
+def test_serve_and_agent_refuse_a_name_that_is_not_configured(tmp_path: Path) -> None:
+    assert typed("init", str(tmp_path / "c")).exit_code == 0
+    config = str(tmp_path / "c" / "forebay.toml")
+    for command, kind in (("serve", "replica"), ("agent", "agent")):
+        result = typed("--config", config, command, "--name", "x9")
+        assert result.exit_code == ExitCode.BAD_INPUT
+        assert f"there is no {kind} 'x9'" in result.stderr
+
+
+def test_the_command_line_is_a_program_with_exit_codes_and_no_tracebacks(tmp_path: Path) -> None:
+    found = real("job", "list", directory=tmp_path)
+    assert found.returncode == ExitCode.BAD_INPUT
+    assert found.stdout == ""
+    assert "forebay init" in found.stderr
+    assert "Traceback" not in found.stderr
+    shown = real("--help", directory=tmp_path)
+    assert shown.returncode == 0
+    assert "Exit codes" in shown.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'forebay'; from cluster.cli import main; main()", "--help"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert writer.stdout is not None
+    assert writer.stderr is not None
+    writer.stdout.close()
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
+    assert writer.wait(timeout=60) == 0
+
+
+def test_a_module_in_the_present_directory_does_not_stand_in_for_one_of_forebay(tmp_path: Path) -> None:
+    """`forebay ledger …` starts a process; a file here must not run in it."""
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "__init__.py").write_text("raise SystemExit('the wrong module ran')")
+    found = real("ledger", "verify", "--data", str(tmp_path), directory=tmp_path, options=("-P",))
+    assert "wrong module" not in found.stdout + found.stderr
+    assert found.returncode == ExitCode.NOT_FOUND
+    assert "there is no ledger" in found.stderr

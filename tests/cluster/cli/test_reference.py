@@ -1,0 +1,95 @@
+"""The reference and the help: complete, current, and honest about exit codes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cluster.cli.app import cli
+from cluster.cli.audit_commands import audit_commands, words_of
+from cluster.cli.exits import MEANINGS, ExitCode
+from cluster.cli.reference import render
+from cluster.cli.sbatch import OPTIONS
+from cluster.cli.submit import submit
+
+ROOT = Path(__file__).parents[3]
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+ALL = dict(commands(cli))
+
+
+def test_the_document_holds_what_the_commands_say_now() -> None:
+    assert render().strip("\n") in (ROOT / "docs" / "cli.md").read_text(), "run scripts/generate"
+
+
+def test_the_reference_names_every_command_every_option_and_every_exit_code() -> None:
+    text = render()
+    for path, command in ALL.items():
+        assert f"### `forebay {' '.join(path)}`" in text
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert all(option in text for option in parameter.opts)
+    for code in ExitCode:
+        assert f"| {int(code)} | {MEANINGS[code]} |" in text
+    for option in OPTIONS:
+        assert f"| `{option.long}` |" in text
+
+
+def test_the_reference_is_the_same_in_every_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    wide = render()
+    monkeypatch.setenv("COLUMNS", "40")
+    assert render() == wide
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_and_every_option_says_what_it_does(path: tuple[str, ...]) -> None:
+    command = ALL[path]
+    assert command.help
+    assert [option.name for option in command.params if isinstance(option, click.Option) and not option.help] == []
+
+
+def test_every_option_of_a_script_is_an_option_of_the_command_line_too() -> None:
+    known = {name for parameter in submit.params for name in parameter.opts}
+    missing = {option.long for option in OPTIONS} - known
+    assert missing == {"--ntasks"}, "--ntasks can only be 1"
+
+
+def test_the_commands_of_the_issue_are_all_there() -> None:
+    wanted = """init up serve agent submit completion; job list show cancel hold release history why; pool list set;
+        buffer list; node list drain resume; member list status; ledger verify replay dump; snapshot save inspect"""
+    top, *groups = wanted.split(";")
+    expected = {(name,) for name in top.split()}
+    for group in groups:
+        name, *inner = group.split()
+        expected |= {(name,), *((name, one) for one in inner)}
+    assert expected <= set(ALL)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ledger", "verify", "--data", "r1"],
+        ["ledger", "verify", "--name", "r1", "--json"],
+        ["ledger", "replay", "--data=-odd", "--at", "7", "--from-snapshot", "a b", "--expect", "00"],
+        ["ledger", "dump", "--data", "x", "--from", "2", "--limit", "3"],
+        ["snapshot", "inspect", "--check", "--", "--odd.fbs"],
+    ],
+)
+def test_words_that_are_passed_on_mean_the_same_there(words: list[str]) -> None:
+    seen: list[tuple[tuple[str, ...], dict[str, object]]] = []
+    ledger, inspect = audit_commands(lambda path, options: seen.append((path, options)))
+    by_name = {command.name: command for command in [*ledger, inspect]}
+    command = by_name[words[1]]
+    command.main(words[2:], standalone_mode=False)
+    command.main(words_of(command, seen[0][1]), standalone_mode=False)
+    assert seen[0] == seen[1]
+    assert seen[0][0] == tuple(words[:2])

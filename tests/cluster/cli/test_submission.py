@@ -1,0 +1,187 @@
+"""From script and command line to one submit: the command line wins, and places are those that the user knows."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.cli.exits import Failure
+from cluster.cli.submission import CommandLine, Prepared, located, parse_dependencies, parse_exports, prepare
+from cluster.clock import parse_instant
+from replica.limits import CPUS_MAX, DEPENDENCIES_MAX, DIRECTIVE_TEXT_BYTES_MAX, ENVIRONMENT_VARIABLES_MAX, PRIORITY_MAX
+
+NOW = parse_instant("2026-01-31T12:00:00Z")
+ALL = """\
+#!/bin/sh
+#SBATCH --job-name=script -t 10 --bb="capacity=1GiB"
+#SBATCH --bbf=more.bb --begin=16:00 -d afterok:1 -D sub
+#SBATCH -o script.out --priority=5 -c 2 -n 1
+true
+"""
+
+
+def prepared(script: str = "#!/bin/sh\ntrue\n", directory: Path = Path("/data/alice"), **given: Any) -> Prepared:
+    return prepare(
+        script.encode(),
+        "dir/job.sh",
+        CommandLine(**given),
+        directory=directory,
+        environment={"LANG": "C"},
+        now=NOW,
+        zone=datetime.UTC,
+    )
+
+
+def refused(script: str = "#!/bin/sh\ntrue\n", **given: Any) -> Failure:
+    with pytest.raises(Failure) as caught:
+        prepared(script, **given)
+    return caught.value
+
+
+def test_a_plain_script_gets_the_defaults() -> None:
+    found = prepared().submission
+    assert found._asdict() == {
+        "script": "#!/bin/sh\ntrue\n",
+        "name": "job.sh",
+        "time_limit_s": 3_600,
+        "workdir": "/data/alice",
+        "cpus": 1,
+        "hold": False,
+        "bb": None,
+        "bbf": None,
+        "priority": None,
+        "begin_at": None,
+        "dependencies": (),
+        "output": None,
+        "environment": {},
+    }
+
+
+def test_the_script_says_what_the_command_line_does_not(tmp_path: Path) -> None:
+    (tmp_path / "more.bb").write_text("#DW jobdw capacity=1GiB\n")
+    found = prepared(ALL, tmp_path).submission
+    assert found.name == "script"
+    assert found.time_limit_s == 600
+    assert found.bb == "capacity=1GiB"
+    assert found.bbf == "#DW jobdw capacity=1GiB\n"
+    assert found.begin_at == "2026-01-31T16:00:00.000000Z"
+    assert found.dependencies == ("afterok:1",)
+    assert found.workdir == str(tmp_path / "sub")
+    assert (found.output, found.priority, found.cpus, found.hold) == ("script.out", 5, 2, False)
+
+
+def test_the_command_line_wins_field_by_field(tmp_path: Path) -> None:
+    (tmp_path / "more.bb").write_text("script")
+    (tmp_path / "mine.bb").write_text("mine")
+    found = prepared(
+        ALL, tmp_path, name="mine", time="20", bb="capacity=2GiB", bbf="mine.bb", begin="now", dependency="afterany:2",
+        chdir="/elsewhere", output="mine.out", priority="6", cpus="3", hold=True, export=("A=1", "LANG"),
+    ).submission  # fmt: skip
+    assert found == found._replace(
+        name="mine", time_limit_s=1_200, bb="capacity=2GiB", bbf="mine", begin_at=None, dependencies=("afterany:2",),
+        workdir="/elsewhere", output="mine.out", priority=6, cpus=3, hold=True, environment={"A": "1", "LANG": "C"},
+    )  # fmt: skip
+
+
+def test_hold_in_the_script_holds() -> None:
+    assert prepared("#!/bin/sh\n#SBATCH -H\n").submission.hold
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "remedy"),
+    [
+        ({"time": "1:90"}, "--time-limit", "at most 59"),
+        ({"cpus": "0"}, "--cpus", f"1 to {CPUS_MAX}"),
+        ({"cpus": str(CPUS_MAX + 1)}, "--cpus", f"1 to {CPUS_MAX}"),
+        ({"priority": "-1"}, "--priority", f"0 to {PRIORITY_MAX}"),
+        ({"begin": "soon"}, "--begin", "16:00"),
+        ({"dependency": "afterok"}, "--dependency", "afterok:42"),
+        ({"bbf": "/no/such/file"}, "--bbf", "exists"),
+        ({"export": ("1A=2",)}, "--export", "NAME=VALUE"),
+        ({"export": ("UNSET",)}, "--export", "UNSET=VALUE"),
+    ],
+)
+def test_each_bad_option_names_itself_and_what_would_be_right(given: dict[str, Any], place: str, remedy: str) -> None:
+    failure = refused(**given)
+    assert failure.place == place
+    assert remedy in failure.remedy
+
+
+def test_a_bad_value_in_the_script_names_line_and_column() -> None:
+    assert refused("#!/bin/sh\n\n#SBATCH --time=x\n").place == "dir/job.sh line 3, column 16"
+
+
+def test_a_file_of_directives_has_its_bound(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"#" * (DIRECTIVE_TEXT_BYTES_MAX + 1))
+    assert str(DIRECTIVE_TEXT_BYTES_MAX) in refused(bbf=str(tmp_path / "big")).sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("afterok:1", ("afterok:1",)),
+        ("afterok:1:2,after:3", ("afterok:1", "afterok:2", "after:3")),
+        ("afterany:1,afternotok:2,afterburstbuffer:3", ("afterany:1", "afternotok:2", "afterburstbuffer:3")),
+        ("afterok:01,afterok:1", ("afterok:1",)),
+    ],
+)
+def test_dependencies_are_read(text: str, expected: tuple[str, ...]) -> None:
+    assert parse_dependencies(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1",
+        "afterok",
+        "afterok:",
+        "afterok:x",
+        "afterok:0",
+        "afterok:-1",
+        "afterok:1?afterok:2",
+        "singleton",
+        "after:1+5",
+    ]
+    + [
+        "afterok:1,",
+        "AFTEROK:1",
+        "afterok:" + "9" * 19,
+        ",".join(f"after:{job}" for job in range(1, DEPENDENCIES_MAX + 2)),
+    ],
+)
+def test_what_is_not_a_dependency_is_refused_with_what_would_be_right(text: str) -> None:
+    with pytest.raises(ValueError, match="; |at most"):
+        parse_dependencies(text)
+
+
+def test_too_many_exported_variables_are_refused() -> None:
+    with pytest.raises(Failure, match=str(ENVIRONMENT_VARIABLES_MAX + 1)):
+        parse_exports([f"V{number}=1" for number in range(ENVIRONMENT_VARIABLES_MAX + 1)], {})
+    assert (
+        len(parse_exports([f"V{number}=1" for number in range(ENVIRONMENT_VARIABLES_MAX)], {}))
+        == ENVIRONMENT_VARIABLES_MAX
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "place", "expected"),
+    [
+        ("#!/bin/sh\n", {}, "script line 3, column 12", "dir/job.sh line 3, column 12"),
+        ("#!/bin/sh\n", {"bb": "x"}, "--bb line 1, column 9", "--bb line 1, column 9"),
+        (
+            "#!/bin/sh\n#SBATCH --bb=x\n",
+            {},
+            "--bb line 1, column 9",
+            "dir/job.sh line 2, column 14, --bb line 1, column 9",
+        ),
+        ("#!/bin/sh\n#SBATCH -J x\n", {}, "name", "dir/job.sh line 2, column 12"),
+        ("#!/bin/sh\n", {"name": "x"}, "name", "--name"),
+        ("#!/bin/sh\n", {}, "begin_at", "begin_at"),
+    ],
+)
+def test_places_of_the_server_become_those_that_the_user_knows(
+    script: str, given: dict[str, Any], place: str, expected: str
+) -> None:
+    assert located(place, prepared(script, **given).sources) == expected

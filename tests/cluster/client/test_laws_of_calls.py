@@ -1,0 +1,139 @@
+"""Laws that hold for a call whatever the replicas do: over every script of answers, in virtual time."""
+
+import asyncio
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.address import Address
+from cluster.client.calls import REDIRECTS_MAX, Call, Caller
+from cluster.client.endpoints import Endpoints
+from cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
+from cluster.client.exchange import Answer, AttemptFailed, Exchange
+from cluster.clock import ManualClock
+
+REPLICAS = tuple(Address("127.0.0.1", port) for port in (1, 2, 3))
+COMMAND_ID = "017f22e279b07cc398c4dc0c0c07398f"
+DEADLINE_S = 8.0
+SLACK_S = 1e-6
+"""Manual time is kept in whole microseconds."""
+
+
+def error_body(outcome: str) -> bytes:
+    return json.dumps({"error": {"code": "c", "sentence": "s", "outcome": outcome}}).encode()
+
+
+HAPPENINGS = {
+    "ok": Answer(201, b"{}"),
+    "refused": Answer(409, error_body("refused")),
+    "busy": Answer(429, error_body("refused"), retry_after="1"),
+    "no leader": Answer(503, error_body("refused")),
+    "unknown": Answer(503, error_body("unknown")),
+    "to 1": Answer(307, b"", location="https://127.0.0.1:1/v1/jobs"),
+    "to 2": Answer(307, b"", location="https://127.0.0.1:2/v1/jobs"),
+    "nowhere": Answer(307, b"", location="http://x"),
+    "down": AttemptFailed("down", code=UNREACHABLE, may_have_arrived=False),
+    "cut": AttemptFailed("cut", code=UNREACHABLE, may_have_arrived=True),
+    "silent": AttemptFailed("silent", code=UNREACHABLE, may_have_arrived=True),
+    "untrusted": AttemptFailed("untrusted", code=UNTRUSTED, may_have_arrived=False),
+}
+ARRIVES = {"ok", "unknown", "cut", "silent"}
+
+
+class Script(Exchange):
+    """Answers each request with the next happening, and with the last one for ever; time passes as it would."""
+
+    def __init__(self, clock: ManualClock, happenings: list[str]) -> None:
+        self._clock = clock
+        self._happenings = happenings
+        self.sent: list[tuple[Address, str, str, bytes | None]] = []
+        self.happened: list[str] = []
+        self.longest_s = 0.0
+
+    async def send(self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float) -> Answer:
+        assert timeout_s > 0
+        self.sent.append((address, method, target, body))
+        kind = self._happenings[min(len(self.happened), len(self._happenings) - 1)]
+        self.happened.append(kind)
+        self._clock.advance(timeout_s if kind == "silent" else min(timeout_s, 0.001))
+        happening = HAPPENINGS[kind]
+        if isinstance(happening, AttemptFailed):
+            raise happening
+        return happening
+
+
+def perform(happenings: list[str]) -> tuple[Script, Answer | ApiError, float]:
+    """Perform one write against the script; return it, what came of it, and how long it took, seconds."""
+    clock = ManualClock()
+    script = Script(clock, happenings)
+
+    async def sleep(duration_s: float) -> None:
+        clock.advance(duration_s)
+
+    caller = Caller(script, Endpoints(REPLICAS), clock, sleep=sleep, chance=lambda: 0.5)
+    call = Call(method="POST", target="/v1/jobs", body=b"{}", command_id=COMMAND_ID, deadline_s=DEADLINE_S)
+
+    async def run() -> Answer | ApiError:
+        try:
+            return await caller.perform(call)
+        except ApiError as error:
+            return error
+
+    return script, asyncio.run(run()), clock.monotonic_s()
+
+
+def check(happenings: list[str]) -> None:
+    script, came, took_s = perform(happenings)
+    happened = script.happened
+    # One deadline for everything.
+    assert took_s <= DEADLINE_S + SLACK_S
+    # The same request, and with it the same command id, each time.
+    assert {request[1:] for request in script.sent} == {("POST", "/v1/jobs", b"{}")}
+    # It ends at the first answer or refusal, and not before without cause.
+    assert "ok" not in happened[:-1]
+    assert "refused" not in happened[:-1]
+    if isinstance(came, Answer):
+        assert happened[-1] == "ok"
+        return
+    if happened[-1] == "refused":
+        assert (came.status, came.outcome) == (409, "refused")
+        return
+    # It says unknown exactly where something may have arrived.
+    assert (came.outcome == "unknown") == bool(ARRIVES & set(happened))
+    assert came.command_id == COMMAND_ID
+    # No storm: a round asks three replicas over at most REDIRECTS_MAX hops each, and rounds are apart.
+    assert len(happened) <= 3 * (REDIRECTS_MAX + 1) * 20
+
+
+@pytest.mark.parametrize("first", HAPPENINGS)
+def test_the_laws_hold_over_the_product_of_two_happenings_and_an_end(first: str) -> None:
+    for second, end in itertools.product(HAPPENINGS, HAPPENINGS):
+        check([first, second, end])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(sorted(HAPPENINGS)), min_size=1, max_size=40))
+def test_the_laws_hold_over_any_script(happenings: list[str]) -> None:
+    check(happenings)
+
+
+@pytest.mark.parametrize("trouble", ["busy", "no leader", "unknown", "down", "cut", "nowhere", "to 1", "to 2"])
+def test_a_trouble_that_passes_in_time_is_survived(trouble: str) -> None:
+    _, came, _ = perform([trouble] * 6 + ["ok"])
+    assert isinstance(came, Answer)
+
+
+def test_waiting_for_a_full_queue_is_as_long_as_it_says() -> None:
+    _, came, took_s = perform(["busy", "busy", "busy", "ok"])
+    assert isinstance(came, Answer)
+    assert 1.0 <= took_s < 2.0
+
+
+def test_only_untrusted_replicas_end_a_call_in_its_first_round() -> None:
+    script, came, _ = perform(["untrusted"])
+    assert isinstance(came, ApiError)
+    assert came.code == UNTRUSTED
+    assert [request[0] for request in script.sent] == list(REPLICAS)

@@ -1,0 +1,428 @@
+"""A whole cluster in one thread and one seed: virtual clock, links that keep order and lose what is in flight when they
+break, disks that forget what was not synced, and the promises of Raft checked at every step."""
+
+import heapq
+import itertools
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cluster.consensus.engine import Engine
+from cluster.consensus.frames import PROMISES, AnyMessage, AppendRequest, decode_body, encode_frame
+from cluster.consensus.interface import NO_OP, NotLeader, Role, SnapshotRef, Timing
+from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
+from wal.journal import Entry
+
+CLUSTER = "6f1c0000000000000000000000000000"
+TIMING = Timing()
+
+
+class Violation(AssertionError):
+    """A promise of Raft was broken."""
+
+
+class SimClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now(self) -> int:
+        return round(self.now_s * 1_000_000)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+class Replica:
+    """One replica: a machine that keeps what it applied, a disk, and, while it lives, an engine."""
+
+    def __init__(self, sim: "Simulation", name: str) -> None:
+        self.sim = sim
+        self.name = name
+        self.disk = Disk()
+        self.history: list[tuple[int, int, bytes]] = []
+        """Everything applied, from index 1 on; a snapshot carries all of it."""
+        self.snapshots: list[tuple[SnapshotRef, list[tuple[int, int, bytes]]]] = []
+        self.installs = 0
+        self.engine: Engine | None = None
+        self.journal = MemoryJournal(self.disk)
+        self.wake_s = float("inf")
+        self.proposed: dict[tuple[int, int], bytes] = {}
+        self.refuse_install: Exception | None = None
+        self.at_apply: Callable[[int, int, bytes], None] = lambda index, term, data: None
+
+    # Machine
+
+    def apply(self, index: int, term: int, data: bytes) -> None:
+        self.at_apply(index, term, data)
+        self.sim.check_applied(self, index, term, data)
+        self.journal.record_applied(Entry(index, term, data), index)
+        self.history.append((index, term, data))
+        if self.proposed.pop((index, term), None) == data:
+            self.sim.acknowledged.add(data)
+
+    def newest_snapshot(self) -> SnapshotRef | None:
+        return self.snapshots[-1][0] if self.snapshots else None
+
+    def begin_install(self, index: int, term: int) -> "Sink":
+        return Sink(self, index, term)
+
+    # What happens to it
+
+    def start(self) -> None:
+        assert self.engine is None
+        self.journal = MemoryJournal(self.disk)
+        # The controller rebuilds its state up to the applied mark from snapshot and ledger.
+        del self.history[self.journal.applied_index :]
+        self.proposed.clear()
+        self.engine = Engine(
+            me=self.name,
+            peers=self.sim.names,
+            journal=self.journal,
+            machine=self,
+            timing=self.sim.timing,
+            clock=self.sim.clock,
+            uniform=self.sim.random.uniform,
+            links=SimLinks(self.sim, self.name),
+        )
+        self.wake_s = float("inf")
+        self.sim.schedule_tick(self)
+
+    def crash(self) -> None:
+        """Stop at once; what was not synced is gone."""
+        assert self.engine is not None
+        self.engine = None
+        for peer in self.sim.names:
+            if peer != self.name:
+                self.sim.break_link(self.name, peer)
+                self.sim.break_link(peer, self.name)
+
+    def take_snapshot(self, keep: int = 0, *, compact: bool = True) -> None:
+        """Seal a snapshot of what is applied, and compact the journal to `keep` entries before it."""
+        index = len(self.history)
+        if index == 0 or (self.snapshots and self.snapshots[-1][0].index >= index):
+            return
+        data = msgspec.msgpack.encode(self.history)
+        path = self.sim.directory / f"{self.name}-{index}-{len(self.snapshots)}"
+        path.write_bytes(data)
+        self.snapshots.append((SnapshotRef(path, index, self.history[-1][1], len(data)), list(self.history)))
+        if compact and self.engine is not None and index - keep > 0:
+            self.journal.compact_to(index - keep)
+
+    def propose(self, data: bytes) -> bool:
+        assert self.engine is not None
+        try:
+            place = self.engine.propose(data)
+        except NotLeader:
+            return False
+        self.proposed[place] = data
+        return True
+
+
+class Sink:
+    def __init__(self, replica: Replica, index: int, term: int) -> None:
+        self._replica, self._index, self._term = replica, index, term
+        self._data = bytearray()
+        self.aborted = False
+
+    def write(self, offset: int, data: bytes) -> None:
+        assert offset == len(self._data)
+        self._data += data
+
+    def finish(self) -> None:
+        replica = self._replica
+        if replica.refuse_install is not None:
+            raise replica.refuse_install
+        history = msgspec.msgpack.decode(bytes(self._data), type=list[tuple[int, int, bytes]])
+        assert history[-1][:2] == (self._index, self._term)
+        replica.journal.reset_to(self._index, self._term, b"\0" * 32, self._index)
+        replica.sim.check_installed(history)
+        replica.history = history
+        replica.installs += 1
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class SimLinks:
+    def __init__(self, sim: "Simulation", me: str) -> None:
+        self._sim, self._me = sim, me
+
+    def send(self, peer: str, message: AnyMessage) -> None:
+        self._sim.send(self._me, peer, message)
+
+    def flush(self) -> None:
+        pass
+
+
+class Simulation:
+    """The world. All randomness comes from one seed; `faults` are probabilities per event or second."""
+
+    def __init__(self, seed: int, *, replicas: int = 3, timing: Timing = TIMING, latency_s: float = 0.002) -> None:
+        self.random = random.Random(seed)
+        self.clock = SimClock()
+        self.timing = timing
+        self.latency_s = latency_s
+        self.duplicates = 0.0
+        self.losses = 0.0
+        self.names = [f"r{number}" for number in range(1, replicas + 1)]
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._up: dict[tuple[str, str], int | None] = {}
+        self._epochs = itertools.count(1)
+        self._busy_until: dict[tuple[str, str], float] = {}
+        self.cut: set[tuple[str, str]] = set()
+        """Directed pairs without a link: nothing connects until they are taken out."""
+        self.black: set[tuple[str, str]] = set()
+        """Directed pairs whose link stays up but delivers nothing."""
+        self.filter: Callable[[str, str, AnyMessage], bool] = lambda sender, receiver, message: True
+        self.sent: list[tuple[str, str, AnyMessage]] | None = None
+        self.leaders: dict[int, str] = {}
+        self.applied: dict[int, tuple[int, bytes]] = {}
+        self.acknowledged: set[bytes] = set()
+        self.slow: dict[str, float] = {}
+        self._directory = tempfile.TemporaryDirectory(prefix="forebay-sim-")
+        self.directory = Path(self._directory.name)
+        self.replicas = {name: Replica(self, name) for name in self.names}
+        for replica in self.replicas.values():
+            replica.start()
+        self.connect_all()
+
+    def close(self) -> None:
+        self._directory.cleanup()
+
+    def __enter__(self) -> "Simulation":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    # Time
+
+    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.clock.now_s + delay_s, next(self._count), action))
+
+    def run(self, duration_s: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Go on for `duration_s`, or until `until()`; return whether it came true."""
+        end_s = self.clock.now_s + duration_s
+        while self._events and self._events[0][0] <= end_s:
+            if until():
+                return True
+            at_s, _, action = heapq.heappop(self._events)
+            self.clock.now_s = max(self.clock.now_s, at_s)
+            action()
+        if not until():
+            self.clock.now_s = end_s
+            return until()
+        return True
+
+    def schedule_tick(self, replica: Replica) -> None:
+        """See to it that the engine is ticked when it is due, with one event under way at a time."""
+        engine = replica.engine
+        if engine is None:
+            return
+        wake_s = max(self.clock.now_s, engine.next_due_s() + 1e-6)
+        if replica.wake_s <= wake_s:
+            return
+        replica.wake_s = wake_s
+
+        def tick() -> None:
+            if replica.engine is engine and replica.wake_s == wake_s:
+                replica.wake_s = float("inf")
+                if self.clock.now_s >= engine.next_due_s():
+                    self.tick(replica)
+                else:
+                    self.schedule_tick(replica)
+
+        self.at(wake_s - self.clock.now_s, tick)
+
+    def tick(self, replica: Replica) -> None:
+        engine = replica.engine
+        if engine is None:
+            return
+        for _ in range(100):
+            engine.tick()
+            self.check(replica)
+            if engine.next_due_s() > self.clock.now_s:
+                break
+        else:
+            raise Violation("a replica ticks without end")
+        self.schedule_tick(replica)
+
+    # Links
+
+    def connect_all(self) -> None:
+        for pair in itertools.permutations(self.names, 2):
+            self.connect(*pair)
+
+    def connect(self, sender: str, receiver: str) -> None:
+        alive = self.replicas[sender].engine is not None and self.replicas[receiver].engine is not None
+        if self._up.get((sender, receiver)) is None and alive and (sender, receiver) not in self.cut:
+            self._up[sender, receiver] = next(self._epochs)
+            engine = self.replicas[sender].engine
+            assert engine is not None
+            engine.connected(receiver)
+            self.schedule_tick(self.replicas[sender])
+
+    def break_link(self, sender: str, receiver: str) -> None:
+        if self._up.get((sender, receiver)) is None:
+            return
+        self._up[sender, receiver] = None
+        for end, tell in ((sender, "disconnected"), (receiver, "lost_sight")):
+            engine = self.replicas[end].engine
+            if engine is not None:
+                getattr(engine, tell)(receiver if end == sender else sender)
+                self.schedule_tick(self.replicas[end])
+
+    def isolate(self, name: str) -> None:
+        """Break every link of a replica, and let none come back."""
+        for peer in self.names:
+            if peer != name:
+                self.cut |= {(name, peer), (peer, name)}
+                self.break_link(name, peer)
+                self.break_link(peer, name)
+
+    def heal(self) -> None:
+        self.cut.clear()
+        self.black.clear()
+        self.connect_all()
+
+    def send(self, sender: str, receiver: str, message: AnyMessage) -> None:
+        if isinstance(message, PROMISES) and self.replicas[sender].journal.dirty:
+            raise Violation(f"{sender} promises {message} before it is durable")
+        if self.sent is not None:
+            self.sent.append((sender, receiver, message))
+        epoch = self._up.get((sender, receiver))
+        if epoch is None or (sender, receiver) in self.black or not self.filter(sender, receiver, message):
+            return
+        if self.losses and self.random.random() < self.losses:
+            return
+        frame = encode_frame(CLUSTER, sender, message)
+        delay_s = self.latency_s * self.random.uniform(0.5, 2.0) + self.slow.get(receiver, 0.0)
+        arrives_s = max(self.clock.now_s + delay_s, self._busy_until.get((sender, receiver), 0.0))
+        self._busy_until[sender, receiver] = arrives_s
+
+        def deliver() -> None:
+            if self._up.get((sender, receiver)) == epoch and (sender, receiver) not in self.black:
+                self.deliver(sender, receiver, decode_body(CLUSTER, frame[4:]).message)
+
+        self.at(arrives_s - self.clock.now_s, deliver)
+        if self.duplicates and self.random.random() < self.duplicates:
+            self.at(arrives_s - self.clock.now_s + self.random.uniform(0.0, 0.5), deliver)
+
+    def deliver(self, sender: str, receiver: str, message: AnyMessage) -> None:
+        replica = self.replicas[receiver]
+        if replica.engine is not None:
+            replica.engine.receive(sender, message)
+            self.tick(replica)
+
+    # Looking
+
+    def leader(self) -> Replica | None:
+        """The ready leader of the highest term."""
+        ready = [
+            (replica.engine.term, replica.name)
+            for replica in self.replicas.values()
+            if replica.engine is not None and replica.engine.role is Role.LEADER and replica.engine.ready
+        ]
+        return self.replicas[max(ready)[1]] if ready else None
+
+    def elect(self) -> Replica:
+        assert self.run(10.0, until=lambda: self.leader() is not None), "no leader within 10 s"
+        leader = self.leader()
+        assert leader is not None
+        return leader
+
+    def others(self, replica: Replica) -> list[Replica]:
+        return [other for other in self.replicas.values() if other is not replica]
+
+    def engine(self, name: str) -> Engine:
+        engine = self.replicas[name].engine
+        assert engine is not None
+        return engine
+
+    def commit(self, data: bytes) -> Replica:
+        """Propose at the leader and go on until it is acknowledged; return the leader."""
+        leader = self.elect()
+        assert leader.propose(data)
+        self.tick(leader)
+        assert self.run(5.0, until=lambda: data in self.acknowledged), f"{data!r} was not acknowledged"
+        return leader
+
+    def converge(self, within_s: float = 30.0) -> None:
+        """Heal everything, start everybody, and wait until all have applied the same; then check what was promised."""
+        self.heal()
+        self.filter = lambda sender, receiver, message: True
+        self.duplicates = self.losses = 0.0
+        for replica in self.replicas.values():
+            if replica.engine is None:
+                replica.start()
+        self.connect_all()
+
+        def same() -> bool:
+            leader = self.leader()
+            if leader is None or leader.engine is None:
+                return False
+            applied = [r.engine.applied_index if r.engine else -1 for r in self.replicas.values()]
+            return min(applied) == max(applied) == leader.journal.last_index
+
+        if not self.run(within_s, until=same):
+            raise Violation(f"no convergence: {self.describe()}")
+        histories = [replica.history for replica in self.replicas.values()]
+        if any(history != histories[0] for history in histories):
+            raise Violation("the replicas applied different histories")
+        seen = [data for _, _, data in histories[0] if data != NO_OP]
+        for data in self.acknowledged:
+            if seen.count(data) != 1:
+                raise Violation(f"{data!r} was acknowledged and is there {seen.count(data)} times")
+
+    def describe(self) -> list[tuple[Any, ...]]:
+        return [
+            (r.name, r.engine.role.value, r.engine.term, r.journal.last_index, r.engine.commit_index, r.engine.applied_index)
+            if r.engine
+            else (r.name, "down")
+            for r in self.replicas.values()
+        ]
+
+    # The promises of Raft (figure 3 of the paper)
+
+    def check(self, replica: Replica) -> None:
+        engine = replica.engine
+        assert engine is not None
+        if engine.role is Role.LEADER and self.leaders.setdefault(engine.term, replica.name) != replica.name:
+            raise Violation(f"election safety: {self.leaders[engine.term]} and {replica.name} lead term {engine.term}")
+        if engine.commit_index > replica.journal.last_index or engine.applied_index > engine.commit_index:
+            raise Violation(f"{replica.name}: {self.describe()}")
+
+    def check_applied(self, replica: Replica, index: int, term: int, data: bytes) -> None:
+        if index != len(replica.history) + 1:
+            raise Violation(f"{replica.name} applies {index} after {len(replica.history)} entries")
+        if self.applied.setdefault(index, (term, data)) != (term, data):
+            raise Violation(f"state machine safety: {replica.name} applies {(term, data)} at {index}: {self.applied[index]}")
+
+    def check_installed(self, history: list[tuple[int, int, bytes]]) -> None:
+        for index, term, data in history:
+            if self.applied.setdefault(index, (term, data)) != (term, data):
+                raise Violation(f"a snapshot has {(term, data)} at {index}, applied was {self.applied[index]}")
+
+    def check_log_matching(self) -> None:
+        """Two journals with an entry of the same index and term agree in everything before it."""
+        for one, two in itertools.combinations(self.replicas.values(), 2):
+            low = max(one.journal.first_index, two.journal.first_index)
+            agree = None
+            for index in range(min(one.journal.last_index, two.journal.last_index), low - 1, -1):
+                same = one.journal.entry(index) == two.journal.entry(index)
+                if agree and not same:
+                    raise Violation(f"log matching: {one.name} and {two.name} differ at {index}, agree at {agree}")
+                if one.journal.term_of(index) == two.journal.term_of(index):
+                    if not same:
+                        raise Violation(f"log matching: {one.name} and {two.name} differ at {index}, in one term")
+                    agree = agree or index
+
+
+def carries(message: AnyMessage) -> bool:
+    """Whether a message brings entries."""
+    return isinstance(message, AppendRequest) and bool(message.entries)

@@ -1,0 +1,342 @@
+"""Hazards of bringing a peer up to date: H16, H26, and the transfer of snapshots."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from cluster.consensus.frames import (
+    APPEND_BYTES,
+    CHUNK_BYTES,
+    CONTINUE,
+    MAX_ENTRY_BYTES,
+    REFUSED,
+    RESUME,
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    SnapshotChunk,
+    SnapshotReply,
+)
+from cluster.consensus.interface import SnapshotRef, Timing
+from cluster.consensus.progress import WINDOW_BYTES, WINDOW_REQUESTS, Phase, Progress
+from cluster.consensus.snapshots import CHUNKS_IN_FLIGHT, RETRY_S, SnapshotReceiver
+from tests.cluster.consensus.rig import TIMING, Rig
+from tests.cluster.consensus.simulator import Simulation
+from wal.failures import StorageFailed
+
+
+def test_h16_a_replica_far_away_with_a_divergent_tail_catches_up() -> None:
+    slow = Timing(election_min_s=1.5, election_max_s=3.0, heartbeat_s=0.1)
+    with Simulation(1, timing=slow, latency_s=0.2) as sim:
+        sim.commit(b"\x01a")
+        old = sim.elect()
+        sim.isolate(old.name)
+        for number in range(50):
+            old.propose(b"\x01ghost%d" % number)
+        sim.tick(old)
+        assert sim.run(30.0, until=lambda: sim.leader() not in (None, old))
+        for number in range(30):
+            sim.commit(b"\x01%d" % number)
+        sim.converge()
+        assert not any(data.startswith(b"\x01ghost") for _, _, data in old.history)
+
+
+def test_h16_a_follower_with_an_unacknowledged_tail_rejoins() -> None:
+    with Simulation(2) as sim:
+        leader = sim.commit(b"\x01a")
+        follower, other = sim.others(leader)
+        sim.filter = lambda sender, receiver, message: not (sender == follower.name and isinstance(message, AppendReply))
+        sim.commit(b"\x01b")
+        sim.break_link(leader.name, follower.name)
+        sim.break_link(follower.name, leader.name)
+        leader.crash()
+        sim.filter = lambda sender, receiver, message: True
+        assert sim.run(5.0, until=lambda: sim.leader() not in (None, leader))
+        sim.commit(b"\x01c")
+        sim.converge()
+        assert other.history == follower.history
+
+
+def test_h16_requests_lost_without_a_broken_link_are_sent_again() -> None:
+    with Simulation(3) as sim:
+        leader = sim.commit(b"\x01a")
+        follower = sim.others(leader)[0]
+        dropped: list[AppendRequest] = []
+
+        def lossy(sender: str, receiver: str, message: object) -> bool:
+            if receiver == follower.name and isinstance(message, AppendRequest) and len(dropped) < 3:
+                dropped.append(message)
+                return False
+            return True
+
+        sim.filter = lossy
+        for number in range(3):
+            sim.commit(b"\x01%d" % number)
+        assert len(dropped) == 3
+        last = leader.journal.last_index
+        assert sim.run(2.0, until=lambda: sim.engine(follower.name).applied_index == last)
+
+
+def test_h16_rejections_of_a_whole_window_move_the_probe_back_once() -> None:
+    progress = Progress()
+    progress.begin_term(101, 0.0)
+    progress.sent(1, 100, 0)
+    progress.accepted(1, 100)
+    for seq in range(2, 10):
+        progress.sent(seq, 100 + seq, 10)
+    progress.match = 40
+    progress.rejected(2, 61)
+    assert (progress.phase, progress.next) == (Phase.PROBE, 61)
+    progress.sent(20, 60, 0)
+    for seq in range(3, 10):
+        progress.rejected(seq, 41)
+    assert progress.next == 61, "only the probe itself counts now"
+    progress.rejected(20, 61)
+    assert progress.next == 60, "a rejection always moves back"
+
+
+def test_h26_messages_and_what_is_in_flight_are_bounded_however_far_behind_a_peer_is() -> None:
+    rig = Rig()
+    rig.lead()
+    size = 8 * 1024
+    for _ in range(2_000):
+        rig.engine.propose(b"\x01" + b"x" * (size - 1))
+    rig.engine.tick()
+    requests = rig.take(AppendRequest, "r2")
+    in_flight = sum(len(data) for request in requests for _, data in request.entries)
+    assert WINDOW_BYTES <= in_flight < WINDOW_BYTES + APPEND_BYTES + size
+    assert all(sum(len(data) for _, data in r.entries) <= APPEND_BYTES + size for r in requests)
+    assert len(requests) <= WINDOW_REQUESTS
+    rig.engine.tick()
+    assert rig.take(AppendRequest, "r2") == [], "the window is full"
+    first = requests[0]
+    rig.give("r2", AppendReply(rig.engine.term, first.seq, first.prev_index + len(first.entries)))
+    assert len(rig.take(AppendRequest, "r2")) >= 1, "an answer opens it"
+
+
+def test_h26_sending_reads_slices_of_the_journal_never_the_whole_tail() -> None:
+    rig = Rig()
+    rig.lead()
+    for _ in range(5_000):
+        rig.engine.propose(b"\x01" + b"x" * 1024)
+    counts: list[int] = []
+    entries = rig.journal.entries
+
+    def counting(first: int, *, max_bytes: int, max_entries: int):  # type: ignore[no-untyped-def]
+        found = entries(first, max_bytes=max_bytes, max_entries=max_entries)
+        counts.append(len(found))
+        return found
+
+    rig.journal.entries = counting  # type: ignore[method-assign]
+    rig.engine.tick()
+    assert sum(counts) <= 2 * (WINDOW_BYTES + 2 * APPEND_BYTES) // 1024
+
+
+def test_h26_an_entry_over_the_bound_is_refused_at_the_proposal() -> None:
+    rig = Rig()
+    rig.lead()
+    with pytest.raises(ValueError, match="split it"):
+        rig.engine.propose(b"\x01" + b"x" * MAX_ENTRY_BYTES)
+    assert rig.engine.propose(b"x" * MAX_ENTRY_BYTES)
+
+
+def make_ref(directory: Path, index: int, term: int, size_bytes: int) -> SnapshotRef:
+    path = directory / f"snapshot-{index}"
+    path.write_bytes(bytes(number % 251 for number in range(size_bytes)))
+    return SnapshotRef(path, index, term, size_bytes)
+
+
+def leader_with_snapshot(directory: Path, size_bytes: int) -> Rig:
+    """A leader whose journal begins after entry 11, so that r2, which has nothing, needs the snapshot."""
+    rig = Rig()
+    rig.lead()
+    for number in range(10):
+        rig.engine.propose(b"\x01%d" % number)
+    rig.engine.tick()
+    rig.accept("r3")
+    assert rig.engine.applied_index == 11
+    rig.snapshot = make_ref(directory, 11, rig.engine.term, size_bytes)
+    rig.journal.compact_to(11)
+    rig.engine.disconnected("r2")
+    rig.engine._progress["r2"].match = 0
+    rig.engine.connected("r2")
+    rig.engine._progress["r2"].probe_from(1)
+    rig.out = []
+    rig.engine.tick()
+    return rig
+
+
+def test_a_snapshot_goes_in_chunks_few_at_a_time_with_heartbeats_between(tmp_path: Path) -> None:
+    size = 10 * CHUNK_BYTES + 17
+    rig = leader_with_snapshot(tmp_path, size)
+    (question,) = rig.take(SnapshotChunk, "r2")
+    assert (question.data, question.offset, question.size_bytes) == (b"", 0, size)
+    term = rig.engine.term
+    rig.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 0, 0))
+    received = bytearray()
+    while len(received) < size:
+        chunks = [m for to, m in rig.out if to == "r2" and isinstance(m, SnapshotChunk)]
+        rig.out = []
+        assert 0 < len(chunks) <= CHUNKS_IN_FLIGHT
+        rig.wait(TIMING.heartbeat_s)
+        assert rig.take(Heartbeat, "r2"), "heartbeats go on"
+        for chunk in chunks:
+            assert chunk.offset == len(received)
+            received += chunk.data
+            if len(received) < size:
+                rig.engine.receive("r2", SnapshotReply(term, chunk.seq, 11, term, CONTINUE, len(received), 0))
+        rig.engine.receive("r3", AppendReply(term, rig.engine._seq, 11))
+        rig.engine.tick()
+    assert rig.snapshot is not None
+    assert bytes(received) == rig.snapshot.path.read_bytes()
+    assert rig.engine.peers()[0].sending_snapshot
+
+
+def test_a_snapshot_resumes_where_the_broken_link_stopped_it(tmp_path: Path) -> None:
+    rig = leader_with_snapshot(tmp_path, 10 * CHUNK_BYTES)
+    term = rig.engine.term
+    (question,) = rig.take(SnapshotChunk, "r2")
+    rig.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 0, 0))
+    rig.engine.disconnected("r2")
+    assert not rig.engine.peers()[0].sending_snapshot
+    rig.engine.connected("r2")
+    rig.engine._progress["r2"].probe_from(1)
+    rig.out = []
+    rig.engine.tick()
+    (question,) = rig.take(SnapshotChunk, "r2")
+    assert question.data == b""
+    rig.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 3 * CHUNK_BYTES, 0))
+    assert rig.take(SnapshotChunk, "r2")[0].offset == 3 * CHUNK_BYTES
+
+
+def test_a_refused_snapshot_is_offered_again_later_and_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = leader_with_snapshot(tmp_path, 100)
+    term = rig.engine.term
+    (question,) = rig.take(SnapshotChunk, "r2")
+    rig.give("r2", SnapshotReply(term, question.seq, 11, term, REFUSED, 0, 0))
+    assert "refused" in caplog.text
+    assert rig.take(SnapshotChunk) == []
+    for _ in range(5):
+        assert rig.take(SnapshotChunk, "r2") == []
+        rig.engine.receive("r3", AppendReply(term, rig.engine._seq, 11))
+        rig.wait(RETRY_S / 5 + 0.001)
+    assert len(rig.take(SnapshotChunk, "r2")) == 1
+
+
+class FakeSink:
+    def __init__(self, finish: BaseException | None = None) -> None:
+        self.data = bytearray()
+        self.aborted = self.finished = False
+        self._finish = finish
+
+    def write(self, offset: int, data: bytes) -> None:
+        self.data += data
+
+    def finish(self) -> None:
+        if self._finish is not None:
+            raise self._finish
+        self.finished = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class FakeMachine:
+    def __init__(self, finish: BaseException | None = None) -> None:
+        self.sinks: list[FakeSink] = []
+        self._finish = finish
+
+    def apply(self, index: int, term: int, data: bytes) -> None:
+        raise NotImplementedError
+
+    def newest_snapshot(self) -> None:
+        return None
+
+    def begin_install(self, index: int, term: int) -> FakeSink:
+        self.sinks.append(FakeSink(self._finish))
+        return self.sinks[-1]
+
+
+def chunk(offset: int, data: bytes, index: int = 9, size_bytes: int = 6) -> SnapshotChunk:
+    return SnapshotChunk(1, 1, index, 1, size_bytes, offset, data)
+
+
+def test_a_receiver_takes_chunks_in_order_and_says_where_to_resume() -> None:
+    machine = FakeMachine()
+    receiver = SnapshotReceiver(machine)
+    assert receiver.take(chunk(0, b"")) == (RESUME, 0)
+    assert receiver.take(chunk(0, b"abc")) == (CONTINUE, 3)
+    assert receiver.take(chunk(4, b"ef")) == (RESUME, 3), "a gap"
+    assert receiver.take(chunk(0, b"abc")) == (RESUME, 3), "a copy"
+    assert receiver.take(chunk(0, b"")) == (RESUME, 3), "a question"
+    outcome, _ = receiver.take(chunk(3, b"def"))
+    assert outcome == 2 and machine.sinks[0].finished and bytes(machine.sinks[0].data) == b"abcdef"
+
+
+def test_a_receiver_throws_away_one_snapshot_for_another() -> None:
+    machine = FakeMachine()
+    receiver = SnapshotReceiver(machine)
+    receiver.take(chunk(0, b"abc"))
+    assert receiver.take(chunk(3, b"def", index=10)) == (RESUME, 0)
+    assert receiver.take(chunk(0, b"", index=10)) == (RESUME, 0)
+    assert machine.sinks[0].aborted and len(machine.sinks) == 2
+
+
+def test_a_receiver_refuses_more_bytes_than_were_announced() -> None:
+    receiver = SnapshotReceiver(FakeMachine())
+    assert receiver.take(chunk(0, b"abcdefg")) == (REFUSED, 0)
+
+
+def test_h08_a_snapshot_that_fails_its_verification_is_refused_and_the_replica_keeps_its_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR)
+    with Simulation(6) as sim:
+        leader = sim.commit(b"\x01a")
+        sim.run(1.0)
+        behind = sim.others(leader)[0]
+        sim.isolate(behind.name)
+        kept = list(behind.history)
+        for number in range(5):
+            sim.commit(b"\x01%d" % number)
+        leader = sim.elect()
+        leader.take_snapshot()
+        behind.refuse_install = ValueError("checksum")
+        sim.heal()
+        sim.run(3.0)
+        assert behind.history == kept and behind.installs == 0
+        assert behind.engine is not None and not behind.engine.stopped
+        assert "checksum" in caplog.text
+        behind.refuse_install = None
+        sim.converge()
+        assert behind.installs == 1
+
+
+@pytest.mark.parametrize("failure", [SystemExit(3), StorageFailed("EIO")], ids=["SystemExit", "StorageFailed"])
+def test_h08_what_says_that_the_process_must_end_is_not_swallowed(failure: BaseException) -> None:
+    receiver = SnapshotReceiver(FakeMachine(failure))
+    with pytest.raises(type(failure)):
+        receiver.take(chunk(0, b"abcdef"))
+
+
+def test_a_snapshot_travels_whole_through_duplicates_losses_and_broken_links() -> None:
+    with Simulation(8) as sim:
+        leader = sim.commit(b"\x01a")
+        behind = sim.others(leader)[0]
+        sim.isolate(behind.name)
+        for number in range(40):
+            sim.commit(b"\x01%d" % number + b"x" * 60_000)
+        leader = sim.elect()
+        leader.take_snapshot()
+        assert leader.snapshots[-1][0].size_bytes > 8 * CHUNK_BYTES
+        sim.losses, sim.duplicates = 0.05, 0.1
+        sim.heal()
+        for _ in range(6):
+            sim.run(0.05)
+            sim.break_link(leader.name, behind.name)
+            sim.connect_all()
+        sim.converge()
+        assert behind.installs == 1

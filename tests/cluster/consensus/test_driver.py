@@ -1,0 +1,122 @@
+"""The engine on the asyncio loop: what fails stops the replica at once, and waiters hear about it (H6, H7, H17, H23)."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cluster.clock import SystemClock
+from cluster.consensus import Consensus, EntryTooLarge, NotLeader, Role
+from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, ListMachine, Node, until_leader, with_nodes
+from wal import StorageFailed
+
+
+def test_h23_a_failed_sync_ends_the_replica_and_the_others_go_on(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        await leader.commit(b"\x01before")
+
+        def fail_commit(transaction: object) -> None:
+            raise OSError(5, "Input/output error")
+
+        leader.environment.commit = fail_commit
+        leader.consensus.propose(b"\x01lost")
+        await leader.until(lambda: bool(leader.failures))
+        assert isinstance(leader.failures[0], StorageFailed)
+        with pytest.raises(NotLeader):
+            leader.consensus.propose(b"\x01more")
+        rest = [node for node in nodes if node is not leader]
+        new = await until_leader(rest)
+        await new.commit(b"\x01after")
+        assert len(leader.failures) == 1
+
+    asyncio.run(with_nodes(tmp_path, 3, work))
+
+
+@pytest.mark.parametrize("failure", [ValueError("poison"), NotLeader(None)], ids=["ValueError", "NotLeader"])
+def test_h06_whatever_the_machine_raises_ends_the_replica(tmp_path: Path, failure: Exception) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+
+        def poison(index: int, term: int, data: bytes) -> None:
+            raise failure
+
+        leader.machine.apply = poison  # type: ignore[method-assign]
+        leader.consensus.propose(b"\x01poison")
+        await leader.until(lambda: bool(leader.failures))
+        assert leader.failures == [failure]
+        assert leader.journal.applied_index == 1
+
+    asyncio.run(with_nodes(tmp_path, 1, work))
+
+
+def test_h07_a_waiter_that_gave_up_harms_nobody(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        reads = [asyncio.create_task(leader.consensus.confirm_leadership()) for _ in range(3)]
+        await asyncio.sleep(0)
+        reads[1].cancel()
+        assert await reads[0] == await reads[2] == leader.consensus.commit_index
+        await leader.commit(b"\x01a")
+        assert leader.failures == []
+
+    asyncio.run(with_nodes(tmp_path, 3, work))
+
+
+def test_h17_a_read_of_a_leader_that_loses_its_majority_is_answered_with_not_leader(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        for node in nodes:
+            if node is not leader:
+                await node.consensus.stop()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(NotLeader):
+                await leader.consensus.confirm_leadership()
+        assert leader.consensus.role is not Role.LEADER
+
+    asyncio.run(with_nodes(tmp_path, 3, work))
+
+
+def test_a_refused_proposal_harms_nobody(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        with pytest.raises(EntryTooLarge):
+            leader.consensus.propose(b"x" * (2 << 20))
+        with pytest.raises(ValueError, match="empty"):
+            leader.consensus.propose(b"")
+        await leader.commit(b"\x01a")
+
+    asyncio.run(with_nodes(tmp_path, 1, work))
+
+
+def test_a_member_that_is_not_in_the_list_is_refused(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        (node,) = nodes
+        with pytest.raises(ValueError, match="'r7' is not among the members r1"):
+            Consensus(
+                me="r7",
+                members={"r1": "127.0.0.1:1"},
+                cluster_id=CLUSTER,
+                journal=node.journal,
+                machine=ListMachine(node.journal),
+                timing=FAST,
+                tls=None,  # type: ignore[arg-type]
+                clock=SystemClock(),
+                on_change=lambda: None,
+                fail=node._fail,
+            )
+
+    asyncio.run(with_nodes(tmp_path, 1, work))
+
+
+def test_compaction_moves_the_first_index_and_the_replica_restarts_from_there(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        for number in range(5):
+            await leader.commit(b"\x01%d" % number)
+        leader.consensus.compact_to(4)
+        assert leader.journal.first_index == 5
+        await leader.commit(b"\x01after")
+        assert leader.consensus.applied_index == leader.consensus.last_index == leader.consensus.commit_index
+
+    asyncio.run(with_nodes(tmp_path, 1, work))

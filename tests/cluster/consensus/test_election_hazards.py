@@ -1,0 +1,251 @@
+"""Hazards of who leads: H14, H15, votes that are counted twice, reads that nobody confirmed."""
+
+import pytest
+
+from cluster.consensus.frames import AppendReply, Heartbeat, VoteReply, VoteRequest
+from cluster.consensus.interface import NotLeader, Role
+from tests.cluster.consensus.rig import TIMING, Rig, StockRig
+from tests.cluster.consensus.simulator import Simulation
+from wal.failures import BrokenInvariant
+from wal.journal import Entry
+
+
+def test_h14_a_replica_behind_a_black_hole_inflates_no_term_and_deposes_nobody_on_return() -> None:
+    with Simulation(1) as sim:
+        leader = sim.commit(b"\x01a")
+        term = sim.engine(leader.name).term
+        lonely = sim.others(leader)[0]
+        for peer in sim.others(lonely):
+            sim.black |= {(lonely.name, peer.name), (peer.name, lonely.name)}
+        assert not sim.run(10.0, until=lambda: sim.leader() is not leader)
+        assert sim.engine(lonely.name).term == term
+        sim.black.clear()
+        assert not sim.run(3.0, until=lambda: sim.leader() is not leader)
+        assert sim.engine(leader.name).term == term
+        assert sim.engine(lonely.name).leader == leader.name
+
+
+def test_h14_a_vote_request_is_ignored_by_a_replica_that_hears_a_leader() -> None:
+    for pre in (True, False):
+        rig = Rig()
+        rig.give("r2", Heartbeat(3, 1, 0, True))
+        rig.take(AppendReply)
+        rig.give("r3", VoteRequest(9, 1, 5, 5, pre))
+        assert rig.engine.term == 3 and rig.engine.leader == "r2"
+        assert rig.take(VoteReply) == []
+        rig.clock.now_s += TIMING.election_min_s
+        rig.engine.receive("r3", VoteRequest(9, 2, 5, 5, pre))
+        rig.engine.tick()
+        assert rig.take(VoteReply, "r3")[0].granted
+
+
+def test_h14_a_leader_ignores_vote_requests_while_its_majority_answers() -> None:
+    rig = Rig()
+    rig.lead()
+    term = rig.engine.term
+    rig.give("r3", VoteRequest(term + 5, 1, 99, term + 5, pre=False))
+    assert rig.engine.role is Role.LEADER and rig.engine.term == term
+
+
+def test_h14_the_stock_engine_obeys_any_vote_request_of_a_higher_term() -> None:
+    stock = StockRig()
+    stock.win()
+    stock.give("r3", type="request_vote", term=999, last_log_term=0, last_log_index=0)
+    assert stock.engine.raftCurrentTerm == 999 and not stock.engine._isLeader(), "HAZARDS.md H14"
+
+
+def test_h14_a_pre_vote_changes_nothing_at_the_voter() -> None:
+    rig = Rig()
+    rig.give("r2", VoteRequest(7, 1, 5, 5, pre=True))
+    assert rig.take(VoteReply)[0].granted
+    assert (rig.engine.term, rig.journal.voted_for, rig.disk.syncs) == (0, None, 0)
+
+
+def test_a_candidate_that_nobody_would_vote_for_keeps_its_term() -> None:
+    rig = Rig()
+    rig.wait(TIMING.election_max_s)
+    seq = rig.take(VoteRequest)[0].seq
+    rig.give("r2", VoteReply(0, seq, False, pre=True))
+    rig.give("r3", VoteReply(0, seq, False, pre=True))
+    for _ in range(20):
+        rig.wait(TIMING.election_max_s)
+    assert rig.engine.term == 0
+    assert rig.disk.syncs == 0, "asking first writes nothing"
+
+
+def test_a_vote_that_is_delivered_twice_counts_once() -> None:
+    rig = Rig(replicas=5)
+    rig.wait(TIMING.election_max_s)
+    seq = rig.take(VoteRequest)[0].seq
+    for peer in ("r2", "r3"):
+        rig.give(peer, VoteReply(0, seq, True, pre=True))
+    seq = rig.take(VoteRequest)[0].seq
+    for _ in range(3):
+        rig.give("r2", VoteReply(1, seq, True, pre=False))
+    assert rig.engine.role is Role.CANDIDATE
+    rig.give("r3", VoteReply(1, seq, True, pre=False))
+    assert rig.engine.role is Role.LEADER
+
+
+def test_the_stock_engine_counts_a_vote_that_is_delivered_twice_as_two() -> None:
+    stock = StockRig(replicas=5)
+    stock.set_private("raftElectionDeadline", 0)
+    stock.engine.doTick()
+    for _ in range(2):
+        stock.give("r2", type="response_vote", term=stock.engine.raftCurrentTerm)
+    assert stock.engine._isLeader(), "not in HAZARDS.md; if this fails, the release changed"
+
+
+def test_a_vote_of_an_older_campaign_counts_for_nothing() -> None:
+    rig = Rig()
+    rig.wait(TIMING.election_max_s)
+    old = rig.take(VoteRequest)[0].seq
+    rig.wait(TIMING.election_max_s)
+    rig.give("r2", VoteReply(0, old, True, pre=True))
+    assert rig.engine.term == 0
+
+
+def test_a_less_complete_journal_gets_no_vote() -> None:
+    for last_index, last_term, granted in ((1, 2, False), (2, 2, True), (9, 1, False), (1, 3, True)):
+        rig = Rig()
+        rig.give("r2", VoteRequest(2, 1, 9, 9, pre=False))
+        rig.journal.append([rig_entry(1, 2), rig_entry(2, 2)])
+        rig.take(VoteReply)
+        rig.give("r3", VoteRequest(5, 1, last_index, last_term, pre=False))
+        assert rig.take(VoteReply, "r3")[0].granted is granted
+
+
+def rig_entry(index: int, term: int) -> Entry:
+    return Entry(index, term, b"\x01x")
+
+
+def test_h15_a_leader_cut_off_from_its_majority_steps_down_within_an_election_timeout() -> None:
+    with Simulation(2) as sim:
+        old = sim.commit(b"\x01a")
+        answers: list[int | None] = []
+        for peer in sim.others(old):
+            sim.black |= {(old.name, peer.name), (peer.name, old.name)}
+        sim.engine(old.name).read(answers.append)
+        sim.schedule_tick(old)
+        assert sim.run(TIMING.election_max_s + 0.05, until=lambda: sim.engine(old.name).role is not Role.LEADER)
+        assert answers == [None]
+        with pytest.raises(NotLeader):
+            sim.engine(old.name).propose(b"\x01b")
+        assert sim.run(3.0, until=lambda: sim.leader() not in (None, old))
+
+
+def test_h15_messages_that_are_no_answers_do_not_keep_a_leader_alive() -> None:
+    rig = Rig()
+    rig.lead()
+    for _ in range(20):
+        rig.clock.now_s += 0.1
+        rig.engine.receive("r2", VoteReply(rig.engine.term, 1, False, pre=True))
+        rig.engine.receive("r3", VoteRequest(0, 1, 0, 0, pre=True))
+        rig.engine.tick()
+    assert rig.engine.role is not Role.LEADER
+
+
+def test_h15_a_linearizable_read_waits_for_a_round_that_began_after_it() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.wait(TIMING.heartbeat_s)
+    early = rig.take(Heartbeat, "r2")[-1]
+    answers: list[int | None] = []
+    rig.engine.read(answers.append)
+    rig.engine.tick()
+    asked = rig.take(Heartbeat, "r2")[-1]
+    rig.give("r2", AppendReply(rig.engine.term, early.seq, 1))
+    assert answers == [], "that answer was to a request from before the read"
+    rig.give("r2", AppendReply(rig.engine.term, asked.seq, 1))
+    assert answers == [rig.engine.commit_index]
+
+
+def test_h15_reads_that_come_during_a_round_share_the_next_one() -> None:
+    rig = Rig()
+    rig.lead()
+    answers: list[int | None] = []
+    rig.engine.read(answers.append)
+    rig.engine.tick()
+    first = rig.take(Heartbeat, "r2")
+    for _ in range(100):
+        rig.engine.read(answers.append)
+        rig.engine.tick()
+    assert rig.take(Heartbeat) == []
+    rig.give("r2", AppendReply(rig.engine.term, first[-1].seq, 1))
+    assert len(answers) == 1
+    rig.engine.tick()
+    second = rig.take(Heartbeat, "r3")
+    assert len(second) == 1
+    rig.give("r3", AppendReply(rig.engine.term, second[-1].seq, 1))
+    assert len(answers) == 101
+
+
+def test_a_read_of_a_leader_that_is_not_ready_waits_for_its_first_entry() -> None:
+    rig = Rig()
+    rig.win()
+    answers: list[int | None] = []
+    rig.engine.read(answers.append)
+    rig.engine.tick()
+    rig.give("r2", AppendReply(rig.engine.term, rig.take(Heartbeat, "r2")[-1].seq, 0))
+    assert answers == [], "it leads, but does not know yet what is committed"
+    rig.accept("r2")
+    assert answers == [1]
+
+
+def test_a_leader_may_decide_nothing_before_its_first_entry_is_applied() -> None:
+    rig = Rig()
+    rig.win()
+    rig.engine.tick()
+    assert not rig.engine.ready
+    with pytest.raises(NotLeader, match="own first entry"):
+        rig.engine.propose(b"\x01a")
+    rig.accept("r2")
+    assert rig.engine.ready
+    assert rig.engine.propose(b"\x01a") == (2, 1)
+
+
+def test_two_leaders_in_one_term_stop_the_replica_that_sees_them() -> None:
+    rig = Rig()
+    rig.give("r2", Heartbeat(3, 1, 0, True))
+    with pytest.raises(BrokenInvariant, match="two leaders"):
+        rig.give("r3", Heartbeat(3, 1, 0, True))
+
+
+def test_a_stale_leader_learns_the_newer_term_from_the_answer() -> None:
+    rig = Rig()
+    rig.give("r2", Heartbeat(5, 1, 0, True))
+    rig.take(AppendReply)
+    rig.give("r3", Heartbeat(4, 1, 0, True))
+    (reply,) = rig.take(AppendReply, "r3")
+    assert reply.term == 5 and reply.rejected
+    leader = Rig(me="r3")
+    leader.lead()
+    leader.give("r1", AppendReply(5, 1, 0, rejected=True))
+    assert leader.engine.role is Role.FOLLOWER and leader.engine.term == 5
+
+
+def test_a_broken_link_to_the_leader_hastens_the_election_of_the_next() -> None:
+    def take_over_s(*, tells: bool) -> float:
+        with Simulation(9) as sim:
+            old = sim.commit(b"\x01a")
+            began_s = sim.clock.now_s
+            if tells:
+                old.crash()
+            else:
+                for peer in sim.others(old):
+                    sim.black |= {(old.name, peer.name), (peer.name, old.name)}
+            assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
+            return sim.clock.now_s - began_s
+
+    assert take_over_s(tells=True) < TIMING.election_min_s < take_over_s(tells=False)
+
+
+def test_a_follower_is_ready_when_it_is_close_behind_a_leader_that_is() -> None:
+    rig = Rig()
+    assert not rig.engine.ready
+    rig.give("r2", Heartbeat(1, 1, 0, False))
+    assert not rig.engine.ready
+    rig.give("r2", Heartbeat(1, 2, 0, True))
+    assert rig.engine.ready
+    rig.give("r2", Heartbeat(1, 3, 1_000_000, True))
+    assert not rig.engine.ready

@@ -1,0 +1,252 @@
+"""Hazards of the machinery around the rules: H6, H7, H18 to H24, and an idle cluster that writes nothing."""
+
+import hashlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pysyncobj import SyncObj, SyncObjConf, replicated
+
+from cluster.consensus.frames import AppendReply, AppendRequest, encode_frame
+from cluster.consensus.interface import NotLeader, Timing
+from cluster.consensus.seam import stock_configuration
+from tests.cluster.consensus.rig import TIMING, Rig, StockRig
+from tests.cluster.consensus.simulator import CLUSTER, Simulation
+from wal.failures import BrokenInvariant, StorageFailed
+
+
+def test_h06_a_machine_that_raises_stops_the_replica_and_the_entry_is_not_tried_again() -> None:
+    rig = Rig(replicas=1)
+    rig.wait(TIMING.election_max_s)
+    calls: list[int] = []
+
+    def poison(index: int, term: int, data: bytes) -> None:
+        calls.append(index)
+        raise ValueError("poison")
+
+    rig.apply = poison  # type: ignore[method-assign]
+    rig.engine.propose(b"\x01poison")
+    with pytest.raises(ValueError, match="poison"):
+        rig.engine.tick()
+    assert rig.engine.stopped and rig.engine.applied_index == 1
+    with pytest.raises(RuntimeError, match="stopped"):
+        rig.engine.tick()
+    assert calls == [2]
+
+
+class Poisoned(SyncObj):  # type: ignore[misc]
+    """The stock engine with a replicated method that raises."""
+
+    calls = 0
+
+    @replicated  # type: ignore[untyped-decorator]
+    def poison(self) -> None:
+        Poisoned.calls += 1
+        raise ValueError("poison")
+
+
+def test_h06_the_stock_engine_applies_a_poison_entry_again_and_again() -> None:
+    stock = StockRig(replicas=1, engine=Poisoned)
+    stock.set_private("raftElectionDeadline", 0)
+    stock.engine.doTick()
+    stock.engine.poison()
+    for _ in range(5):
+        try:
+            stock.engine.doTick()
+        except ValueError:
+            continue
+    assert Poisoned.calls >= 3, "HAZARDS.md H6; if this fails, the release changed"
+
+
+def test_h06_a_machine_that_does_not_record_what_it_applied_stops_the_replica() -> None:
+    rig = Rig(replicas=1)
+    rig.apply = lambda index, term, data: None  # type: ignore[method-assign]
+    with pytest.raises(BrokenInvariant, match="did not record"):
+        rig.wait(TIMING.election_max_s)
+
+
+def test_h07_a_callback_that_raises_stops_the_replica_and_no_entry_is_applied_twice() -> None:
+    rig = Rig(replicas=1)
+    rig.on_change = _raise  # type: ignore[method-assign]
+    rig.engine._on_change.__self__.on_change = _raise  # type: ignore[attr-defined]
+    object.__setattr__(rig.engine, "_on_change", _raise)
+    with pytest.raises(ZeroDivisionError):
+        rig.wait(TIMING.election_max_s)
+    assert rig.engine.stopped
+    assert [index for index, _, _ in rig.applied] == [1]
+
+
+def _raise() -> None:
+    raise ZeroDivisionError
+
+
+def test_h18_a_command_goes_to_the_leader_only_and_the_stock_ways_in_are_closed() -> None:
+    rig = Rig()
+    rig.give("r2", AppendRequest(1, 1, 0, 0, 0, True, []))
+    with pytest.raises(NotLeader) as refusal:
+        rig.engine.propose(b"\x01a")
+    assert refusal.value.leader == "r2"
+    for way_in in (
+        lambda: rig.engine._applyCommand(b"x", None),
+        lambda: rig.engine.setCodeVersion(0),
+        lambda: rig.engine.transferLeadership(),
+        lambda: rig.engine._SyncObj__tryLogCompaction(),
+        lambda: rig.engine._SyncObj__loadDumpFile(clearJournal=True),
+        lambda: rig.engine._SyncObj__doApplyCommand(b"\x00" + pickle.dumps(0)),
+        lambda: rig.engine._SyncObj__doChangeCluster(["add", "r9"]),
+    ):
+        with pytest.raises(BrokenInvariant):
+            way_in()
+    assert rig.engine._bridge._onUtilityMessageCallbacks == {}
+
+
+def test_h19_a_command_is_committed_without_waiting_for_any_timer() -> None:
+    with Simulation(1, latency_s=0.0) as sim:
+        leader = sim.commit(b"\x01first")
+        began_s = sim.clock.now_s
+        for number in range(50):
+            assert leader.propose(b"\x01%d" % number)
+            sim.tick(leader)
+            assert sim.run(TIMING.heartbeat_s, until=lambda n=number: b"\x01%d" % n in sim.acknowledged)  # type: ignore[misc]
+        assert sim.clock.now_s == began_s
+
+
+def test_h19_proposals_of_one_tick_share_one_sync_and_one_request() -> None:
+    rig = Rig()
+    rig.lead()
+    syncs = rig.disk.syncs
+    for number in range(100):
+        rig.engine.propose(b"\x01%d" % number)
+    rig.engine.tick()
+    assert rig.disk.syncs == syncs + 1
+    assert [len(request.entries) for request in rig.take(AppendRequest, "r2")] == [100]
+
+
+def test_h20_a_frame_is_its_entries_and_a_little_more() -> None:
+    data = os.urandom(64 * 1024)
+    frame = encode_frame(CLUSTER, "r1", AppendRequest(1, 1, 0, 0, 0, True, [(1, data)]))
+    assert data in frame and len(frame) < len(data) + 100
+
+
+def test_h21_there_is_no_replicated_method_whose_number_could_change() -> None:
+    rig = Rig(replicas=1)
+    assert rig.engine._methodToID == {} and rig.engine._idToMethod == {}
+
+
+def test_h22_a_misspelt_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="raftMinTimeOut"):
+        stock_configuration(raftMinTimeOut=1.0)
+    with pytest.raises(TypeError, match="elction_min_s"):
+        Timing(elction_min_s=1.0)  # type: ignore[call-arg]
+    assert SyncObjConf(raftMinTimeOut=99.0).raftMinTimeout == 0.4, "the stock engine ignores it; HAZARDS.md H22"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"election_min_s": 0.1}, "heartbeats"),
+        ({"election_max_s": 0.3}, "same moment"),
+        ({"heartbeat_s": 0.0}, "above 0"),
+        ({"heartbeat_s": float("nan")}, "above 0"),
+        ({"reconnect_min_s": 2.0}, "reconnect_min_s"),
+    ],
+)
+def test_h22_timing_that_cannot_keep_a_leader_is_refused_with_a_sentence(wrong: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Timing(**wrong)
+
+
+def test_h23_a_failed_sync_stops_the_replica_and_nothing_it_would_have_promised_leaves() -> None:
+    rig = Rig()
+    rig.disk.fail_next = StorageFailed("EIO")
+    rig.engine.receive("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, b"\x01a")]))
+    with pytest.raises(StorageFailed):
+        rig.engine.tick()
+    assert rig.out == [] and rig.engine.stopped
+    rig.disk.fail_next = None
+    for call in (rig.engine.tick, lambda: rig.engine.receive("r2", AppendReply(1, 1, 1))):
+        with pytest.raises(RuntimeError):
+            call()
+    assert rig.out == [] and not rig.engine._bridge.holds
+    assert rig.engine.conf.autoTick is False
+
+
+def test_h24_the_peers_are_asked_in_the_order_of_their_names_on_any_hash_seed() -> None:
+    code = (
+        "import hashlib; from tests.cluster.consensus.test_simulation import scenario\n"
+        "with scenario(11, 5) as sim: print(hashlib.sha256(repr((sim.applied, sim.leaders)).encode()).hexdigest())"
+    )
+    root = Path(__file__).parents[3]
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1 and len(digests.pop().strip()) == hashlib.sha256().digest_size * 2
+
+
+def test_an_idle_cluster_writes_its_marks_once_and_then_nothing() -> None:
+    with Simulation(1) as sim:
+        sim.commit(b"\x01a")
+        sim.run(TIMING.idle_flush_s + 1.0)
+        before = {name: replica.disk.syncs for name, replica in sim.replicas.items()}
+        assert all(replica.disk.applied == len(replica.history) for replica in sim.replicas.values())
+        sim.run(120.0)
+        assert {name: replica.disk.syncs for name, replica in sim.replicas.items()} == before
+
+
+def test_an_idle_cluster_ticks_for_heartbeats_only() -> None:
+    with Simulation(1) as sim:
+        leader = sim.commit(b"\x01a")
+        sim.run(3.0)
+        sim.sent = []
+        sim.run(10.0)
+        beats = 10.0 / TIMING.heartbeat_s
+        assert len(sim.sent) <= 2 * len(sim.others(leader)) * (beats + 1)
+
+
+def test_followers_learn_soon_that_an_entry_is_committed_although_nothing_follows_it() -> None:
+    with Simulation(1, latency_s=0.0) as sim:
+        leader = sim.commit(b"\x01a")
+        last = leader.journal.last_index
+        assert sim.run(
+            TIMING.commit_notice_s + 0.001, until=lambda: all(r.history[-1:][0][0] == last for r in sim.replicas.values())
+        )
+
+
+def test_marks_out_of_order_are_refused_at_construction() -> None:
+    rig = Rig(replicas=1)
+    rig.wait(TIMING.election_max_s)
+    rig.disk.commit = 99
+    with pytest.raises(BrokenInvariant, match="out of order"):
+        Rig(replicas=1, disk=rig.disk)
+
+
+def test_a_long_catching_up_is_applied_in_slices(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    rig = Rig()
+    apply = rig.apply
+
+    def slow(index: int, term: int, data: bytes) -> None:
+        rig.clock.now_s += 0.005
+        apply(index, term, data)
+
+    rig.apply = slow  # type: ignore[method-assign]
+    rig.give("r2", AppendRequest(1, 1, 0, 0, 100, True, [(1, b"\x01x")] * 100))
+    assert 1 <= len(rig.applied) < 20
+    assert rig.engine.next_due_s() < rig.clock.now_s
+    ticks = 0
+    while len(rig.applied) < 100:
+        rig.engine.tick()
+        ticks += 1
+    assert ticks > 5
+    assert [index for index, _, _ in rig.applied] == list(range(1, 101))

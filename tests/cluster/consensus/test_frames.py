@@ -1,0 +1,134 @@
+"""Frames: what is said comes back the same, and nothing else is accepted (H5, H20)."""
+
+import pickle
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.consensus.frames import (
+    APPEND_ENTRIES,
+    MAX_ENTRY_BYTES,
+    MAX_FRAME_BYTES,
+    AnyMessage,
+    AppendReply,
+    AppendRequest,
+    Frame,
+    FrameReader,
+    FrameRefused,
+    Heartbeat,
+    SnapshotChunk,
+    SnapshotReply,
+    VoteReply,
+    VoteRequest,
+    decode_body,
+    encode_frame,
+)
+
+CLUSTER = "6f1c0000000000000000000000000000"
+numbers = st.integers(0, 1 << 62)
+entries = st.lists(st.tuples(numbers, st.binary(min_size=1, max_size=40)), max_size=5)
+messages: st.SearchStrategy[AnyMessage] = st.one_of(
+    st.builds(AppendRequest, numbers, numbers, numbers, numbers, numbers, st.booleans(), entries),
+    st.builds(Heartbeat, numbers, numbers, numbers, st.booleans()),
+    st.builds(AppendReply, numbers, numbers, numbers, st.booleans(), numbers, numbers),
+    st.builds(VoteRequest, numbers, numbers, numbers, numbers, st.booleans()),
+    st.builds(VoteReply, numbers, numbers, st.booleans(), st.booleans()),
+    st.builds(SnapshotChunk, numbers, numbers, numbers, numbers, numbers, numbers, st.binary(max_size=40)),
+    st.builds(SnapshotReply, numbers, numbers, numbers, numbers, st.integers(0, 3), numbers, numbers),
+)
+
+
+@given(st.lists(messages, max_size=6), st.lists(st.integers(1, 50), min_size=1, max_size=10))
+def test_frames_cut_anywhere_come_back_as_they_were_said(said: list[AnyMessage], cuts: list[int]) -> None:
+    stream = b"".join(encode_frame(CLUSTER, "r2", message) for message in said)
+    reader, heard, at, turn = FrameReader(CLUSTER), [], 0, 0
+    while at < len(stream):
+        step = cuts[turn % len(cuts)]
+        heard += reader.feed(stream[at : at + step])
+        at, turn = at + step, turn + 1
+    assert heard == [Frame("r2", message) for message in said]
+
+
+@given(st.binary(max_size=200))
+def test_h05_bytes_that_are_no_frame_are_refused_and_raise_nothing_else(noise: bytes) -> None:
+    with pytest.raises(FrameRefused):
+        decode_body(CLUSTER, noise)
+
+
+@given(messages, st.data())
+def test_h05_a_frame_with_a_byte_changed_is_refused_or_is_another_frame(message: AnyMessage, data: st.DataObject) -> None:
+    body = bytearray(encode_frame(CLUSTER, "r2", message)[4:])
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        decode_body(CLUSTER, body)
+    except FrameRefused:
+        return
+
+
+def test_h05_a_pickle_is_refused_and_not_run() -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return exec, ("raise SystemExit('run')",)
+
+    with pytest.raises(FrameRefused):
+        decode_body(CLUSTER, pickle.dumps(Attack()))
+
+
+def test_h05_a_frame_of_another_cluster_or_version_is_refused_by_name() -> None:
+    body = encode_frame("another", "r2", Heartbeat(1, 1, 0, True))[4:]
+    with pytest.raises(FrameRefused, match="'another'"):
+        decode_body(CLUSTER, body)
+    with pytest.raises(FrameRefused, match="version 2"):
+        decode_body(CLUSTER, msgspec.msgpack.encode([2, CLUSTER, "r2", [2, 1, 1, 0, True]]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [99, 1, 1],
+        [2, 1, 1, 0, True, "more"],
+        [2, -1, 1, 0, True],
+        [2, 1 << 63, 1, 0, True],
+        [2, 1, 1, 0, 1],
+        [2, "1", 1, 0, True],
+        [1, 1, 1, 0, 0, 0, True, [[1, b""]]],
+        [1, 1, 1, 0, 0, 0, True, [[1, b"x"]] * (APPEND_ENTRIES + 1)],
+        [1, 1, 1, 0, 0, 0, True, [[1, b"x" * (MAX_ENTRY_BYTES + 1)]]],
+        [7, 1, 1, 1, 1, 4, 0, 0],
+    ],
+    ids=["kind", "length", "negative", "overflow", "bool", "text", "empty entry", "entries", "entry", "outcome"],
+)
+def test_h05_a_message_outside_its_bounds_is_refused(message: list[object]) -> None:
+    with pytest.raises(FrameRefused):
+        decode_body(CLUSTER, msgspec.msgpack.encode([1, CLUSTER, "r2", message]))
+
+
+def test_h05_an_announced_length_over_the_bound_is_refused_before_its_bytes_are_kept() -> None:
+    reader = FrameReader(CLUSTER)
+    with pytest.raises(FrameRefused, match="announced"):
+        list(reader.feed(struct.pack(">I", MAX_FRAME_BYTES + 1)))
+
+
+def test_the_largest_append_request_fits_into_a_frame() -> None:
+    full = [(1 << 62, b"x" * 2047)] * 511 + [(1 << 62, b"x" * MAX_ENTRY_BYTES)]
+    frame = encode_frame("c" * 64, "n" * 64, AppendRequest(1 << 62, 1 << 62, 1 << 62, 1 << 62, 1 << 62, True, full))
+    assert len(frame) <= MAX_FRAME_BYTES + 4
+
+
+def test_the_wire_form_of_every_message_stays_as_it_was_released() -> None:
+    said: list[tuple[AnyMessage, str]] = [
+        (AppendRequest(7, 1, 5, 6, 4, True, [(7, b"\x01a")]), "98010701050604c3919207c4020161"),
+        (Heartbeat(7, 2, 4, False), "9502070204c2"),
+        (AppendReply(7, 3, 5, True, 4, 6), "9703070305c30406"),
+        (VoteRequest(7, 4, 5, 6, True), "960407040506c3"),
+        (VoteReply(7, 4, True, False), "95050704c3c2"),
+        (SnapshotChunk(7, 5, 9, 6, 3, 0, b"abc"), "9806070509060300c403616263"),
+        (SnapshotReply(7, 5, 9, 6, 2, 3, 9), "980707050906020309"),
+    ]
+    for message, form in said:
+        body = bytes.fromhex("9401a163a16e" + form)
+        assert encode_frame("c", "n", message)[4:] == body
+        assert decode_body("c", body).message == message

@@ -1,0 +1,280 @@
+"""Hazards of what a replica remembers and promises: H1, H2, H3, H4, H9, H25. Each test fails without its guard."""
+
+import pytest
+
+from cluster.consensus.frames import (
+    DONE,
+    PROMISES,
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    SnapshotChunk,
+    SnapshotReply,
+    VoteReply,
+    VoteRequest,
+)
+from cluster.consensus.interface import Role
+from tests.cluster.consensus.rig import NO_OP, TIMING, Rig, StockRig
+from tests.cluster.consensus.simulator import Simulation
+from wal.failures import BrokenInvariant
+
+A, B, C, D = (b"\x01a", b"\x01b", b"\x01c", b"\x01d")
+
+
+def test_h01_a_power_cut_of_all_replicas_loses_nothing_acknowledged() -> None:
+    with Simulation(1) as sim:
+        for number in range(20):
+            sim.commit(b"\x01%d" % number)
+        for replica in sim.replicas.values():
+            replica.crash()
+        sim.converge()
+        assert len(sim.acknowledged) == 20
+
+
+def test_h01_the_vote_alone_survives_a_crash_so_nobody_votes_twice_in_a_term() -> None:
+    rig = Rig()
+    rig.give("r2", VoteRequest(4, 1, 0, 0, pre=False))
+    assert rig.take(VoteReply, "r2")[0].granted
+    restarted = Rig(disk=rig.disk)
+    assert restarted.engine.term == 4
+    restarted.give("r3", VoteRequest(4, 1, 0, 0, pre=False))
+    assert not restarted.take(VoteReply, "r3")[0].granted
+    restarted.give("r2", VoteRequest(4, 2, 0, 0, pre=False))
+    assert restarted.take(VoteReply, "r2")[0].granted, "the same candidate may ask again"
+
+
+def test_h02_no_promise_leaves_before_the_sync_that_makes_it_true() -> None:
+    for message in (
+        VoteRequest(4, 1, 0, 0, pre=False),
+        AppendRequest(4, 1, 0, 0, 0, True, [(4, A)]),
+        Heartbeat(4, 1, 0, True),
+    ):
+        rig = Rig()
+        promised_at_sync: list[int] = []
+        rig.disk.before_sync = lambda rig=rig, seen=promised_at_sync: seen.append(len(rig.out))  # type: ignore[misc]
+        rig.engine.receive("r2", message)
+        assert rig.out == []
+        rig.engine.tick()
+        assert promised_at_sync == [0]
+        assert len(rig.out) == 1 and isinstance(rig.out[0][1], PROMISES)
+
+
+def test_h02_a_candidate_asks_for_votes_only_after_its_own_vote_is_durable() -> None:
+    rig = Rig()
+    rig.wait(TIMING.election_max_s)
+    (question, *_) = rig.take(VoteRequest)
+    rig.disk.fail_next = OSError("the disk is gone")
+    with pytest.raises(OSError):
+        rig.give("r2", VoteReply(0, question.seq, True, pre=True))
+    assert rig.out == [], "a vote request is a promise: whoever sends it has voted for itself"
+
+
+def test_h02_append_requests_leave_before_the_sync_but_the_leader_counts_itself_after_it() -> None:
+    rig = Rig(replicas=3)
+    rig.lead()
+    index, _ = rig.engine.propose(A)
+    seen: list[tuple[int, int]] = []
+    rig.disk.before_sync = lambda: seen.append((len(rig.out), rig.engine.commit_index))
+    rig.engine.tick()
+    assert seen == [(2, index - 1)]
+    # One peer and the leader itself are a majority; with a failed sync the leader does not count.
+    requests = rig.take(AppendRequest, "r2")
+    rig.disk.before_sync = lambda: None
+    rig.engine.propose(B)
+    rig.disk.fail_next = OSError("the disk is gone")
+    rig.engine.receive("r2", AppendReply(rig.engine.term, requests[-1].seq, index))
+    with pytest.raises(OSError):
+        rig.engine.tick()
+    assert rig.engine.commit_index == index - 1
+
+
+def test_h03_a_stale_prefix_removes_nothing() -> None:
+    rig = Rig()
+    rig.follow([(1, A), (1, B), (1, C)], commit=1)
+    rig.give("r2", AppendRequest(1, 2, 0, 0, 1, True, [(1, A)]))
+    assert rig.journal.last_index == 3
+    rig.give("r2", AppendRequest(1, 3, 1, 1, 1, True, []))
+    assert rig.journal.last_index == 3
+    assert rig.take(AppendReply)[-1].match_index == 3
+
+
+def test_h03_the_stock_engine_truncates_at_a_stale_prefix() -> None:
+    stock = StockRig()
+    entries = [(A, 2, 1), (B, 3, 1), (C, 4, 1)]
+    common = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0}
+    stock.give("r2", **common, entries=entries)
+    assert stock.private("raftLog")[-1][1] == 4
+    stock.give("r2", **common, entries=entries[:1])
+    assert stock.private("raftLog")[-1][1] == 2, "HAZARDS.md H3; if this fails, the release changed"
+
+
+def test_h03_a_conflict_of_terms_truncates_from_the_conflict_on() -> None:
+    rig = Rig()
+    rig.follow([(1, A), (1, B), (1, C)], commit=1)
+    rig.give("r3", AppendRequest(2, 1, 1, 1, 1, True, [(2, D)]))
+    assert [rig.journal.entry(index).data for index in (1, 2)] == [A, D]
+    assert rig.journal.last_index == 2
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [AppendRequest(2, 1, 0, 0, 2, True, [(2, D)]), AppendRequest(2, 1, 1, 2, 2, True, [(2, D)])],
+    ids=["an entry", "the entry before"],
+)
+def test_h03_a_leader_that_denies_what_is_committed_stops_the_replica(request_: AppendRequest) -> None:
+    rig = Rig()
+    rig.follow([(1, A), (1, B), (1, C)], commit=2)
+    with pytest.raises(BrokenInvariant, match="committed"):
+        rig.give("r3", request_)
+    assert rig.engine.stopped
+    assert [rig.journal.entry(index).data for index in (1, 2, 3)] == [A, B, C]
+
+
+def test_h04_an_acknowledgement_of_an_older_term_counts_for_nothing() -> None:
+    rig = Rig(replicas=5)
+    rig.lead()
+    first_term = rig.engine.term
+    rig.engine.propose(A)
+    rig.engine.tick()
+    old = rig.take(AppendRequest, "r2")[0]
+    # It loses leadership, another leader replaces A's index with an entry of its own, and this replica leads again.
+    rig.give("r3", AppendRequest(first_term + 1, 1, 1, first_term, 1, True, [(first_term + 1, B)]))
+    rig.take(AppendReply)
+    rig.win()
+    rig.engine.tick()
+    sent = rig.take(AppendRequest, "r3")
+    last = rig.journal.last_index
+    # Only r3 accepts in this term; the acknowledgements of r2 and r4 are of the older term, with the same indexes.
+    for peer in ("r2", "r4"):
+        rig.give(peer, AppendReply(first_term, old.seq, last))
+        rig.give(peer, AppendReply(first_term, rig.engine._seq, last))
+    rig.give("r3", AppendReply(rig.engine.term, sent[-1].seq, last))
+    assert rig.engine.commit_index == 1
+    assert not rig.engine.ready
+
+
+def test_h04_the_stock_engine_counts_an_acknowledgement_without_a_term() -> None:
+    stock = StockRig()
+    stock.win()
+    last = stock.private("raftLog")[-1][1]
+    # No term travels in this message, so the engine cannot know that it answers a request of an older term.
+    stock.give("r2", type="next_node_idx", next_node_idx=last + 1, reset=False, success=True)
+    stock.engine.doTick()
+    assert stock.engine.raftCommitIndex == last, "HAZARDS.md H4; if this fails, the release changed"
+
+
+def test_h04_a_copy_of_an_answer_and_an_older_one_are_dropped() -> None:
+    rig = Rig()
+    rig.lead()
+    known = rig.engine._progress["r2"]
+    seq = known.acked_seq
+    before = (known.match, known.next, known.phase)
+    rig.give("r2", AppendReply(rig.engine.term, seq, 0, rejected=True, hint_index=0, hint_term=0))
+    rig.give("r2", AppendReply(rig.engine.term, rig.engine._seq + 5, 0, rejected=True))
+    assert (known.match, known.next, known.phase) == before
+
+
+def test_a_peer_that_claims_more_than_the_leader_has_is_not_counted() -> None:
+    rig = Rig()
+    rig.win()
+    rig.engine.tick()
+    seq = rig.take(AppendRequest, "r2")[-1].seq
+    rig.give("r2", AppendReply(rig.engine.term, seq, 99))
+    assert rig.engine.commit_index == 0
+
+
+def test_an_entry_of_an_older_term_is_committed_only_with_one_of_this_term() -> None:
+    """Figure 8 of the paper: a majority holding an old entry is not enough."""
+    rig = Rig(replicas=5)
+    rig.follow([(1, A)], leader="r2")
+    rig.take(AppendReply)
+    rig.win()
+    rig.engine.tick()
+    requests = rig.take(AppendRequest)
+    for peer in ("r2", "r3", "r4"):
+        rig.give(peer, AppendReply(rig.engine.term, requests[-1].seq, 1))
+    assert rig.engine.commit_index == 0
+
+
+@pytest.mark.parametrize("moment", ["before compaction", "after compaction, unsynced", "after compaction, synced"])
+def test_h09_a_crash_around_compaction_keeps_every_acknowledged_entry(moment: str) -> None:
+    with Simulation(3) as sim:
+        for number in range(10):
+            sim.commit(b"\x01%d" % number)
+        for replica in sim.replicas.values():
+            replica.take_snapshot(compact=moment != "before compaction")
+            if moment.endswith(", synced"):
+                replica.journal.flush_hints()
+        sim.commit(b"\x01after")
+        for replica in sim.replicas.values():
+            replica.crash()
+        sim.converge()
+        assert len(sim.acknowledged) == 11
+
+
+def test_h09_a_snapshot_that_matches_keeps_the_suffix_of_the_journal() -> None:
+    with Simulation(4) as sim:
+        sim.commit(A)
+        leader = sim.commit(B)
+        for other in sim.others(leader):
+            assert other.journal.last_index == leader.journal.last_index
+        behind = sim.others(leader)[0]
+        last = behind.journal.last_index
+        behind.crash()
+        behind.disk.applied = behind.disk.commit = 1
+        behind.start()
+        behind.journal.reset_to(2, behind.journal.term_of(2) or 0, b"", 2)
+        assert behind.journal.last_index == last
+
+
+def test_h25_a_heartbeat_commits_only_what_was_checked_against_this_leader() -> None:
+    rig = Rig()
+    # An uncommitted tail of its own leadership, or of an older leader.
+    rig.follow([(1, A), (1, B), (1, C)], commit=1)
+    rig.give("r3", Heartbeat(2, 1, 3, True))
+    assert rig.engine.commit_index == 1
+    assert rig.take(AppendReply)[-1].match_index == 1, "and it claims no more"
+    rig.give("r3", AppendRequest(2, 2, 2, 1, 3, True, []))
+    assert rig.engine.commit_index == 2, "the checked prefix ends at entry 2"
+    assert rig.take(AppendReply)[-1].match_index == 2
+
+
+def test_h25_a_snapshot_transfer_moves_no_commit_index_and_an_old_leader_commits_no_ghost() -> None:
+    with Simulation(5) as sim:
+        sim.commit(A)
+        old = sim.elect()
+        sim.isolate(old.name)
+        ghosts = [b"\x01ghost%d" % number for number in range(5)]
+        for ghost in ghosts:
+            assert old.propose(ghost)
+        sim.tick(old)
+        assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
+        for number in range(10):
+            sim.commit(b"\x01%d" % number)
+        new = sim.elect()
+        new.take_snapshot()
+        sim.converge()
+        assert old.installs == 1
+        assert not any(ghost in [data for _, _, data in old.history] for ghost in ghosts)
+
+
+def test_h25_a_snapshot_at_or_below_what_is_checked_is_not_installed() -> None:
+    rig = Rig()
+    rig.follow([(1, A), (1, B), (1, C)], commit=2)
+    rig.take(AppendReply)
+    for index in (1, 2, 3):
+        rig.give("r2", SnapshotChunk(1, 1 + index, index, 1, 10, 0, b""))
+        reply = rig.take(SnapshotReply)[-1]
+        assert (reply.outcome, reply.match_index) == (DONE, 3)
+    assert rig.journal.last_index == 3
+    assert rig.engine.commit_index == 2
+
+
+def test_what_is_stored_is_exactly_what_was_proposed_and_a_leader_begins_with_a_no_op() -> None:
+    rig = Rig(replicas=1)
+    rig.wait(TIMING.election_max_s)
+    assert rig.engine.role is Role.LEADER and rig.engine.ready
+    rig.engine.propose(A)
+    rig.engine.tick()
+    assert [data for _, _, data in rig.applied] == [NO_OP, A]
+    assert [entry.data for entry in rig.disk.entries] == [NO_OP, A]

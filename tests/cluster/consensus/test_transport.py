@@ -1,0 +1,277 @@
+"""Who may talk to a replica (H5): only another replica of the same cluster, by its certificate, in frames."""
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.clock import SystemClock
+from cluster.consensus import PeerTls
+from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendRequest, Heartbeat, encode_frame
+from cluster.consensus.transport import HANDSHAKES_MAX, QUEUED_BYTES_MAX, TlsLinks
+from cluster.identity import Role
+from cluster.pki import Authority, issue
+from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
+
+BEAT = Heartbeat(1, 1, 0, True)
+
+
+class Ear:
+    """Writes down what links tell."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[str, AnyMessage]] = []
+        self.up: set[str] = set()
+        self.downs = self.lost = 0
+        self.changed = asyncio.Event()
+
+    def on_frame(self, peer: str, message: AnyMessage) -> None:
+        self.frames.append((peer, message))
+        self.changed.set()
+
+    def on_up(self, peer: str) -> None:
+        self.up.add(peer)
+        self.changed.set()
+
+    def on_down(self, peer: str) -> None:
+        self.up.discard(peer)
+        self.downs += 1
+        self.changed.set()
+
+    def on_lost_sight(self, peer: str) -> None:
+        self.lost += 1
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self.changed.clear()
+                if not condition():
+                    await self.changed.wait()
+
+
+class Site:
+    """A directory with an authority, addresses for r1 to r3, and links of r1 with an ear."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tls = directory / "tls"
+        self.authority = make_authority(self.tls)
+        self.members = make_members(["r1", "r2", "r3"])
+        self.ear = Ear()
+        self.links = self.make("r1", self.ear)
+
+    def make(
+        self, name: str, ear: Ear, *, authority: Authority | None = None, directory: Path | None = None, cluster: str = CLUSTER
+    ) -> TlsLinks:
+        tls = certify(authority or self.authority, directory or self.tls, name)
+        return TlsLinks(
+            me=name,
+            members=self.members,
+            cluster_id=cluster,
+            tls=tls,
+            timing=FAST,
+            uniform=lambda low, high: (low + high) / 2,
+            listener=ear,
+        )
+
+    async def dial(self, files: PeerTls | None, *, version: ssl.TLSVersion | None = None) -> tuple[
+        asyncio.StreamReader, asyncio.StreamWriter
+    ]:
+        """Connect to r1 with a certificate, or without, as a stranger's program would."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(self.tls / "ca.pem")
+        if version is not None:
+            context.maximum_version = version
+        if files is not None:
+            context.load_cert_chain(files.certificate, files.key)
+        host, _, port = self.members["r1"].rpartition(":")
+        return await asyncio.open_connection(host, int(port), ssl=context)
+
+    async def is_turned_away(self, files: PeerTls | None, data: bytes, *, version: ssl.TLSVersion | None = None) -> bool:
+        """Say whether r1 closes the connection and heard no frame."""
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                reader, writer = await self.dial(files, version=version)
+            except (OSError, ssl.SSLError):
+                return not self.ear.frames
+            try:
+                writer.write(data)
+                await writer.drain()
+                ended = await reader.read() == b""
+            except (OSError, ssl.SSLError):
+                ended = True
+            writer.close()
+            return ended and not self.ear.frames
+
+
+def run(directory: Path, work: Callable[[Site], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        site = Site(directory)
+        await site.links.start()
+        try:
+            await work(site)
+        finally:
+            await site.links.stop()
+
+    asyncio.run(whole())
+
+
+def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        ear = Ear()
+        other = site.make("r2", ear)
+        await other.start()
+        await ear.until(lambda: "r1" in ear.up)
+        for seq in range(100):
+            other.send("r1", Heartbeat(1, seq, 0, True))
+        other.flush()
+        await site.ear.until(lambda: len(site.ear.frames) == 100)
+        assert site.ear.frames == [("r2", Heartbeat(1, seq, 0, True)) for seq in range(100)]
+        await other.stop()
+        await site.ear.until(lambda: site.ear.lost == 1)
+
+    run(tmp_path, work)
+
+
+def test_a_link_comes_back_after_its_peer_does(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        for round_ in range(2):
+            other = site.make("r2", Ear()) if round_ == 0 else again
+            await other.start()
+            await site.ear.until(lambda: "r2" in site.ear.up)
+            again = TlsLinks(
+                me="r2",
+                members=site.members,
+                cluster_id=CLUSTER,
+                tls=PeerTls(authority=site.tls / "ca.pem", certificate=site.tls / "r2.pem", key=site.tls / "r2.key"),
+                timing=FAST,
+                uniform=lambda low, high: high,
+                listener=Ear(),
+            )
+            await other.stop()
+            await site.ear.until(lambda n=round_: site.ear.downs == n + 1)  # type: ignore[misc]
+
+    run(tmp_path, work)
+
+
+def test_h05_strangers_are_turned_away_before_any_frame_of_theirs_is_read(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        frame = encode_frame(CLUSTER, "r2", BEAT)
+        foreign_directory = tmp_path / "foreign"
+        foreign = certify(make_authority(foreign_directory), foreign_directory, "r2")
+        other_cluster_directory = tmp_path / "other"
+        other_cluster = certify(make_authority(other_cluster_directory, "another"), other_cluster_directory, "r2")
+        agent = certify(site.authority, site.tls, "r3", Role.AGENT)
+        operator = certify(site.authority, site.tls, "operator", Role.OPERATOR)
+        unknown = certify(site.authority, site.tls, "r9")
+        own_name = PeerTls(authority=site.tls / "ca.pem", certificate=site.tls / "r1.pem", key=site.tls / "r1.key")
+        for stranger in (None, foreign, other_cluster, agent, operator, unknown, own_name):
+            assert await site.is_turned_away(stranger, frame), stranger
+        member = certify(site.authority, site.tls, "r2")
+        assert await site.is_turned_away(member, frame, version=ssl.TLSVersion.TLSv1_2)
+        assert site.ear.frames == []
+
+    run(tmp_path, work)
+
+
+def test_h05_a_certificate_of_the_same_authority_for_another_cluster_is_no_replica_here(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        authority = Authority(certificate=site.authority.certificate, key=site.authority.key)
+        files = issue(authority, elsewhere, role=Role.REPLICA, name="r2", at=SystemClock().now(), addresses=["127.0.0.1"])
+        ear = Ear()
+        links = TlsLinks(
+            me="r2",
+            members=site.members,
+            cluster_id="another",
+            tls=PeerTls(authority=site.tls / "ca.pem", certificate=files.certificate, key=files.key),
+            timing=FAST,
+            uniform=lambda low, high: low,
+            listener=ear,
+        )
+        await links.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await ear.until(lambda: bool(ear.up))
+        await links.stop()
+
+    run(tmp_path, work)
+
+
+def test_h05_a_member_that_sends_what_is_no_frame_loses_its_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(site: Site) -> None:
+        member = certify(site.authority, site.tls, "r2")
+        for wrong, said in (
+            (struct.pack(">I", MAX_FRAME_BYTES + 1), "bound"),
+            (struct.pack(">I", 4) + b"junk", "not a frame"),
+            (encode_frame("another", "r2", BEAT), "'another'"),
+            (encode_frame(CLUSTER, "r3", BEAT), "'r3' on the connection of 'r2'"),
+        ):
+            caplog.clear()
+            assert await site.is_turned_away(member, wrong)
+            assert said in caplog.text
+
+    run(tmp_path, work)
+
+
+def test_h05_connections_that_show_no_certificate_are_bounded_and_do_not_keep_replicas_out(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        host, _, port = site.members["r1"].rpartition(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(HANDSHAKES_MAX)]
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                closed = False
+                while not closed:
+                    one = socket.create_connection((host, int(port)))
+                    one.setblocking(False)
+                    silent.append(one)
+                    closed = await loop.sock_recv(one, 1) == b""
+            ear = Ear()
+            other = site.make("r2", ear)
+            await other.start()
+            await ear.until(lambda: "r1" in ear.up)
+            await other.stop()
+        finally:
+            for one in silent:
+                one.close()
+
+    run(tmp_path, work)
+
+
+def test_a_peer_that_does_not_read_loses_its_link_instead_of_filling_the_memory(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        ear = Ear()
+        other = site.make("r2", ear)
+        await other.start()
+        await site.ear.until(lambda: "r2" in site.ear.up)
+        await ear.until(lambda: "r1" in ear.up)
+        sent = 0
+        big = AppendRequest(1, 1, 0, 0, 0, True, [(1, b"x" * (1 << 20))])
+        # No await in between: nothing can leave, everything queues.
+        while sent <= QUEUED_BYTES_MAX + (64 << 20):
+            site.links.send("r2", big)
+            site.links.flush()
+            sent += 1 << 20
+        await site.ear.until(lambda: site.ear.downs == 1)
+        await other.stop()
+
+    run(tmp_path, work)
+
+
+def test_an_address_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        second = site.make("r2", Ear())
+        second._address = site.links._address  # type: ignore[misc]
+        with pytest.raises(OSError, match="replica r2 cannot listen at 127.0.0.1:"):
+            await second.start()
+        await second.stop()
+
+    run(tmp_path, work)

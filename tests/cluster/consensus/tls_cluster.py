@@ -1,0 +1,193 @@
+"""Replicas with real TLS, sockets and LMDB on loopback: in this process, or each in a process of its own."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NoReturn
+
+from cluster.clock import SystemClock
+from cluster.consensus import Consensus, NotLeader, PeerTls, Role, SnapshotRef, SnapshotSink, Timing
+from cluster.identity import Role as Holder
+from cluster.pki import Authority, create_authority, issue
+from wal import Entry, Environment, Journal
+
+CLUSTER = "6f1c0000000000000000000000000000"
+FAST = Timing(election_min_s=0.15, election_max_s=0.3, heartbeat_s=0.04)
+PATIENCE_S = 20.0
+"""How long a test waits for what normally takes milliseconds, on a machine that does other things as well."""
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def make_members(names: list[str]) -> dict[str, str]:
+    return {name: f"127.0.0.1:{port}" for name, port in zip(names, free_ports(len(names)), strict=True)}
+
+
+def make_authority(directory: Path, cluster_id: str = CLUSTER) -> Authority:
+    return create_authority(directory, cluster_name="test", cluster_id=cluster_id, at=SystemClock().now())
+
+
+def certify(authority: Authority, directory: Path, name: str, role: Holder = Holder.REPLICA) -> PeerTls:
+    addresses = ["127.0.0.1"] if role is Holder.REPLICA else []
+    return issue(authority, directory, role=role, name=name, at=SystemClock().now(), addresses=addresses)
+
+
+class ListMachine:
+    """A trivial machine: the list of what was applied."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.applied: list[bytes] = []
+        self.waiting: dict[tuple[int, int], asyncio.Future[None]] = {}
+        self.changed = asyncio.Event()
+
+    def apply(self, index: int, term: int, data: bytes) -> None:
+        self.journal.record_applied(Entry(index, term, data), index)
+        self.applied.append(data)
+        waiter = self.waiting.pop((index, term), None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        self.changed.set()
+
+    def newest_snapshot(self) -> SnapshotRef | None:
+        return None
+
+    def begin_install(self, index: int, term: int) -> SnapshotSink:
+        raise NotImplementedError
+
+
+class Node:
+    """One replica with everything real below it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        members: dict[str, str],
+        tls: PeerTls,
+        *,
+        timing: Timing = FAST,
+        cluster_id: str = CLUSTER,
+    ) -> None:
+        self.name = name
+        self.failures: list[BaseException] = []
+        self.environment = Environment.open(
+            directory / name, cluster_id=CLUSTER, replica=name, create=True, map_size_bytes=256 << 20
+        )
+        self.journal = Journal(self.environment)
+        self.machine = ListMachine(self.journal)
+        # The ledger up to the applied mark is the state that a controller would have rebuilt.
+        self.machine.applied = [self.journal.entry(i).data for i in range(1, self.journal.applied_index + 1)]
+        self.consensus = Consensus(
+            me=name,
+            members=members,
+            cluster_id=cluster_id,
+            journal=self.journal,
+            machine=self.machine,
+            timing=timing,
+            tls=tls,
+            clock=SystemClock(),
+            on_change=self.machine.changed.set,
+            fail=self._fail,
+        )
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        self.failures.append(error)
+        self.machine.changed.set()
+        raise SystemError("the replica would have ended here") from error
+
+    async def stop(self) -> None:
+        await self.consensus.stop()
+        self.environment.close()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for events of this replica until `condition()`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self.machine.changed.clear()
+                if not condition():
+                    await self.machine.changed.wait()
+
+    async def commit(self, data: bytes) -> tuple[int, int]:
+        place = self.consensus.propose(data)
+        waiter = self.machine.waiting[place] = asyncio.get_running_loop().create_future()
+        await waiter
+        return place
+
+
+async def until_leader(nodes: list[Node]) -> Node:
+    """Wait until one of the replicas is a leader that may decide."""
+    tasks = [asyncio.create_task(node.until(lambda c=node.consensus: c.role is Role.LEADER and c.ready)) for node in nodes]  # type: ignore[misc]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()
+    return next(node for node in nodes if node.consensus.role is Role.LEADER)
+
+
+async def with_nodes(directory: Path, count: int, work: Callable[[list[Node]], Awaitable[None]]) -> None:
+    """Run `work` with a started cluster in this process, and stop the cluster."""
+    names = [f"r{number}" for number in range(1, count + 1)]
+    members = make_members(names)
+    authority = make_authority(directory / "tls")
+    nodes = [Node(directory, name, members, certify(authority, directory / "tls", name)) for name in names]
+    try:
+        for node in nodes:
+            await node.consensus.start()
+        await work(nodes)
+    finally:
+        for node in nodes:
+            await node.stop()
+
+
+async def serve(directory: Path, name: str, members: dict[str, str]) -> None:
+    """A replica as a process: commands on stdin (a line is an entry to commit), answers on stdout."""
+    tls = directory / "tls"
+    files = PeerTls(authority=tls / "ca.pem", certificate=tls / f"{name}.pem", key=tls / f"{name}.key")
+    node = Node(directory, name, members, files)
+    await node.consensus.start()
+
+    async def tell() -> None:
+        shown = None
+        while True:
+            node.machine.changed.clear()
+            status = (node.consensus.role.value, node.consensus.term, node.consensus.ready)
+            if status != shown:
+                shown = status
+                print("status", *status, flush=True)
+            await node.machine.changed.wait()
+
+    telling = asyncio.create_task(tell())
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := (await reader.readline()).strip():
+        verb, _, word = line.partition(b" ")
+        if verb == b"commit":
+            try:
+                await node.commit(b"\x01" + word)
+            except NotLeader:
+                print("refused", word.decode(), flush=True)
+            else:
+                print("acknowledged", word.decode(), flush=True)
+        elif verb == b"list":
+            await node.until(lambda wanted=int(word): node.consensus.applied_index >= wanted)  # type: ignore[misc]
+            print("applied", *(data[1:].decode() for data in node.machine.applied if data != b"\0"), flush=True)
+        elif verb == b"index":
+            print("index", node.consensus.applied_index, flush=True)
+    telling.cancel()
+    await node.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], dict(pair.split("=") for pair in sys.argv[3:])))

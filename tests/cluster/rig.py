@@ -1,0 +1,317 @@
+"""One replica in the test's own loop: real storage, controller and API over TLS; consensus is real, or a double."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import aiohttp
+import msgspec
+
+from cluster.address import Address
+from cluster.api import Server, Service
+from cluster.client.command_ids import new_command_id
+from cluster.clock import Clock, SystemClock
+from cluster.config import Config
+from cluster.consensus import NO_OP, Machine, NotLeader, Role
+from cluster.controller import Controller
+from cluster.founding import Founding, PoolSpec, found
+from cluster.storage import Storage, open_storage
+from cluster.tls import client_context, server_context
+from wal import Journal
+from wal.journal import Entry
+
+PATIENCE_S = 20.0
+"""How long a test waits for what normally takes milliseconds, on a machine that does other things as well."""
+
+SCRIPT = "#!/bin/sh\n#DW jobdw capacity=16MiB access_mode=striped type=scratch\ntrue\n"
+PLAIN = "#!/bin/sh\ntrue\n"
+
+_T = TypeVar("_T")
+
+
+def story(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an asynchronous test."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(PATIENCE_S * 3):
+                await test(*arguments, **fixtures)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as found_socket:
+        found_socket.bind(("127.0.0.1", 0))
+        return int(found_socket.getsockname()[1])
+
+
+def make_cluster(directory: Path, replicas: int = 1) -> Config:
+    """Write a cluster's configuration and certificates; addresses are set for each test."""
+    founding = Founding(
+        name="test",
+        replicas=replicas,
+        agents=2,
+        pools=(PoolSpec("fast", "96MiB", "8MiB", True), PoolSpec("wide", "256MiB", "32MiB")),
+        users=("alice", "bob"),
+        source_roots=(directory / "in",),
+        destination_roots=(directory / "out",),
+        allow_root=True,
+    )
+    return found(directory, founding, clock=SystemClock())
+
+
+def placed(config: Config, directory: Path) -> Config:
+    """Return the configuration with storage of its own and free ports."""
+    replicas = tuple(
+        msgspec.structs.replace(
+            replica, peer=Address("127.0.0.1", free_port()), api=Address("127.0.0.1", free_port())
+        )
+        for replica in config.replicas
+    )
+    storage = msgspec.structs.replace(config.storage, directory=directory, map_size_bytes=256 * 1024 * 1024)
+    return msgspec.structs.replace(config, replicas=replicas, storage=storage)
+
+
+class SingleEngine:
+    """Consensus of one, without peers: commits when told to, or by itself in the next turn of the loop."""
+
+    def __init__(
+        self, journal: Journal, machine: Machine, on_change: Callable[[], None], me: str, *, automatic: bool = True
+    ) -> None:
+        self.journal = journal
+        self.machine = machine
+        self.on_change = on_change
+        self.me = me
+        self.automatic = automatic
+        self.role = Role.FOLLOWER
+        self.leader: str | None = None
+        self.ready = False
+        self.compacted: list[int] = []
+        self.confirmations = 0
+        self.confirms = True
+        """Whether a majority answers; False: confirm_leadership waits for ever."""
+
+    @property
+    def term(self) -> int:
+        return self.journal.term
+
+    @property
+    def commit_index(self) -> int:
+        return self.journal.applied_index
+
+    @property
+    def applied_index(self) -> int:
+        return self.journal.applied_index
+
+    @property
+    def last_index(self) -> int:
+        return self.journal.last_index
+
+    def propose(self, data: bytes) -> tuple[int, int]:
+        if self.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        entry = Entry(self.journal.last_index + 1, self.term, data)
+        self.journal.append([entry])
+        if self.automatic:
+            asyncio.get_running_loop().call_soon(self.commit)
+        return entry.index, entry.term
+
+    def commit(self, count: int = 1_000_000) -> None:
+        """Commit and apply the next entries."""
+        self.journal.sync()
+        while count and self.journal.applied_index < self.journal.last_index:
+            entry = self.journal.entry(self.journal.applied_index + 1)
+            self.machine.apply(entry.index, entry.term, entry.data)
+            count -= 1
+
+    @property
+    def uncommitted(self) -> int:
+        """Entries proposed and not applied."""
+        return self.journal.last_index - self.journal.applied_index
+
+    def lead(self) -> None:
+        """Win an election: a new term, whose first entry is applied."""
+        self.journal.set_term(self.journal.term + 1, self.me)
+        self.role, self.leader, self.ready = Role.LEADER, self.me, False
+        self.on_change()
+        self.journal.append([Entry(self.journal.last_index + 1, self.term, NO_OP)])
+        self.commit()
+        self.ready = True
+        self.on_change()
+
+    def depose(self, leader: str | None = None, *, lose: bool = True) -> None:
+        """Lose the leadership; with `lose` the entries that were not committed are lost too."""
+        self.role, self.leader, self.ready = Role.FOLLOWER, leader, False
+        if lose:
+            self.journal.truncate_from(self.journal.applied_index + 1)
+        self.on_change()
+
+    async def confirm_leadership(self) -> int:
+        self.confirmations += 1
+        if self.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        if not self.confirms:
+            await asyncio.Event().wait()
+        return self.commit_index
+
+    def peers(self) -> list[Any]:
+        return []
+
+    def compact_to(self, index: int) -> None:
+        self.compacted.append(index)
+        self.journal.compact_to(index)
+
+    async def start(self) -> None:
+        self.lead()
+
+    async def stop(self) -> None:
+        self.role, self.ready = Role.FOLLOWER, False
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+    @property
+    def code(self) -> str:
+        return str(self.body["error"]["code"])
+
+    @property
+    def sentence(self) -> str:
+        return str(self.body["error"]["sentence"])
+
+    @property
+    def revision(self) -> int:
+        return int(self.headers["Forebay-Revision"])
+
+
+class Rig:
+    """The replica and whoever asks it."""
+
+    def __init__(self, config: Config, *, automatic: bool = True, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.automatic = automatic
+        self.failures: list[BaseException] = []
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+
+    def fail(self, error: BaseException) -> NoReturn:
+        self.failures.append(error)
+        raise error
+
+    async def __aenter__(self) -> Rig:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def open(self, *, founded: bool = True) -> None:
+        self.storage: Storage = open_storage(self.config, "r1")
+
+        def make_engine(machine: Machine, on_change: Callable[[], None], stop: Any) -> SingleEngine:
+            return SingleEngine(self.storage.journal, machine, on_change, "r1", automatic=self.automatic)
+
+        self.controller = Controller(
+            name="r1",
+            config=self.config,
+            storage=self.storage,
+            make_engine=make_engine,
+            clock=self.clock,
+            fail=self.fail,
+        )
+        engine = self.controller.engine
+        assert isinstance(engine, SingleEngine)
+        self.engine = engine
+        self.service = Service(self.controller, version="test", fail=self.fail)
+        replica = self.config.replica("r1")
+        self.server = Server(self.service, address=replica.api, tls=server_context(self.config.tls_files("r1")))
+        await self.server.start()
+        await self.controller.start()
+        if founded and self.controller.state.revision == 0:
+            await until(lambda: self.engine.uncommitted > 0 or self.controller.state.revision > 0)
+            self.engine.commit()
+            await until(lambda: self.controller.state.revision > 0)
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+        await self.server.stop()
+        await self.controller.stop()
+        assert not self.failures, self.failures
+
+    async def restart(self) -> None:
+        """Stop and start again on the same files."""
+        await self.close()
+        await self.open()
+
+    def session(self, who: str) -> aiohttp.ClientSession:
+        if who not in self._sessions:
+            context = client_context(self.config.tls_files(who))
+            self._sessions[who] = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=0))
+        return self._sessions[who]
+
+    @property
+    def url(self) -> str:
+        return self.config.replica("r1").api.url
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        who: str = "operator",
+        data: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """Send one request without following redirects."""
+        payload = data if data is not None else (None if body is None else json.dumps(body).encode())
+        sent = {"Content-Type": "application/json", **(headers or {})} if payload is not None else headers
+        async with self.session(who).request(
+            method, self.url + path, data=payload, headers=sent, allow_redirects=False
+        ) as response:
+            content = await response.read()
+            kind = response.headers.get("Content-Type", "")
+            found = json.loads(content) if content and kind.startswith("application/json") else content
+            return Answer(response.status, found, dict(response.headers))
+
+    def new_id(self) -> str:
+        return new_command_id(self.clock)
+
+    def job(self, **changes: Any) -> dict[str, Any]:
+        """Return the body of a submission that is accepted."""
+        workdir = str(self.config.file.parent / "out")
+        body: dict[str, Any] = {
+            "command_id": self.new_id(),
+            "script": SCRIPT,
+            "name": "job",
+            "time_limit_s": 60,
+            "workdir": workdir,
+        }
+        return {**body, **changes}
+
+    async def submit(self, *, who: str = "alice", **changes: Any) -> Answer:
+        return await self.ask("POST", "/v1/jobs", self.job(**changes), who=who)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.002)

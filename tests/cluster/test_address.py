@@ -1,0 +1,71 @@
+"""Addresses: read exactly, written as they are read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.address import Address, AddressError
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:7401", "127.0.0.1", 7401),
+        ("localhost:1", "localhost", 1),
+        ("bb-1.cluster_2.example:65535", "bb-1.cluster_2.example", 65535),
+        ("[::1]:80", "::1", 80),
+        ("[FD00::5]:80", "fd00::5", 80),
+    ],
+)
+def test_an_address_is_read(text: str, host: str, port: int) -> None:
+    assert Address.parse(text) == Address(host, port)
+
+
+@given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(1, 65535))
+def test_an_address_survives_being_written_and_read(ip: object, port: int) -> None:
+    address = Address(str(ip), port)
+    if str(ip) not in ("0.0.0.0", "::"):
+        assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("127.0.0.1", "has no port"),
+        ("", "has no port"),
+        (":80", "neither an IP address nor a host name"),
+        ("127.0.0.1:", "is not a port"),
+        ("127.0.0.1:0", "use a number from 1 to 65535"),
+        ("127.0.0.1:65536", "use a number from 1 to 65535"),
+        ("127.0.0.1:+80", "is not a port"),
+        ("127.0.0.1:٣", "is not a port"),
+        ("127.0.0.999:80", "is not an IP address"),
+        ("::1:80", "brackets in the wrong place"),
+        ("[127.0.0.1]:80", "brackets in the wrong place"),
+        ("[::1]80", "is not an address"),
+        ("[::1", "is not an address"),
+        ("[host]:80", "neither an IP address nor a host name"),
+        ("0.0.0.0:80", "no address that another machine could connect to"),
+        ("[::]:80", "no address that another machine could connect to"),
+        ("a b:80", "neither"),
+        ("user@host:80", "neither"),
+        ("host/path:80", "neither"),
+        ("-host:80", "neither"),
+        ("a" * 64 + ":80", "neither"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_what_would_be(text: str, sentence: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        Address.parse(text)
+    assert sentence in str(caught.value)
+    assert "write" in caught.value.remedy or "use" in caught.value.remedy
+
+
+def test_loopback_is_known() -> None:
+    assert [Address(host, 1).is_loopback for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "other")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -1,0 +1,134 @@
+"""What `forebay init` writes: a whole cluster that loads, or nothing."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from cluster import founding as founding_module
+from cluster.address import Address
+from cluster.clock import SystemClock
+from cluster.config import Config
+from cluster.founding import Founding, FoundingRefused, PoolSpec, found
+from cluster.tls import client_context, server_context
+
+CLOCK = SystemClock()
+
+
+def test_a_new_cluster_loads_and_everybody_in_it_has_a_usable_certificate(tmp_path: Path) -> None:
+    directory = tmp_path / "deep" / "demo"
+    config = found(directory, Founding(users=("alice",)), clock=CLOCK)
+    assert config == Config.load(directory / "forebay.toml")
+    assert [replica.name for replica in config.replicas] == ["r1", "r2", "r3"]
+    assert config.replica("r2").peer == Address("127.0.0.1", 7402)
+    assert config.replica("r2").api == Address("127.0.0.1", 7412)
+    for name in ("r1", "r2", "r3"):
+        server_context(config.tls_files(name))
+    for name in ("n1", "n2", "operator", "alice"):
+        client_context(config.tls_files(name))
+    assert config.pools[0].is_default
+    assert sorted(path.name for path in directory.iterdir()) == ["forebay.toml", "tls"]
+    keys = [path for path in (directory / "tls").iterdir() if path.suffix == ".key"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}
+
+
+def test_every_option_reaches_the_configuration(tmp_path: Path) -> None:
+    asked = Founding(
+        name="site",
+        host="localhost",
+        base_port=9000,
+        replicas=5,
+        agents=3,
+        cpus_per_agent=7,
+        accounts="switch",
+        pools=(PoolSpec("fast", "96MiB", "8MiB"), PoolSpec("slow", "1GiB", "64MiB", True)),
+        source_roots=(Path('/in "a"\\b/%u'),),
+        destination_roots=(Path("/out"), Path("/tmp")),
+        allow_root=True,
+    )
+    config = found(tmp_path, asked, clock=CLOCK)
+    assert config.cluster.name == "site"
+    assert [str(replica.api) for replica in config.replicas] == [f"localhost:{9010 + i}" for i in range(5)]
+    assert [(agent.cpus, agent.accounts) for agent in config.agents] == [(7, "switch")] * 3
+    assert [(pool.name, pool.quantity_bytes, pool.is_default) for pool in config.pools] == [
+        ("fast", 96 * 1024**2, False),
+        ("slow", 1024**3, True),
+    ]
+    assert config.policy.sources == ('/in "a"\\b/%u',)
+    assert config.policy.destinations == ("/out", "/tmp")
+    assert config.policy.allow_root
+
+
+def test_two_clusters_have_two_ids(tmp_path: Path) -> None:
+    first, second = (found(tmp_path / name, Founding(replicas=1, agents=0), clock=CLOCK) for name in ("a", "b"))
+    assert first.cluster.id != second.cluster.id
+
+
+@pytest.mark.parametrize("there", ["forebay.toml", "tls"])
+def test_a_directory_with_a_cluster_is_left_as_it_is(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).mkdir()
+    with pytest.raises(FoundingRefused, match=f"{there} is there already"):
+        found(tmp_path, Founding(), clock=CLOCK)
+    assert [path.name for path in tmp_path.rglob("*")] == [there]
+
+
+def test_an_interrupted_init_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(path: Path, text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(founding_module, "_write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        found(tmp_path, Founding(), clock=CLOCK)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    found(tmp_path, Founding(), clock=CLOCK)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (Founding(replicas=2), "2 replicas are not possible; choose 1, 3 or 5"),
+        (Founding(agents=-1), "-1 agents are not possible"),
+        (Founding(base_port=65530), "is not a port"),
+        (Founding(base_port=0), "is not a port"),
+        (Founding(host="0.0.0.0"), "no address that another machine could connect to"),
+        (Founding(host="a b"), "neither an IP address nor a host name"),
+        (Founding(users=("n1",)), "'n1': the name is taken"),
+        (Founding(users=("operator",)), "'operator': the name is taken"),
+        (Founding(users=("ca",)), "'ca': the name is taken"),
+        (Founding(users=("a", "a")), "'a': the name is taken"),
+        (Founding(users=("../a",)), "cannot name a user"),
+        (Founding(source_roots=(Path("data"),)), "'data' is not absolute"),
+        (Founding(name="a b"), "cluster.name: found 'a b'"),
+        (Founding(cpus_per_agent=0), "agent[1].cpus: found 0"),
+        (Founding(pools=(PoolSpec("a", "1", "2"),)), "more than the pool's quantity"),
+        (Founding(pools=(PoolSpec("a", "1", "1"), PoolSpec("a", "1", "1"))), "already a pool 'a'"),
+        (Founding(destination_roots=(Path("/a/%j"),)), "the only symbol here is %u"),
+    ],
+)
+def test_what_cannot_be_founded_is_refused_and_leaves_nothing(tmp_path: Path, asked: Founding, sentence: str) -> None:
+    with pytest.raises(FoundingRefused) as caught:
+        found(tmp_path, asked, clock=CLOCK)
+    assert sentence in str(caught.value)
+    assert ".init" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is not a pool; write it as fast=96MiB/8MiB"),
+        ("fast", "is not a pool"),
+        ("fast=96MiB", "is not a pool"),
+        ("fast=96MiB/8MiB,defautl", "is not a pool"),
+        ("=96MiB/8MiB", "cannot name a pool"),
+        ("../x=1/1", "cannot name a pool"),
+        ("fast=96QiB/8MiB", "pool 'fast': the size '96QiB' has an unknown suffix"),
+        ("fast=96MiB/", "pool 'fast': the size is empty"),
+        ("fast=-1/1", "has a sign"),
+    ],
+)
+def test_a_pool_that_is_none_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(FoundingRefused) as caught:
+        PoolSpec.parse(text)
+    assert sentence in str(caught.value)

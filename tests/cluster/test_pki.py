@@ -1,0 +1,278 @@
+"""Certificates: who may do what with which, and keys that nobody else can read."""
+
+import datetime
+import os
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from cluster.clock import ManualClock, SystemClock
+from cluster.identity import Identity, Role, identify
+from cluster.pki import Authority, PkiRefused, create_authority, issue, load_authority
+from cluster.tls import TlsFiles, TlsRefused, check_key_file, check_validity, client_context, server_context
+from replica.units import Instant
+
+NOW = SystemClock().now()
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Path:
+    return tmp_path / "tls"
+
+
+def authority_in(tls: Path, name: str = "demo") -> Authority:
+    return create_authority(tls, cluster_name=name, cluster_id="c1", at=NOW)
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Let both ends talk through memory until neither wants more; return (server's end, client's end)."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server_end = server.wrap_bio(to_server, to_client, server_side=True)
+    client_end = client.wrap_bio(to_client, to_server, server_hostname=host)
+    for _ in range(4):
+        for end in (client_end, server_end):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return server_end, client_end
+
+
+def test_both_ends_know_each_other_over_tls_1_3(tls: Path) -> None:
+    authority = authority_in(tls)
+    replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1", "host.example"], at=NOW)
+    for role in Role:
+        hosts = ["127.0.0.1"] if role is Role.REPLICA else []
+        files = issue(authority, tls, role=role, name=f"the-{role.value}", addresses=hosts, at=NOW)
+        for host in ("127.0.0.1", "host.example"):
+            server_end, client_end = shake_hands(server_context(replica), client_context(files), host)
+            assert client_end.version() == "TLSv1.3"
+            assert identify(server_end.getpeercert(), cluster_id="c1") == Identity(role, f"the-{role.value}")
+            assert identify(client_end.getpeercert(), cluster_id="c1") == Identity(Role.REPLICA, "r1")
+
+
+def test_a_client_of_tls_1_2_is_refused(tls: Path) -> None:
+    authority = authority_in(tls)
+    replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
+    old = client_context(replica)
+    old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError):
+        shake_hands(server_context(replica), old, "127.0.0.1")
+
+
+def test_a_client_without_a_certificate_is_refused(tls: Path) -> None:
+    replica = issue(authority_in(tls), tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
+    anonymous = ssl.create_default_context(cafile=str(replica.authority))
+    with pytest.raises(ssl.SSLError):
+        shake_hands(server_context(replica), anonymous, "127.0.0.1")
+
+
+@pytest.mark.parametrize("role", [Role.AGENT, Role.OPERATOR, Role.USER])
+def test_only_a_replica_may_serve(tls: Path, role: Role) -> None:
+    authority = authority_in(tls)
+    other = issue(authority, tls, role=role, name="x", at=NOW)
+    lenient = client_context(other)
+    lenient.check_hostname = False
+    with pytest.raises(ssl.SSLCertVerificationError, match="purpose|certificate"):
+        shake_hands(server_context(other), lenient, "127.0.0.1")
+
+
+def test_each_side_refuses_the_certificate_of_another_authority(tmp_path: Path) -> None:
+    ours, theirs = authority_in(tmp_path / "a"), authority_in(tmp_path / "b", "mars")
+    own = issue(ours, tmp_path / "a", role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
+    foreign = issue(theirs, tmp_path / "b", role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(server_context(foreign), client_context(own), "127.0.0.1")
+    trusting = client_context(foreign)
+    trusting.load_verify_locations(own.authority)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(server_context(own), trusting, "127.0.0.1")
+
+
+def test_a_replica_is_refused_at_an_address_that_its_certificate_does_not_name(tls: Path) -> None:
+    replica = issue(authority_in(tls), tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        shake_hands(server_context(replica), client_context(replica), "127.0.0.2")
+
+
+def test_keys_are_private_whatever_the_umask(tls: Path) -> None:
+    before = os.umask(0)
+    try:
+        issue(authority_in(tls), tls, role=Role.AGENT, name="n1", at=NOW)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(tls.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tls.iterdir()}
+    assert modes == {"ca.key": 0o600, "ca.pem": 0o644, "n1.key": 0o600, "n1.pem": 0o644}
+
+
+def test_an_open_directory_is_refused_and_not_changed(tls: Path) -> None:
+    tls.mkdir(mode=0o755)
+    tls.chmod(0o755)
+    with pytest.raises(PkiRefused, match="has mode 0755; run: chmod 700"):
+        authority_in(tls)
+    assert stat.S_IMODE(tls.stat().st_mode) == 0o755
+    assert list(tls.iterdir()) == []
+
+
+def test_a_second_authority_and_a_second_certificate_are_refused(tls: Path) -> None:
+    authority = authority_in(tls)
+    before = (tls / "ca.pem").read_bytes()
+    with pytest.raises(PkiRefused, match="ca.pem is there already"):
+        authority_in(tls)
+    assert (tls / "ca.pem").read_bytes() == before
+    issue(authority, tls, role=Role.USER, name="alice", at=NOW)
+    first = (tls / "alice.pem").read_bytes()
+    with pytest.raises(PkiRefused, match="alice.pem is there already"):
+        issue(authority, tls, role=Role.OPERATOR, name="alice", at=NOW)
+    assert (tls / "alice.pem").read_bytes() == first
+    renewed = issue(authority, tls, role=Role.USER, name="alice", at=NOW, replace=True)
+    assert renewed.certificate.read_bytes() != first
+    client_context(renewed)
+
+
+def test_a_key_is_never_written_through_a_link(tls: Path, tmp_path: Path) -> None:
+    authority = authority_in(tls)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tls / "n1.key").symlink_to(victim)
+    with pytest.raises(PkiRefused, match="n1.key is there already"):
+        issue(authority, tls, role=Role.AGENT, name="n1", at=NOW)
+    issue(authority, tls, role=Role.AGENT, name="n1", at=NOW, replace=True)
+    assert victim.read_text() == "mine"
+    assert not (tls / "n1.key").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["ca", "../x", "", ".hidden", "a/b", "-rf"])
+def test_a_name_that_is_none_gets_no_certificate(tls: Path, name: str) -> None:
+    authority = authority_in(tls)
+    before = sorted(path.name for path in tls.iterdir())
+    with pytest.raises(PkiRefused, match="cannot name a certificate"):
+        issue(authority, tls, role=Role.AGENT, name=name, at=NOW)
+    assert sorted(path.name for path in tls.iterdir()) == before
+
+
+def test_a_replica_needs_addresses_and_nobody_else_may_have_any(tls: Path) -> None:
+    authority = authority_in(tls)
+    with pytest.raises(PkiRefused, match="needs the address it is reached at"):
+        issue(authority, tls, role=Role.REPLICA, name="r1", at=NOW)
+    with pytest.raises(PkiRefused, match="serves nobody"):
+        issue(authority, tls, role=Role.AGENT, name="n1", addresses=["127.0.0.1"], at=NOW)
+    with pytest.raises(PkiRefused, match="neither an IP address nor an ASCII host name"):
+        issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["höst"], at=NOW)
+
+
+def test_an_authority_is_loaded_as_it_was_made_and_goes_on_issuing(tls: Path) -> None:
+    authority_in(tls)
+    loaded = load_authority(tls)
+    assert loaded.cluster_id == "c1"
+    client_context(issue(loaded, tls, role=Role.USER, name="alice", at=NOW))
+
+
+def test_an_authority_whose_key_others_may_read_or_that_is_not_its_own_is_refused(tls: Path, tmp_path: Path) -> None:
+    authority_in(tls)
+    (tls / "ca.key").chmod(0o640)
+    with pytest.raises(PkiRefused, match="ca.key: the private key has mode 0640.*chmod 600"):
+        load_authority(tls)
+    authority_in(tmp_path / "other")
+    (tls / "ca.key").unlink()
+    (tmp_path / "other" / "ca.key").rename(tls / "ca.key")
+    with pytest.raises(PkiRefused, match="this is not the elliptic-curve key of"):
+        load_authority(tls)
+    (tls / "ca.key").unlink()
+    with pytest.raises(PkiRefused, match="ca.key: the private key cannot be read"):
+        load_authority(tls)
+
+
+def test_an_authority_may_not_make_another_authority(tls: Path) -> None:
+    certificate = authority_in(tls).certificate
+    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert (constraints.value.ca, constraints.value.path_length) == (True, 0)
+    leaf = issue(load_authority(tls), tls, role=Role.USER, name="alice", at=NOW)
+    parsed = x509.load_pem_x509_certificate(leaf.certificate.read_bytes())
+    assert not parsed.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_a_certificate_is_valid_from_a_little_before_it_was_made(tls: Path) -> None:
+    files = issue(authority_in(tls), tls, role=Role.USER, name="alice", at=NOW)
+    certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    made = datetime.datetime.fromtimestamp(NOW // 1_000_000, tz=datetime.UTC)
+    assert certificate.not_valid_before_utc == made - datetime.timedelta(minutes=10)
+    assert certificate.not_valid_after_utc == made + datetime.timedelta(days=825)
+    check_validity(files.certificate, NOW)
+    clock = ManualClock(NOW)
+    clock.advance(826 * 86_400)
+    with pytest.raises(TlsRefused, match="the certificate expired on"):
+        check_validity(files.certificate, clock.now())
+    with pytest.raises(TlsRefused, match="set the clock"):
+        check_validity(files.certificate, Instant(NOW - 11 * 60 * 1_000_000))
+
+
+# Files that cannot be used
+
+
+@pytest.fixture
+def files(tls: Path) -> TlsFiles:
+    return issue(authority_in(tls), tls, role=Role.OPERATOR, name="operator", at=NOW)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o610, 0o601])
+def test_a_key_that_others_may_use_is_refused_with_the_chmod(files: TlsFiles, mode: int) -> None:
+    files.key.chmod(mode)
+    with pytest.raises(TlsRefused, match=f"has mode {mode:04o}, others may use it; run: chmod 600 {files.key}"):
+        client_context(files)
+    files.key.chmod(0o400)
+    client_context(files)
+
+
+def test_a_key_that_is_not_a_file_or_missing_is_refused(files: TlsFiles, tmp_path: Path) -> None:
+    with pytest.raises(TlsRefused, match="not a regular file"):
+        check_key_file(tmp_path)
+    files.key.unlink()
+    with pytest.raises(TlsRefused, match="operator.key: the private key cannot be read"):
+        client_context(files)
+
+
+@pytest.mark.parametrize("which", ["authority", "certificate", "key"])
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
+def test_a_file_that_is_not_pem_is_named(files: TlsFiles, which: str, content: bytes) -> None:
+    path: Path = getattr(files, which)
+    path.write_bytes(content)
+    with pytest.raises(TlsRefused) as caught:
+        client_context(files)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_or_huge_authority_is_named(files: TlsFiles) -> None:
+    files.authority.write_bytes(b"x" * (300 * 1024))
+    with pytest.raises(TlsRefused, match=r"ca.pem: the certificate authority has more than \d+ bytes"):
+        client_context(files)
+    files.authority.unlink()
+    with pytest.raises(TlsRefused, match="ca.pem: the certificate authority cannot be read"):
+        server_context(files)
+
+
+def test_a_key_of_another_certificate_is_refused(files: TlsFiles, tls: Path) -> None:
+    other = issue(load_authority(tls), tls, role=Role.USER, name="alice", at=NOW)
+    with pytest.raises(TlsRefused, match="alice.key: this is not the unencrypted private key of .*operator.pem"):
+        client_context(TlsFiles(authority=files.authority, certificate=files.certificate, key=other.key))
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(files: TlsFiles) -> None:
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    files.key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(TlsRefused, match="the private key is encrypted"):
+        client_context(files)

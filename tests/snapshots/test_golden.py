@@ -1,0 +1,43 @@
+"""A snapshot of every released format is read for ever (law 12).
+
+`FOREBAY_WRITE_GOLDEN=1` writes the file of the present format anew: on purpose, and only before its release.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from snapshots import load_snapshot, write_snapshot
+from snapshots.image import SHAPES
+from snapshots.restore import inspect
+from snapshots.seal import FORMAT_VERSION, frame_checksum
+from tests.snapshots.states import small_image
+
+GOLDEN = Path(__file__).parent / "golden"
+PRESENT = GOLDEN / f"format-{FORMAT_VERSION}.fbs"
+
+
+def test_the_golden_snapshot_of_each_format_is_read_as_what_was_written(tmp_path: Path) -> None:
+    if os.environ.get("FOREBAY_WRITE_GOLDEN"):
+        write_snapshot(tmp_path, small_image()).replace(PRESENT)
+    found = sorted(GOLDEN.glob("*.fbs"))
+    assert PRESENT in found
+    for path in found:
+        assert load_snapshot(path) == small_image(), path.name
+        assert inspect(path).index == 7
+
+
+def test_the_present_format_is_written_byte_for_byte_as_in_its_golden_file(tmp_path: Path) -> None:
+    written = write_snapshot(tmp_path, small_image()).read_bytes()
+    golden = PRESENT.read_bytes()
+    # A field that was appended since changes the shapes and the records that have it; nothing else may change.
+    if golden.count(bytes(SHAPES)):
+        assert written == golden
+    else:
+        assert len(written) > len(golden) and written[:8] == golden[:8]
+
+
+def test_the_checksum_of_a_frame_covers_its_section_and_number() -> None:
+    checksums = {frame_checksum(section, sequence, b"x") for section in range(4) for sequence in range(4)}
+    assert len(checksums) == 16

@@ -1,0 +1,224 @@
+"""The snapshots of a replica: the newest valid one, saving in the background, forgetting old ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from snapshots import SnapshotAbandoned, SnapshotFailed, SnapshotName, SnapshotStore, load_snapshot, write_snapshot
+from snapshots.seal import Disk
+from tests.snapshots.disks import FailingDisk, TracingDisk
+from tests.snapshots.states import many_jobs, small_image
+
+
+def _damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+class GatedDisk(Disk):
+    """Waits before the first sync until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go = threading.Event()
+
+    def sync(self, file: int) -> None:
+        self.reached.set()
+        assert self.go.wait(30)
+        super().sync(file)
+
+
+def test_an_empty_directory_is_made_and_has_no_snapshot(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "r1" / "snapshots")
+    assert store.newest_valid() is None and store.newest() is None and store.skipped == ()
+    assert store.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: Path) -> None:
+    paths = [write_snapshot(tmp_path, small_image(index)) for index in (5, 6, 7, 100)]
+    _damage(paths[3])
+    paths[2].write_bytes(b"")
+    store = SnapshotStore(tmp_path)
+    assert store.newest_valid() == (paths[1], small_image(6))
+    assert [skipped.path for skipped in store.skipped] == [paths[3], paths[2]]
+    assert "checksum" in store.skipped[0].sentence and store.skipped[1].sentence.endswith("it is cut short")
+
+
+def test_the_newest_is_the_one_with_the_largest_index_and_then_term_not_the_last_written(tmp_path: Path) -> None:
+    for index, term in ((9, 1), (10, 1), (10, 2), (2, 7)):
+        write_snapshot(tmp_path, small_image(index, term))
+    found = SnapshotStore(tmp_path).newest_valid()
+    assert found is not None and (found[1].index, found[1].term) == (10, 2)
+
+
+def test_a_snapshot_of_another_cluster_is_passed_over(tmp_path: Path) -> None:
+    write_snapshot(tmp_path, small_image(5))
+    write_snapshot(tmp_path, small_image(6, cluster_id="c2"))
+    store = SnapshotStore(tmp_path, cluster_id="c1")
+    found = store.newest_valid()
+    assert found is not None and found[1].index == 5
+    assert store.skipped[0].sentence == "it is of cluster 'c2'; this replica belongs to 'c1'"
+
+
+def test_what_dead_writers_left_is_removed_at_start_and_nothing_else(tmp_path: Path) -> None:
+    left = [f".{SnapshotName(7, 2)}.saving", f".{SnapshotName(9, 2)}.receiving"]
+    kept = ["notes.txt", ".snapshot-7-2.fbs.saving", str(SnapshotName(7, 2)), f"{SnapshotName(8, 2)}.saving"]
+    for name in left + kept:
+        (tmp_path / name).write_bytes(b"x")
+    SnapshotStore(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+
+
+def test_what_a_live_writer_is_writing_is_left_alone(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    writer = SnapshotStore(tmp_path, disk=disk)
+    saved = writer.save_in_background(small_image())
+    assert disk.reached.wait(30)
+    SnapshotStore(tmp_path).close()
+    disk.go.set()
+    assert load_snapshot(saved.result(30)) == small_image()
+    writer.close()
+
+
+def test_saving_keeps_the_newest_and_removes_the_older(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, keep=2)
+    for index in range(1, 6):
+        store.save_in_background(small_image(index)).result(30)
+    assert [name.index for name in store.names()] == [5, 4]
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.path, newest.index, newest.term) == (tmp_path / str(SnapshotName(5, 2)), 5, 2)
+    assert newest.size_bytes == newest.path.stat().st_size
+    store.close()
+
+
+def test_a_refused_snapshot_does_not_count_among_those_kept(tmp_path: Path) -> None:
+    for index in (5, 6, 7):
+        write_snapshot(tmp_path, small_image(index))
+    _damage(tmp_path / str(SnapshotName(7, 2)))
+    store = SnapshotStore(tmp_path, keep=2)
+    assert store.newest_valid() is not None
+    assert store.prune() == []
+    store.save_in_background(small_image(8)).result(30)
+    assert [name.index for name in store.names()] == [8, 7, 6]
+    store.save_in_background(small_image(9)).result(30)
+    assert [name.index for name in store.names()] == [9, 8]
+    assert store.skipped == ()
+    store.close()
+
+
+def test_writing_a_damaged_snapshot_again_makes_it_sound(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, small_image())
+    _damage(path)
+    store = SnapshotStore(tmp_path)
+    assert store.newest_valid() is None and store.newest() is None
+    store.save_in_background(small_image()).result(30)
+    assert store.skipped == ()
+    assert store.newest_valid() == (path, small_image())
+    store.close()
+
+
+def test_a_file_that_this_process_has_not_verified_is_not_offered_to_peers(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, small_image())
+    store = SnapshotStore(tmp_path)
+    assert store.newest() is None
+    store.newest_valid()
+    newest = store.newest()
+    assert newest is not None and newest.path == path
+    path.unlink()
+    assert store.newest() is None
+
+
+def test_a_save_while_one_is_going_on_is_the_same_save(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    store = SnapshotStore(tmp_path, disk=disk)
+    first = store.save_in_background(small_image(5))
+    assert disk.reached.wait(30)
+    assert store.saving
+    assert store.save_in_background(small_image(6)) is first
+    disk.go.set()
+    first.result(30)
+    assert not store.saving
+    assert [name.index for name in store.names()] == [5]
+    store.close()
+
+
+def test_a_failed_save_says_why_and_the_next_one_may_succeed(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, disk=FailingDisk(3))
+    with pytest.raises(SnapshotFailed, match="No space left on device; free space"):
+        store.save_in_background(small_image()).result(30)
+    assert os.listdir(tmp_path) == []
+    store.save_in_background(small_image()).result(30)
+    assert store.newest_valid() is not None
+    store.close()
+
+
+def test_closing_gives_up_a_save_at_its_next_slice_and_takes_no_other(tmp_path: Path) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    class Slow(TracingDisk):
+        def write(self, file: int, data: bytes) -> None:
+            started.set()
+            assert go.wait(30)
+            super().write(file, data)
+
+    store = SnapshotStore(tmp_path, disk=Slow())
+    save = store.save_in_background(many_jobs(3000))
+    assert started.wait(30)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    while not store.closed:
+        threading.Event().wait(0.001)
+    go.set()
+    closing.join(30)
+    assert isinstance(save.exception(30), SnapshotAbandoned)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(SnapshotFailed, match="the store is closed"):
+        store.save_in_background(small_image())
+
+
+def test_the_event_loop_runs_while_a_snapshot_is_written(tmp_path: Path) -> None:
+    image = many_jobs(5000)
+
+    async def scenario() -> int:
+        store = SnapshotStore(tmp_path)
+        save = asyncio.wrap_future(store.save_in_background(image))
+        turns = 0
+        while not save.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert load_snapshot(await save) == image
+        store.close()
+        return turns
+
+    assert asyncio.run(scenario()) > 10
+
+
+def test_the_image_is_of_the_moment_of_the_call_whatever_is_folded_meanwhile(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    store = SnapshotStore(tmp_path, disk=disk)
+    image = small_image()
+    save = store.save_in_background(image)
+    assert disk.reached.wait(30)
+    later = image.state.jobs.delete(1)
+    disk.go.set()
+    assert len(later) == 0 and load_snapshot(save.result(30)) == small_image()
+    store.close()
+
+
+@pytest.mark.parametrize("keep", [0, -1, 101])
+def test_a_number_of_snapshots_that_cannot_be_kept_is_refused(tmp_path: Path, keep: int) -> None:
+    with pytest.raises(ValueError, match="use a number from 1 to 100"):
+        SnapshotStore(tmp_path, keep)
+
+
+def test_a_directory_that_cannot_be_made_is_said_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotFailed, match="file"):
+        SnapshotStore(tmp_path / "file")

@@ -1,0 +1,50 @@
+"""The golden files of the codec: one for each event that was ever released, as the bytes of a batch and what they mean.
+
+`python -m tests.wal.golden_files` writes those that are missing. A file that exists is a promise to every ledger
+(law 12) and is rewritten only with `--rewrite-golden NAME`, which is right only for an event that no release has had.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.wal.samples import EVENTS, sample_batch, tag_of
+from wal.codec import encode_batch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def path_of(event: type[msgspec.Struct]) -> Path:
+    return GOLDEN / f"{tag_of(event):03d}-{event.__name__}.json"
+
+
+def content_of(event: type[msgspec.Struct]) -> dict[str, Any]:
+    batch = sample_batch(event)
+    return {"event": event.__name__, "tag": tag_of(event), "batch": plain(batch), "bytes": encode_batch(batch).hex()}
+
+
+def plain(value: object) -> Any:
+    """A record as JSON knows it."""
+    return json.loads(msgspec.json.encode(value))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rewrite-golden", metavar="NAME", action="append", default=[])
+    rewritten = set(parser.parse_args().rewrite_golden)
+    unknown = rewritten - {event.__name__ for event in EVENTS} - {"all"}
+    if unknown:
+        parser.error(f"no event is named {', '.join(sorted(unknown))}")
+    GOLDEN.mkdir(exist_ok=True)
+    for event in EVENTS:
+        path = path_of(event)
+        if not path.exists() or event.__name__ in rewritten or "all" in rewritten:
+            path.write_text(json.dumps(content_of(event), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()

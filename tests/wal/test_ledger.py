@@ -1,0 +1,148 @@
+"""The ledger: what was applied, in order, each entry proven by its digest; damage and gaps are named, not hidden."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.wal.support import apply, edit, entry, fill, open_env
+from wal import Environment, Journal, RecoveryRefused, records
+from wal.ledger import Ledger, LedgerBroken, Verified
+from wal.records import CHAIN, ENTRIES, GENESIS, REVISIONS, ChainRow, Entry, chained
+
+
+def _made(directory: Path, last: int = 600, applied: int = 590) -> bytes:
+    with open_env(directory) as env:
+        journal = Journal(env)
+        fill(journal, last, applied=applied)
+        return journal.applied_digest
+
+
+def test_it_reads_what_was_applied_in_order_and_across_transactions(tmp_path: Path) -> None:
+    _made(tmp_path)
+    digest = GENESIS
+    with Environment.open_readonly(tmp_path) as env:
+        ledger = Ledger(env)
+        assert (ledger.first_index, ledger.applied_index, ledger.applied_revision) == (1, 590, 1180)
+        entries = list(ledger.read(1, limit=10_000))
+        assert [one.index for one in entries] == list(range(1, 591))
+        for one in entries:
+            digest = chained(digest, entry(one.index))
+            assert (one.term, one.data, one.digest) == (1, entry(one.index).data, digest)
+        assert digest == ledger.applied_digest
+        assert [one.index for one in ledger.read(300, limit=3)] == [300, 301, 302]
+        assert list(ledger.read(591, limit=3)) == list(ledger.read(1, limit=0)) == []
+
+
+def test_it_verifies_the_whole_history_and_tells_how_far_it_is(tmp_path: Path) -> None:
+    digest = _made(tmp_path)
+    seen: list[tuple[int, int]] = []
+    with Environment.open_readonly(tmp_path) as env:
+        verified = Ledger(env).verify(progress=lambda done, last: seen.append((done, last)))
+    assert verified == Verified(590, 1, 590, digest, ())
+    assert seen == [(256, 590), (512, 590), (590, 590)]
+
+
+def test_an_empty_ledger_is_sound(tmp_path: Path) -> None:
+    with open_env(tmp_path) as env:
+        ledger = Ledger(env)
+        assert ledger.verify() == Verified(0, 1, 0, GENESIS, ())
+        assert list(ledger.read(1, limit=9)) == [] and ledger.first_index == 1
+        with pytest.raises(LookupError, match="holds none"):
+            ledger.index_of_revision(1)
+
+
+def test_it_sees_what_was_synced_and_no_entry_that_is_not_applied(tmp_path: Path) -> None:
+    with open_env(tmp_path) as env:
+        journal, ledger = Journal(env), Ledger(env)
+        fill(journal, 5)
+        apply(journal, 3)
+        assert list(ledger.read(1, limit=9)) == []
+        journal.flush_hints()
+        assert [one.index for one in ledger.read(1, limit=9)] == [1, 2, 3]
+
+
+def test_a_revision_leads_to_the_entry_that_settled_it(tmp_path: Path) -> None:
+    with open_env(tmp_path) as env:
+        journal, ledger = Journal(env), Ledger(env)
+        fill(journal, 6)
+        journal.set_commit(6)
+        # Entries 1 and 4 settle nothing, as a no-op or a batch with another base does.
+        for index, revision in enumerate([0, 3, 4, 4, 10, 11], start=1):
+            journal.record_applied(journal.entry(index), revision)
+        journal.sync()
+        found = [ledger.index_of_revision(revision) for revision in range(1, 12)]
+        assert found == [2, 2, 2, 3, 5, 5, 5, 5, 5, 5, 6]
+        for revision in (-1, 0, 12):
+            with pytest.raises(LookupError, match="holds 1 to 11"):
+                ledger.index_of_revision(revision)
+        journal.reset_to(20, 1, b"d" * 32, 30)
+        fill(journal, 21, applied=21)
+        assert ledger.index_of_revision(11) == 6 and ledger.index_of_revision(31) == 21
+        for revision in (12, 30):
+            with pytest.raises(LookupError, match="holds 1 to 11 and 31 to 32"):
+                ledger.index_of_revision(revision)
+
+
+def test_reading_from_inside_a_gap_begins_after_it(tmp_path: Path) -> None:
+    with open_env(tmp_path) as env:
+        journal, ledger = Journal(env), Ledger(env)
+        journal.reset_to(20, 1, b"d" * 32, 30)
+        journal.sync()
+        assert ledger.verify() == Verified(0, 21, 20, b"d" * 32, ledger.gaps())
+        fill(journal, 23, applied=23)
+        assert ledger.first_index == 21
+        for first in (1, 7, 20, 21):
+            assert [one.index for one in ledger.read(first, limit=2)] == [21, 22]
+        assert ledger.verify().entries == 3
+
+
+def _forged(index: int) -> tuple[bytes, bytes]:
+    key = records.index_key(index)
+    return key, records.pack_entry(key, Entry(index, 1, b"a history that did not happen"))
+
+
+@pytest.mark.parametrize("index", [1, 2, 255, 256, 257, 590])
+@pytest.mark.parametrize(
+    "damage", ["forged", "flipped", "missing", "digest forged", "digest flipped", "digest missing"]
+)
+def test_any_damage_to_any_entry_is_found_and_named(tmp_path: Path, index: int, damage: str) -> None:
+    _made(tmp_path)
+    table = CHAIN if damage.startswith("digest") else ENTRIES
+    key = records.index_key(index)
+
+    def change(transaction, tables) -> None:  # type: ignore[no-untyped-def]
+        if damage.endswith("missing"):
+            transaction.delete(key, db=tables[table])
+        elif damage.endswith("flipped"):
+            value = bytearray(transaction.get(key, db=tables[table]))
+            value[-1] ^= 1
+            transaction.put(key, bytes(value), db=tables[table])
+        elif table == CHAIN:
+            transaction.put(key, records.pack_chain(key, ChainRow(b"f" * 32, 2 * index)), db=tables[table])
+        else:
+            transaction.put(*_forged(index), db=tables[table])
+
+    edit(tmp_path, change)
+    with Environment.open_readonly(tmp_path) as env:
+        ledger = Ledger(env)
+        for check in (ledger.verify, lambda: list(ledger.read(1, limit=1000))):
+            with pytest.raises(LedgerBroken) as broken:
+                check()
+            assert broken.value.index == index and broken.value.sentence in str(broken.value)
+
+
+def test_a_damaged_row_of_a_revision_is_named(tmp_path: Path) -> None:
+    _made(tmp_path)
+    key = records.index_key(4)
+    edit(tmp_path, lambda transaction, tables: transaction.put(key, b"12345678abcd", db=tables[REVISIONS]) and None)
+    with Environment.open_readonly(tmp_path) as env:
+        assert Ledger(env).index_of_revision(2) == 1
+        with pytest.raises(LedgerBroken, match="revision 3"):
+            Ledger(env).index_of_revision(3)
+
+
+def test_a_directory_without_a_ledger_is_refused_for_reading(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(RecoveryRefused, match="directory empty"):
+            Environment.open_readonly(directory)
+    assert list(tmp_path.iterdir()) == []
