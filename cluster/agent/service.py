@@ -41,7 +41,8 @@ FLUSH_S: Final = 30.0
 FLUSH_LOOK_S: Final = 0.02
 """Seconds between two looks whether they have gone."""
 
-REFUSED: Final = range(400, 500)
+REFUSED: Final = frozenset({400, 401, 403, 409})
+"""Statuses after which registering again cannot help until somebody changes something."""
 
 STALE_INSTANCE: Final = "stale_instance"
 UNKNOWN_NODE: Final = "unknown_node"

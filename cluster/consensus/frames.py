@@ -158,7 +158,7 @@ def decode_body(cluster_id: str, body: bytes | bytearray | memoryview) -> Frame:
     """Return the frame in `body` (without the length); FrameRefused if it is malformed or of another cluster."""
     try:
         envelope = _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # msgspec lets the latter through
         raise FrameRefused(f"not a frame of version {FRAME_VERSION}: {error}") from error
     if envelope.version != FRAME_VERSION:
         raise FrameRefused(f"a frame of version {envelope.version}; this release speaks version {FRAME_VERSION}")

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -25,7 +25,7 @@ HANDSHAKE_S: Final = 3.0
 """Seconds for TCP and TLS together; a LAN needs milliseconds, a loaded machine a second."""
 
 HANDSHAKES_MAX: Final = 16
-"""Connections that have not shown a certificate yet; a further one is closed at once."""
+"""Connections that have not shown a certificate yet; for a further one the oldest is closed."""
 
 QUEUED_BYTES_MAX: Final = 16 << 20
 """Bytes that wait to be sent to one peer; more means that it does not read: several windows of entries and chunks."""
@@ -215,7 +215,8 @@ class TlsLinks:
         self._diallers: Final = {name: _Dialler(self, name, members[name]) for name in sorted(self._peers)}
         self._inbound: dict[str, _Inbound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._handshakes = 0
+        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
+        """Connections that have not shown a certificate yet, oldest first."""
         self._socket: socket.socket | None = None
 
     async def start(self) -> None:
@@ -302,33 +303,36 @@ class TlsLinks:
                 _log.error("a connection could not be accepted: %s", error)
                 await asyncio.sleep(self.timing.reconnect_min_s)
                 continue
-            if self._handshakes >= HANDSHAKES_MAX:
-                _log.warning(
-                    "a connection from %s is closed: %d others are in their handshake", address, self._handshakes
-                )
-                connection.close()
-                continue
-            self._handshakes += 1
-            self._spawn(self._handshake(connection, address))
+            if len(self._handshakes) >= HANDSHAKES_MAX:
+                # The oldest: a replica is through in milliseconds, so whoever floods us cannot keep replicas out.
+                # Shut down, not closed: the descriptor belongs to its transport, which ends when it reads the end.
+                with suppress(OSError):
+                    self._handshakes.pop(next(iter(self._handshakes))).shutdown(socket.SHUT_RDWR)
+                _log.warning("%d connections show no certificate; the oldest is closed", HANDSHAKES_MAX)
+            self._handshakes[self._spawn(self._handshake(connection, address))] = connection
+            await asyncio.sleep(0)  # accepting a waiting connection does not yield
 
     async def _handshake(self, connection: socket.socket, address: object) -> None:
         try:
             set_timeouts(connection, self.timing)
+        except OSError:
+            connection.close()
+            return
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Inbound(self), connection, ssl=self._server_context, ssl_handshake_timeout=HANDSHAKE_S
             )
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError; asyncio has closed the socket
             _log.warning("a connection from %s is refused: %s", address, error)
-            connection.close()
-        finally:
-            self._handshakes -= 1
 
-    def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
+        self._handshakes.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a link's task failed", exc_info=error)

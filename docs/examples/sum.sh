@@ -9,6 +9,6 @@
 set -euo pipefail
 home=$PWD
 cd "$DW_JOB_STRIPED"
-awk '{ total += $1 } END { printf "%d\n", total }' numbers.txt > sum.txt
+awk '{ total += $1 } END { printf "%.0f\n", total }' numbers.txt > sum.txt
 echo "job $FOREBAY_JOB_ID on $FOREBAY_NODE: the sum is $(cat sum.txt)"
 echo "$FOREBAY_JOB_NAME $FOREBAY_JOB_ID" >> "$home/completed.txt"

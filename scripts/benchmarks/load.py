@@ -153,13 +153,13 @@ async def _client(
                 allow_redirects=False,
             ) as response:
                 text = await response.read()
-            ok = target.accepted(response.status, json.loads(text or b"{}"))
+            ok = response.status < REDIRECT and target.accepted(response.status, json.loads(text))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             tally.error(f"{type(error).__name__}: {error}")
             await asyncio.sleep(ERROR_PAUSE_S)
             continue
         if not ok:
-            # Leadership moved while it was measured: followed, as any client would, and counted, because it was noticed.
+            # Leadership moved meanwhile: followed, as any client would, and counted, because clients notice.
             location = response.headers.get("Location", "")
             tally.error(f"HTTP {response.status} {location} {text.decode(errors='replace')}".strip())
             if response.status == REDIRECT and location.endswith(path):

@@ -136,7 +136,9 @@ class LocalCluster:
             with contextlib.suppress(OSError):
                 line = (entry / "cmdline").read_bytes()
                 environment = (entry / "environ").read_bytes()
-                names_it = directory in line or (b"FOREBAY_JOB_DIR=" + directory) in environment
+                names_it = (b"cluster.agent" in line and directory in line) or (
+                    b"FOREBAY_JOB_DIR=" + directory
+                ) in environment
                 if names_it and marker.encode() in line:
                     found.append(int(entry.name))
         return found

@@ -59,7 +59,7 @@ async def ran_once(client: Client, workload: Workload, jobs: Iterable[int], *, a
     completions = workload.completions()
     for job in jobs:
         rows = (await client.history(job)).rows
-        starts = Counter(row.event for row in rows)["RunStarted"]
+        starts = Counter(row.event for row in rows)["run_started"]
         if starts > 1 or completions[job] > 1 or (all_complete and (starts, completions[job]) != (1, 1)):
             raise ExerciseFailed(f"job {job} was started {starts} times and ran to its end {completions[job]} times")
     return f"{len(jobs)} jobs, none started or run to its end twice"

@@ -381,7 +381,14 @@ class Simulation:
 
     def describe(self) -> list[tuple[Any, ...]]:
         return [
-            (r.name, r.engine.role.value, r.engine.term, r.journal.last_index, r.engine.commit_index, r.engine.applied_index)
+            (
+                r.name,
+                r.engine.role.value,
+                r.engine.term,
+                r.journal.last_index,
+                r.engine.commit_index,
+                r.engine.applied_index,
+            )
             if r.engine
             else (r.name, "down")
             for r in self.replicas.values()
@@ -401,7 +408,9 @@ class Simulation:
         if index != len(replica.history) + 1:
             raise Violation(f"{replica.name} applies {index} after {len(replica.history)} entries")
         if self.applied.setdefault(index, (term, data)) != (term, data):
-            raise Violation(f"state machine safety: {replica.name} applies {(term, data)} at {index}: {self.applied[index]}")
+            raise Violation(
+                f"state machine safety: {replica.name} applies {(term, data)} at {index}: {self.applied[index]}"
+            )
 
     def check_installed(self, history: list[tuple[int, int, bytes]]) -> None:
         for index, term, data in history:

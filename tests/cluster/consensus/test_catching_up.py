@@ -46,7 +46,9 @@ def test_h16_a_follower_with_an_unacknowledged_tail_rejoins() -> None:
     with Simulation(2) as sim:
         leader = sim.commit(b"\x01a")
         follower, other = sim.others(leader)
-        sim.filter = lambda sender, receiver, message: not (sender == follower.name and isinstance(message, AppendReply))
+        sim.filter = lambda sender, receiver, message: (
+            not (sender == follower.name and isinstance(message, AppendReply))
+        )
         sim.commit(b"\x01b")
         sim.break_link(leader.name, follower.name)
         sim.break_link(follower.name, leader.name)

@@ -155,7 +155,9 @@ def test_h22_a_misspelt_option_is_refused() -> None:
         ({"reconnect_min_s": 2.0}, "reconnect_min_s"),
     ],
 )
-def test_h22_timing_that_cannot_keep_a_leader_is_refused_with_a_sentence(wrong: dict[str, float], sentence: str) -> None:
+def test_h22_timing_that_cannot_keep_a_leader_is_refused_with_a_sentence(
+    wrong: dict[str, float], sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
         Timing(**wrong)
 
@@ -219,7 +221,8 @@ def test_followers_learn_soon_that_an_entry_is_committed_although_nothing_follow
         leader = sim.commit(b"\x01a")
         last = leader.journal.last_index
         assert sim.run(
-            TIMING.commit_notice_s + 0.001, until=lambda: all(r.history[-1:][0][0] == last for r in sim.replicas.values())
+            TIMING.commit_notice_s + 0.001,
+            until=lambda: all(r.history[-1:][0][0] == last for r in sim.replicas.values()),
         )
 
 

@@ -59,7 +59,9 @@ def test_h05_bytes_that_are_no_frame_are_refused_and_raise_nothing_else(noise: b
 
 
 @given(messages, st.data())
-def test_h05_a_frame_with_a_byte_changed_is_refused_or_is_another_frame(message: AnyMessage, data: st.DataObject) -> None:
+def test_h05_a_frame_with_a_byte_changed_is_refused_or_is_another_frame(
+    message: AnyMessage, data: st.DataObject
+) -> None:
     body = bytearray(encode_frame(CLUSTER, "r2", message)[4:])
     body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
     try:

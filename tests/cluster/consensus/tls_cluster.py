@@ -126,7 +126,9 @@ class Node:
 
 async def until_leader(nodes: list[Node]) -> Node:
     """Wait until one of the replicas is a leader that may decide."""
-    tasks = [asyncio.create_task(node.until(lambda c=node.consensus: c.role is Role.LEADER and c.ready)) for node in nodes]  # type: ignore[misc]
+    tasks = [
+        asyncio.create_task(node.until(lambda c=node.consensus: c.role is Role.LEADER and c.ready)) for node in nodes
+    ]  # type: ignore[misc]
     done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Fixtures of the API's tests: one cluster's certificates for all, a replica for each."""
+"""Fixtures of the controller's and the API's tests: one cluster's certificates for all, storage and ports for each."""
 
 from pathlib import Path
 

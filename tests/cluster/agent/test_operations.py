@@ -1,0 +1,258 @@
+"""Operations as real workers, scripts as real processes, with an agent's home and without an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.agent.accounts import Mode
+from cluster.agent.home import Home
+from cluster.agent.operations import Operation
+from cluster.agent.step_record import StepRecord
+from cluster.agent.steps import Step
+from cluster.agent.work import Outcome
+from replica.buffers import Transfer, TransferKind
+from replica.commands import OperationDone, OperationFailed, ScriptEnded
+from replica.jobs import JobState
+from replica.orders import Order
+from tests.cluster.agent.double import script_of, shown
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+
+
+class Node:
+    """A home and a place for files, where other users may pass through."""
+
+    def __init__(self, directory: Path, accounts: Mode) -> None:
+        self.directory = directory
+        self.accounts: Mode = accounts
+        self.home = Home(directory / "n1", accounts)
+        self.work = directory / "work"
+        self.work.mkdir()
+        self.started: list[int] = []
+
+    def order(self, stage: str, **fields: object) -> Order:
+        standard = {
+            "job": 7, "attempt": 1, "stage": stage, "user": "nobody", "name": "x", "workdir": str(self.work),
+            "has_buffer": True, "access": ("striped",), "roots": (str(self.work),), "timeout_s": 30,
+        }  # fmt: skip
+        return msgspec.convert(standard | {k: msgspec.to_builtins(v) for k, v in fields.items()}, type=Order)
+
+    def operate(self, stage: str, **fields: object) -> Outcome | None:
+        async def story() -> Outcome | None:
+            return await Operation(self.home, self.order(stage, **fields), self.accounts, 0).run()
+
+        return asyncio.run(story())
+
+    def step(self, script: str, **fields: object) -> Step:
+        order = self.order("run", script=script, time_limit_s=30, **fields)
+        return Step(self.home, order, "n1", self.accounts, 1.0, lambda: self.started.append(order.job))
+
+    def run(self, script: str, **fields: object) -> ScriptEnded:
+        async def story() -> ScriptEnded:
+            return await self.step(script, **fields).run()
+
+        return asyncio.run(story())
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path, "own")
+    yield made
+    made.home.close()
+
+
+@pytest.fixture
+def shared() -> Iterator[Node]:
+    # Not below pytest's own directory, which is closed to other users.
+    directory = Path(tempfile.mkdtemp(prefix="forebay-test-"))
+    directory.chmod(0o711)
+    made = Node(directory, "switch")
+    shutil.chown(made.work, "nobody", pwd.getpwnam("nobody").pw_gid)
+    try:
+        yield made
+    finally:
+        made.home.close()
+        shutil.rmtree(directory)
+
+
+REFUSED = {
+    "no #! line": ("echo x\n", {}, 126, "has no #! line"),
+    "no interpreter": ("#!/no/such/interpreter\n", {}, 127, "interpreter that the script's #! line names does not exist"),
+    "workdir outside": ("#!/bin/sh\n", {"workdir": "/etc"}, 126, "/etc lies outside the directories that the working directory may use"),
+    "workdir missing": ("#!/bin/sh\n", {"workdir": "{work}/gone"}, 126, "gone does not exist"),
+    "output outside": ("#!/bin/sh\n", {"output": "/etc/out"}, 126, "/etc/out lies outside the directories that the output file may use"),
+    "output upwards": ("#!/bin/sh\n", {"output": "../out"}, 126, "has a '..' in it"),
+    "output a pipe": ("#!/bin/sh\n", {"output": "pipe"}, 126, "the output file"),
+    "output a link": ("#!/bin/sh\n", {"output": "link"}, 126, "the output file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_script_that_cannot_be_started_has_failed_with_the_code_of_a_shell_and_a_sentence(
+    node: Node, case: str
+) -> None:
+    script, fields, exit_code, sentence = REFUSED[case]
+    os.mkfifo(node.work / "pipe")
+    (node.work / "link").symlink_to(node.directory / "elsewhere")
+    ended = node.run(script, **{name: value.format(work=node.work) for name, value in fields.items()})
+    assert (ended.result, ended.exit_code, ended.signal) == (JobState.FAILED, exit_code, 0)
+    assert sentence in ended.message
+    assert not (node.directory / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "result", "exit_code", "number"),
+    [
+        ("exit 0", JobState.COMPLETED, 0, 0),
+        ("exit 5", JobState.FAILED, 5, 0),
+        ("kill -SEGV $$", JobState.FAILED, 0, signal.SIGSEGV),
+    ],
+)
+def test_how_a_script_ended_is_reported_as_it_was(
+    node: Node, line: str, result: JobState, exit_code: int, number: int
+) -> None:
+    assert node.run(script_of(line)) == ScriptEnded(result, exit_code, number)
+    assert node.started == [7]
+
+
+def test_a_record_that_exists_is_never_run_again(node: Node) -> None:
+    script = script_of("echo ran >> ran")
+    for _ in range(3):
+        assert node.run(script) == ScriptEnded(JobState.COMPLETED)
+    assert shown(node.work / "ran") == "ran\n"
+
+
+def test_a_supervisor_that_died_before_the_script_could_run_is_launched_again(node: Node) -> None:
+    step = node.step(script_of("echo ran >> ran"))
+    step._create()
+    assert asyncio.run(step.run()) == ScriptEnded(JobState.COMPLETED)
+    assert shown(node.work / "ran") == "ran\n"
+
+
+def test_a_supervisor_that_cannot_come_up_is_given_up_after_three_launches(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    ended = node.run(script_of("echo ran >> ran"))
+    assert ended.result is JobState.NODE_FAIL and "died 3 times" in ended.message
+    monkeypatch.undo()
+    assert node.run(script_of("echo ran >> ran")) == ended
+    assert not (node.work / "ran").exists()
+
+
+def test_a_script_that_may_have_run_under_a_lost_supervisor_is_node_fail_for_ever(node: Node) -> None:
+    step = node.step(script_of("echo ran >> ran"))
+    step._create()
+    record = StepRecord(node.home.steps, 7)
+    (node.directory / "n1" / "steps" / "7" / "started.json").write_text(
+        '{"pid": 999999999, "started": 1, "boot": "another"}'
+    )
+    record.close()
+    for _ in range(2):
+        assert asyncio.run(step.run()).result is JobState.NODE_FAIL
+    assert not (node.work / "ran").exists()
+
+
+def marked(node: Node, job: int, storage_id: str) -> "subprocess.Popen[bytes]":
+    """Start a process that carries the marker of a job."""
+    return subprocess.Popen(
+        ["sleep", "600"],
+        env={"PATH": os.environ["PATH"], "FOREBAY_STEP": f"{storage_id}.{job}", "FOREBAY_JOB_ID": str(job)},
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("stage", ["post_run", "teardown"])
+def test_post_run_and_teardown_leave_no_process_of_the_job_and_touch_no_other(node: Node, stage: str) -> None:
+    mine = marked(node, 7, node.home.storage_id)
+    others = [marked(node, 8, node.home.storage_id), marked(node, 7, "f" * 32)]
+    try:
+        assert isinstance(node.operate(stage), OperationDone)
+        assert mine.wait(10) == -signal.SIGKILL
+        assert [other.poll() for other in others] == [None, None]
+    finally:
+        for process in (mine, *others):
+            process.kill()
+            process.wait()
+
+
+def test_teardown_may_be_done_any_number_of_times(node: Node) -> None:
+    assert isinstance(node.operate("stage_in"), OperationDone)
+    assert os.listdir(node.directory / "n1" / "buffers") == ["7"]
+    for _ in range(2):
+        assert node.operate("teardown") == OperationDone()
+        assert os.listdir(node.directory / "n1" / "buffers") == []
+
+
+def test_stage_out_without_a_buffer_says_so(node: Node) -> None:
+    assert node.operate("stage_out") == OperationFailed(
+        "the buffer of job 7 is not on this node; nothing can be staged out"
+    )
+
+
+def test_a_worker_that_is_killed_is_a_failure_that_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    killer = node.directory / "killer"
+    killer.write_text("#!/bin/sh\nkill -KILL $$\n")
+    killer.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(killer))
+    failed = node.operate("stage_in")
+    assert isinstance(failed, OperationFailed) and "was killed by signal 9" in failed.message
+
+
+@needs_root
+def test_with_switched_accounts_everything_of_a_job_is_done_as_its_user(shared: Node) -> None:
+    nobody = pwd.getpwnam("nobody").pw_uid
+    (shared.work / "in").write_text("in")
+    secret = shared.work / "secret"
+    secret.write_text("root only")
+    secret.chmod(0o600)
+    inwards = Transfer(TransferKind.FILE, str(shared.work / "in"), "$DW_JOB_STRIPED/in")
+    assert isinstance(shared.operate("stage_in", transfers=(inwards,)), OperationDone)
+    buffer = shared.directory / "n1" / "buffers" / "7"
+    assert (buffer.stat().st_uid, stat.S_IMODE(buffer.stat().st_mode)) == (nobody, 0o700)
+    assert (buffer / "striped" / "in").stat().st_uid == nobody
+    script = script_of(
+        'id -un; id -ru; cat "$DW_JOB_STRIPED/in"; cat secret; echo out > "$DW_JOB_STRIPED/out"; cat ../n1/steps/7/order.json; ls ../n1'
+    )
+    assert shared.run(script).result is JobState.FAILED
+    output = shown(shared.work / "forebay-7.out")
+    assert output.startswith(f"nobody\n{nobody}\nin") and "root only" not in output and "alice" not in output
+    assert output.count("ermission denied") == 3, output
+    assert (shared.work / "forebay-7.out").stat().st_uid == nobody
+    outwards = Transfer(TransferKind.FILE, str(shared.work / "out"), "$DW_JOB_STRIPED/out")
+    assert isinstance(shared.operate("stage_out", transfers=(outwards,)), OperationDone)
+    assert (shared.work / "out").stat().st_uid == nobody
+    assert isinstance(shared.operate("teardown"), OperationDone)
+    assert not buffer.exists()
+
+
+@needs_root
+def test_with_switched_accounts_a_user_cannot_stage_what_he_may_not_read(shared: Node) -> None:
+    secret = shared.work / "secret"
+    secret.write_text("root only")
+    secret.chmod(0o600)
+    transfer = Transfer(TransferKind.FILE, str(secret), "$DW_JOB_STRIPED/x")
+    failed = shared.operate("stage_in", transfers=(transfer,))
+    assert isinstance(failed, OperationFailed) and "Permission denied" in failed.message
+
+
+@needs_root
+@pytest.mark.parametrize("stage", ["stage_in", "stage_out", "post_run", "run"])
+@pytest.mark.parametrize("user", ["nobody-at-all", "root"])
+def test_with_switched_accounts_an_unknown_user_and_root_fail_by_name(shared: Node, stage: str, user: str) -> None:
+    (shared.directory / "n1" / "buffers" / "7").mkdir()
+    result = shared.run("#!/bin/sh\n", user=user) if stage == "run" else shared.operate(stage, user=user)
+    assert isinstance(result, OperationFailed | ScriptEnded) and f"the user {user!r}" in result.message

@@ -1,0 +1,306 @@
+"""The agent's parts on their own: orders against activities, outbox, home, removal, accounts, environment."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import pwd
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.agent import outbox as outbox_module
+from cluster.agent.accounts import Account, AccountRefused, account_for
+from cluster.agent.durable import FileRefused, open_directory, read_bounded, write_durably
+from cluster.agent.home import AgentFailed, Home
+from cluster.agent.limits import FILE_BYTES_MAX
+from cluster.agent.outbox import Outbox
+from cluster.agent.progress import Rate
+from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
+from cluster.agent.removal import RemovalFailed, remove_tree
+from cluster.agent.script import environment_of, output_path
+from cluster.agent.work import failure
+from cluster.client.command_ids import instant_of
+from cluster.clock import ManualClock, SystemClock
+from replica.commands import OperationDone, OperationFailed, ScriptStarted
+from replica.limits import MESSAGE_CHARACTERS_MAX
+from replica.orders import Order
+
+
+def order(job: int = 1, attempt: int = 1, stage: str = "stage_in", **fields: object) -> Order:
+    return msgspec.convert(
+        {"job": job, "attempt": attempt, "stage": stage, "user": "alice", "name": "x", "workdir": "/w", **fields},
+        type=Order,
+    )
+
+
+def test_every_pair_of_activity_and_order_has_exactly_one_answer() -> None:
+    orders = [
+        None,
+        *(order(attempt=a, stage=s, cancel=c) for a in (1, 2, 3) for s in ("run", "teardown") for c in (False, True)),
+    ]
+    activities = [None, *(Known(2, stage, finished) for stage in ("run", "teardown") for finished in (False, True))]
+    for wanted, known in itertools.product(orders, activities):
+        steps = plan([] if wanted is None else [wanted], {} if known is None else {1: known})
+        if known is None:
+            assert steps == ([] if wanted is None else [Start(wanted)])
+        elif wanted is not None and (wanted.attempt, wanted.stage) == (known.attempt, known.stage):
+            ends = wanted.cancel and wanted.stage == "run" and not known.finished
+            assert steps == ([Cancel(1)] if ends else [])
+        elif wanted is not None and wanted.attempt < known.attempt:
+            assert steps == []
+        elif known.finished:
+            assert steps == [Forget(1), *([] if wanted is None else [Start(wanted)])]
+        else:
+            # What is not wanted any more ends first; what is wanted starts when that is gone.
+            assert steps == [End(1)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), max_size=6),
+    st.dictionaries(st.integers(1, 5), st.integers(1, 3)),
+)
+def test_no_job_is_started_while_it_has_an_activity(pairs: list[tuple[int, int]], going: dict[int, int]) -> None:
+    steps = plan(
+        [order(job, attempt) for job, attempt in pairs],
+        {job: Known(attempt, "stage_in", False) for job, attempt in going.items()},
+    )
+    started = [step.order.job for step in steps if isinstance(step, Start)]
+    assert not set(started) & set(going) and len(started) == len(set(started))
+
+
+def outbox_in(directory: Path, clock: ManualClock) -> Outbox:
+    return Outbox(open_directory(directory), clock)
+
+
+def test_reports_outlive_the_agent_in_their_order_until_they_are_acknowledged(tmp_path: Path) -> None:
+    clock = ManualClock(SystemClock().now())
+
+    async def story() -> None:
+        outbox = outbox_in(tmp_path, clock)
+        assert not outbox.changed.is_set()
+        outbox.add(7, 1, "run", ScriptStarted())
+        outbox.add(8, 3, "stage_in", OperationDone(1, 2, "ff"))
+        outbox.add(9, 1, "teardown", OperationFailed("no"))
+        again = outbox_in(tmp_path, clock)
+        assert again.changed.is_set() and again.reports() == outbox.reports() == outbox.batch()
+        known = again.acknowledge(again.batch()[1].command_id)
+        assert known is not None and (known.job, known.attempt, known.result) == (8, 3, OperationDone(1, 2, "ff"))
+        assert again.acknowledge("0" * 32) is None
+        again.add(10, 1, "post_run", OperationDone())
+        assert [report.job for report in outbox_in(tmp_path, clock).reports()] == [7, 9, 10]
+
+    asyncio.run(story())
+
+
+def test_an_id_is_kept_for_200_seconds_and_then_replaced(tmp_path: Path) -> None:
+    clock = ManualClock(SystemClock().now())
+
+    async def story() -> None:
+        outbox = outbox_in(tmp_path, clock)
+        outbox.add(7, 1, "post_run", OperationDone())
+        first = outbox.batch()[0].command_id
+        clock.advance(199)
+        assert outbox.batch()[0].command_id == first
+        clock.advance(2)
+        second = outbox.batch()[0].command_id
+        assert second != first and abs(instant_of(second) - clock.now()) < 10_000
+        assert outbox.acknowledge(first) is None and outbox.acknowledge(second) is not None
+        assert os.listdir(tmp_path) == []
+
+    asyncio.run(story())
+
+
+def test_a_request_carries_a_bounded_number_of_reports_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "REPORTS_PER_REQUEST_MAX", 3)
+
+    async def story() -> None:
+        outbox = outbox_in(tmp_path, ManualClock(SystemClock().now()))
+        for job in range(1, 6):
+            outbox.add(job, 1, "post_run", OperationDone())
+        assert [report.job for report in outbox.batch()] == [1, 2, 3]
+
+    asyncio.run(story())
+
+
+def test_a_damaged_report_stops_the_agent_by_name_and_an_unfinished_one_is_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        (tmp_path / f"{3:020}.json.new").write_text("{")
+        assert len(outbox_in(tmp_path, ManualClock())) == 0
+        (tmp_path / f"{4:020}.json").write_text("{")
+        with pytest.raises(AgentFailed, match=r"outbox/0{19}4\.json is damaged .* move the file away"):
+            outbox_in(tmp_path, ManualClock())
+
+    asyncio.run(story())
+
+
+def test_a_home_has_one_agent_and_one_storage_id_for_ever(tmp_path: Path) -> None:
+    home = Home(tmp_path / "n1", "own")
+    with pytest.raises(AgentFailed, match="another agent works in this directory"):
+        Home(tmp_path / "n1", "own")
+    storage_id = home.storage_id
+    assert stat.S_IMODE((tmp_path / "n1").stat().st_mode) == 0o700
+    home.close()
+    again = Home(tmp_path / "n1", "own")
+    assert again.storage_id == storage_id
+    again.close()
+    (tmp_path / "n1" / "buffers" / "7").mkdir()
+    (tmp_path / "n1" / "storage-id").unlink()
+    with pytest.raises(AgentFailed, match="there are buffers but no storage-id"):
+        Home(tmp_path / "n1", "own")
+    (tmp_path / "n1" / "storage-id").write_text("nonsense")
+    with pytest.raises(AgentFailed, match="does not hold 32 hexadecimal digits"):
+        Home(tmp_path / "n1", "own")
+
+
+def test_a_file_is_written_whole_and_a_huge_one_is_not_read(tmp_path: Path) -> None:
+    directory = open_directory(tmp_path)
+    write_durably(directory, "f", b"one")
+    write_durably(directory, "f", b"two", mode=0o500)
+    assert read_bounded(directory, "f") == b"two" and os.listdir(tmp_path) == ["f"]
+    assert read_bounded(directory, "g") is None
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(FILE_BYTES_MAX + 1)
+    with pytest.raises(FileRefused, match="huge is longer than"):
+        read_bounded(directory, "huge")
+    os.close(directory)
+
+
+DEPTH = 200
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Let this process have fewer descriptors than the tree below has levels."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DEPTH - 50, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_a_tree_is_removed_without_following_links_whatever_its_depth_and_modes(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").write_text("x")
+    top = tmp_path / "buffers" / "7"
+    top.mkdir(parents=True)
+    (top / "link").symlink_to(victim)
+    (top / "closed").mkdir()
+    (top / "closed" / "file").write_text("x")
+    (top / "closed" / "link").symlink_to(victim / "precious")
+    (top / "closed").chmod(0)
+    os.mkfifo(top / "pipe")
+    # Deeper than there are descriptors, and than any path is long.
+    descriptor = open_directory(top)
+    for _ in range(DEPTH):
+        os.mkdir("d" * 100, dir_fd=descriptor)
+        below = open_directory("d" * 100, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    parent = open_directory(tmp_path / "buffers")
+    for _ in range(2):
+        remove_tree(parent, "7", shown="the buffer")
+        assert os.listdir(tmp_path / "buffers") == []
+    assert (victim / "precious").read_text() == "x"
+    (tmp_path / "buffers" / "8").symlink_to(victim)
+    with pytest.raises(RemovalFailed, match="the buffer cannot be removed"):
+        remove_tree(parent, "8", shown="the buffer")
+    assert (victim / "precious").exists()
+    os.close(parent)
+
+
+ACCOUNT = Account("alice", 1000, 1000, "/home/alice", "/bin/bash", False)
+
+
+def test_the_environment_is_clean_and_what_forebay_promises_cannot_be_forged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_AGENT", "x")
+    brought = (
+        ("PATH", "/mine"),
+        ("MINE", "1"),
+        ("FOREBAY_JOB_ID", "99"),
+        ("FOREBAY_STEP", ""),
+        ("SLURM_JOB_ID", "99"),
+        ("DW_JOB_PRIVATE", "/"),
+    )
+    wanted = order(7, 3, "run", has_buffer=True, access=("striped",), environment=brought)
+    assert environment_of(wanted, ACCOUNT, buffer="/b/7", node="n1", marker="s.7") == {
+        "PATH": "/mine", "HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice", "SHELL": "/bin/bash", "LANG": "C.UTF-8",
+        "MINE": "1", "FOREBAY_JOB_ID": "7", "FOREBAY_JOB_NAME": "x", "FOREBAY_JOB_USER": "alice", "FOREBAY_ATTEMPT": "3",
+        "FOREBAY_NODE": "n1", "FOREBAY_STEP": "s.7", "FOREBAY_JOB_DIR": "/b/7", "DW_JOB_STRIPED": "/b/7/striped",
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x", "SLURM_JOB_USER": "alice", "SLURM_CPUS_ON_NODE": "1", "SLURMD_NODENAME": "n1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("has_buffer", "access", "expected"),
+    [
+        (False, (), {}),
+        (True, (), {"DW_JOB_STRIPED": "/b/striped"}),
+        (True, ("private",), {"DW_JOB_PRIVATE": "/b/private"}),
+        (
+            True,
+            ("striped", "private", "ldbalance"),
+            {"DW_JOB_STRIPED": "/b/striped", "DW_JOB_PRIVATE": "/b/private", "DW_JOB_LDBALANCE": "/b/striped"},
+        ),
+    ],
+)
+def test_a_job_has_the_variables_of_the_access_that_it_asked_for(
+    has_buffer: bool, access: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    environment = environment_of(
+        order(has_buffer=has_buffer, access=access), ACCOUNT, buffer="/b", node="n", marker="m"
+    )
+    assert {name: value for name, value in environment.items() if name.startswith("DW_")} == expected
+    assert ("FOREBAY_JOB_DIR" in environment) is has_buffer
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [("", "/w/forebay-7.out"), ("o/%j.%x.%u.%%.%q", "/w/o/7.x.alice.%.%q"), ("/abs/%j", "/abs/7")],
+)
+def test_the_output_file_is_where_slurms_symbols_say(output: str, expected: str) -> None:
+    assert output_path(order(7, output=output)) == expected
+
+
+def test_a_user_who_does_not_exist_or_is_root_is_refused_by_name_where_accounts_are_switched() -> None:
+    with pytest.raises(AccountRefused, match="the user 'nobody-at-all' does not exist on this node"):
+        account_for("switch", "nobody-at-all")
+    with pytest.raises(AccountRefused, match="the user 'root' is root here"):
+        account_for("switch", pwd.getpwuid(0).pw_name)
+    own = account_for("own", "nobody-at-all")
+    assert (own.uid, own.switch) == (os.geteuid(), False)
+
+
+def test_a_long_message_keeps_its_beginning_and_its_end_and_is_text() -> None:
+    message = failure("begin" + "x" * 5000 + "\udcffend").message
+    assert len(message) <= MESSAGE_CHARACTERS_MAX and message.startswith("begin") and message.endswith("?end")
+
+
+def test_a_rate_follows_the_counter_and_forgets_a_pause() -> None:
+    rate = Rate()
+    assert [rate.sample(done, at) for done, at in ((0, 0.0), (100, 1.0), (100, 1.1), (300, 2.0))] == [
+        0.0,
+        100.0,
+        100.0,
+        150.0,
+    ]
+    assert [rate.sample(300, 3.0 + later) < 150.0 / 2**later for later in range(3)] == [True] * 3
+
+
+def test_workers_and_supervisors_start_without_the_network_stack() -> None:
+    heavy = "import sys, cluster.agent.worker, cluster.agent.step; print(sorted({'aiohttp', 'asyncio', 'cluster.client'} & set(sys.modules)))"
+    root = Path(__file__).resolve().parents[3]
+    assert subprocess.check_output([sys.executable, "-c", heavy], cwd=root, text=True).strip() == "[]"

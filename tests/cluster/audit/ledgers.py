@@ -1,0 +1,113 @@
+"""A replica's directory with a real ledger in it: a small world's whole life, with no-ops and a batch that is void."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from click.testing import CliRunner, Result
+
+from cluster.audit.commands import audit
+from replica.commit import Batch
+from replica.settle import settle
+from replica.state import EMPTY, State
+from replica.state_digest import state_digest
+from snapshots.image import Image
+from tests.replica.world import World
+from wal.codec import NO_OP, encode_batch
+from wal.environment import Environment
+from wal.journal import Entry, Journal
+
+ROOT = Path(__file__).parents[3]
+CLUSTER, REPLICA = "0" * 32, "r1"
+MAP_SIZE_BYTES = 64 << 20
+
+
+class Made(NamedTuple):
+    """What was written where, and what it must come to; `states` and `digests` are those after each entry."""
+
+    directory: Path
+    entries: tuple[Entry, ...]
+    states: tuple[State, ...]
+    digests: tuple[bytes, ...]
+
+    @property
+    def state(self) -> State:
+        return self.states[-1]
+
+    @property
+    def applied_digest(self) -> str:
+        return self.digests[-1].hex()
+
+    @property
+    def state_digest(self) -> str:
+        return state_digest(self.state).hex()
+
+    def image(self, index: int) -> Image:
+        """Return the image after entry `index`."""
+        return Image(
+            state=self.states[index - 1],
+            index=index,
+            term=self.entries[index - 1].term,
+            chain_digest=self.digests[index - 1],
+        )
+
+
+def lived() -> list[Batch]:
+    """Return the batches of a cluster that ran jobs: some finished, some wait, one command was refused."""
+    world = World({"fast": 100, "slow": 1_000}, nodes=2)
+    first = world.submit("capacity=60")
+    second = world.submit("capacity=60", who="bob")
+    world.submit("capacity=10 pool=slow")
+    world.try_submit("capacity=5000")
+    world.finish(first)
+    world.advance(5)
+    world.done(second)
+    world.submit("capacity=90", priority=9)
+    return world.ledger
+
+
+def make(directory: Path) -> Made:
+    """Write the ledger of `lived` into `directory`/wal, closed afterwards as by a replica that was stopped."""
+    batches = lived()
+    data = [NO_OP, *map(encode_batch, batches[:3])]
+    # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.
+    data += [encode_batch(msgspec.structs.replace(batches[1], at=batches[2].at)), NO_OP]
+    data += [encode_batch(batch) for batch in batches[3:]]
+    entries = tuple(Entry(index, 1 if index < 6 else 2, one) for index, one in enumerate(data, start=1))
+    state = EMPTY
+    states = []
+    by_data = {encode_batch(batch): batch for batch in batches}
+    for entry in entries:
+        batch = by_data.get(entry.data)
+        state = state if batch is None else settle(state, batch) or state
+        states.append(state)
+    with Environment.open(
+        directory / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
+    ) as environment:
+        journal = Journal(environment)
+        journal.set_term(2, REPLICA)
+        journal.append(entries)
+        journal.set_commit(len(entries))
+        digests = [journal.record_applied(entry, after.revision) for entry, after in zip(entries, states, strict=True)]
+        journal.sync()
+        return Made(directory, entries, tuple(states), tuple(digests))
+
+
+def typed(*words: object) -> Result:
+    """Type an audit command in this process."""
+    return CliRunner().invoke(audit, [str(word) for word in words], env={"FOREBAY_CONFIG": None})
+
+
+def real(*words: object, module: str = "cluster.cli", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

@@ -1,0 +1,253 @@
+"""Audits of a real ledger: the same digest however it is folded, and every damage found by name."""
+
+from pathlib import Path
+
+import lmdb
+import msgspec
+import pytest
+
+from cluster.audit.entries import BATCH, NO_OP, VOID
+from cluster.cli.exits import ExitCode
+from cluster.client.views import LedgerEntryView, SnapshotView
+from replica.settle import settle, settle_entry
+from replica.state import EMPTY
+from replica.state_digest import state_digest
+from snapshots.seal import write_snapshot
+from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, lived, make, real, typed
+from tests.wal.support import edit
+from wal.codec import encode_batch
+from wal.environment import Environment
+from wal.journal import Entry, Journal
+from wal.records import ENTRIES, index_key
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(tmp_path_factory.mktemp("r1"))
+
+
+def test_replaying_from_nothing_gives_the_state_and_the_digest_of_the_replica(made: Made) -> None:
+    result = typed("ledger", "replay", "--data", made.directory, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = msgspec.json.decode(result.stdout)
+    assert found["revision"] == made.state.revision
+    assert found["state_digest"] == made.state_digest
+    assert found["ledger_digest"] == made.applied_digest
+    assert (found["first_index"], found["last_index"], found["entries"]) == (1, len(made.entries), len(made.entries))
+    assert (found["no_ops"], found["void_batches"]) == (2, 1)
+    assert found["batches"] == len(made.entries) - 3
+
+
+@pytest.mark.parametrize("seed", ["1", "4242"])
+def test_the_digest_is_the_same_in_another_process_whatever_its_hash_seed(made: Made, seed: str) -> None:
+    found = real("ledger", "replay", "--data", made.directory, "--expect", made.state_digest, PYTHONHASHSEED=seed)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert made.state_digest in found.stdout
+
+
+def test_the_replay_of_every_revision_is_the_state_at_that_moment(made: Made) -> None:
+    state = EMPTY
+    for batch in lived():
+        for record in batch.entries:
+            state = settle_entry(state, record, batch.at)
+            found = typed("ledger", "replay", "--data", made.directory, "--at", state.revision, "--json")
+            assert msgspec.json.decode(found.stdout)["state_digest"] == state_digest(state).hex()
+    assert state == made.state
+
+
+def test_a_revision_inside_a_batch_can_be_replayed(tmp_path: Path) -> None:
+    batches = lived()
+    state = EMPTY
+    for batch in batches[:4]:
+        state = settle(state, batch) or state
+    records = tuple(record for batch in batches[4:6] for record in batch.entries)
+    merged = msgspec.structs.replace(batches[4], entries=records, at=batches[4].at)
+    middle = settle_entry(state, records[0], merged.at)
+    with Environment.open(
+        tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
+    ) as environment:
+        journal = Journal(environment)
+        journal.set_term(1, REPLICA)
+        data = [encode_batch(batch) for batch in [*batches[:4], merged]]
+        journal.append([Entry(index, 1, one) for index, one in enumerate(data, start=1)])
+        journal.set_commit(len(data))
+        revision = 0
+        for index, batch in enumerate([*batches[:4], merged], start=1):
+            revision += len(batch.entries)
+            journal.record_applied(journal.entry(index), revision)
+        journal.sync()
+    found = typed("ledger", "replay", "--data", tmp_path, "--at", middle.revision, "--json")
+    assert msgspec.json.decode(found.stdout)["state_digest"] == state_digest(middle).hex()
+    assert len(merged.entries) > 1
+
+
+@pytest.mark.parametrize("at", [999_999, 10**15])
+def test_a_revision_that_is_not_settled_is_not_found(made: Made, at: int) -> None:
+    result = typed("ledger", "replay", "--data", made.directory, "--at", at)
+    assert result.exit_code == ExitCode.NOT_FOUND
+    assert f"the last one is {made.state.revision}" in result.stderr
+
+
+def test_another_digest_than_expected_is_a_failed_verification(made: Made) -> None:
+    assert typed("ledger", "replay", "--data", made.directory, "--expect", made.state_digest[:16]).exit_code == 0
+    result = typed("ledger", "replay", "--data", made.directory, "--expect", "00" * 32)
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert made.state_digest in result.stderr
+    assert typed("ledger", "replay", "--data", made.directory, "--expect", "xyz").exit_code == ExitCode.BAD_INPUT
+
+
+def test_verifying_recomputes_the_chain(made: Made) -> None:
+    result = typed("ledger", "verify", "--data", made.directory / "wal", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = msgspec.json.decode(result.stdout)
+    assert found == {
+        "verified": True,
+        "entries": len(made.entries),
+        "first_index": 1,
+        "last_index": len(made.entries),
+        "revision": made.state.revision,
+        "ledger_digest": made.applied_digest,
+        "missing": [],
+    }
+
+
+@pytest.mark.parametrize("command", [["verify"], ["replay"], ["dump"]])
+def test_one_flipped_bit_is_found_by_every_command(tmp_path: Path, command: list[str]) -> None:
+    made = make(tmp_path)
+
+    def flip(transaction: lmdb.Transaction, tables: dict[bytes, lmdb._Database]) -> None:
+        key = index_key(4)
+        value = bytearray(transaction.get(key, db=tables[ENTRIES]) or b"")
+        value[-1] ^= 1
+        transaction.put(key, bytes(value), db=tables[ENTRIES])
+
+    edit(tmp_path / "wal", flip)
+    result = typed("ledger", *command, "--data", made.directory)
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert "entry 4" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_dump_is_one_json_line_for_each_entry_and_names_what_each_is(made: Made) -> None:
+    result = typed("ledger", "dump", "--data", made.directory)
+    rows = [msgspec.json.decode(line, type=LedgerEntryView) for line in result.stdout.splitlines()]
+    assert [row.index for row in rows] == list(range(1, len(made.entries) + 1))
+    assert [row.kind for row in rows[:6]] == [NO_OP, BATCH, BATCH, BATCH, VOID, NO_OP]
+    assert rows[-1].digest == made.applied_digest
+    assert rows[-1].revision == made.state.revision
+    assert rows[1].records[0]["events"][0]["event"] == "cluster_founded"
+    refused = [record for row in rows for record in row.records if record["refusal"] is not None]
+    assert [record["command"] for record in refused] == ["submit_job"]
+
+
+def test_a_dump_can_begin_and_end_anywhere(made: Made) -> None:
+    whole = typed("ledger", "dump", "--data", made.directory).stdout.splitlines()
+    assert (
+        typed("ledger", "dump", "--data", made.directory, "--from", 3, "--limit", 2).stdout.splitlines() == whole[2:4]
+    )
+    assert typed("ledger", "dump", "--data", made.directory, "--from", 999).stdout == ""
+
+
+def test_a_replica_that_is_running_can_be_audited_from_outside(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    with Environment.open(
+        tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=False
+    ) as environment:
+        assert Journal(environment).applied_index == len(made.entries)
+        found = real("ledger", "replay", "--data", tmp_path, "--expect", made.state_digest)
+        assert (found.returncode, found.stderr) == (0, "")
+        assert real("ledger", "verify", "--data", tmp_path).returncode == 0
+
+
+def test_an_audit_changes_nothing_in_the_directory(made: Made) -> None:
+    before = (made.directory / "wal" / "data.mdb").read_bytes()
+    for command in ("verify", "replay", "dump"):
+        assert typed("ledger", command, "--data", made.directory).exit_code == 0
+    assert (made.directory / "wal" / "data.mdb").read_bytes() == before
+
+
+def test_history_that_is_not_held_here_is_named_and_can_be_bridged_by_a_snapshot(made: Made, tmp_path: Path) -> None:
+    index = 7
+    image = made.image(index)
+    with Environment.open(
+        tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
+    ) as environment:
+        journal = Journal(environment)
+        journal.set_term(2, None)
+        journal.reset_to(index, image.term, image.chain_digest, image.state.revision)
+        journal.append(made.entries[index:])
+        journal.set_commit(len(made.entries))
+        for entry, after in zip(made.entries[index:], made.states[index:], strict=True):
+            journal.record_applied(entry, after.revision)
+        assert journal.applied_digest == made.digests[-1]
+        journal.sync()
+    refused = typed("ledger", "replay", "--data", tmp_path)
+    assert refused.exit_code == ExitCode.NOT_FOUND
+    assert f"does not hold the entries 1 to {index}" in refused.stderr
+    assert "--from-snapshot" in refused.stderr
+    verified = typed("ledger", "verify", "--data", tmp_path, "--json")
+    assert msgspec.json.decode(verified.stdout)["missing"][0]["last_index"] == index
+    (tmp_path / "snapshots").mkdir()
+    snapshot = write_snapshot(tmp_path / "snapshots", image)
+    bridged = typed("ledger", "replay", "--data", tmp_path, "--from-snapshot", snapshot, "--expect", made.state_digest)
+    assert (bridged.exit_code, bridged.stderr) == (0, "")
+
+
+def test_a_snapshot_of_another_history_is_refused(made: Made, tmp_path: Path) -> None:
+    image = made.image(7)
+    snapshot = write_snapshot(tmp_path, msgspec.structs.replace(image, chain_digest=bytes(32)))
+    result = typed("ledger", "replay", "--data", made.directory, "--from-snapshot", snapshot)
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert "not that of this ledger" in result.stderr
+
+
+def test_a_snapshot_is_inspected_and_its_free_capacity_is_shown(made: Made, tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, made.image(len(made.entries)))
+    for words in ([], ["--check"]):
+        result = typed("snapshot", "inspect", path, "--json", *words)
+        assert (result.exit_code, result.stderr) == (0, "")
+        view = msgspec.json.decode(result.stdout, type=SnapshotView)
+        assert (view.index, view.revision, view.jobs) == (len(made.entries), made.state.revision, len(made.state.jobs))
+        free = {name: pool.usable_bytes - made.state.held_bytes.get(name, 0) for name, pool in made.state.pools.items()}
+        assert {pool.name: pool.free_bytes for pool in view.pools} == free
+    shown = typed("snapshot", "inspect", path)
+    assert f"Revision   {made.state.revision}" in shown.stdout
+
+
+def test_a_damaged_snapshot_is_a_failed_verification_and_a_missing_one_is_not_found(made: Made, tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, made.image(7))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    damaged = typed("snapshot", "inspect", path)
+    assert damaged.exit_code == ExitCode.VERIFICATION_FAILED
+    assert str(path) in damaged.stderr
+    assert typed("snapshot", "inspect", tmp_path / "none").exit_code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        ([], ExitCode.BAD_INPUT, "--data"),
+        (["--data", "x", "--name", "r1"], ExitCode.BAD_INPUT, "either"),
+        (["--data", "/nonexistent/r1"], ExitCode.NOT_FOUND, "there is no ledger"),
+    ],
+)
+def test_a_ledger_that_is_not_there_is_said_in_a_sentence(words: list[str], code: ExitCode, expected: str) -> None:
+    for command in ("verify", "replay", "dump"):
+        result = typed("ledger", command, *words)
+        assert result.exit_code == code
+        assert expected in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_the_replica_of_the_configuration_is_found_by_name(tmp_path: Path) -> None:
+    assert real("init", tmp_path / "c").returncode == 0
+    config = tmp_path / "c" / "forebay.toml"
+    made = make(tmp_path / "c" / "r1")
+    found = real("--config", config, "ledger", "verify", "--name", "r1")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert made.applied_digest in found.stdout
+    unknown = real("--config", config, "ledger", "verify", "--name", "r9")
+    assert unknown.returncode == ExitCode.BAD_INPUT
+    assert "there is no replica 'r9'" in unknown.stderr

@@ -1,0 +1,358 @@
+"""The proposer's laws, with a consensus that commits when the test says so."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from cluster.clock import ManualClock
+from cluster.config import Config
+from cluster.proposer import (
+    BATCHES_IN_FLIGHT_MAX,
+    QUEUE_COMMANDS_MAX,
+    Answer,
+    CannotDecide,
+    NotLeading,
+    OutcomeUnknown,
+    QueueFull,
+)
+from replica import commands as c
+from replica.commit import Batch
+from replica.directives import parse_request
+from replica.jobs import Hold, JobSpec
+from replica.limits import COMMANDS_PER_BATCH_MAX
+from replica.policy import Policy
+from replica.refusals import RefusalCode
+from replica.units import Instant, seconds
+from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
+
+OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
+ALICE = c.Actor(c.ActorRole.USER, "alice")
+START = Instant(1_750_000_000_000_000)
+_numbers = itertools.count(1)
+
+
+def command_id() -> bytes:
+    number = next(_numbers)
+    return (START // 1000).to_bytes(6, "big") + b"\x70\x00\x80" + number.to_bytes(7, "big")
+
+
+def submission(rig: Rig, **changes: object) -> c.SubmitJob:
+    workdir = str(rig.config.file.parent / "out")
+    fields = {"name": "job", "user": "alice", "script": PLAIN, "workdir": workdir, "time_limit_s": 60, **changes}
+    hold = fields.pop("hold", Hold.USER)
+    spec = JobSpec(**fields)  # type: ignore[arg-type]
+    return c.SubmitJob(spec, parse_request(spec.script), hold)  # type: ignore[arg-type]
+
+
+def submit(rig: Rig, id_: bytes | None = None, **changes: object) -> Answer:
+    return rig.controller.submit(c.Request(id_ or command_id(), ALICE, submission(rig, **changes)))
+
+
+def batches(rig: Rig) -> list[Batch]:
+    """Every batch in the journal after the founding one, committed or not."""
+    found = []
+    for index in range(rig.engine.journal.applied_index + 1, rig.engine.journal.last_index + 1):
+        from wal.codec import decode_batch
+
+        found.append(decode_batch(rig.engine.journal.entry(index).data))
+    return found
+
+
+def manual(config: Config) -> Rig:
+    return Rig(config, automatic=False, clock=ManualClock(START))
+
+
+@story
+async def test_up_to_four_batches_are_in_flight_and_their_answers_come_in_order(config: Config) -> None:
+    async with manual(config) as rig:
+        answers: list[Answer] = []
+        for _ in range(BATCHES_IN_FLIGHT_MAX + 2):
+            answers.append(submit(rig))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert rig.controller.proposer.batches_in_flight == BATCHES_IN_FLIGHT_MAX
+        assert rig.controller.proposer.queued == 2
+        bases = [batch.base for batch in batches(rig)]
+        assert bases == sorted(bases) and len(set(bases)) == BATCHES_IN_FLIGHT_MAX
+        assert not any(answer.done() for answer in answers)
+        order: list[int] = []
+        for number, answer in enumerate(answers):
+            answer.add_done_callback(lambda _, number=number: order.append(number))
+        for committed in range(1, BATCHES_IN_FLIGHT_MAX + 1):
+            rig.engine.commit(1)
+            await asyncio.sleep(0)
+            assert [answer.done() for answer in answers[:BATCHES_IN_FLIGHT_MAX]] == [
+                number < committed for number in range(BATCHES_IN_FLIGHT_MAX)
+            ]
+        await until(lambda: rig.controller.proposer.queued == 0)
+        rig.engine.commit()
+        await asyncio.gather(*answers)
+        assert order == sorted(order)
+        assert [answer.result().job for answer in answers] == list(range(1, len(answers) + 1))
+
+
+@story
+async def test_commands_that_come_together_share_one_batch(config: Config) -> None:
+    async with manual(config) as rig:
+        answers = [submit(rig) for _ in range(50)]
+        await until(lambda: rig.engine.uncommitted == 1)
+        (batch,) = batches(rig)
+        assert sum(1 for entry in batch.entries if entry.command == "submit_job") == 50
+        rig.engine.commit()
+        revisions = [(await answer).revision for answer in answers]
+        assert revisions == list(range(batch.base + 1, batch.base + 51))
+
+
+@story
+async def test_a_batch_obeys_its_bounds_of_count_and_bytes(config: Config) -> None:
+    async with manual(config) as rig:
+        answers = [submit(rig) for _ in range(COMMANDS_PER_BATCH_MAX + 10)]
+        big = "#!/bin/sh\n" + "#" * 200_000
+        answers += [submit(rig, script=big) for _ in range(12)]
+        await until(lambda: rig.controller.proposer.queued == 0 or rig.engine.uncommitted == 4)
+        sizes = [len(rig.engine.journal.entry(index).data) for index in range(3, rig.engine.last_index + 1)]
+        counts = [len(batch.entries) for batch in batches(rig)]
+        assert max(counts) <= COMMANDS_PER_BATCH_MAX
+        assert max(sizes) <= 1024 * 1024
+        assert counts[0] >= COMMANDS_PER_BATCH_MAX - 1
+        while not all(answer.done() for answer in answers):
+            rig.engine.commit()
+            await asyncio.sleep(0)
+        assert [answer.result().job for answer in answers] == list(range(1, len(answers) + 1))
+
+
+@story
+async def test_a_refusal_rides_in_a_batch_and_changes_nothing_else(config: Config) -> None:
+    async with manual(config) as rig:
+        before = rig.controller.state
+        answer = submit(rig, user="bob")
+        await until(lambda: rig.engine.uncommitted == 1)
+        assert not answer.done()
+        (batch,) = batches(rig)
+        (entry,) = batch.entries
+        assert entry.events == () and entry.refusal is not None
+        assert entry.refusal.code is RefusalCode.PERMISSION_DENIED
+        rig.engine.commit()
+        settled = await answer
+        assert settled.refusal == entry.refusal
+        after = rig.controller.state
+        assert after.revision == before.revision + 1
+        assert (after.jobs, after.buffers, after.next_job) == (before.jobs, before.buffers, before.next_job)
+
+
+@story
+async def test_a_full_queue_refuses_at_once_and_takes_commands_again_when_it_has_drained(config: Config) -> None:
+    async with manual(config) as rig:
+        taken: list[Answer] = []
+        with pytest.raises(QueueFull):
+            for _ in range(QUEUE_COMMANDS_MAX + 1):
+                taken.append(submit(rig))
+        assert len(taken) == QUEUE_COMMANDS_MAX
+        assert rig.controller.proposer.counts.queue_full == 1
+        while not all(answer.done() for answer in taken):
+            rig.engine.commit()
+            await asyncio.sleep(0)
+        again = submit(rig)
+        await until(lambda: rig.engine.uncommitted > 0)
+        rig.engine.commit()
+        assert (await again).job == QUEUE_COMMANDS_MAX + 1
+
+
+@story
+async def test_a_queue_is_bounded_in_bytes_too(config: Config) -> None:
+    async with manual(config) as rig:
+        big = "#!/bin/sh\n" + "#" * 250_000
+        taken = 0
+        with pytest.raises(QueueFull):
+            for _ in range(QUEUE_COMMANDS_MAX):
+                submit(rig, script=big)
+                taken += 1
+        assert 200 < taken < 300
+
+
+@story
+async def test_a_retry_of_what_is_queued_in_flight_or_applied_gets_the_first_answer_and_no_second_entry(
+    config: Config,
+) -> None:
+    async with manual(config) as rig:
+        id_ = command_id()
+        first, twin = submit(rig, id_), submit(rig, id_)
+        await until(lambda: rig.engine.uncommitted == 1)
+        in_flight = submit(rig, id_)
+        await asyncio.sleep(0.01)
+        assert rig.engine.uncommitted == 1
+        rig.engine.commit()
+        late = submit(rig, id_)
+        settled = [await answer for answer in (first, twin, in_flight, late)]
+        assert {answer.revision for answer in settled} == {settled[0].revision}
+        assert {answer.job for answer in settled} == {1}
+        assert [answer.fresh for answer in settled] == [True, False, False, False]
+        assert rig.engine.uncommitted == 0
+        assert len(rig.controller.state.jobs) == 1
+
+
+@story
+async def test_a_retry_of_a_refused_command_gets_the_same_refusal(config: Config) -> None:
+    async with manual(config) as rig:
+        id_ = command_id()
+        first = submit(rig, id_, user="bob")
+        await until(lambda: rig.engine.uncommitted == 1)
+        rig.engine.commit()
+        again = submit(rig, id_)
+        assert (await again).refusal == (await first).refusal
+        assert rig.engine.uncommitted == 0
+
+
+@story
+async def test_losing_leadership_leaves_what_is_in_flight_unknown_and_what_is_queued_undone(config: Config) -> None:
+    async with manual(config) as rig:
+        in_flight = []
+        for _ in range(BATCHES_IN_FLIGHT_MAX):
+            in_flight.append(submit(rig))
+            await until(lambda: rig.engine.uncommitted == len(in_flight))  # noqa: B023
+        queued = submit(rig)
+        await asyncio.sleep(0.01)
+        rig.engine.depose("r2")
+        for answer in in_flight:
+            with pytest.raises(OutcomeUnknown):
+                await answer
+        with pytest.raises(NotLeading) as lost:
+            await queued
+        assert lost.value.leader == "r2"
+        with pytest.raises(NotLeading):
+            submit(rig)
+
+
+@story
+async def test_after_an_unknown_outcome_the_same_id_happens_once_whether_the_entry_was_kept_or_lost(
+    config: Config,
+) -> None:
+    for lose in (True, False):
+        async with manual(config) as rig:
+            before = len(rig.controller.state.jobs)
+            id_ = command_id()
+            answer = submit(rig, id_)
+            await until(lambda: rig.engine.uncommitted == 1)  # noqa: B023
+            rig.engine.depose(lose=lose)
+            with pytest.raises(OutcomeUnknown):
+                await answer
+            rig.engine.lead()
+            again = submit(rig, id_)
+            await asyncio.sleep(0.01)
+            rig.engine.commit()
+            settled = await again
+            assert settled.fresh is lose
+            assert len(rig.controller.state.jobs) == before + 1
+            assert settled.job == before + 1
+
+
+@story
+async def test_the_clock_of_batches_never_goes_back_when_the_leaders_does(config: Config) -> None:
+    async with manual(config) as rig:
+        assert isinstance(rig.clock, ManualClock)
+        submit(rig)
+        await until(lambda: rig.engine.uncommitted == 1)
+        rig.clock.set_wall(Instant(START - seconds(3600)))
+        submit(rig)
+        await until(lambda: rig.engine.uncommitted == 2)
+        first, second = batches(rig)
+        assert second.at >= first.at == START
+        rig.engine.commit()
+
+
+@story
+async def test_a_batch_that_decides_something_ends_with_a_scheduling_pass_of_the_controller(config: Config) -> None:
+    async with manual(config) as rig:
+        node = c.Actor(c.ActorRole.AGENT, "n1")
+        rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "instance", "disk")))
+        submit(rig, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: rig.engine.uncommitted == 1)
+        (batch,) = batches(rig)
+        assert [entry.command for entry in batch.entries] == ["register_node", "submit_job", "run_scheduling_pass"]
+        assert batch.entries[-1].actor == c.CONTROLLER and batch.entries[-1].id == b""
+        rig.engine.commit()
+        assert rig.controller.state.buffers[1].state.word == "staging-in"
+
+
+@story
+async def test_an_idle_leader_proposes_nothing(config: Config) -> None:
+    async with manual(config) as rig:
+        last = rig.engine.last_index
+        rig.controller.proposer.schedule()
+        await asyncio.sleep(0.05)
+        assert rig.engine.last_index == last
+
+
+@story
+async def test_what_is_due_by_time_alone_is_done_when_its_time_has_come(config: Config) -> None:
+    async with Rig(config, automatic=True) as rig:
+        node = c.Actor(c.ActorRole.AGENT, "n1")
+        id_ = bytes.fromhex(rig.new_id())
+        await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
+        begin_at = Instant(rig.clock.now() + 300_000)
+        answer = rig.controller.submit(
+            c.Request(
+                bytes.fromhex(rig.new_id()), ALICE, submission(rig, script=SCRIPT, hold=Hold.NONE, begin_at=begin_at)
+            )
+        )
+        job = (await answer).job
+        assert rig.controller.state.buffers[job].state.word == "pending"
+        await until(lambda: rig.controller.state.buffers[job].state.word == "staging-in")
+        assert rig.controller.state.at >= begin_at
+
+
+@story
+async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carries_on(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poison command must not stop one leader after the other (hazard H6 by another door)."""
+    import cluster.proposer as module
+
+    real = module.decide
+
+    def decide(state: object, request: c.Request, at: Instant) -> object:
+        if isinstance(request.command, c.HoldJob):
+            raise ZeroDivisionError("poison")
+        return real(state, request, at)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "decide", decide)
+    async with manual(config) as rig:
+        poison = rig.controller.submit(c.Request(command_id(), ALICE, c.HoldJob(1)))
+        good = submit(rig)
+        with pytest.raises(CannotDecide):
+            await poison
+        rig.engine.commit()
+        assert (await good).job == 1
+
+
+@story
+async def test_a_fault_in_the_proposer_itself_stops_the_replica(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cluster.proposer as module
+
+    def encode(batch: object) -> bytes:
+        raise MemoryError("no room")
+
+    async with manual(config) as rig:
+        monkeypatch.setattr(module, "encode_batch", encode)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        submit(rig)
+        await until(lambda: bool(rig.failures))
+        (error,) = rig.failures
+        assert isinstance(error, MemoryError)
+        rig.failures.clear()
+
+
+@story
+async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: Config) -> None:
+    async with Rig(config) as rig:
+        state = rig.controller.state
+        assert state.cluster_id == config.cluster.id
+        assert state.policy == config.policy != Policy()
+        assert sorted(state.pools) == ["fast", "wide"]
+        revision = state.revision
+        await rig.restart()
+        assert rig.controller.state.revision == revision
