@@ -1,9 +1,9 @@
 """Kills one process of the cluster at a random moment of the main job, again and again. Run by scripts/drill.
 
-Each round submits jobs, waits a random time, sends SIGKILL to one process drawn at random (a replica, an agent, an operation
-of an agent, the supervisor of a running script, or the script itself), starts replicas and agents again, and waits until
-every job is over. Then: every acknowledged submit is there, no script was started or run to its end twice, jobs whose
-process was not the victim brought back what they must, and all space is free again.
+Each round submits jobs, waits a random time, sends SIGKILL to one process drawn at random (a replica, an agent, an
+operation of an agent, the supervisor of a running script, or the script itself), starts replicas and agents again, and
+waits until every job is over. Then: every acknowledged submit is there, no script was started or run to its end twice,
+jobs whose process was not the victim brought back what they must, and all space is free again.
 """
 
 import argparse
@@ -31,9 +31,10 @@ COPY_RATE = "8MiB"
 NUMBERS = 300_000
 JOBS = ("sum", "sort", "words", "digest", "histogram", "sum")
 MOMENT_S = 7.0
-"""The kill comes at a moment between 0 and this, seconds after the first submit: about as long as a round's jobs take."""
+"""The kill comes between 0 and this, seconds after the first submit: about as long as a round's jobs take."""
 ROUND_TIMEOUT_S = 90.0
 PROCESSES = {"operation": "cluster.agent.worker", "supervisor": "cluster.agent.step", "script": "/script"}
+NOBODY = "nobody killed: there was no such process at that moment"
 VICTIMS = (*REPLICAS, *AGENTS, *PROCESSES)
 
 
@@ -56,13 +57,15 @@ class Drill:
         self.cluster.start_all()
         async with self.cluster.client(USER, deadline_s=30) as client:
             await client.members(deadline_s=30)
-            for number in range(1, rounds + 1):
+            while self.victims.total() < rounds:
                 started = time.monotonic()
                 victim = await self.round(client)
+                took = f"all held after {time.monotonic() - started:.1f} s"
+                if victim == NOBODY:
+                    print(f"           {victim}; {took}", flush=True)
+                    continue
                 self.victims[victim.split()[0]] += 1
-                print(
-                    f"round {number:3}: killed {victim}; all held after {time.monotonic() - started:.1f} s", flush=True
-                )
+                print(f"round {self.victims.total():3}: killed {victim}; {took}", flush=True)
             _, status = await verify.same_digest(self.cluster, client)
             print(await verify.ran_once(client, self.workload, self.acknowledged, all_complete=False))
             print(verify.replayed(self.cluster, status))
@@ -103,7 +106,7 @@ class Drill:
         return job.job_id
 
     async def kill(self, wanted: str, moment_s: float, client: Client) -> tuple[str, set[int]]:
-        """Kill `wanted` after `moment_s`, or as soon as there is one; return what was killed and the jobs it takes along."""
+        """Kill `wanted` after `moment_s`, or as soon as there is one; return what it was and the jobs it takes along."""
         await asyncio.sleep(moment_s)
         if wanted in PROCESSES:
             return await self.kill_process(wanted)
@@ -131,7 +134,7 @@ class Drill:
                     os.kill(pid, signal.SIGKILL)
                     return f"{kind} (pid {pid}, job {job or '?'})", set() if kind == "operation" else {job}
             await asyncio.sleep(0.02)
-        return f"{kind}: there was none to kill", set()
+        return NOBODY, set()
 
     async def wait_over(self, client: Client, jobs: list[int]) -> dict:
         """Wait until the jobs are over and return them; a job that is not there was lost."""

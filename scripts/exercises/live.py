@@ -125,10 +125,11 @@ class Picture:
         for member in self.members:
             role = member.role if self.leader else "?"
             style = "bold green" if role == "leader" else ("red" if not member.reachable else "")
+            lag = "-" if member.lag_entries is None else str(member.lag_entries)
+            shown = role if member.reachable else "unreachable"
             members.add_row(
-                member.name, role if member.reachable else "unreachable", str(member.term or "-"),
-                str(member.applied_index or "-"), "-" if member.lag_entries is None else str(member.lag_entries), style=style,
-            )  # fmt: skip
+                member.name, shown, str(member.term or "-"), str(member.applied_index or "-"), lag, style=style
+            )
         lead = Text(
             f"leader {self.leader}, revision {self.revision}" if self.leader else "nobody leads",
             style="bold" if self.leader else "bold red",
