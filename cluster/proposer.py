@@ -61,6 +61,22 @@ ENTRY_OVERHEAD_BYTES = 64
 ENTRIES_BYTES_MAX = BATCH_BYTES_MAX - 1024
 """The entries of one batch, bytes: what surrounds them (kind, base, instant) takes far less than the rest."""
 
+PASSES_IN_A_ROW_MAX = 64
+"""Passes that follow each other without a command, count: a plan settles after two or three; one that never does is
+slowed down to one pass in PASS_PAUSE_S rather than let fill the disk."""
+
+PASS_PAUSE_S = 1.0
+
+PASS_CHEAP_S = 0.002
+"""A pass that took less than this is run with every batch, seconds."""
+
+PASS_REST = 3
+"""After a dearer pass the leader rests from passes for this many times what it took: with 100,000 jobs waiting, deciding
+and answering commands keep three quarters of the processor."""
+
+ARM_DELAY_S = 0.02
+"""When nothing is under way, what is due next is looked for after this long, seconds: one look serves many batches."""
+
 TIMER_S_MAX = 30.0
 """The longest sleep before the next due instant is looked at again, seconds: the wall clock may be set meanwhile."""
 
@@ -158,6 +174,12 @@ class Proposer:
         self._pump_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pass_due = False
+        self._unsettled = False
+        """Whether the last pass decided something: what it made possible is for the next one."""
+        self._passes_in_a_row = 0
+        self._pass_rest_until_s = 0.0
+        self._resting: asyncio.TimerHandle | None = None
+        self._arming: asyncio.TimerHandle | None = None
         self._passed_at = NEVER
         """The instant of the last pass: what was due by then was done or could not be; looking again would not help."""
         self._leading_term = 0
@@ -205,9 +227,8 @@ class Proposer:
             self._leading_term = term
         if self.leading:
             self.schedule()
-        elif self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        else:
+            self._cancel_timers()
 
     def applied(self, index: int, term: int, state: State, *, void: bool) -> None:
         """Answer the waiters of the entry that was applied; `void` if the fence refused it."""
@@ -230,7 +251,11 @@ class Proposer:
             if self._queue or self._pass_due:
                 self._wake()
             elif not self._in_flight:
-                self._arm(state)
+                # Under load the next batch brings the next pass; here nothing else would.
+                if self._unsettled and self._passes_in_a_row < PASSES_IN_A_ROW_MAX:
+                    self.schedule()
+                else:
+                    self._arm()
 
     def installed(self) -> None:
         """React to a snapshot that replaced the state: nothing in flight can be followed any more."""
@@ -239,10 +264,10 @@ class Proposer:
     def stop(self) -> None:
         """Give up every waiter and every timer."""
         self._abandon()
-        for handle in (self._timer, self._pump_handle):
-            if handle is not None:
-                handle.cancel()
-        self._timer = self._pump_handle = None
+        self._cancel_timers()
+        if self._pump_handle is not None:
+            self._pump_handle.cancel()
+            self._pump_handle = None
 
     # The pump
 
@@ -295,10 +320,12 @@ class Proposer:
             entries.append(entry)
             decided = decided or bool(entry.events)
             waiters.append(_Waiter(waiting.answer, tentative.revision, _job_of(tentative, entry), entry.refusal, True))
-        if decided or self._pass_due:
+        if self._pass_due or (decided and self._may_pass_now()):
             entry_of_pass = self._pass(tentative, at)
             self._pass_due = False
             self._passed_at = at
+            self._unsettled = entry_of_pass is not None
+            self._passes_in_a_row = 0 if decided or not self._unsettled else self._passes_in_a_row + 1
             if entry_of_pass is not None:
                 if entries and size_bytes + _size_bytes(entry_of_pass) > ENTRIES_BYTES_MAX:
                     self._pass_due = True
@@ -307,7 +334,7 @@ class Proposer:
                     tentative = settle_entry(tentative, entry_of_pass, at)
         if not entries:
             if not self._in_flight:
-                self._arm(base)
+                self._arm()
             return
         self._propose(Batch(base.revision, at, tuple(entries)), tentative, waiters)
 
@@ -370,7 +397,7 @@ class Proposer:
                 raise
             LOGGER.exception("deciding %s of %s failed; it is not proposed", kind_of(request.command), request.actor)
             if not waiting.answer.done():
-                waiting.answer.set_exception(CannotDecide(f"{type(error).__name__}: {error}"))
+                _reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
             return None
 
     def _refuse_size(self, waiting: _Waiting, tentative: State, at: Instant, size_bytes: int) -> tuple[Entry, State]:
@@ -383,11 +410,29 @@ class Proposer:
         entry = Entry(request.id, request.actor, kind_of(request.command), (), refusal)
         return entry, settle_entry(tentative, entry, at)
 
+    def _may_pass_now(self) -> bool:
+        """Whether a pass may follow the last one already; if not, one is planned for when it may."""
+        rest_s = self._pass_rest_until_s - self._clock.monotonic_s()
+        if rest_s <= 0:
+            return True
+        if self._resting is None:
+            self._resting = asyncio.get_running_loop().call_later(rest_s, self._rested)
+        return False
+
+    def _rested(self) -> None:
+        self._resting = None
+        if self.leading:
+            self.schedule()
+
     def _pass(self, tentative: State, at: Instant) -> Entry | None:
         if tentative.revision == 0:
             return None
         request = Request(b"", CONTROLLER, RunSchedulingPass())
+        started_s = self._clock.monotonic_s()
         outcome = decide(tentative, request, at)
+        ended_s = self._clock.monotonic_s()
+        cost_s = ended_s - started_s
+        self._pass_rest_until_s = ended_s + PASS_REST * cost_s if cost_s > PASS_CHEAP_S else ended_s
         if isinstance(outcome, Refusal):
             raise AssertionError(f"a scheduling pass was refused: {outcome.sentence}")
         if not outcome.events:
@@ -396,30 +441,42 @@ class Proposer:
 
     # Time
 
-    def _arm(self, state: State) -> None:
-        """Have the next pass by time alone when it is due."""
+    def _arm(self) -> None:
+        """Have the next pass by time alone when it is due; what is due is looked for a moment later."""
+        if self._arming is None:
+            self._arming = asyncio.get_running_loop().call_later(ARM_DELAY_S, self._time_passed)
+
+    def _time_passed(self) -> None:
+        """Run the pass that is due, or sleep until the next one is."""
+        self._arming = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = next_due(state, self._passed_at)
-        if due is None:
-            return
-        wait_s = (due - self._clock.now()) / MICROSECONDS_PER_SECOND
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, min(wait_s, TIMER_S_MAX)), self._time_passed)
-
-    def _time_passed(self) -> None:
-        self._timer = None
         try:
-            if not self.leading or self._in_flight:
+            if not self.leading or self._in_flight or self._queue:
+                # Whoever ends that arms again.
                 return
-            state = self._applied()
-            due = next_due(state, self._passed_at)
-            if due is not None and due <= self._clock.now():
+            loop = asyncio.get_running_loop()
+            if self._unsettled:
+                LOGGER.error("the scheduler has not settled after %d passes; it goes on slowly", self._passes_in_a_row)
+                self._timer = loop.call_later(PASS_PAUSE_S, self.schedule)
+                return
+            due = next_due(self._applied(), self._passed_at)
+            if due is None:
+                return
+            wait_s = (due - self._clock.now()) / MICROSECONDS_PER_SECOND
+            if wait_s <= 0:
                 self.schedule()
             else:
-                self._arm(state)
+                self._timer = loop.call_later(min(wait_s, TIMER_S_MAX), self._time_passed)
         except Exception as error:
             self._fail(error)
+
+    def _cancel_timers(self) -> None:
+        for handle in (self._timer, self._arming, self._resting):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._arming = self._resting = None
 
     # The end of leadership
 
@@ -429,19 +486,25 @@ class Proposer:
             for waiter in flight.waiters:
                 if not waiter.answer.done():
                     self.counts.outcomes_unknown += 1
-                    waiter.answer.set_exception(OutcomeUnknown("leadership was lost while the command was under way"))
+                    _reject(waiter.answer, OutcomeUnknown("leadership was lost while the command was under way"))
         if not self.leading:
             queue, self._queue = self._queue, deque()
             self._queue_bytes = 0
             for waiting in queue:
                 if not waiting.answer.done():
-                    waiting.answer.set_exception(NotLeading(self._engine.leader))
+                    _reject(waiting.answer, NotLeading(self._engine.leader))
 
 
 def _resolve(answer: Answer, settled: Settled) -> None:
     # The waiter may have gone, by its deadline or its connection: the command stands all the same.
     if not answer.done():
         answer.set_result(settled)
+
+
+def _reject(answer: Answer, error: Exception) -> None:
+    answer.set_exception(error)
+    # Read once here: where the waiter has gone, asyncio would report the exception as forgotten.
+    answer.exception()
 
 
 def _job_of(state: State, entry: Entry) -> int:

@@ -132,9 +132,14 @@ class OperationDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class OperationFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """A stage-in, post-run, stage-out or teardown failed; `message` says why, in words."""
+    """A stage-in, post-run, stage-out or teardown failed; `message` says why, in words.
+
+    `final`: what is wrong does not go away by itself (a source that does not exist), so it is not tried again until
+    somebody releases the job.
+    """
 
     message: str
+    final: bool = False
 
 
 class ScriptStarted(msgspec.Struct, frozen=True, tag="started"):

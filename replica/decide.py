@@ -343,7 +343,7 @@ def _report_operation(state: State, actor: c.Actor, command: c.ReportOperation, 
         if isinstance(result, c.OperationDone):
             return Accepted(succeeded(job, buffer, stage, result.files, result.size_bytes, result.digest))
         if isinstance(result, c.OperationFailed):
-            return Accepted(failed(state, job, stage, result.message, at))
+            return Accepted(failed(state, job, stage, result.message, at, final=result.final))
     return Refusal(
         RefusalCode.INVALID_FIELD,
         f"a {type(result).__name__} is no answer to {stage.word}",

@@ -56,7 +56,7 @@ def _hold(job: Job) -> Verdict | None:
     if job.message:
         return Verdict(
             job.message,
-            "an operation failed and its retries are used up; release the job to try again, or cancel it",
+            "an operation failed and is not tried again by itself; release the job to try again, or cancel it",
             (("failures", str(job.failures)),),
         )
     reason = Reason.JOB_HELD_USER if job.hold is Hold.USER else Reason.JOB_HELD_ADMIN

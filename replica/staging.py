@@ -61,14 +61,17 @@ def timeout_at(policy: Policy, job: Job, buffer: Buffer | None) -> Instant:
     return Instant(job.order_at + seconds(timeout_s(policy, stage)))
 
 
-def failed(state: State, job: Job, stage: e.Stage, message: str, at: Instant) -> tuple[e.Event, ...]:
+def failed(
+    state: State, job: Job, stage: e.Stage, message: str, at: Instant, *, final: bool = False
+) -> tuple[e.Event, ...]:
     """Return what follows from a failed operation: a retry with back-off while there are retries left, then a hold.
+    A `final` failure is not retried.
 
     A failed stage-out never leads to teardown by itself, and a failed teardown keeps its space counted.
     """
     policy = state.policy
     text = failure_message(stage, message)
-    if job.failures < policy.stage_retries:
+    if job.failures < policy.stage_retries and not final:
         backoff_s = min(policy.retry_backoff_s * 2 ** min(job.failures, 32), policy.retry_backoff_max_s)
         return (e.StageFailed(job.id, stage, job.attempt, text, Instant(max(at + seconds(backoff_s), 1))),)
     events: list[e.Event] = [e.StageFailed(job.id, stage, job.attempt, text, NEVER)]

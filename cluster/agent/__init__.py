@@ -1,7 +1,7 @@
 """The process on a node that stages files in and out and runs jobs: its public face is `main`.
 
-Nothing heavy is imported here, because workers and step supervisors are started as modules of this package and must start fast.
-"""
+Nothing heavy is imported here, because workers and step supervisors are started as modules of this package and must
+start fast."""
 
 from __future__ import annotations
 

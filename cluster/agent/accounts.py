@@ -1,7 +1,7 @@
 """Whose account an operation or a script runs as, and becoming it for good.
 
-`own`: everything runs as the account of the agent. `switch`: everything that touches a job's files runs as the job's user, which needs root.
-"""
+`own`: everything runs as the account of the agent. `switch`: everything that touches a job's files runs as the job's
+user, which needs root."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Account(NamedTuple):
 
 
 def account_for(mode: Mode, user: str) -> Account:
-    """Return whom the operations of `user`'s jobs run as; AccountRefused if that user does not exist here or is root."""
+    """Return whom the operations of `user`'s jobs run as.
+
+    AccountRefused if that user does not exist here or is root.
+    """
     if mode == "own":
         try:
             found = pwd.getpwuid(os.geteuid())

@@ -1,8 +1,9 @@
-"""Which file a path names, decided by directory descriptors: never outside what the order allows, whoever moves what meanwhile.
+"""Which file a path names, decided by directory descriptors: never outside what the order allows, whoever moves what
+meanwhile.
 
-A path is walked one component at a time with O_NOFOLLOW, so no link is ever followed beneath a root and a directory that is swapped for
-a link between check and use changes nothing. The root itself is the administrator's word and may be a link.
-"""
+A path is walked one component at a time with O_NOFOLLOW, so no link is ever followed beneath a root and a directory
+that is swapped for a link between check and use changes nothing. The root itself is the administrator's word and may be
+a link."""
 
 from __future__ import annotations
 
@@ -70,7 +71,10 @@ def split(path: str, shown: str) -> tuple[str, ...]:
 
 
 def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
-    """Return where an absolute path lies beneath one of `roots` (`what` names them); PathRefused if it lies beneath none."""
+    """Return where an absolute path lies beneath one of `roots` (`what` names them).
+
+    PathRefused if it lies beneath none.
+    """
     if not path.startswith("/"):
         raise PathRefused(f"{path!r} is not an absolute path; start it with /")
     parts = split(path, path)
@@ -78,7 +82,8 @@ def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
     if not fitting:
         allowed = ", ".join(roots) if roots else "none are configured"
         raise PathRefused(
-            f"{path} lies outside the directories that {what} may use ({allowed}); use one of them, or have the administrator add it to [staging]"
+            f"{path} lies outside the directories that {what} may use ({allowed}); "
+            "use one of them, or have the administrator add it to [staging]"
         )
     root = max(fitting, key=lambda candidate: len(split(candidate, candidate)))
     try:
@@ -91,7 +96,10 @@ def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
 
 
 def inside_target(buffer: int, path: str) -> Target:
-    """Return where a path such as `$DW_JOB_STRIPED/data` lies in the buffer (an open directory, duplicated); PathRefused otherwise."""
+    """Return where a path such as `$DW_JOB_STRIPED/data` lies in the buffer (an open directory, duplicated).
+
+    PathRefused otherwise.
+    """
     head, _, rest = path.partition("/")
     name = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:] if head.startswith("$") else ""
     if name not in VARIABLES:
@@ -112,8 +120,8 @@ def _inside(buffer: int, head: str, place: tuple[str, ...], parts: tuple[str, ..
 def opened(target: Target, *, forbidden: Identity | None = None, create: bool = False) -> Iterator[int]:
     """Give a descriptor of the directory that the target names, making missing ones if `create`.
 
-    Takes the target's anchor and closes it. PathRefused names the component that is missing, a link, no directory, or `forbidden`.
-    """
+    Takes the target's anchor and closes it. PathRefused names the component that is missing, a link, no directory, or
+    `forbidden`."""
     current = target.anchor
     try:
         _refuse_forbidden(current, target.shown, forbidden)

@@ -46,7 +46,10 @@ def write_durably(
 
 
 def read_bounded(directory: int, name: str) -> bytes | None:
-    """Return what the regular file `name` holds, None if there is none; FileRefused if it is longer than any of ours."""
+    """Return what the regular file `name` holds, None if there is none.
+
+    FileRefused if it is longer than any of ours.
+    """
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:

@@ -108,7 +108,8 @@ class Home:
         if data is None:
             if os.listdir(self.buffers):
                 raise AgentFailed(
-                    f"{self.path}: there are buffers but no storage-id; put the file back, or empty buffers/ if the data may go"
+                    f"{self.path}: there are buffers but no storage-id; "
+                    "put the file back, or empty buffers/ if the data may go"
                 )
             data = uuid.uuid4().hex.encode() + b"\n"
             write_durably(self.descriptor, "storage-id", data)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 COPY_CHUNK_BYTES: Final = 1024 * 1024
-"""Bytes read at once while copying: large enough for any disk, small enough that a throttle or a signal is felt at once."""
+"""Bytes read at once while copying: large enough for any disk, small enough that a throttle or a signal is felt at
+once."""
 
 DIRECTORY_DEPTH_MAX: Final = 200
-"""Directories below each other in one transfer: each costs two descriptors, and 1,024 descriptors are a common limit."""
+"""Directories below each other in one transfer: each costs two descriptors, and 1,024 descriptors are a common
+limit."""
 
 DIRECTORY_ENTRIES_MAX: Final = 1_000_000
 """Entries of one directory, count: their names are sorted in memory, about 100 MB at this bound."""
@@ -23,7 +25,8 @@ RESULT_BYTES_MAX: Final = 64 * 1024
 """What a worker may say about its result, bytes: a message is at most 1,024 characters."""
 
 FILE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""A file of the agent's own (order, status, report), bytes: an order carries a script (256 KiB) and an environment (64 KiB), escaped."""
+"""A file of the agent's own (order, status, report), bytes: an order carries a script (256 KiB) and an environment (64
+KiB), escaped."""
 
 WORKER_GRACE_S: Final = 5.0
 """Seconds that a worker has between SIGTERM and SIGKILL: it only removes its temporary file."""
@@ -44,7 +47,8 @@ LOCK_RETRY_S: Final = 0.05
 """Seconds between two tries for a lock that a dying worker of an earlier agent still holds."""
 
 POLL_WAIT_S: Final = 10.0
-"""Seconds that a poll waits while nothing is moved: well inside the 30 s after which a silent node is marked down, even if the leader hangs."""
+"""Seconds that a poll waits while nothing is moved: well inside the 30 s after which a silent node is marked down, even
+if the leader hangs."""
 
 POLL_WHILE_MOVING_S: Final = 0.5
 """Seconds that a poll waits while data is moved, so that progress is seen."""

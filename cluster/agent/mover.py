@@ -1,9 +1,8 @@
 """Copying files so that a destination is absent, old or complete, and is what was read.
 
-Each file is written to a temporary name beside its destination, synced, read back and compared with what was read (XXH3-128), and only
-then renamed. A source that changes under the copy is read once more, then refused. Links, devices, pipes and sockets are refused by name;
-set-id bits are never copied.
-"""
+Each file is written to a temporary name beside its destination, synced, read back and compared with what was read
+(XXH3-128), and only then renamed. A source that changes under the copy is read once more, then refused. Links, devices,
+pipes and sockets are refused by name; set-id bits are never copied."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from cluster.agent.beneath import join, kind_of
+from cluster.agent.beneath import Identity, identity_of, join, kind_of
 from cluster.agent.durable import write_all
 from cluster.agent.limits import COPY_CHUNK_BYTES, COPY_TRIES_MAX, DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
 from cluster.agent.progress import Counters, SharedCounters
@@ -71,11 +70,17 @@ class Throttle:
 class Mover:
     """Copies the files of one operation and keeps its counters."""
 
-    def __init__(self, job: int, counters: SharedCounters, throttle: Throttle, *, limit_bytes: int = 0) -> None:
-        """Begin an operation of `job`; more than `limit_bytes` in all is refused (0: no limit)."""
+    def __init__(
+        self, job: int, counters: SharedCounters, throttle: Throttle, *, home: Identity, limit_bytes: int = 0
+    ) -> None:
+        """Begin an operation of `job`; more than `limit_bytes` in all is refused (0: no limit).
+
+        `home` is the agent's own directory: no tree that holds it is copied from or into it.
+        """
         self._job = job
         self._shared = counters
         self._throttle = throttle
+        self._home = home
         self._limit_bytes = limit_bytes
         self.counters = Counters()
         self._digest = xxhash.xxh3_128()
@@ -113,7 +118,7 @@ class Mover:
             path = join(shown, (name,))
             status = _status(directory, name, path)
             if stat.S_ISDIR(status.st_mode):
-                with _subdirectory(directory, name, path) as inner:
+                with self._subdirectory(directory, name, path) as inner:
                     amount = self._measure(inner, path, depth + 1)
             else:
                 _check_regular(status.st_mode, path)
@@ -136,9 +141,9 @@ class Mover:
             if not stat.S_ISDIR(status.st_mode):
                 self.copy_file(source, name, destination, name, path, target, label)
                 continue
-            with _subdirectory(source, name, path) as inner:
+            with self._subdirectory(source, name, path) as inner:
                 made = _make_directory(destination, name, target)
-                with _subdirectory(destination, name, target) as below:
+                with self._subdirectory(destination, name, target) as below:
                     self._copy_tree(inner, below, path, target, depth + 1, label)
                     if made:
                         # The owner keeps his own permissions, or nobody but root could fill or remove it.
@@ -168,7 +173,8 @@ class Mover:
                 self._publish(before)
                 if tried == COPY_TRIES_MAX:
                     raise TransferFailed(
-                        f"{source_shown} changed while it was copied, {COPY_TRIES_MAX} times; copy it when nobody writes to it"
+                        f"{source_shown} changed while it was copied, {COPY_TRIES_MAX} times; "
+                        "stage it when nobody writes to it"
                     ) from error
             except OSError as error:
                 raise TransferFailed(
@@ -216,13 +222,27 @@ class Mover:
             done = self.counters.bytes_done + len(chunk)
             if self._limit_bytes and done > self._limit_bytes:
                 raise TransferFailed(
-                    f"{shown} grew while it was copied: the transfers need more than the {self._limit_bytes} bytes of the buffer"
+                    f"{shown} grew while it was copied: "
+                    f"the transfers need more than the {self._limit_bytes} bytes of the buffer"
                 )
             digest.update(chunk)
             write_all(writing, chunk)
             self._publish(self.counters._replace(bytes_done=done))
             self._throttle.take(len(chunk))
         return digest.digest()
+
+    @contextlib.contextmanager
+    def _subdirectory(self, directory: int, name: str, shown: str) -> Iterator[int]:
+        try:
+            descriptor = os.open(name, _DIRECTORY, dir_fd=directory)
+        except OSError as error:
+            raise TransferFailed(_trouble(shown, error)) from error
+        try:
+            if identity_of(descriptor) == self._home:
+                raise TransferFailed(f"{shown} is the agent's own directory; jobs may not name files in it")
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def _publish(self, counters: Counters) -> None:
         self.counters = counters
@@ -293,18 +313,6 @@ def _entries(directory: int, shown: str, depth: int) -> list[str]:
     # Sorted, so that the digest does not depend on the file system.
     names.sort(key=os.fsencode)
     return names
-
-
-@contextlib.contextmanager
-def _subdirectory(directory: int, name: str, shown: str) -> Iterator[int]:
-    try:
-        descriptor = os.open(name, _DIRECTORY, dir_fd=directory)
-    except OSError as error:
-        raise TransferFailed(_trouble(shown, error)) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _make_directory(directory: int, name: str, shown: str) -> bool:

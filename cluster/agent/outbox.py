@@ -44,7 +44,8 @@ class Outbox:
                 )
             except msgspec.DecodeError as error:
                 raise AgentFailed(
-                    f"outbox/{name} is damaged ({error}); the disk may be failing: move the file away, and its operation is ordered again"
+                    f"outbox/{name} is damaged ({error}); the disk may be failing: "
+                    "move the file away, and its operation is ordered again"
                 ) from error
         self._next = max(self._reports, default=0) + 1
         if self._reports:
@@ -76,7 +77,10 @@ class Outbox:
         self.changed.set()
 
     def batch(self) -> list[Report]:
-        """Return the oldest reports for one request. An id that the controller would find too old is replaced by a new one."""
+        """Return the oldest reports for one request.
+
+        An id that the controller would find too old is replaced by a new one.
+        """
         chosen: list[Report] = []
         for number in sorted(self._reports)[:REPORTS_PER_REQUEST_MAX]:
             report = self._reports[number]

@@ -1,7 +1,7 @@
 """Processes of a job: who they are, and ending them without ever hitting another.
 
-A process is known by its id and its start time, and is signalled through a descriptor that cannot come to mean another process.
-"""
+A process is known by its id and its start time, and is signalled through a descriptor that cannot come to mean another
+process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from typing import Final
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 
 STEP_VARIABLE: Final = "FOREBAY_STEP"
-"""Marks every process of a script: its value is the agent's storage id and the job, so that jobs of two clusters on one host differ."""
+"""Marks every process of a script: its value is the agent's storage id and the job, so that jobs of two clusters on one
+host differ."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ENVIRONMENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What is read of a process's environment, bytes: more than Linux allows for arguments and environment by default (2 MiB)."""
+"""What is read of a process's environment, bytes: more than Linux allows for arguments and environment by default (2
+MiB)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -142,7 +144,10 @@ def _is_marked(pid: int, wanted: bytes, uid: int) -> bool:
 
 
 def send(pid: int, number: signal.Signals, *, still: Callable[[], bool] = lambda: True) -> bool:
-    """Signal a process if, once it is held by a descriptor, it is `still` the one that is meant; True if it was signalled."""
+    """Signal a process if, once it is held by a descriptor, it is `still` the one that is meant.
+
+    True if it was signalled.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:

@@ -1,8 +1,8 @@
 """What to do about the orders that stand: a pure function from orders and activities to steps.
 
-Orders are level-triggered (law 7): whatever was missed in between, comparing all orders with all activities gives the same steps. There is
-at most one activity for a job, so what belongs to an older attempt has ended and is cleaned before a newer one starts.
-"""
+Orders are level-triggered (law 7): whatever was missed in between, comparing all orders with all activities gives the
+same steps. There is at most one activity for a job, so what belongs to an older attempt has ended and is cleaned before
+a newer one starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Known(NamedTuple):
     attempt: int
     stage: str
     finished: bool
-    """Its result is in the outbox or acknowledged; it stands until its order is gone, or the order would be done again."""
+    """Its result is in the outbox or acknowledged; it stands until its order is gone, or the order would be done
+    again."""
 
 
 class Start(NamedTuple):

@@ -1,8 +1,8 @@
 """Removing a directory tree that somebody else filled: by descriptors, never through a link, in constant depth.
 
-A tree may be deeper than there are descriptors, and its owner may still be changing it. So a subdirectory that is not empty is moved to
-the top under a name of our own and emptied there: whatever the shape, two directories are open at a time.
-"""
+A tree may be deeper than there are descriptors, and its owner may still be changing it. So a subdirectory that is not
+empty is moved to the top under a name of our own and emptied there: whatever the shape, two directories are open at a
+time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class RemovalFailed(Exception):
 
 
 def remove_tree(parent: int, name: str, *, shown: str) -> None:
-    """Remove the directory `name` in the open directory `parent` with everything in it; nothing to do if it is not there.
+    """Remove the directory `name` in the open directory `parent` with everything in it.
+
+    Nothing to do if it is not there.
 
     RemovalFailed names what could not be removed; calling again goes on from there.
     """

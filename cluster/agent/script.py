@@ -34,7 +34,10 @@ NOT_FOUND: Final = 127
 
 
 def environment_of(order: Order, account: Account, *, buffer: str, node: str, marker: str) -> dict[str, str]:
-    """Return the script's whole environment: a clean base, what the job brought, and what Forebay promises, which wins."""
+    """Return the script's whole environment.
+
+    A clean base, what the job brought, and what Forebay promises, which wins.
+    """
     environment = {
         "PATH": BASE_PATH,
         "HOME": account.home,
@@ -68,7 +71,10 @@ def environment_of(order: Order, account: Account, *, buffer: str, node: str, ma
 
 
 def output_path(order: Order) -> str:
-    """Return the absolute path of the file for standard output and error; %j %x %u %% are the job, its name, its user, a percent sign."""
+    """Return the absolute path of the file for standard output and error.
+
+    %j %x %u %% are the job, its name, its user, a percent sign.
+    """
     symbols = {"%j": str(order.job), "%x": order.name, "%u": order.user, "%%": "%"}
     name = _SYMBOL.sub(lambda found: symbols[found.group()], order.output or f"forebay-{order.job}.out")
     return name if name.startswith("/") else f"{order.workdir.rstrip('/')}/{name}"
@@ -77,7 +83,9 @@ def output_path(order: Order) -> str:
 def become_script(
     script: str, order: Order, account: Account, environment: dict[str, str], *, home: Identity, prepare: object = None
 ) -> NoReturn:
-    """Become the job's account, enter its directory, open its output and turn into the script; ScriptRefused if that fails.
+    """Become the job's account, enter its directory, open its output and turn into the script.
+
+    ScriptRefused if that fails.
 
     `prepare` is called, if it is callable, once this process is the job's account.
     """
@@ -97,9 +105,7 @@ def become_script(
     try:
         os.execve(script, [script], environment)
     except FileNotFoundError as error:
-        raise ScriptRefused(
-            NOT_FOUND, "the interpreter that the script's #! line names does not exist on this node"
-        ) from error
+        raise ScriptRefused(NOT_FOUND, "the interpreter that the script's #! line names does not exist here") from error
     except OSError as error:
         if error.errno == 8:
             raise ScriptRefused(
@@ -122,7 +128,7 @@ def _open_output(order: Order, home: Identity) -> int:
     path = output_path(order)
     try:
         with opened_parent(outside_target(order.roots, path, "the output file"), forbidden=home) as (directory, name):
-            # Non-blocking, because opening a pipe that nobody reads would wait for ever; then only a regular file is taken.
+            # Non-blocking, because opening a pipe that nobody reads would wait for ever; its kind is looked at after.
             output = os.open(
                 name,
                 os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,

@@ -36,7 +36,8 @@ CALL_DEADLINE_S: Final = 10.0
 """Seconds that one call may take beside its own wait: then the agent says that nobody answers, and tries again."""
 
 FLUSH_S: Final = 30.0
-"""Seconds for which results of an earlier agent go before registering: longer than a take-over; then they are sent as stale."""
+"""Seconds for which results of an earlier agent go before registering: longer than a take-over; then they are sent as
+stale."""
 
 FLUSH_LOOK_S: Final = 0.02
 """Seconds between two looks whether they have gone."""
@@ -79,7 +80,8 @@ class Agent:
         self._outbox = Outbox(home.outbox, clock)
         self._activities = Activities(home, self._outbox, settings, clock)
         self._seen_revision = 0
-        """The revision of the orders that are known; 0 until there are some, so that the first poll is answered at once."""
+        """The revision of the orders that are known; 0 until there are some, so that the first poll is answered at
+        once."""
         self._least_revision = 0
         """No answer of an older revision is believed."""
 
@@ -280,7 +282,10 @@ async def _serve(config: Config, name: str) -> None:
 
 
 def serve(config: Config, name: str) -> int:
-    """Run an agent in the foreground until SIGTERM or SIGINT; return its exit code. What goes wrong is one sentence on standard error."""
+    """Run an agent in the foreground until SIGTERM or SIGINT; return its exit code.
+
+    What goes wrong is one sentence on standard error.
+    """
     if not logging.getLogger().handlers:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:

@@ -36,7 +36,8 @@ def stage_in(order: Order, buffer: int, mover: Mover, home: Identity) -> Operati
         mover.expect(amount)
     if order.capacity_bytes and needed_bytes > order.capacity_bytes:
         raise TransferFailed(
-            f"stage_in needs {_size(needed_bytes)}, the buffer has {_size(order.capacity_bytes)}; ask for more capacity or stage less"
+            f"stage_in needs {_size(needed_bytes)}, the buffer has {_size(order.capacity_bytes)}; "
+            "ask for more capacity or stage less"
         )
     for transfer in order.transfers:
         with _named("stage_in", transfer.outside, transfer.inside):
@@ -53,7 +54,10 @@ def stage_in(order: Order, buffer: int, mover: Mover, home: Identity) -> Operati
 
 
 def stage_out(order: Order, buffer: int, mover: Mover, home: Identity) -> OperationDone:
-    """Copy results out of the job's buffer (an open directory); TransferFailed says why not. Sources are never removed."""
+    """Copy results out of the job's buffer (an open directory); TransferFailed says why not.
+
+    Sources are never removed.
+    """
     for transfer in order.transfers:
         with _named("stage_out", transfer.inside, transfer.outside):
             mover.expect(_measure(transfer.kind, inside_target(buffer, transfer.inside), mover, None))

@@ -1,8 +1,8 @@
 """The supervisor of one script: starts it once, ends it in time, writes down how it ended. It survives the agent.
 
-Run as `python -m cluster.agent.step DIRECTORY LOCK` by the agent, where LOCK is an inherited descriptor that holds the record's lock.
-It keeps the agent's own account; only the script becomes the job's user, so a user can neither forge a status nor end the supervisor.
-"""
+Run as `python -m cluster.agent.step DIRECTORY LOCK` by the agent, where LOCK is an inherited descriptor that holds the
+record's lock. It keeps the agent's own account; only the script becomes the job's user, so a user can neither forge a
+status nor end the supervisor."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Supervisor:
     def _start(self) -> ScriptEnded | None:
         """Fork, record, release: the child turns into the script only once the record is durable."""
         try:
-            account = account_for(self._wanted.accounts, self._wanted.order.user)
+            account_for(self._wanted.accounts, self._wanted.order.user)
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -95,7 +95,10 @@ class Supervisor:
         return ScriptEnded(JobState.FAILED, exit_code, 0, failure(sentence).message)
 
     def _watch(self) -> Cause | None:
-        """Wait for the end of the script; end it at its time limit or on SIGTERM. Returns why it was ended, if it was."""
+        """Wait for the end of the script; end it at its time limit or on SIGTERM.
+
+        Returns why it was ended, if it was.
+        """
         limit_s = self._wanted.order.time_limit_s
         deadline_s = self._clock.monotonic_s() + limit_s if limit_s else math.inf
         kill_s = math.inf

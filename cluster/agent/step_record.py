@@ -2,15 +2,14 @@
 
     order.json     what is to be run, written before anything else
     script         the script, executable by its user
-    lock           held, without a gap, by whoever is responsible: the agent until the supervisor lives, then the supervisor
+    lock           held without a gap by whoever is responsible: first the agent, then the supervisor
     launches       how often a supervisor was launched
     supervisor.json  who the supervisor is
     started.json   written before the script can run: without it, it never has
     status.json    how it ended
 
-Whoever holds the lock and finds neither started.json nor status.json knows that the script never ran; with started.json alone the
-outcome is unknown. So the script runs at most once for one record, whatever is killed when.
-"""
+Whoever holds the lock and finds neither started.json nor status.json knows that the script never ran; with started.json
+alone the outcome is unknown. So the script runs at most once for one record, whatever is killed when."""
 
 from __future__ import annotations
 
@@ -146,7 +145,10 @@ class StepRecord:
 
 
 def create_record(steps: int, wanted: StepOrder, account: Account) -> StepRecord:
-    """Make the record of a script that is to be run: whole or not at all. FileExistsError or OSError if it cannot be made."""
+    """Make the record of a script that is to be run: whole or not at all.
+
+    FileExistsError or OSError if it cannot be made.
+    """
     job = wanted.order.job
     prepared, name = f"{PREPARED_PREFIX}{job}", str(job)
     remove_tree(steps, prepared, shown=f"steps/{prepared}")

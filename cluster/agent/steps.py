@@ -1,4 +1,5 @@
-"""One script as the agent sees it: a record, and a supervisor that is launched once, re-attached to, and believed by what it wrote."""
+"""One script as the agent sees it: a record, and a supervisor that is launched once, re-attached to, and believed by
+what it wrote."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from cluster.agent.durable import FileRefused
 from cluster.agent.home import STEPS, Home
 from cluster.agent.limits import STEP_LAUNCHES_MAX, STEP_WATCH_S
 from cluster.agent.processes import boot_id, kill_job, start_time
+from cluster.agent.removal import RemovalFailed
+from cluster.agent.script import CANNOT_EXECUTE
 from cluster.agent.spawning import spawn
-from cluster.agent.step_record import StepOrder, StepRecord, create_record, recorded_jobs
+from cluster.agent.step_record import StepOrder, StepRecord, create_record, recorded_jobs, remove_record
 from cluster.agent.waiting import Handle
 from cluster.agent.work import failure
 from replica.commands import ScriptEnded
@@ -48,6 +51,7 @@ class Step:
     async def run(self) -> ScriptEnded:
         """See the script through to its end and return it. Cancelling this leaves the script running."""
         try:
+            await self._clear_older()
             if self._order.job not in recorded_jobs(self._home.steps):
                 if self._order.started:
                     return _node_fail(
@@ -58,7 +62,9 @@ class Step:
                 self._create()
             record = StepRecord(self._home.steps, self._order.job)
         except AccountRefused as error:
-            return ScriptEnded(JobState.FAILED, 126, 0, str(error))
+            return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
+        except (FileRefused, RemovalFailed) as error:
+            return _node_fail(str(error))
         except OSError as error:
             return _node_fail(f"the script could not be prepared: {error.strerror}")
         try:
@@ -69,6 +75,24 @@ class Step:
             record.close()
             if self._child is not None:
                 self._child.poll()
+
+    async def _clear_older(self) -> None:
+        """Remove the record of an older attempt: an order with a newer one is the job's next life."""
+        while self._order.job in recorded_jobs(self._home.steps):
+            record = StepRecord(self._home.steps, self._order.job)
+            try:
+                wanted = record.order()
+                if wanted is None or wanted.order.attempt >= self._order.attempt:
+                    return
+                lock = record.try_lock()
+                if lock is not None:
+                    remove_record(self._home.steps, self._order.job)
+                    os.close(lock)
+                    return
+            finally:
+                record.close()
+            # Its supervisor was told to end the script when that order went; until it has, nothing new begins.
+            await asyncio.sleep(STEP_WATCH_S)
 
     def _create(self) -> None:
         create_record(
@@ -113,8 +137,9 @@ class Step:
                 "the script had been started, but its record says that it never was; its outcome is unknown"
             )
         elif record.count_launch() > STEP_LAUNCHES_MAX:
+            said = record.last_words() or "it said nothing"
             ended = _node_fail(
-                f"the supervisor died {STEP_LAUNCHES_MAX} times before it could start the script: {record.last_words() or 'it said nothing'}"
+                f"the supervisor died {STEP_LAUNCHES_MAX} times before it could start the script: {said}"
             )
         else:
             return None

@@ -35,7 +35,10 @@ _ELLIPSIS: Final = " … "
 
 
 def failure(message: str) -> OperationFailed:
-    """Return a failure whose message fits into the state: a long one loses its middle, because its ends say what and why."""
+    """Return a failure whose message fits into the state.
+
+    A long one loses its middle, because its ends say what and why.
+    """
     if len(message) > MESSAGE_CHARACTERS_MAX:
         half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
         message = message[:half] + _ELLIPSIS + message[-half:]

@@ -1,7 +1,7 @@
 """One operation in its own process: told on standard input, answered on standard output, never outliving its agent.
 
-Run as `python -m cluster.agent.worker` by the agent. What touches a job's files runs as the account that the job has here.
-"""
+Run as `python -m cluster.agent.worker` by the agent. What touches a job's files runs as the account that the job has
+here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NoReturn
 import msgspec
 
 from cluster.agent.accounts import Account, AccountRefused, account_for, become
-from cluster.agent.beneath import identity_of
+from cluster.agent.beneath import Identity, identity_of
 from cluster.agent.durable import open_directory, write_all
 from cluster.agent.home import BUFFERS
 from cluster.agent.limits import FILE_BYTES_MAX
@@ -64,7 +64,7 @@ def _stage_in(work: Work) -> Outcome:
         os.fchown(buffer, account.uid, account.gid)
     os.fsync(buffers)
     _become(account, work, home, buffers)
-    return stage_in(work.order, buffer, _mover(work, limit_bytes=work.order.capacity_bytes), identity)
+    return stage_in(work.order, buffer, _mover(work, identity, limit_bytes=work.order.capacity_bytes), identity)
 
 
 def _stage_out(work: Work) -> Outcome:
@@ -77,7 +77,7 @@ def _stage_out(work: Work) -> Outcome:
     except FileNotFoundError:
         return failure(f"the buffer of job {work.order.job} is not on this node; nothing can be staged out")
     _become(account, work, home, buffers)
-    return stage_out(work.order, buffer, _mover(work), identity)
+    return stage_out(work.order, buffer, _mover(work, identity), identity)
 
 
 def _become(account: Account, work: Work, *descriptors: int) -> None:
@@ -88,11 +88,12 @@ def _become(account: Account, work: Work, *descriptors: int) -> None:
     die_with_parent(work.agent)
 
 
-def _mover(work: Work, *, limit_bytes: int = 0) -> Mover:
+def _mover(work: Work, home: Identity, *, limit_bytes: int = 0) -> Mover:
     return Mover(
         work.order.job,
         SharedCounters(work.progress),
         Throttle(work.copy_rate_bytes_s, SystemClock()),
+        home=home,
         limit_bytes=limit_bytes,
     )
 
@@ -109,7 +110,10 @@ def _post_run(work: Work) -> Outcome:
 
 
 def _teardown(work: Work) -> Outcome:
-    """Remove the buffer as the agent itself: by descriptors and never through a link, so it does not matter whose the files are."""
+    """Remove the buffer as the agent itself.
+
+    By descriptors and never through a link, so it does not matter whose the files are.
+    """
     buffers = open_directory(os.path.join(work.home, BUFFERS))
     name = str(work.order.job)
     uid = _owner(work, buffers, name)
@@ -148,6 +152,8 @@ def main() -> int:
     """Read the work, do it, write the result; return the exit code."""
     try:
         signal.signal(signal.SIGTERM, _end)
+        # Ctrl-C in a terminal is for the agent, which ends its workers itself.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         work = msgspec.json.decode(sys.stdin.buffer.read(2 * FILE_BYTES_MAX), type=Work)
         die_with_parent(work.agent)
         os.umask(0o022)

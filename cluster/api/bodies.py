@@ -24,6 +24,7 @@ QUERY_CHARACTERS_MAX = 4096
 """Path and query together, characters."""
 
 _T = TypeVar("_T")
+_UNKNOWN = re.compile(r"unknown field `(.*?)`")
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 
 
@@ -103,7 +104,10 @@ def decode(data: bytes, kind: type[_T]) -> _T:
     except msgspec.ValidationError as error:
         text = str(error)
         found = _PLACE.search(text)
-        place = found.group(1) if found else "body"
+        place = found.group(1) if found and found.group(1) else "body"
+        unknown = _UNKNOWN.search(text)
+        if unknown:
+            place = unknown.group(1) if place == "body" else f"{place}.{unknown.group(1)}"
         sentence = _PLACE.sub("", text)
         raise bad(sentence[:1].lower() + sentence[1:], "see /v1/openapi.json for what is expected", place) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

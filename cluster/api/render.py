@@ -9,7 +9,7 @@ from cluster.clock import format_instant
 from cluster.liveness import Liveness, Transfer
 from replica.buffers import BufferState
 from replica.jobs import Hold, JobState
-from replica.pending import Verdict, later_reason
+from replica.pending import Verdict, buffer_gate, early_gate, later_reason
 from replica.queries import pool_use, verdicts
 from replica.state import State
 from replica.units import Instant
@@ -24,10 +24,20 @@ class Verdicts:
     def __init__(self) -> None:
         self._kept: list[tuple[State, Mapping[int, Verdict]]] = []
 
+    def reason(self, state: State, job_id: int) -> str:
+        """Return what `replica.queries.reason_of` returns; without a scheduling pass where the gates alone say it."""
+        job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+        if job.state is JobState.PENDING:
+            gate = early_gate(state, job) or buffer_gate(buffer, job)
+            if gate is not None:
+                return str(gate.reason)
+        return str(self.of(state, job_id).reason)
+
     def of(self, state: State, job_id: int) -> Verdict:
         """Return what `replica.queries.verdict_of` returns; KeyError for a job that is not in the state."""
-        if job_id not in state.unfinished:
-            return later_reason(state.jobs[job_id], state.buffers.get(job_id))
+        job = state.jobs[job_id]
+        if job.state is not JobState.PENDING:
+            return later_reason(job, state.buffers.get(job_id))
         for kept, found in self._kept:
             if kept is state:
                 return found[job_id]
@@ -46,7 +56,7 @@ def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str,
         name=spec.name,
         user=spec.user,
         state=job.state.name,
-        reason=str(known.of(state, job_id).reason),
+        reason=known.reason(state, job_id),
         burst_buffer=None if buffer is None else buffer.request.text,
         burst_buffer_state=None if buffer is None else buffer.state.word,
         pool=None if buffer is None or not buffer.pool else buffer.pool,

@@ -154,7 +154,7 @@ class Server:
         route, params = find_route(request.method, request.raw_path.partition("?")[0])
         permit(identity, route.roles, f"{route.method} {route.path}")
         query = request.query
-        check_query(route, dict(query), list(query.keys()))
+        check_query(route, dict(query), [name for name, _ in query.items()])
         call = Call(self._service, request, identity, params, dict(query))
         if route.body is not None:
             if request.content_type not in ("application/json", "application/octet-stream"):
@@ -192,6 +192,7 @@ class Server:
                 "Content-Type": content_type,
                 "Cache-Control": "no-store",
                 "X-Content-Type-Options": "nosniff",
+                "Server": "forebay",
                 "Forebay-Revision": str(revision),
                 **headers,
             },

@@ -1,9 +1,10 @@
 """The outermost function of a command line: whatever happens below ends in a sentence and an exit code."""
 
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn
 
 import click
@@ -37,13 +38,24 @@ class ForebayGroup(click.Group):
         try:
             result = super().main(args, prog_name, complete_var, False, **extra)
             sys.stdout.flush()
+        except (BrokenPipeError, _ReaderGone):
+            _stop_writing()
+            sys.exit(int(ExitCode.OK))
         except BaseException as error:
-            # Who read our output has gone away; click turns that into an exit with 1, which means something else here.
-            if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
-                _stop_writing()
-                sys.exit(int(ExitCode.OK))
             sys.exit(int(report(error)))
         sys.exit(result if isinstance(result, int) else int(ExitCode.OK))
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the words; --help and --version print here."""
+        with _noticing_readers():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that the words named."""
+        with _noticing_readers():
+            return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Append the table of exit codes to the outermost help."""
@@ -51,6 +63,18 @@ class ForebayGroup(click.Group):
         if ctx.parent is None:
             with formatter.section("Exit codes"):
                 formatter.write_dl([(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
+
+
+class _ReaderGone(Exception):
+    """Whoever read our output has gone away: no error, as with `| head`. Click would exit with 1, which is taken."""
+
+
+@contextlib.contextmanager
+def _noticing_readers() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _ReaderGone from error
 
 
 def report(error: BaseException) -> ExitCode:

@@ -87,9 +87,12 @@ def table(
     *,
     right: frozenset[str] = frozenset(),
     flexible: frozenset[str] = frozenset(),
+    header: bool = True,
 ) -> Table:
     """Return a table that looks like squeue's: `right` columns hold numbers; `flexible` ones are folded if need be."""
-    made = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    made = Table(
+        box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=header
+    )
     for column in columns:
         made.add_column(
             Text(column),
@@ -104,7 +107,7 @@ def table(
 
 def fields_table(fields: Iterable[tuple[str, str | int | None]]) -> Table:
     """Return names and values below each other, for one thing with many properties."""
-    return table(("FIELD", "VALUE"), fields, flexible=frozenset({"VALUE"}))
+    return table(("FIELD", "VALUE"), fields, flexible=frozenset({"VALUE"}), header=False)
 
 
 def text_of(cell: str | int | None) -> str:

@@ -143,6 +143,7 @@ def prepare(
         environment=parse_exports(given.export, environment),
     )
     sources = {_REQUEST_FIELDS[field]: setting.place for field, setting in chosen.items() if field in _REQUEST_FIELDS}
+    sources.setdefault("workdir", "--chdir (the present directory)")
     sources["script"] = label
     if bb is not None:
         sources["--bb"] = bb.place if bb.place == "--bb" else f"{bb.place}, --bb"

@@ -24,11 +24,12 @@ REQUEST_CODES: Final = frozenset(
         "invalid_capacity",
         "no_default_pool",
         "invalid_directive",
-        "path_not_allowed",
-        "root_not_allowed",
     }
 )
-"""Codes of refusals that concern the burst-buffer request: Slurm's line is printed last for them."""
+"""Codes of refusals that concern the burst-buffer request wherever they are: Slurm's line is printed last for them."""
+
+REQUEST_PLACES: Final = ("script", "--bb")
+"""How places begin that lie in the request (`--bbf` too): any refusal there concerns it."""
 
 
 @click.command("submit", no_args_is_help=True)
@@ -114,5 +115,6 @@ def _failure(error: ApiError, prepared: Prepared) -> Failure:
         remedy = (
             f"repeat the same submit with --command-id {error.command_id}: if it did happen, it happens no second time"
         )
-    invalid = error.code in REQUEST_CODES and error.outcome == "refused"
+    concerned = error.code in REQUEST_CODES or error.place.startswith(REQUEST_PLACES)
+    invalid = concerned and code in (ExitCode.BAD_INPUT, ExitCode.REFUSED, ExitCode.PERMISSION_DENIED)
     return Failure(code, error.sentence, remedy, place=located(error.place, prepared.sources), invalid_request=invalid)

@@ -1,7 +1,8 @@
 """What all of the rules share: a replica's state beyond the stock engine's, changes of term, and the commit index.
 
-Section numbers in this and the next modules are those of the extended Raft paper (Ongaro and Ousterhout, 2014) and, with
-"thesis", of Ongaro's dissertation. The chain of classes is Core, Elections, Following, Leading, Engine: one question each.
+Section numbers in this and the next modules are those of the extended Raft paper (Ongaro and Ousterhout, 2014) and,
+with "thesis", of Ongaro's dissertation. The chain of classes is Core, Elections, Following, Leading, Engine: one
+question each.
 """
 
 from collections.abc import Sequence

@@ -23,8 +23,9 @@ LONGEST_WAIT_S: Final = 1.0
 class Consensus:
     """One replica's part in the agreement. Made and used in one asyncio loop's thread.
 
-    `journal.sync()` blocks that thread: at most once a tick, and whatever arrives meanwhile shares the next one. An exception from journal, machine or the rules themselves goes to `fail`, which must end the process; nothing
-    is promised after it (law 10).
+    `journal.sync()` blocks that thread: at most once a tick, and whatever arrives meanwhile shares the next one. An
+    exception from journal, machine or the rules themselves goes to `fail`, which must end the process; nothing is
+    promised after it (law 10).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """One replica's Raft as a synchronous, deterministic object: time, randomness, links and disk are given to it.
 
-The asyncio driver and the simulators drive it in the same way: `receive`, `propose`, `read`, then `tick`; `next_due_s` says
-when to tick although nothing happened.
+The asyncio driver and the simulators drive it in the same way: `receive`, `propose`, `read`, then `tick`;
+`next_due_s` says when to tick although nothing happened.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,15 +34,15 @@ APPLY_BYTES: Final = 4 << 20
 """Bytes of entries read from the journal at once for applying."""
 
 READY_LAG_ENTRIES: Final = 256
-"""Entries that a follower may be behind its leader's commit index and still call itself ready: under a second of work."""
+"""Entries that a follower may be behind its leader's commit index and still call itself ready: well under a second."""
 
 
 class Engine(Leading):
     """The rules together. Never re-entered, except that `apply` may propose.
 
-    Takes me, peers (names), journal, machine, timing, clock, uniform, links as Core does. An exception out of `receive`,
-    `tick`, or a proposal that reached the journal means that the replica must stop: `stopped` is set, its unsent
-    promises are forgotten, and every further call is refused.
+    Takes me, peers (names), journal, machine, timing, clock, uniform, links as Core does. An exception out of
+    `receive`, `tick`, or a proposal that reached the journal means that the replica must stop: `stopped` is set, its
+    unsent promises are forgotten, and every further call is refused.
     """
 
     def __init__(self, *, on_change: Callable[[], None] = lambda: None, **given: Any) -> None:
@@ -79,7 +79,7 @@ class Engine(Leading):
     def propose(self, data: bytes) -> tuple[int, int]:
         """Append an entry as leader; return (index, term). It leaves with the next tick.
 
-        NotLeader if this replica does not lead or has not applied its own first entry; EntryTooLarge; ValueError if empty.
+        NotLeader if this replica does not lead or has not applied its own first entry; EntryTooLarge; ValueError.
         """
         self._require_running()
         if not self._leads:

@@ -1,7 +1,7 @@
 """What replicas say to each other: MessagePack frames, each bounded, each with the cluster's id, sender and term.
 
-On the wire a frame is four bytes of length (big endian) and an array `[version, cluster id, sender, message]`; a message
-is an array that begins with its kind. Kinds are for ever: append-only, never reused (law 12).
+On the wire a frame is four bytes of length (big endian) and an array `[version, cluster id, sender, message]`; a
+message is an array that begins with its kind. Kinds are for ever: append-only, never reused (law 12).
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""What a leader does: send entries, heartbeats and snapshots, count answers, commit (sections 5.3, 5.4.2, 7; thesis 6.2)."""
+"""What a leader does: send entries, heartbeats and snapshots, count answers, commit (5.3, 5.4.2, 7; thesis 6.2)."""
 
 import logging
 from typing import Any, Final

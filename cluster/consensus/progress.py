@@ -1,7 +1,8 @@
 """What a leader knows of one peer's log, and how much it may send to it: probe, replicate or snapshot (H16, H26).
 
 The states are those of etcd's progress: a peer whose log position is unknown gets one request at a time until one is
-accepted; then requests stream ahead of their answers inside a window; a peer that needs what is compacted gets a snapshot.
+accepted; then requests stream ahead of their answers inside a window; a peer that needs what is compacted gets a
+snapshot.
 """
 
 from collections import deque

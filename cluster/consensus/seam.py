@@ -1,9 +1,10 @@
 """PySyncObj 0.3.17 and everything private of it that is touched: the only module that knows the stock engine.
 
-Kept of the stock class: its construction, its variables (role, term, vote, leader, deadline, commit, applied), its set of
-connected nodes, its state setters. Overridden: the tick, the message handler, elections, append, apply, and whatever touches files,
-pickles, clocks or randomness. Each override leads to a method with a plain name, which the rules define.
-`tests/cluster/consensus/test_seam.py` hashes the source of each stock method that this module relies on or replaces.
+Kept of the stock class: its construction, its variables (role, term, vote, leader, deadline, commit, applied), its
+set of connected nodes, its state setters. Overridden: the tick, the message handler, elections, append, apply, and
+whatever touches files, pickles, clocks or randomness. Each override leads to a method with a plain name, which the
+rules define. `tests/cluster/consensus/test_seam.py` hashes the source of each stock method that this module relies on
+or replaces.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,8 @@
 """Links between replicas: TLS 1.3 with both certificates, MessagePack frames, one connection for each direction (H5).
 
 A replica dials every peer and only sends on that connection; what peers dialled it only reads. So a broken connection
-loses everything in flight in one direction, order is kept, and nobody decides which of two crossing connections survives.
+loses everything in flight in one direction, order is kept, and nobody decides which of two crossing connections
+survives.
 """
 
 import asyncio

@@ -34,10 +34,15 @@ SCRIPT = "#!/bin/sh\n#SBATCH --job-name=bench\ntrue\n"
 
 
 class ForebayCluster:
-    """A fresh cluster of three replicas with one pool; no agent runs, the jobs are held and never start."""
+    """A fresh cluster of three replicas with one pool; no agent runs, so no job starts.
+
+    Each client submits one held job and then releases and holds it in turn: every request is a command that is decided,
+    replicated and folded, and the state stays as large as the number of clients, as etcd's does that puts to one key a
+    client. What a submit costs beside a growing queue is another question than what a commit costs.
+    """
 
     name = "forebay"
-    operation = 'POST /v1/jobs of a held job with --bb "pool=fast capacity=1MiB" (HTTPS)'
+    operation = "POST /v1/jobs once, then /v1/jobs/ID/release and /hold in turn (HTTPS)"
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -47,6 +52,8 @@ class ForebayCluster:
         self._api: dict[str, str] = {}
         self._clock = SystemClock()
         self._files: TlsFiles | None = None
+        self._jobs: dict[int, tuple[int, bool]] = {}
+        """Client -> its job and whether that is held."""
 
     async def start(self) -> None:
         """Make a cluster's files, start three replicas and return when all of them are ready."""
@@ -96,7 +103,11 @@ class ForebayCluster:
         raise ServerFailed(f"no replica says that it leads: {answers}")
 
     def request(self, client: int, number: int) -> tuple[str, Mapping[str, Any]]:
-        """Return the submission of a new held job."""
+        """Return the submission of a held job, and afterwards its release or hold."""
+        if client in self._jobs:
+            job, held = self._jobs[client]
+            verb = "release" if held else "hold"
+            return f"/v1/jobs/{job}/{verb}", {"command_id": new_command_id(self._clock)}
         return "/v1/jobs", {
             "command_id": new_command_id(self._clock),
             "script": SCRIPT,
@@ -109,8 +120,11 @@ class ForebayCluster:
         }
 
     def accepted(self, status: int, answer: Mapping[str, Any]) -> bool:
-        """A submit is answered with 201 after it was committed and applied."""
-        return status == 201 and "revision" in answer
+        """A command is answered with 200 or 201 after it was committed and applied."""
+        if status not in (200, 201):
+            return False
+        self._jobs[int(answer["name"].split("-")[1])] = int(answer["job_id"]), answer["hold"] is not None
+        return "revision" in answer
 
     async def committed(self, session: aiohttp.ClientSession, base: str) -> int:
         """Return the leader's revision: how many commands have been settled."""

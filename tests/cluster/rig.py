@@ -74,9 +74,7 @@ def make_cluster(directory: Path, replicas: int = 1) -> Config:
 def placed(config: Config, directory: Path) -> Config:
     """Return the configuration with storage of its own and free ports."""
     replicas = tuple(
-        msgspec.structs.replace(
-            replica, peer=Address("127.0.0.1", free_port()), api=Address("127.0.0.1", free_port())
-        )
+        msgspec.structs.replace(replica, peer=Address("127.0.0.1", free_port()), api=Address("127.0.0.1", free_port()))
         for replica in config.replicas
     )
     storage = msgspec.structs.replace(config.storage, directory=directory, map_size_bytes=256 * 1024 * 1024)

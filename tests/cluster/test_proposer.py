@@ -211,7 +211,7 @@ async def test_losing_leadership_leaves_what_is_in_flight_unknown_and_what_is_qu
         in_flight = []
         for _ in range(BATCHES_IN_FLIGHT_MAX):
             in_flight.append(submit(rig))
-            await until(lambda: rig.engine.uncommitted == len(in_flight))  # noqa: B023
+            await until(lambda: rig.engine.uncommitted == len(in_flight))
         queued = submit(rig)
         await asyncio.sleep(0.01)
         rig.engine.depose("r2")
@@ -234,7 +234,7 @@ async def test_after_an_unknown_outcome_the_same_id_happens_once_whether_the_ent
             before = len(rig.controller.state.jobs)
             id_ = command_id()
             answer = submit(rig, id_)
-            await until(lambda: rig.engine.uncommitted == 1)  # noqa: B023
+            await until(lambda: rig.engine.uncommitted == 1)
             rig.engine.depose(lose=lose)
             with pytest.raises(OutcomeUnknown):
                 await answer
@@ -356,3 +356,62 @@ async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: C
         revision = state.revision
         await rig.restart()
         assert rig.controller.state.revision == revision
+
+
+@story
+async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_the_disk(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cluster.proposer as module
+    from replica.decide import Accepted
+    from replica.events import NodeResumed
+
+    real = module.decide
+
+    def decide(state: object, request: c.Request, at: Instant) -> object:
+        if isinstance(request.command, c.RunSchedulingPass):
+            return Accepted((NodeResumed("n1"),))
+        return real(state, request, at)  # type: ignore[arg-type]
+
+    async with Rig(config) as rig:
+        node = c.Actor(c.ActorRole.AGENT, "n1")
+        id_ = bytes.fromhex(rig.new_id())
+        await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
+        monkeypatch.setattr(module, "PASSES_IN_A_ROW_MAX", 5)
+        monkeypatch.setattr(module, "decide", decide)
+        before = rig.engine.last_index
+        rig.controller.proposer.schedule()
+        await until(lambda: rig.controller.proposer._timer is not None)
+        assert 5 <= rig.engine.last_index - before <= 7
+        # A command is carried out all the same.
+        assert (await rig.submit(hold=True)).status == 201
+
+
+@story
+async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has_rested(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cluster.proposer as module
+
+    real = module.decide
+    passes = 0
+
+    async with manual(config) as rig:
+        assert isinstance(rig.clock, ManualClock)
+        clock = rig.clock
+
+        def decide(state: object, request: c.Request, at: Instant) -> object:
+            nonlocal passes
+            if isinstance(request.command, c.RunSchedulingPass):
+                passes += 1
+                clock.advance(0.05)
+            return real(state, request, at)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module, "decide", decide)
+        for number in range(1, 4):
+            answer = submit(rig)
+            await until(lambda: rig.engine.uncommitted > 0)
+            rig.engine.commit()
+            assert (await answer).job == number
+        assert passes == 1
+        await until(lambda: passes == 2)

@@ -166,6 +166,15 @@ def test_a_failed_stage_in_is_retried_with_back_off_and_then_held_with_its_messa
     assert world.state.jobs[job].state is JobState.COMPLETED
 
 
+def test_a_failure_that_does_not_go_away_by_itself_is_not_retried() -> None:
+    world = World(stage_retries=5)
+    job = world.submit("capacity=40")
+    world.report(job, c.OperationFailed("/in/a does not exist", final=True))
+    assert world.shown(job) == ("PENDING", "burst_buffer/native: slurm_bb_data_in: /in/a does not exist", "staging-in")
+    world.advance(1_000_000)
+    assert not world.orders()
+
+
 def test_a_failed_stage_out_keeps_the_only_copy_until_it_is_released() -> None:
     world = World(stage_retries=0)
     job = world.submit("capacity=40")

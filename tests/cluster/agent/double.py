@@ -36,8 +36,12 @@ class ControllerDouble:
         self.received: list[Report] = []
         """Every report that came in, repeated ones too."""
         self.accepted: list[Report] = []
+        self.heard: list[str] = []
+        """What was asked and answered, in order: register, poll, reports."""
         self.silent = False
         """Whether every request is answered with 503."""
+        self.silent_to_reports = False
+        """Whether reports alone are answered with 503."""
         self.deaf = False
         """Whether reports are carried out and their answers lost."""
         self.automatic: Callable[[Report], None] | None = None
@@ -107,6 +111,7 @@ class ControllerDouble:
     async def _register(self, request: web.Request) -> web.Response:
         if self.silent:
             return _silence()
+        self.heard.append("register")
         self.registrations.append(msgspec.json.decode(await request.read(), type=RegisterRequest))
         self.revision += 1
         await self._tell()
@@ -127,9 +132,12 @@ class ControllerDouble:
         return _json(PollAnswer(revision=self.revision, orders=tuple(self.orders.values())))
 
     async def _reports(self, request: web.Request) -> web.Response:
-        if self.silent:
+        if self.silent or self.silent_to_reports:
+            self.heard.append("unheard reports")
+            await self._tell()
             return _silence()
         reports = msgspec.json.decode(await request.read(), type=ReportsRequest).reports
+        self.heard.append("reports")
         self.received.extend(reports)
         results = [await self._settle(report) for report in reports]
         await self._tell()

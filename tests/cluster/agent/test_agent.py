@@ -228,8 +228,14 @@ def test_what_is_done_while_nobody_answers_is_reported_when_somebody_does(site: 
             # Not even its own death loses the result.
             await site.kill_agent(agent)
             site.start_agent()
-            controller.silent = False
+            controller.heard.clear()
+            controller.silent, controller.silent_to_reports = False, True
+            await controller.wait(lambda: controller.heard.count("unheard reports") >= 4)
+            controller.silent_to_reports = False
             assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            # Before the new agent registers: afterwards the result of the one before would be stale.
+            await controller.wait(lambda: "register" in controller.heard)
+            assert controller.heard.index("reports") < controller.heard.index("register")
             await until(lambda: not any((site.home / "outbox").iterdir()))
 
     asyncio.run(story())
@@ -239,10 +245,12 @@ def test_a_report_whose_answer_is_lost_is_sent_again_with_the_same_id_and_counts
     async def story() -> None:
         async with site.running() as (controller, _):
             controller.deaf = True
-            await controller.order(site.order(7, 2, "run", script=script_of("true")))
+            await controller.order(site.order(7, 2, "run", script=GATED))
             await controller.wait(lambda: len(controller.received) >= 2)
             assert len({report.command_id for report in controller.received}) == 1
             controller.deaf = False
+            (site.destinations / "gate").touch()
+            await controller.result(7, 2)
             await until(lambda: not any((site.home / "outbox").iterdir()))
             assert [type(report.result) for report in controller.accepted] == [ScriptStarted, ScriptEnded]
 
@@ -364,5 +372,24 @@ def test_what_a_script_leaves_behind_is_gone_when_its_end_is_reported(site: Site
             await controller.order(site.order(7, 2, "run", script=script))
             assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
             assert not alive(int((site.destinations / "pid").read_text()))
+
+    asyncio.run(story())
+
+
+def test_wherever_the_agent_is_killed_each_script_runs_once_and_is_reported_once(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            for job, moment_s in enumerate((0.0, 0.02, 0.05, 0.09, 0.14, 0.2), start=1):
+                script = script_of(f"echo begun >> begun-{job}", "sleep 0.1", f"echo over >> over-{job}")
+                await controller.order(site.order(job, 2, "run", script=script))
+                # Before the record, before the supervisor, before the script, during it: which does not matter.
+                await asyncio.sleep(moment_s)
+                await site.kill_agent(agent)
+                agent = site.start_agent()
+                assert await controller.result(job, 2) == ScriptEnded(JobState.COMPLETED)
+                assert shown(site.destinations / f"begun-{job}") == "begun\n"
+                assert shown(site.destinations / f"over-{job}") == "over\n"
+            ends = [report.job for report in controller.accepted if isinstance(report.result, ScriptEnded)]
+            assert ends == [1, 2, 3, 4, 5, 6]
 
     asyncio.run(story())

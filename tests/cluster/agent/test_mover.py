@@ -57,7 +57,13 @@ class Bench:
     def run(self, stage: Callable[..., OperationDone], order: Order) -> OperationDone:
         buffer, home, counters = open_directory(self.buffer), open_directory(self.home), SharedCounters.create()
         try:
-            mover = Mover(7, SharedCounters(counters), Throttle(0, SystemClock()), limit_bytes=order.capacity_bytes)
+            mover = Mover(
+                7,
+                SharedCounters(counters),
+                Throttle(0, SystemClock()),
+                home=identity_of(home),
+                limit_bytes=order.capacity_bytes,
+            )
             return stage(order, buffer, mover, identity_of(home))
         finally:
             for descriptor in (buffer, home, counters):
@@ -334,6 +340,12 @@ def test_the_agents_own_directory_is_nobodys_source_or_destination(tmp_path: Pat
         bench.stage_out(Transfer(FILE, inside_home, "$DW_JOB_STRIPED/a"))
     with pytest.raises(TransferFailed, match="is the agent's own directory"):
         bench.stage_in(Transfer(FILE, str(bench.home / "storage-id"), "$DW_JOB_STRIPED/a"))
+    with pytest.raises(TransferFailed, match="is the agent's own directory"):
+        bench.stage_in(Transfer(DIRECTORY, str(bench.home.parent), "$DW_JOB_STRIPED"))
+    striped = bench.fill()
+    (striped / "home").mkdir()
+    with pytest.raises(TransferFailed, match="is the agent's own directory"):
+        bench.stage_out(Transfer(DIRECTORY, str(bench.home.parent), "$DW_JOB_STRIPED"))
 
 
 def test_a_tree_that_is_too_deep_is_refused_by_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

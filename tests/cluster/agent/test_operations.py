@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import pwd
 import shutil
@@ -18,13 +19,18 @@ import msgspec
 import pytest
 
 from cluster.agent.accounts import Mode
+from cluster.agent.activities import Settings
 from cluster.agent.home import Home
 from cluster.agent.operations import Operation
+from cluster.agent.service import Agent
 from cluster.agent.step_record import StepRecord
 from cluster.agent.steps import Step
 from cluster.agent.work import Outcome
+from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
+from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.clock import SystemClock
 from replica.buffers import Transfer, TransferKind
-from replica.commands import OperationDone, OperationFailed, ScriptEnded
+from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.jobs import JobState
 from replica.orders import Order
 from tests.cluster.agent.double import script_of, shown
@@ -90,10 +96,10 @@ def shared() -> Iterator[Node]:
 
 REFUSED = {
     "no #! line": ("echo x\n", {}, 126, "has no #! line"),
-    "no interpreter": ("#!/no/such/interpreter\n", {}, 127, "interpreter that the script's #! line names does not exist"),
-    "workdir outside": ("#!/bin/sh\n", {"workdir": "/etc"}, 126, "/etc lies outside the directories that the working directory may use"),
+    "no interpreter": ("#!/no/such/interpreter\n", {}, 127, "the interpreter that the script"),
+    "workdir outside": ("#!/bin/sh\n", {"workdir": "/etc"}, 126, "/etc lies outside the directories that the working"),
     "workdir missing": ("#!/bin/sh\n", {"workdir": "{work}/gone"}, 126, "gone does not exist"),
-    "output outside": ("#!/bin/sh\n", {"output": "/etc/out"}, 126, "/etc/out lies outside the directories that the output file may use"),
+    "output outside": ("#!/bin/sh\n", {"output": "/etc/out"}, 126, "/etc/out lies outside"),
     "output upwards": ("#!/bin/sh\n", {"output": "../out"}, 126, "has a '..' in it"),
     "output a pipe": ("#!/bin/sh\n", {"output": "pipe"}, 126, "the output file"),
     "output a link": ("#!/bin/sh\n", {"output": "link"}, 126, "the output file"),
@@ -135,6 +141,13 @@ def test_a_record_that_exists_is_never_run_again(node: Node) -> None:
     assert shown(node.work / "ran") == "ran\n"
 
 
+def test_a_newer_attempt_is_a_new_run_and_replaces_the_record_of_the_older_one(node: Node) -> None:
+    script = script_of('echo "$FOREBAY_ATTEMPT" >> ran')
+    for attempt in (1, 1, 2, 2, 3):
+        assert node.run(script, attempt=attempt) == ScriptEnded(JobState.COMPLETED)
+    assert shown(node.work / "ran") == "1\n2\n3\n"
+
+
 def test_a_supervisor_that_died_before_the_script_could_run_is_launched_again(node: Node) -> None:
     step = node.step(script_of("echo ran >> ran"))
     step._create()
@@ -166,7 +179,7 @@ def test_a_script_that_may_have_run_under_a_lost_supervisor_is_node_fail_for_eve
     assert not (node.work / "ran").exists()
 
 
-def marked(node: Node, job: int, storage_id: str) -> "subprocess.Popen[bytes]":
+def marked(node: Node, job: int, storage_id: str) -> subprocess.Popen[bytes]:
     """Start a process that carries the marker of a job."""
     return subprocess.Popen(
         ["sleep", "600"],
@@ -197,6 +210,23 @@ def test_teardown_may_be_done_any_number_of_times(node: Node) -> None:
         assert os.listdir(node.directory / "n1" / "buffers") == []
 
 
+def test_an_operation_waits_until_the_worker_of_an_earlier_agent_is_gone(node: Node) -> None:
+    async def story() -> None:
+        with (node.directory / "n1" / "operations" / "7").open("w") as former:
+            fcntl.flock(former, fcntl.LOCK_EX)
+            waiting = Operation(node.home, node.order("stage_in"), "own", 0)
+            given_up = Operation(node.home, node.order("stage_in"), "own", 0)
+            tasks = [asyncio.create_task(operation.run()) for operation in (waiting, given_up)]
+            given_up.end()
+            assert await tasks[1] is None
+            # Longer than a worker needs: it would have made the buffer by now.
+            done, _ = await asyncio.wait({tasks[0]}, timeout=1)
+            assert not done and not (node.directory / "n1" / "buffers" / "7").exists()
+        assert isinstance(await tasks[0], OperationDone)
+
+    asyncio.run(story())
+
+
 def test_stage_out_without_a_buffer_says_so(node: Node) -> None:
     assert node.operate("stage_out") == OperationFailed(
         "the buffer of job 7 is not on this node; nothing can be staged out"
@@ -212,6 +242,51 @@ def test_a_worker_that_is_killed_is_a_failure_that_says_so(node: Node, monkeypat
     assert isinstance(failed, OperationFailed) and "was killed by signal 9" in failed.message
 
 
+class Scripted:
+    """A controller that answers polls with what a test puts into a queue."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[PollAnswer] = asyncio.Queue()
+        self.reports: asyncio.Queue[Report] = asyncio.Queue()
+
+    async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
+        return RegisterAnswer(revision=4)
+
+    async def poll(self, node: str, request: PollRequest) -> PollAnswer:
+        return await self.answers.get()
+
+    async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
+        for report in request.reports:
+            self.reports.put_nowait(report)
+        results = tuple(ReportResult(command_id=report.command_id, outcome="accepted") for report in request.reports)
+        return ReportsAnswer(revision=5, results=results)
+
+
+def test_orders_of_an_older_revision_end_nothing(node: Node) -> None:
+    order = node.order("run", script=script_of("until [ -e gate ]; do sleep 0.02; done"), time_limit_s=30)
+
+    async def story() -> None:
+        controller, stop = Scripted(), asyncio.Event()
+        agent = Agent(node.home, Settings(node="n1", accounts="own"), 2, controller, SystemClock())
+        running = asyncio.create_task(agent.run(stop))
+        try:
+            async with asyncio.timeout(20):
+                controller.answers.put_nowait(PollAnswer(revision=5, orders=(order,)))
+                assert isinstance((await controller.reports.get()).result, ScriptStarted)
+                for _ in range(3):
+                    # A leader that was deposed before the order was given.
+                    controller.answers.put_nowait(PollAnswer(revision=3, orders=()))
+                while not controller.answers.empty():
+                    await asyncio.sleep(0.01)
+                (node.work / "gate").touch()
+                assert (await controller.reports.get()).result == ScriptEnded(JobState.COMPLETED)
+        finally:
+            stop.set()
+            await running
+
+    asyncio.run(story())
+
+
 @needs_root
 def test_with_switched_accounts_everything_of_a_job_is_done_as_its_user(shared: Node) -> None:
     nobody = pwd.getpwnam("nobody").pw_uid
@@ -225,7 +300,8 @@ def test_with_switched_accounts_everything_of_a_job_is_done_as_its_user(shared: 
     assert (buffer.stat().st_uid, stat.S_IMODE(buffer.stat().st_mode)) == (nobody, 0o700)
     assert (buffer / "striped" / "in").stat().st_uid == nobody
     script = script_of(
-        'id -un; id -ru; cat "$DW_JOB_STRIPED/in"; cat secret; echo out > "$DW_JOB_STRIPED/out"; cat ../n1/steps/7/order.json; ls ../n1'
+        'id -un; id -ru; cat "$DW_JOB_STRIPED/in"; cat secret; echo out > "$DW_JOB_STRIPED/out"',
+        "cat ../n1/steps/7/order.json; ls ../n1",
     )
     assert shared.run(script).result is JobState.FAILED
     output = shown(shared.work / "forebay-7.out")

@@ -237,10 +237,13 @@ def test_the_environment_is_clean_and_what_forebay_promises_cannot_be_forged(mon
     )
     wanted = order(7, 3, "run", has_buffer=True, access=("striped",), environment=brought)
     assert environment_of(wanted, ACCOUNT, buffer="/b/7", node="n1", marker="s.7") == {
-        "PATH": "/mine", "HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice", "SHELL": "/bin/bash", "LANG": "C.UTF-8",
-        "MINE": "1", "FOREBAY_JOB_ID": "7", "FOREBAY_JOB_NAME": "x", "FOREBAY_JOB_USER": "alice", "FOREBAY_ATTEMPT": "3",
+        "PATH": "/mine", "HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice", "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "MINE": "1", "FOREBAY_JOB_ID": "7", "FOREBAY_JOB_NAME": "x", "FOREBAY_JOB_USER": "alice",
+        "FOREBAY_ATTEMPT": "3",
         "FOREBAY_NODE": "n1", "FOREBAY_STEP": "s.7", "FOREBAY_JOB_DIR": "/b/7", "DW_JOB_STRIPED": "/b/7/striped",
-        "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x", "SLURM_JOB_USER": "alice", "SLURM_CPUS_ON_NODE": "1", "SLURMD_NODENAME": "n1",
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x", "SLURM_JOB_USER": "alice", "SLURM_CPUS_ON_NODE": "1",
+        "SLURMD_NODENAME": "n1",
     }  # fmt: skip
 
 
@@ -301,6 +304,9 @@ def test_a_rate_follows_the_counter_and_forgets_a_pause() -> None:
 
 
 def test_workers_and_supervisors_start_without_the_network_stack() -> None:
-    heavy = "import sys, cluster.agent.worker, cluster.agent.step; print(sorted({'aiohttp', 'asyncio', 'cluster.client'} & set(sys.modules)))"
+    heavy = (
+        "import sys, cluster.agent.worker, cluster.agent.step;"
+        "print(sorted({'aiohttp', 'asyncio', 'cluster.client'} & set(sys.modules)))"
+    )
     root = Path(__file__).resolve().parents[3]
     assert subprocess.check_output([sys.executable, "-c", heavy], cwd=root, text=True).strip() == "[]"

@@ -94,8 +94,8 @@ async def test_a_full_queue_is_429_with_retry_after_and_nothing_happens(
 
 @story
 async def test_a_single_command_to_a_full_queue_is_429(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.proposer, "QUEUE_COMMANDS_MAX", 0)
     async with Rig(config) as rig:
+        monkeypatch.setattr(cluster.proposer, "QUEUE_COMMANDS_MAX", 0)
         answer = await rig.submit()
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (429, "queue_full", "1")
         assert not rig.controller.state.jobs
@@ -149,7 +149,7 @@ async def test_bulk_commands_are_settled_in_order_and_a_refusal_stops_none(confi
         assert [result["status"] for result in results] == [201, 200, 404, 200, 400, 201, 200]
         assert [result["command_id"] for result in results] == [command["command_id"] for command in commands]
         assert results[0]["job"]["job_id"] == 1
-        assert results[3]["job"]["hold"] == "admin"
+        assert results[3]["job"]["hold"] == "user"
         assert results[4]["error"]["place"].startswith("script line 2")
         assert results[5]["job"]["job_id"] == 2
         assert results[6]["pool"]["quantity_bytes"] == 2**30
@@ -170,7 +170,7 @@ async def test_a_follower_sends_writes_and_current_reads_to_the_leader_and_answe
         rig.engine.depose("r2")
         for method, path, body in (
             ("POST", "/v1/jobs", rig.job()),
-            ("GET", "/v1/jobs/1?", None),
+            ("GET", "/v1/jobs/1", None),
             ("GET", "/v1/pools", None),
             ("GET", "/v1/jobs/1/why?at=1", None),
             ("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id(), "hurry": True}),

@@ -1,5 +1,10 @@
 """The commands against an HTTPS double of the API: what is sent, what is printed where, and the exit code."""
 
+import os
+import pty
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -112,11 +117,40 @@ def test_a_refused_request_prints_place_and_cause_first_and_slurms_sentence_last
     ]
 
 
-def test_other_refusals_of_a_submit_do_not_blame_the_burst_buffer(double: Double, script: str) -> None:
-    double.refuse("POST", "/v1/jobs", 400, "unknown_dependency", "there is no job 9", place="dependencies")
+@pytest.mark.parametrize(
+    ("code", "place", "shown"),
+    [
+        ("unknown_dependency", "dependencies", "--dependency"),
+        ("path_not_allowed", "workdir", "--chdir (the present directory)"),
+        ("root_not_allowed", "user", "user"),
+    ],
+)
+def test_other_refusals_of_a_submit_do_not_blame_the_burst_buffer(
+    double: Double, script: str, code: str, place: str, shown: str
+) -> None:
+    double.refuse("POST", "/v1/jobs", 400, code, "it cannot be", place=place)
     result = forebay(double.config, "submit", script, "-d", "afterok:9")
     assert result.exit_code == ExitCode.BAD_INPUT
-    assert result.stderr == "forebay: --dependency: there is no job 9\n"
+    assert result.stderr == f"forebay: {shown}: it cannot be\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "place"),
+    [
+        (400, "unknown_pool", ""),
+        (400, "capacity_over_total", "--bb line 1, column 1"),
+        (403, "path_not_allowed", "script line 3, column 20"),
+        (400, "limit_exceeded", "--bbf line 7, column 1"),
+    ],
+)
+def test_every_refusal_of_the_request_itself_ends_with_slurms_sentence(
+    double: Double, script: str, status: int, code: str, place: str
+) -> None:
+    double.refuse("POST", "/v1/jobs", status, code, "it cannot be", place=place)
+    result = forebay(double.config, "submit", script)
+    assert result.exit_code in (ExitCode.BAD_INPUT, ExitCode.PERMISSION_DENIED)
+    assert result.stderr.splitlines()[-1] == "Burst Buffer request invalid"
+    assert "it cannot be" in result.stderr.splitlines()[0]
 
 
 def test_a_bad_script_is_refused_before_anything_is_sent(double: Double) -> None:
@@ -235,6 +269,30 @@ def test_an_unknown_job_state_is_refused_with_the_near_one(double: Double) -> No
 def test_a_list_that_was_cut_off_says_so_on_stderr(double: Double) -> None:
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(PENDING,), truncated=True))
     assert "more than these 1 jobs" in forebay(double.config, "job", "list").stderr
+
+
+def test_watching_shows_the_list_again_until_it_is_interrupted(double: Double) -> None:
+    double.answer("GET", "/v1/jobs.*", JOBS)
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", "--config", str(double.config.file), "job", "list", "--watch"],
+        stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        seen = b""
+        while seen.count(b"BurstBufferResources") < 2:
+            seen += os.read(ours, 4096)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(timeout=60) == ExitCode.INTERRUPTED
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+        if watching.stderr is not None:
+            watching.stderr.close()
+    assert len(double.asked) >= 2
 
 
 READS = {

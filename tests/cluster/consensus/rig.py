@@ -1,5 +1,6 @@
 """One engine on a bench: a virtual clock, links that record, a disk that forgets; and the stock engine beside it."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pysyncobj import SyncObj, SyncObjConf
@@ -27,7 +28,7 @@ class Rig:
         self.peers = [f"r{number}" for number in range(1, replicas + 1) if f"r{number}" != me]
         self.out: list[tuple[str, AnyMessage]] = []
         self.applied: list[tuple[int, int, bytes]] = []
-        self.changes = 0
+        self.at_change: Callable[[], None] = lambda: None
         self.snapshot: SnapshotRef | None = None
         self.engine = Engine(
             me=me,
@@ -62,7 +63,7 @@ class Rig:
         raise NotImplementedError
 
     def on_change(self) -> None:
-        self.changes += 1
+        self.at_change()
 
     # Driving
 

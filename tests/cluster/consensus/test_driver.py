@@ -1,4 +1,4 @@
-"""The engine on the asyncio loop: what fails stops the replica at once, and waiters hear about it (H6, H7, H17, H23)."""
+"""The engine on the asyncio loop: what fails stops the replica, and waiters hear of it (H6, H7, H17, H23)."""
 
 import asyncio
 from pathlib import Path

@@ -71,9 +71,7 @@ def test_h06_a_machine_that_does_not_record_what_it_applied_stops_the_replica() 
 
 def test_h07_a_callback_that_raises_stops_the_replica_and_no_entry_is_applied_twice() -> None:
     rig = Rig(replicas=1)
-    rig.on_change = _raise  # type: ignore[method-assign]
-    rig.engine._on_change.__self__.on_change = _raise  # type: ignore[attr-defined]
-    object.__setattr__(rig.engine, "_on_change", _raise)
+    rig.at_change = _raise
     with pytest.raises(ZeroDivisionError):
         rig.wait(TIMING.election_max_s)
     assert rig.engine.stopped
@@ -109,9 +107,10 @@ def test_h19_a_command_is_committed_without_waiting_for_any_timer() -> None:
         leader = sim.commit(b"\x01first")
         began_s = sim.clock.now_s
         for number in range(50):
-            assert leader.propose(b"\x01%d" % number)
+            data = b"\x01%d" % number
+            assert leader.propose(data)
             sim.tick(leader)
-            assert sim.run(TIMING.heartbeat_s, until=lambda n=number: b"\x01%d" % n in sim.acknowledged)  # type: ignore[misc]
+            assert sim.run(TIMING.heartbeat_s, until=lambda data=data: data in sim.acknowledged)  # type: ignore[misc]
         assert sim.clock.now_s == began_s
 
 

@@ -1,4 +1,4 @@
-"""The seam to PySyncObj: a changed release is noticed before it is trusted, and nothing else touches what is private."""
+"""The seam to PySyncObj: a changed release is noticed, and nothing else touches what is private."""
 
 import hashlib
 import inspect

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.clock import SystemClock
 from cluster.consensus import PeerTls
 from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendRequest, Heartbeat, encode_frame
 from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, TlsLinks
 from cluster.identity import Role
-from cluster.pki import Authority, issue
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
 
 BEAT = Heartbeat(1, 1, 0, True)
@@ -65,21 +63,12 @@ class Site:
         self.ear = Ear()
         self.links = self.make("r1", self.ear)
 
-    def make(
-        self,
-        name: str,
-        ear: Ear,
-        *,
-        authority: Authority | None = None,
-        directory: Path | None = None,
-        cluster: str = CLUSTER,
-    ) -> TlsLinks:
-        tls = certify(authority or self.authority, directory or self.tls, name)
+    def make(self, name: str, ear: Ear, *, files: PeerTls | None = None, cluster_id: str = CLUSTER) -> TlsLinks:
         return TlsLinks(
             me=name,
             members=self.members,
-            cluster_id=cluster,
-            tls=tls,
+            cluster_id=cluster_id,
+            tls=files or certify(self.authority, self.tls, name),
             timing=FAST,
             uniform=lambda low, high: (low + high) / 2,
             listener=ear,
@@ -149,21 +138,13 @@ def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> Non
 
 def test_a_link_comes_back_after_its_peer_does(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
-        for round_ in range(2):
-            other = site.make("r2", Ear()) if round_ == 0 else again
+        files = certify(site.authority, site.tls, "r2")
+        for rounds in (1, 2):
+            other = site.make("r2", Ear(), files=files)
             await other.start()
             await site.ear.until(lambda: "r2" in site.ear.up)
-            again = TlsLinks(
-                me="r2",
-                members=site.members,
-                cluster_id=CLUSTER,
-                tls=PeerTls(authority=site.tls / "ca.pem", certificate=site.tls / "r2.pem", key=site.tls / "r2.key"),
-                timing=FAST,
-                uniform=lambda low, high: high,
-                listener=Ear(),
-            )
             await other.stop()
-            await site.ear.until(lambda n=round_: site.ear.downs == n + 1)  # type: ignore[misc]
+            await site.ear.until(lambda rounds=rounds: site.ear.downs == rounds)  # type: ignore[misc]
 
     run(tmp_path, work)
 
@@ -188,23 +169,10 @@ def test_h05_strangers_are_turned_away_before_any_frame_of_theirs_is_read(tmp_pa
     run(tmp_path, work)
 
 
-def test_h05_a_certificate_of_the_same_authority_for_another_cluster_is_no_replica_here(tmp_path: Path) -> None:
+def test_h05_a_replica_connects_to_no_replica_of_another_cluster(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
-        elsewhere = tmp_path / "elsewhere"
-        authority = Authority(certificate=site.authority.certificate, key=site.authority.key)
-        files = issue(
-            authority, elsewhere, role=Role.REPLICA, name="r2", at=SystemClock().now(), addresses=["127.0.0.1"]
-        )
         ear = Ear()
-        links = TlsLinks(
-            me="r2",
-            members=site.members,
-            cluster_id="another",
-            tls=PeerTls(authority=site.tls / "ca.pem", certificate=files.certificate, key=files.key),
-            timing=FAST,
-            uniform=lambda low, high: low,
-            listener=ear,
-        )
+        links = site.make("r2", ear, cluster_id="another")
         await links.start()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):

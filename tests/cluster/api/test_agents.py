@@ -1,0 +1,251 @@
+"""Agents: orders as soon as they change, reports settled once, silence noticed, progress shown."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cluster.clock import ManualClock
+from cluster.config import Config
+from cluster.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
+from replica.nodes import Node
+from replica.state import EMPTY
+from replica.units import Instant
+from tests.cluster.rig import SCRIPT, Answer, Rig, story, until
+
+
+async def register(rig: Rig, node: str = "n1", instance: str = "i") -> Answer:
+    body = {"command_id": rig.new_id(), "instance": instance, "storage_id": "s", "cpus": 2}
+    return await rig.ask("POST", f"/v1/agents/{node}/register", body, who=node)
+
+
+async def poll(rig: Rig, node: str = "n1", **fields: Any) -> Answer:
+    body = {"instance": "i", "seen_revision": 0, "wait_s": 0, **fields}
+    return await rig.ask("POST", f"/v1/agents/{node}/poll", body, who=node)
+
+
+async def report(rig: Rig, stage: str, result: dict[str, Any], command_id: str | None = None, **fields: Any) -> Answer:
+    row = {
+        "command_id": command_id or rig.new_id(),
+        "job": 1,
+        "attempt": rig.controller.state.jobs[1].attempt,
+        "stage": stage,
+        "result": result,
+        **fields,
+    }
+    return await rig.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
+
+
+@story
+async def test_a_job_goes_from_submit_to_complete_by_orders_and_reports_alone(config: Config) -> None:
+    async with Rig(config) as rig:
+        await register(rig)
+        await rig.submit(script=SCRIPT)
+        stages = []
+        results: dict[str, list[dict[str, Any]]] = {
+            "stage_in": [{"type": "done", "files": 0, "size_bytes": 0}],
+            "run": [{"type": "started"}, {"type": "ended", "result": 6, "exit_code": 0}],
+            "post_run": [{"type": "done"}],
+            "stage_out": [{"type": "done"}],
+            "teardown": [{"type": "done"}],
+        }
+        async with asyncio.timeout(20):
+            while rig.controller.state.unfinished:
+                orders = (await poll(rig)).body["orders"]
+                if not orders:
+                    await asyncio.sleep(0.01)
+                    continue
+                (order,) = orders
+                stages.append(order["stage"])
+                for result in results[order["stage"]]:
+                    answer = await report(rig, order["stage"], result, attempt=order["attempt"])
+                    assert answer.body["results"][0]["outcome"] == "accepted", answer
+        assert stages == ["stage_in", "run", "post_run", "stage_out", "teardown"]
+        shown = (await rig.ask("GET", "/v1/jobs/1", who="alice")).body
+        assert (shown["state"], shown["burst_buffer_state"], shown["reason"]) == ("COMPLETED", "complete", "None")
+        pools = (await rig.ask("GET", "/v1/pools", who="alice")).body["pools"]
+        assert all(pool["free_bytes"] == pool["quantity_bytes"] for pool in pools)
+
+
+@story
+async def test_a_poll_is_answered_as_soon_as_the_nodes_orders_change_and_not_before(config: Config) -> None:
+    async with Rig(config) as rig:
+        await register(rig)
+        seen = (await poll(rig)).body["revision"]
+        waiting = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
+        await until(lambda: rig.controller.orders.waiting == 1)
+        await rig.submit(hold=True)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await rig.submit()
+        answer = await waiting
+        assert [order["stage"] for order in answer.body["orders"]] == ["stage_in"]
+        assert answer.body["revision"] > seen
+
+
+@story
+async def test_a_poll_that_has_not_seen_the_latest_orders_is_answered_at_once(config: Config) -> None:
+    async with Rig(config) as rig:
+        await register(rig)
+        seen = (await poll(rig)).body["revision"]
+        await rig.submit()
+        answer = await asyncio.wait_for(poll(rig, seen_revision=seen, wait_s=30), 5)
+        assert len(answer.body["orders"]) == 1
+
+
+@story
+async def test_a_poll_waits_no_longer_than_it_says_and_a_newer_one_replaces_it(config: Config) -> None:
+    async with Rig(config) as rig:
+        await register(rig)
+        seen = (await poll(rig)).body["revision"]
+        answer = await asyncio.wait_for(poll(rig, seen_revision=seen, wait_s=0.05), 5)
+        assert answer.body["orders"] == []
+        older = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
+        await until(lambda: rig.controller.orders.waiting == 1)
+        newer = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
+        assert (await asyncio.wait_for(older, 5)).status == 200
+        assert not newer.done()
+        await rig.submit()
+        assert len((await newer).body["orders"]) == 1
+
+
+@story
+async def test_a_waiting_poll_is_sent_to_the_new_leader_when_leadership_is_lost(config: Config) -> None:
+    async with Rig(config) as rig:
+        await register(rig)
+        seen = (await poll(rig)).body["revision"]
+        waiting = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
+        await until(lambda: rig.controller.orders.waiting == 1)
+        rig.engine.depose(None)
+        assert (await asyncio.wait_for(waiting, 5)).status == 503
+
+
+@story
+async def test_an_agent_that_is_unknown_or_replaced_is_told_so(config: Config) -> None:
+    async with Rig(config) as rig:
+        unknown = await poll(rig)
+        assert (unknown.status, unknown.code) == (404, "unknown_node")
+        await register(rig, instance="first")
+        await register(rig, instance="second")
+        old = await poll(rig, instance="first")
+        assert (old.status, old.code) == (409, "stale_instance")
+        assert (await poll(rig, instance="second")).status == 200
+
+
+@story
+async def test_a_report_is_settled_once_and_a_stale_one_is_refused_and_acknowledged(config: Config) -> None:
+    async with Rig(config) as rig:
+        await register(rig)
+        await rig.submit()
+        id_ = rig.new_id()
+        attempt = rig.controller.state.jobs[1].attempt
+        first = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
+        assert first.body["results"] == [{"command_id": id_, "outcome": "accepted", "code": None, "sentence": None}]
+        revision = rig.controller.state.revision
+        again = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
+        assert again.body["results"] == first.body["results"]
+        assert rig.controller.state.revision == revision
+        stale = await report(rig, "stage_in", {"type": "failed", "message": "late"}, attempt=attempt)
+        assert stale.status == 200
+        assert stale.body["results"][0]["outcome"] == "refused"
+        assert stale.body["results"][0]["code"] == "stale_attempt"
+
+
+@story
+async def test_a_report_from_before_a_long_outage_is_still_heard_and_happens_once(config: Config) -> None:
+    """Ids expire; what an agent has to tell does not: its attempt is fence enough."""
+    clock = ManualClock(Instant(1_750_000_000_000_000))
+    async with Rig(config, clock=clock) as rig:
+        await register(rig)
+        await rig.submit()
+        id_, attempt = rig.new_id(), rig.controller.state.jobs[1].attempt
+        clock.advance(3_000)
+        first = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
+        assert first.body["results"][0]["outcome"] == "accepted", first
+        again = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
+        assert again.body["results"][0]["outcome"] == "refused"
+        assert rig.controller.state.buffers[1].state.word in ("staged-in", "pre-run")
+
+
+@story
+async def test_reports_that_were_not_settled_are_not_acknowledged(config: Config) -> None:
+    async with Rig(config) as rig:
+        await register(rig)
+        await rig.submit()
+        rig.engine.automatic = False
+        asked = asyncio.create_task(report(rig, "stage_in", {"type": "done"}))
+        await until(lambda: rig.engine.uncommitted > 0)
+        rig.engine.depose(None)
+        answer = await asked
+        assert (answer.status, answer.code) == (503, "outcome_unknown")
+
+
+@story
+async def test_progress_of_current_attempts_is_shown_and_of_others_is_not(config: Config) -> None:
+    async with Rig(config) as rig:
+        await register(rig)
+        await rig.submit()
+        attempt = rig.controller.state.jobs[1].attempt
+        row = {
+            "job": 1,
+            "attempt": attempt,
+            "stage": "stage_in",
+            "bytes_done": 5,
+            "bytes_total": 9,
+            "rate_bytes_s": 2.5,
+        }
+        await poll(rig, progress=[row, {**row, "job": 7}])
+        transfers = (await rig.ask("GET", "/v1/transfers", who="bob")).body["transfers"]
+        assert [(t["job_id"], t["bytes_done"], t["bytes_total"], t["node"]) for t in transfers] == [(1, 5, 9, "n1")]
+        await report(rig, "stage_in", {"type": "done"})
+        assert (await rig.ask("GET", "/v1/transfers", who="bob")).body["transfers"] == []
+
+
+@story
+async def test_a_silent_node_is_marked_down_and_taken_back_when_it_is_heard(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(Instant(1_750_000_000_000_000))
+    async with Rig(config, clock=clock) as rig:
+        await register(rig)
+        look = rig.controller._look
+        for _ in range(int(NODE_DOWN_S) + 2):
+            assert not rig.controller.state.nodes["n1"].down
+            clock.advance(1)
+            look()
+            await asyncio.sleep(0)
+        await until(lambda: rig.controller.state.nodes["n1"].down)
+        nodes = (await rig.ask("GET", "/v1/nodes", who="bob")).body["nodes"]
+        assert (nodes[0]["state"], nodes[0]["reason"][:28]) == ("DOWN", "its agent has not been heard")
+        await poll(rig)
+        await until(lambda: not rig.controller.state.nodes["n1"].down)
+
+
+def test_a_leader_that_was_away_itself_does_not_take_the_nodes_for_dead() -> None:
+    clock = ManualClock(Instant(1))
+    liveness = Liveness(clock)
+    state = type(EMPTY)(nodes=EMPTY.nodes.set("n1", Node("n1", 1, "i", "s")))
+    liveness.heard("n1")
+    clock.advance(NODE_DOWN_S * 10)
+    assert liveness.silent(state) == []
+    for _ in range(int(NODE_DOWN_S / INATTENTION_S) + 1):
+        clock.advance(INATTENTION_S)
+        found = liveness.silent(state)
+    assert [name for name, _ in found] == ["n1"]
+
+
+def test_a_new_leader_counts_silence_from_its_own_start() -> None:
+    clock = ManualClock(Instant(1))
+    liveness = Liveness(clock)
+    state = type(EMPTY)(nodes=EMPTY.nodes.set("n1", Node("n1", 1, "i", "s")))
+    for _ in range(100):
+        clock.advance(1)
+        liveness.lead()
+        assert liveness.silent(state) == []
+
+
+def test_progress_of_a_node_is_replaced_as_a_whole() -> None:
+    liveness = Liveness(ManualClock(Instant(1)))
+    row = Transfer(1, 1, "n1", "stage_in", 0, 0, 0, 0, 0.0, Instant(1))
+    liveness.progressed("n1", [row], EMPTY)
+    assert liveness.transfers(EMPTY) == []

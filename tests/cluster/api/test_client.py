@@ -1,0 +1,59 @@
+"""The client and the server of this project understand each other: every method, against a real replica."""
+
+from cluster.client import Client
+from cluster.client import requests as r
+from cluster.config import Config
+from replica.commands import OperationDone
+from tests.cluster.rig import SCRIPT, Rig, story
+
+
+@story
+async def test_every_method_of_the_client_gets_its_answer(config: Config) -> None:
+    async with Rig(config):
+        async with (
+            Client(config.endpoints, config.tls_files("operator")) as operator,
+            Client(config.endpoints, config.tls_files("alice")) as alice,
+            Client(config.endpoints, config.tls_files("n1")) as agent,
+        ):
+            registration = r.RegisterRequest(command_id=agent.new_command_id(), instance="i", storage_id="s", cpus=2)
+            assert (await agent.register("n1", registration)).revision > 0
+            submission = r.SubmitRequest(
+                command_id=alice.new_command_id(),
+                script=SCRIPT,
+                time_limit_s=60,
+                workdir=str(config.file.parent / "out"),
+            )
+            job = await alice.submit(submission)
+            assert job.job_id == 1
+            polled = await agent.poll("n1", r.PollRequest(instance="i", wait_s=0))
+            assert [order.stage for order in polled.orders] == ["stage_in"]
+            report = r.Report(
+                command_id=agent.new_command_id(), job=1, attempt=1, stage="stage_in", result=OperationDone()
+            )
+            reported = await agent.report("n1", r.ReportsRequest(reports=(report,)))
+            assert [result.outcome for result in reported.results] == ["accepted"]
+            assert (await alice.job(1)).attempt >= 1
+            assert [found.job_id for found in (await alice.jobs(states=["CONFIGURING"])).jobs] == [1]
+            assert (await alice.history(1)).complete
+            assert (await alice.why(1)).reason == "None"
+            assert (await alice.why(1, at=job.revision)).reason == job.reason
+            assert {pool.name for pool in (await alice.pools()).pools} == {"fast", "wide"}
+            pool = r.PoolRequest(command_id=operator.new_command_id(), quantity="1GiB", granularity="1MiB")
+            assert (await operator.set_pool("new", pool)).free_bytes == 2**30
+            assert (await alice.buffers()).buffers[0].state == "pre-run"
+            assert (await operator.drain("n1", reason="dust")).state == "DRAINED"
+            assert (await operator.resume("n1")).state == "UP"
+            assert (await alice.nodes(stale=True)).nodes[0].last_contact_s is not None
+            assert (await alice.transfers()).transfers == ()
+            held = r.SubmitCommand(
+                command_id=alice.new_command_id(), script="#!/bin/sh\n", time_limit_s=1, workdir="/nowhere", hold=True
+            )
+            assert [result.status for result in (await alice.commands([held])).results] == [403]
+            assert (await alice.cancel(1)).cancelled
+            assert (await operator.members()).leader == "r1"
+            status = await operator.status(config.endpoints[0], digest=True)
+            assert status.ready and status.state_digest
+            ledger = await operator.ledger(first_index=1, limit=100)
+            assert ledger.entries[-1].digest == status.ledger_digest
+            assert (await operator.save_snapshot()).revision == status.revision
+            assert "/v1/jobs" in (await alice.openapi())["paths"]

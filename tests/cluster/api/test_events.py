@@ -1,0 +1,193 @@
+"""The event stream: every event once and in order, resumable at any revision, and bounded for who does not read."""
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import cluster.api.events
+from cluster.client.sse import ServerSentEvent, SseParser
+from cluster.config import Config
+from cluster.tls import client_context
+from tests.cluster.rig import Rig, story, until
+
+
+@asynccontextmanager
+async def streaming(rig: Rig, query: str = "", headers: dict[str, str] | None = None) -> AsyncIterator[Any]:
+    async with rig.session("alice").get(rig.url + "/v1/events" + query, headers=headers) as response:
+        assert response.status == 200, await response.read()
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        yield response
+
+
+async def read(response: Any, count: int) -> list[ServerSentEvent]:
+    parser, found = SseParser(), []
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            found += parser.feed(await response.content.readany())
+    return found[:count]
+
+
+def places(events: list[ServerSentEvent]) -> list[tuple[int, int]]:
+    return [(data["revision"], data["sequence"]) for data in (json.loads(event.data) for event in events)]
+
+
+async def prepare(rig: Rig, jobs: int = 5) -> None:
+    instance = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+    await rig.ask("POST", "/v1/agents/n1/register", instance, who="n1")
+    for _ in range(jobs):
+        await rig.submit()
+
+
+def total(rig: Rig) -> int:
+    applied = rig.controller.chronicle.read(1, limit=10_000)
+    return sum(len(entry.events) for one in applied if one.batch for entry in one.batch.entries)
+
+
+@story
+async def test_a_stream_from_zero_has_every_event_and_then_those_that_come(config: Config) -> None:
+    async with Rig(config) as rig:
+        await prepare(rig)
+        async with streaming(rig, "?from=0") as response:
+            events = await read(response, total(rig))
+            assert events[0].event == "cluster_founded"
+            assert places(events) == sorted(set(places(events)))
+            submitted = [event for event in events if event.event == "job_submitted"]
+            assert len(submitted) == 5
+            detail = json.loads(submitted[0].data)
+            assert (detail["actor"], detail["job_id"], detail["command"]) == ("user alice", 1, "submit_job")
+            assert "script" not in detail["detail"]["spec"] and "environment" not in detail["detail"]["spec"]
+            await rig.submit(hold=True)
+            (later,) = await read(response, 1)
+            assert later.event == "job_submitted" and json.loads(later.data)["job_id"] == 6
+
+
+@story
+async def test_a_stream_resumed_at_any_revision_continues_without_gap_or_repetition(config: Config) -> None:
+    async with Rig(config) as rig:
+        await prepare(rig)
+        async with streaming(rig, "?from=0") as response:
+            everything = places(await read(response, total(rig)))
+        # Once from the memory of this process, once from the ledger on disk.
+        for _ in range(2):
+            for revision in range(rig.controller.state.revision):
+                wanted = [place for place in everything if place[0] > revision]
+                if not wanted:
+                    continue
+                async with streaming(rig, f"?from={revision}") as response:
+                    assert places(await read(response, len(wanted))) == wanted
+                async with streaming(rig, headers={"Last-Event-ID": str(revision)}) as response:
+                    assert places(await read(response, len(wanted))) == wanted
+            await rig.restart()
+
+
+@story
+async def test_only_the_last_event_of_a_revision_carries_its_id(config: Config) -> None:
+    async with Rig(config) as rig:
+        await prepare(rig, jobs=1)
+        body = {"command_id": rig.new_id(), "hurry": True}
+        await rig.ask("POST", "/v1/jobs/1/cancel", body, who="alice")
+        async with streaming(rig, "?from=0") as response:
+            raw = await response.content.readany()
+            while raw.count(b"data: ") < total(rig):
+                raw += await response.content.readany()
+        frames = [frame for frame in raw.split(b"\n\n") if frame]
+        for frame, following in zip(frames, frames[1:] + [b""], strict=True):
+            revision = json.loads(frame.split(b"data: ")[1])["revision"]
+            last = not following or json.loads(following.split(b"data: ")[1])["revision"] != revision
+            assert (b"id: %d\n" % revision in frame) is last
+
+
+@story
+async def test_the_client_of_this_project_reads_the_stream(config: Config) -> None:
+    from contextlib import aclosing
+
+    from cluster.client import Client
+
+    async with Rig(config) as rig:
+        await prepare(rig)
+        async with Client(config.endpoints, config.tls_files("alice")) as client, aclosing(client.events()) as events:
+            found = [await anext(events) for _ in range(total(rig))]
+            assert found[0].event == "cluster_founded"
+            assert len({(event.revision, event.sequence) for event in found}) == len(found)
+
+
+@story
+async def test_a_subscriber_that_does_not_read_is_cut_and_told_where_to_resume(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.api.events, "WRITE_S_MAX", 0.2)
+    async with Rig(config) as rig:
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        loop = asyncio.get_running_loop()
+        address = config.replica("r1").api
+        await loop.sock_connect(raw, (address.host, address.port))
+        reader, writer = await asyncio.open_connection(
+            sock=raw, ssl=client_context(config.tls_files("alice")), server_hostname="127.0.0.1", limit=1024
+        )
+        writer.write(b"GET /v1/events?from=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await writer.drain()
+        await until(lambda: rig.service.event_streams == 1)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        long_name = "#!/bin/sh\n#DW jobdw capacity=8MiB access_mode=striped type=scratch\n" + "".join(
+            f"#DW stage_in type=file source={config.file.parent}/in/{'x' * 200}{n} destination=$DW_JOB_STRIPED/{n}\n"
+            for n in range(400)
+        )
+        for _ in range(200):
+            await rig.submit(hold=True, script=long_name)
+            if rig.service.event_streams == 0:
+                break
+        assert rig.service.event_streams == 0
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        received = b""
+        while True:
+            try:
+                part = await reader.read(65536)
+            except (ConnectionError, ssl.SSLError):
+                break
+            if not part:
+                break
+            received = received[-4096:] + part
+        assert b": too slow; resume with from=" in received
+        writer.close()
+
+
+@story
+async def test_too_many_streams_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.api.events, "STREAMS_MAX", 1)
+    async with Rig(config) as rig:
+        async with streaming(rig):
+            answer = await rig.ask("GET", "/v1/events", who="bob")
+            assert (answer.status, answer.code) == (503, "too_busy")
+
+
+@story
+async def test_a_silent_stream_shows_that_it_lives(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
+    async with Rig(config) as rig:
+        async with streaming(rig) as response:
+            assert (await response.content.readline()).startswith(b": revision ")
+
+
+@story
+async def test_a_stopping_replica_tells_its_subscribers_where_to_resume(config: Config) -> None:
+    async with Rig(config) as rig:
+        async with streaming(rig) as response:
+            rig.service.stopping.set()
+            rest = await response.content.read()
+            assert f"resume with from={rig.controller.state.revision}" in rest.decode()
+
+
+@story
+async def test_a_position_that_is_no_revision_is_refused(config: Config) -> None:
+    async with Rig(config) as rig:
+        assert (await rig.ask("GET", "/v1/events?from=-1", who="alice")).status == 400
+        answer = await rig.ask("GET", "/v1/events", who="alice", headers={"Last-Event-ID": "yesterday"})
+        assert (answer.status, answer.body["error"]["place"]) == (400, "header Last-Event-ID")

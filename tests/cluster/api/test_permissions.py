@@ -1,0 +1,120 @@
+"""Who may ask what: the whole product of roles and routes, written down once more, by hand."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.api.routes import ROUTES, Route
+from cluster.config import Config
+from cluster.identity import Role
+from tests.cluster.rig import Rig, story
+
+O, U, A, R = Role.OPERATOR, Role.USER, Role.AGENT, Role.REPLICA  # noqa: E741
+WHO = {O: "operator", U: "alice", A: "n1", R: "r1"}
+
+ALLOWED: dict[tuple[str, str], str] = {
+    ("POST", "/v1/jobs"): "operator user",
+    ("GET", "/v1/jobs"): "operator user",
+    ("POST", "/v1/commands"): "operator user",
+    ("GET", "/v1/jobs/{id}"): "operator user",
+    ("GET", "/v1/jobs/{id}/history"): "operator user",
+    ("GET", "/v1/jobs/{id}/why"): "operator user",
+    ("POST", "/v1/jobs/{id}/cancel"): "operator user",
+    ("POST", "/v1/jobs/{id}/hold"): "operator user",
+    ("POST", "/v1/jobs/{id}/release"): "operator user",
+    ("GET", "/v1/pools"): "operator user",
+    ("PUT", "/v1/pools/{name}"): "operator",
+    ("GET", "/v1/buffers"): "operator user",
+    ("GET", "/v1/nodes"): "operator user",
+    ("POST", "/v1/nodes/{name}/drain"): "operator",
+    ("POST", "/v1/nodes/{name}/resume"): "operator",
+    ("GET", "/v1/transfers"): "operator user",
+    ("GET", "/v1/members"): "operator user agent replica",
+    ("GET", "/v1/status"): "operator user agent replica",
+    ("GET", "/v1/ledger"): "operator replica",
+    ("POST", "/v1/snapshots"): "operator",
+    ("GET", "/v1/events"): "operator user",
+    ("POST", "/v1/agents/{node}/register"): "agent",
+    ("POST", "/v1/agents/{node}/poll"): "agent",
+    ("POST", "/v1/agents/{node}/reports"): "agent",
+    ("GET", "/v1/openapi.json"): "operator user agent replica",
+    ("GET", "/healthz"): "operator user agent replica",
+    ("GET", "/readyz"): "operator user agent replica",
+    ("GET", "/metrics"): "operator user agent replica",
+}
+
+
+def test_every_route_is_in_the_table_of_permissions() -> None:
+    assert {(route.method, route.path) for route in ROUTES} == set(ALLOWED)
+
+
+def product() -> Iterator[tuple[Route, Role, bool]]:
+    for route in ROUTES:
+        for role in Role:
+            yield route, role, role.value in ALLOWED[route.method, route.path].split()
+
+
+def target(route: Route) -> str:
+    return route.path.replace("{id}", "1").replace("{name}", "n1").replace("{node}", "n1")
+
+
+@story
+async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> None:
+    async with Rig(config) as rig:
+        await rig.submit(hold=True)
+        for route, role, allowed in product():
+            if route.path == "/v1/events" and allowed:
+                continue
+            revision = rig.controller.state.revision
+            body: dict[str, Any] | None = {} if route.body is not None else None
+            answer = await rig.ask(route.method, target(route), body, who=WHO[role])
+            asked = f"{role} {route.method} {route.path}: {answer}"
+            if allowed:
+                # The empty body of a write is refused as such: the request came past the permission.
+                assert answer.status != 403, asked
+                assert answer.status < 300 or answer.code == "invalid_field", asked
+            else:
+                assert (answer.status, answer.code) == (403, "permission_denied"), asked
+                assert answer.sentence.startswith(str(role)), asked
+                assert rig.controller.state.revision == revision, asked
+
+
+@pytest.mark.parametrize("what", ["register", "poll", "reports"])
+def test_an_agent_may_touch_its_own_node_only(config: Config, what: str) -> None:
+    @story
+    async def run() -> None:
+        async with Rig(config) as rig:
+            bodies: dict[str, dict[str, Any]] = {
+                "register": {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 1},
+                "poll": {"instance": "i", "wait_s": 0},
+                "reports": {"reports": []},
+            }
+            revision = rig.controller.state.revision
+            answer = await rig.ask("POST", f"/v1/agents/n2/{what}", bodies[what], who="n1")
+            assert (answer.status, answer.code) == (403, "permission_denied")
+            assert answer.sentence == "agent n1 may not speak for node 'n2'"
+            assert rig.controller.state.revision == revision
+
+    run()
+
+
+@story
+async def test_who_has_no_certificate_of_the_cluster_is_not_even_heard(config: Config, tmp_path_factory: Any) -> None:
+    import ssl
+
+    import aiohttp
+
+    from tests.cluster.rig import make_cluster
+
+    foreign = make_cluster(tmp_path_factory.mktemp("foreign"))
+    async with Rig(config) as rig:
+        for files in (None, foreign.tls_files("operator")):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(config.tls.authority)
+            if files is not None:
+                context.load_cert_chain(files.certificate, files.key)
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+                with pytest.raises(aiohttp.ClientError):
+                    async with session.get(rig.url + "/healthz") as response:
+                        await response.read()

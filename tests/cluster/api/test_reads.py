@@ -1,0 +1,254 @@
+"""Reads say what they are: current by proof, old on request, and the same in the past as they were then."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cluster.api.render import Verdicts, job_view
+from cluster.config import Config
+from replica.queries import reason_of
+from replica.settle import settle_entry
+from replica.state import EMPTY, State
+from tests.cluster.rig import Rig, story, until
+
+
+async def busy(rig: Rig) -> dict[int, State]:
+    """Have things happen, more than fit at once; return the state after each batch by revision."""
+    states = {}
+    original = rig.controller.apply
+
+    def apply(index: int, term: int, data: bytes) -> None:
+        original(index, term, data)
+        states[int(rig.controller.state.revision)] = rig.controller.state
+
+    rig.engine.machine.apply = apply  # type: ignore[method-assign]
+    agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+    await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
+    big = "#!/bin/sh\n#DW jobdw capacity=40MiB access_mode=striped type=scratch\ntrue\n"
+    for _ in range(4):
+        await rig.submit(script=big)
+    await rig.ask("POST", "/v1/jobs/4/hold", {"command_id": rig.new_id()}, who="alice")
+    for job, stage, result in ((1, "stage_in", {"type": "done"}), (1, "run", {"type": "started"})):
+        await until(lambda: rig.controller.state.jobs[1].attempt > 0)
+        report = {
+            "command_id": rig.new_id(),
+            "job": job,
+            "attempt": rig.controller.state.jobs[job].attempt,
+            "stage": stage,
+            "result": result,
+        }
+        answer = await rig.ask("POST", "/v1/agents/n1/reports", {"reports": [report]}, who="n1")
+        assert answer.body["results"][0]["outcome"] == "accepted", answer
+    await rig.ask("POST", "/v1/jobs/2/cancel", {"command_id": rig.new_id(), "hurry": True}, who="alice")
+    return states
+
+
+@story
+async def test_why_at_a_revision_gives_the_reason_that_show_gave_at_that_revision(config: Config) -> None:
+    async with Rig(config) as rig:
+        states = await busy(rig)
+        reasons = set()
+        # Once with the process that saw it happen, once with one that knows only the files.
+        for _ in range(2):
+            for revision, state in states.items():
+                for job in state.jobs:
+                    shown = reason_of(state, job)
+                    answer = await rig.ask("GET", f"/v1/jobs/{job}/why?at={revision}", who="alice")
+                    assert answer.status == 200, answer
+                    assert (answer.body["reason"], answer.body["state"]) == (shown, state.jobs[job].state.name)
+                    assert answer.body["revision"] == revision
+                    reasons.add(shown)
+            await rig.restart()
+        assert {"BurstBufferResources", "BurstBufferStageIn", "JobHeldUser", "None"} <= reasons
+
+
+@story
+async def test_the_reason_in_a_view_is_the_one_that_a_scheduling_pass_gives(config: Config) -> None:
+    async with Rig(config) as rig:
+        states = await busy(rig)
+        plain = {"script": "#!/bin/sh\n", "cpus": 2}
+        for changes in ({}, {}, {"dependencies": ["afterok:3"]}, {"begin_at": "2100-01-01T00:00:00Z"}, {"hold": True}):
+            await rig.submit(**{**plain, **changes})
+        seen = set()
+        for state in [*states.values(), rig.controller.state]:
+            for job in state.jobs:
+                shown = job_view(state, job, Verdicts())
+                assert shown.reason == reason_of(state, job)
+                seen.add(shown.reason)
+        assert {"BurstBufferResources", "Dependency", "BeginTime", "JobHeldUser", "None", "Resources"} <= seen
+
+
+@story
+async def test_the_state_at_every_revision_is_what_folding_the_ledger_to_it_gives(config: Config) -> None:
+    async with Rig(config) as rig:
+        await busy(rig)
+        await rig.ask("POST", "/v1/snapshots")
+        await rig.submit(hold=True)
+        for _ in range(2):
+            folded = EMPTY
+            for applied in list(rig.controller.chronicle.read(1, limit=1000)):
+                if applied.batch is None:
+                    continue
+                for entry in applied.batch.entries:
+                    folded = settle_entry(folded, entry, applied.batch.at)
+                    assert await rig.controller.past.state_at(folded.revision) == folded
+            assert folded == rig.controller.state
+            await rig.restart()
+
+
+@story
+async def test_a_history_tells_what_happened_with_the_state_and_reason_after_each_event(config: Config) -> None:
+    async with Rig(config) as rig:
+        states = await busy(rig)
+        for _ in range(2):
+            answer = await rig.ask("GET", "/v1/jobs/1/history", who="bob")
+            assert answer.status == 200 and answer.body["complete"], answer
+            rows = answer.body["rows"]
+            events = [row["event"] for row in rows]
+            assert events[:4] == ["job_submitted", "buffer_allocated", "staged_in", "run_ordered"], events
+            assert rows[0]["actor"] == "user alice" and rows[1]["actor"] == "scheduler"
+            assert [row["revision"] for row in rows] == sorted(row["revision"] for row in rows)
+            for row in rows:
+                assert row["sentence"] and row["at"]
+                if row["revision"] in states:
+                    state = states[row["revision"]]
+                    assert (row["reason"], row["state"]) == (reason_of(state, 1), state.jobs[1].state.name)
+            await rig.restart()
+
+
+@story
+async def test_a_revision_that_has_not_happened_or_is_not_a_number_is_refused(config: Config) -> None:
+    async with Rig(config) as rig:
+        await rig.submit()
+        answer = await rig.ask("GET", "/v1/jobs/1/why?at=999", who="alice")
+        assert (answer.status, answer.code) == (404, "unknown_revision")
+        assert (await rig.ask("GET", "/v1/jobs/1/why?at=now", who="alice")).status == 400
+        answer = await rig.ask("GET", "/v1/jobs/1/why?at=1", who="alice")
+        assert (answer.status, answer.code) == (404, "unknown_job")
+
+
+@story
+async def test_a_read_proves_leadership_first_and_a_stale_one_does_not(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.controller.READ_WAIT_S", 0.05)
+    async with Rig(config) as rig:
+        await rig.submit()
+        before = rig.engine.confirmations
+        assert (await rig.ask("GET", "/v1/jobs/1", who="alice")).status == 200
+        assert rig.engine.confirmations == before + 1
+        rig.engine.confirms = False
+        cut_off = await rig.ask("GET", "/v1/jobs/1", who="alice")
+        assert (cut_off.status, cut_off.code) == (503, "no_leader")
+        stale = await rig.ask("GET", "/v1/jobs/1?stale=ok", who="alice")
+        assert (stale.status, stale.body["job_id"]) == (200, 1)
+
+
+@story
+async def test_a_read_waits_until_what_was_committed_before_it_is_applied(config: Config) -> None:
+    async with Rig(config, automatic=False) as rig:
+        submitted = asyncio.create_task(rig.submit())
+        await until(lambda: rig.engine.uncommitted == 1)
+
+        async def confirm() -> int:
+            return rig.engine.last_index
+
+        rig.engine.confirm_leadership = confirm  # type: ignore[method-assign]
+        read = asyncio.create_task(rig.ask("GET", "/v1/jobs/1", who="alice"))
+        await asyncio.sleep(0.05)
+        assert not read.done()
+        rig.engine.commit()
+        assert (await read).body["job_id"] == 1
+        await submitted
+
+
+@story
+async def test_ready_means_that_a_command_can_be_committed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.api.ledger.READY_WAIT_S", 0.05)
+    async with Rig(config) as rig:
+
+        async def ready() -> int:
+            return (await rig.ask("GET", "/readyz", who="n1")).status
+
+        assert await ready() == 200
+        rig.engine.confirms = False
+        assert await ready() == 503
+        rig.engine.confirms = True
+        rig.engine.depose(None)
+        assert await ready() == 503
+        assert (await rig.ask("GET", "/healthz", who="n1")).status == 200
+        status = await rig.ask("GET", "/v1/status")
+        assert (status.body["ready"], status.body["not_ready"]) == (False, "no leader is known")
+
+
+@story
+async def test_jobs_are_listed_by_state_and_user_and_within_a_limit(config: Config) -> None:
+    async with Rig(config) as rig:
+        for who in ("alice", "bob", "alice"):
+            await rig.submit(who=who, hold=True)
+        await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id()}, who="alice")
+
+        async def listed(query: str) -> tuple[list[int], bool]:
+            answer = await rig.ask("GET", "/v1/jobs" + query, who="bob")
+            return [job["job_id"] for job in answer.body["jobs"]], answer.body["truncated"]
+
+        assert await listed("") == ([1, 2, 3], False)
+        assert await listed("?user=alice") == ([1, 3], False)
+        assert await listed("?state=pending") == ([2, 3], False)
+        assert await listed("?state=CANCELLED,RUNNING") == ([1], False)
+        assert await listed("?limit=2") == ([2, 3], True)
+        assert await listed("?user=nobody") == ([], False)
+
+
+@story
+async def test_pools_show_derived_free_capacity_and_buffers_what_they_hold(config: Config) -> None:
+    async with Rig(config) as rig:
+        await busy(rig)
+        pools = {pool["name"]: pool for pool in (await rig.ask("GET", "/v1/pools", who="bob")).body["pools"]}
+        buffers = (await rig.ask("GET", "/v1/buffers", who="bob")).body["buffers"]
+        held = sum(buffer["held_bytes"] for buffer in buffers if buffer["pool"] == "fast")
+        assert held > 0
+        assert pools["fast"]["held_bytes"] == held
+        assert pools["fast"]["free_bytes"] == pools["fast"]["quantity_bytes"] - held
+        assert pools["fast"]["buffers"] == sum(1 for buffer in buffers if buffer["held_bytes"])
+
+
+@story
+async def test_the_ledger_is_read_with_its_digests_and_says_what_the_status_says(config: Config) -> None:
+    async with Rig(config) as rig:
+        await busy(rig)
+        for _ in range(2):
+            found: list[dict[str, Any]] = []
+            first = 1
+            while True:
+                answer = await rig.ask("GET", f"/v1/ledger?from={first}&limit=3")
+                if not answer.body["entries"]:
+                    break
+                found += answer.body["entries"]
+                first = found[-1]["index"] + 1
+            status = (await rig.ask("GET", "/v1/status?digest=yes")).body
+            assert [entry["index"] for entry in found] == list(range(1, status["applied_index"] + 1))
+            assert found[-1]["digest"] == status["ledger_digest"]
+            revisions = [record["revision"] for entry in found for record in entry["records"]]
+            assert revisions == list(range(1, status["revision"] + 1))
+            assert len(status["state_digest"]) == 64
+            await rig.restart()
+
+
+@story
+async def test_metrics_show_pools_jobs_queue_and_latency(config: Config) -> None:
+    async with Rig(config) as rig:
+        await busy(rig)
+        await rig.submit(user="bob")
+        text = (await rig.ask("GET", "/metrics", who="alice")).body.decode()
+        for line in (
+            'forebay_role{role="leader"} 1.0',
+            'forebay_pool_bytes{pool="fast"} 1.00663296e+08',
+            'forebay_jobs{state="RUNNING"} 1.0',
+            "forebay_queue_commands 0.0",
+            f"forebay_revision {float(rig.controller.state.revision)}",
+        ):
+            assert line in text, line
+        assert 'forebay_api_request_seconds_count{route="jobs_submit",status="2xx"}' in text
+        assert 'forebay_api_problems_total{code="permission_denied"}' in text

@@ -1,0 +1,262 @@
+"""The controller: restarts, snapshots, installs, and stopping itself for what no correct leader makes."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.config import Config
+from cluster.past import POINTS_MAX
+from cluster.storage import StorageRefused, open_storage
+from replica.commands import CONTROLLER
+from replica.commit import Batch, Entry
+from replica.events import JobReleased, NodeResumed
+from replica.fold import LedgerViolation
+from replica.state_digest import state_digest
+from replica.units import Revision
+from tests.cluster.rig import Rig, placed, story, until
+from wal import BrokenInvariant, RecoveryRefused
+from wal.codec import CodecError, encode_batch
+
+
+def small_snapshots(config: Config, every: int) -> Config:
+    storage = msgspec.structs.replace(config.storage, snapshot_every_entries=every)
+    return msgspec.structs.replace(config, storage=storage)
+
+
+async def submit_many(rig: Rig, count: int) -> None:
+    for _ in range(count):
+        assert (await rig.submit(hold=True)).status == 201
+
+
+@story
+async def test_a_restart_rebuilds_the_same_state_from_the_ledger_alone(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 10)
+        before, digest = rig.controller.state, rig.controller.applied_digest
+        await rig.restart()
+        assert state_digest(rig.controller.state) == state_digest(before)
+        assert rig.storage.state == before
+        assert rig.storage.journal.digest_at(rig.storage.index) == digest
+
+
+@story
+async def test_snapshots_are_written_in_the_background_compact_the_journal_and_shorten_the_restart(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.controller.COMPACTION_MARGIN_ENTRIES", 2)
+    async with Rig(small_snapshots(config, 5)) as rig:
+        await submit_many(rig, 12)
+        await until(lambda: rig.controller.snapshot_index >= 10 and not rig.controller.snapshots.saving)
+        await until(lambda: bool(rig.engine.compacted))
+        assert rig.storage.journal.base_index > 0
+        before = rig.controller.state
+        await rig.restart()
+        assert rig.storage.replayed < 10
+        assert state_digest(rig.storage.state) == state_digest(before)
+        # What was compacted away is still history.
+        history = await rig.ask("GET", "/v1/jobs/1/history", who="alice")
+        assert history.body["rows"][0]["event"] == "job_submitted"
+        assert (await rig.ask("GET", "/v1/ledger?from=1&limit=2")).body["entries"][0]["index"] == 1
+
+
+@story
+async def test_a_damaged_snapshot_is_passed_over_and_everything_is_folded(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 5)
+        saved = await rig.ask("POST", "/v1/snapshots")
+        before = rig.controller.state
+        await rig.close()
+        path = Path(saved.body["path"])
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(bytes(data))
+        await rig.open()
+        assert rig.storage.replayed == rig.storage.index
+        assert state_digest(rig.storage.state) == state_digest(before)
+
+
+@story
+async def test_a_snapshot_of_another_history_is_passed_over(config: Config, tmp_path: Path) -> None:
+    other = placed(config, tmp_path / "other")
+    async with Rig(other) as rig:
+        await submit_many(rig, 3)
+        await rig.ask("POST", "/v1/snapshots")
+    async with Rig(config) as rig:
+        await submit_many(rig, 6)
+        before = rig.controller.state
+        await rig.close()
+        shutil.copytree(other.snapshot_directory("r1"), config.snapshot_directory("r1"), dirs_exist_ok=True)
+        await rig.open()
+        assert rig.storage.replayed == rig.storage.index
+        assert state_digest(rig.storage.state) == state_digest(before)
+
+
+@story
+async def test_a_journal_that_vanished_beside_its_snapshots_is_refused(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 3)
+        await rig.ask("POST", "/v1/snapshots")
+        await rig.close()
+        kept = config.wal_directory("r1").with_name("kept")
+        config.wal_directory("r1").rename(kept)
+        with pytest.raises(RecoveryRefused):
+            open_storage(config, "r1")
+        shutil.rmtree(config.wal_directory("r1"), ignore_errors=True)
+        kept.rename(config.wal_directory("r1"))
+        await rig.open()
+
+
+@story
+async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_not_pretended(
+    config: Config, tmp_path: Path
+) -> None:
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        await submit_many(leader, 20)
+        saved = await leader.ask("POST", "/v1/snapshots")
+        await submit_many(leader, 2)
+        data = Path(saved.body["path"]).read_bytes()
+        async with Rig(config) as rig:
+            await submit_many(rig, 1)
+            rig.engine.depose(None)
+            waiting = asyncio.ensure_future(rig.controller.wait_applied(saved.body["index"]))
+            sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+            for offset in range(0, len(data), 1000):
+                sink.write(offset, data[offset : offset + 1000])
+            sink.finish()
+            await waiting
+            assert rig.controller.applied_index == saved.body["index"]
+            assert rig.controller.state.revision == saved.body["revision"]
+            assert len(rig.controller.state.jobs) == 20
+            newest = rig.controller.newest_snapshot()
+            assert newest is not None and newest.index == saved.body["index"]
+            with pytest.raises(LookupError):
+                await rig.controller.past.state_at(rig.controller.state.revision - 1)
+            # The history continues with what the leader sends next.
+            for applied in leader.controller.chronicle.read(rig.controller.applied_index + 1, limit=10):
+                assert applied.batch is not None
+                rig.storage.journal.set_term(max(applied.term, rig.storage.journal.term), rig.storage.journal.voted_for)
+                entry = leader.storage.journal.entry(applied.index)
+                rig.storage.journal.append([entry])
+                rig.controller.apply(*entry)
+            assert rig.controller.applied_digest == leader.controller.applied_digest
+            assert state_digest(rig.controller.state) == state_digest(leader.controller.state)
+            await rig.restart()
+            assert len(rig.controller.state.jobs) == 22
+            status = await rig.ask("GET", "/v1/ledger")
+            assert status.body["entries"][0]["index"] <= saved.body["index"] + 1
+            gap = await rig.ask("GET", f"/v1/events?from={3}", who="alice")
+            assert (gap.status, gap.code) == (410, "history_not_held")
+            why = await rig.ask("GET", "/v1/jobs/1/why?at=5", who="alice")
+            assert (why.status, why.code) == (410, "history_not_held")
+
+
+@story
+async def test_a_snapshot_that_is_lost_where_the_ledger_has_a_gap_is_refused_at_start(
+    config: Config, tmp_path: Path
+) -> None:
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        await submit_many(leader, 5)
+        saved = await leader.ask("POST", "/v1/snapshots")
+        data = Path(saved.body["path"]).read_bytes()
+    async with Rig(config) as rig:
+        rig.engine.depose(None)
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        sink.write(0, data)
+        sink.finish()
+        await rig.close()
+        (path,) = config.snapshot_directory("r1").iterdir()
+        kept = path.read_bytes()
+        path.write_bytes(kept[:-10])
+        with pytest.raises(StorageRefused, match="put the snapshot back"):
+            open_storage(config, "r1")
+        path.write_bytes(kept)
+        await rig.open()
+
+
+@story
+async def test_a_broken_install_is_refused_and_the_replica_carries_on(config: Config, tmp_path: Path) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        before = rig.controller.state
+        sink = rig.controller.begin_install(100, 3)
+        sink.write(0, b"not a snapshot" * 100)
+        with pytest.raises(Exception, match="snapshot"):
+            sink.finish()
+        assert rig.controller.state is before
+        assert (await rig.submit()).status == 201
+
+
+def batch_of(rig: Rig, *events: object, base: int | None = None) -> bytes:
+    state = rig.controller.state
+    entry = Entry(b"", CONTROLLER, "test", events)  # type: ignore[arg-type]
+    return encode_batch(Batch(Revision(state.revision if base is None else base), state.at, (entry,)))
+
+
+@story
+async def test_what_no_correct_leader_makes_stops_the_apply_path_and_changes_nothing(config: Config) -> None:
+    async with Rig(config) as rig:
+        state, index = rig.controller.state, rig.controller.applied_index
+        term = rig.engine.term
+        for number, data, error in (
+            (index + 1, b"", CodecError),
+            (index + 1, b"\x07unknown", CodecError),
+            (index + 1, b"\x01\x01garbage", CodecError),
+            (index + 1, b"\x00trailing", CodecError),
+            (index + 1, batch_of(rig, JobReleased(99)), LedgerViolation),
+            (index + 1, batch_of(rig, NodeResumed("nobody")), LedgerViolation),
+            (index + 2, b"\x00", BrokenInvariant),
+            (index, b"\x00", BrokenInvariant),
+        ):
+            with pytest.raises(error):
+                rig.controller.apply(number, term, data)
+            assert rig.controller.state is state
+            assert rig.controller.applied_index == index
+
+
+@story
+async def test_the_fence_refuses_a_batch_of_another_base_on_every_replica_and_goes_on(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        state = rig.controller.state
+        rig.engine.propose(batch_of(rig, NodeResumed("nobody"), base=state.revision - 1))
+        await until(lambda: rig.engine.uncommitted == 0)
+        assert rig.controller.state == state
+        assert rig.controller.entries_void == 1
+        await submit_many(rig, 1)
+        entries = (await rig.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
+        assert [entry["kind"] for entry in entries].count("void") == 1
+        await rig.restart()
+        entries_after = (await rig.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
+        assert entries_after[: len(entries)] == entries
+
+
+@story
+async def test_the_states_that_are_kept_for_the_past_are_bounded_and_still_answer_everything(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.past.POINT_ENTRIES", 1)
+    async with Rig(config) as rig:
+        rig.controller.past._stride = 1
+        await submit_many(rig, POINTS_MAX + 20)
+        past = rig.controller.past
+        assert past.points <= POINTS_MAX + 1
+        for revision in range(1, rig.controller.state.revision + 1, 7):
+            assert (await past.state_at(revision)).revision == revision
+            assert past.points <= POINTS_MAX + 1
+
+
+@story
+async def test_an_idle_replica_writes_nothing(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 2)
+        rig.storage.journal.flush_hints()
+        last = rig.storage.environment._environment.info()["last_txnid"]  # type: ignore[union-attr]
+        await rig.ask("GET", "/v1/jobs/1", who="alice")
+        await rig.ask("GET", "/v1/jobs/1/history", who="alice")
+        await asyncio.sleep(0.05)
+        assert rig.storage.environment._environment.info()["last_txnid"] == last  # type: ignore[union-attr]

@@ -1,0 +1,219 @@
+"""The process: it starts, forms a cluster, survives its leader's death, and ends with codes and sentences that mean something."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster.client import Client
+from cluster.client.errors import ApiError
+from cluster.client.requests import SubmitRequest
+from cluster.clock import SystemClock
+from cluster.config import Config
+from cluster.founding import Founding, PoolSpec, found
+from tests.cluster.rig import PATIENCE_S, PLAIN, story
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_base_port() -> int:
+    """Return a port with a dozen free ones after it."""
+    for base in range(20_000, 32_000, 37):
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(base, base + 14):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return base
+    raise AssertionError("no free ports")
+
+
+def make(directory: Path, replicas: int) -> Config:
+    founding = Founding(
+        replicas=replicas,
+        agents=1,
+        base_port=free_base_port(),
+        pools=(PoolSpec("fast", "96MiB", "8MiB", True),),
+        users=("alice",),
+        destination_roots=(directory,),
+    )
+    return found(directory, founding, clock=SystemClock())
+
+
+async def start(config: Path, name: str, **options: object) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "cluster.serve",
+        "--config",
+        str(config),
+        "--name",
+        name,
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.DEVNULL,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+async def finish(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    async with asyncio.timeout(PATIENCE_S):
+        _, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, errors.decode()
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config, *names: str) -> AsyncIterator[dict[str, asyncio.subprocess.Process]]:
+    processes = {name: await start(config.file, name) for name in names}
+    drains = [asyncio.create_task(drain(process)) for process in processes.values()]
+    try:
+        yield processes
+    finally:
+        for process in processes.values():
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+        for task in drains:
+            await task
+
+
+async def drain(process: asyncio.subprocess.Process) -> None:
+    assert process.stderr is not None
+    with contextlib.suppress(ValueError, RuntimeError):
+        while await process.stderr.read(65536):
+            pass
+
+
+async def ready(client: Client) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await client.members(deadline_s=2)
+                return
+            except ApiError:
+                await asyncio.sleep(0.05)
+
+
+def request(client: Client, directory: Path) -> SubmitRequest:
+    return SubmitRequest(
+        command_id=client.new_command_id(), script=PLAIN, time_limit_s=60, workdir=str(directory), hold=True
+    )
+
+
+@story
+async def test_three_processes_agree_survive_their_leaders_death_and_end_with_the_same_digests(tmp_path: Path) -> None:
+    config = make(tmp_path, 3)
+    async with running(config, "r1", "r2", "r3") as processes:
+        async with Client(config.endpoints, config.tls_files("alice")) as client:
+            await ready(client)
+            jobs = [(await client.submit(request(client, tmp_path))).job_id for _ in range(5)]
+            leader = (await client.members()).leader
+            assert leader is not None
+            processes[leader].kill()
+            await processes[leader].wait()
+            jobs += [(await client.submit(request(client, tmp_path))).job_id for _ in range(5)]
+            assert jobs == list(range(1, 11))
+            assert (await client.members()).leader not in (None, leader)
+            processes[leader] = await start(config.file, leader)
+            task = asyncio.create_task(drain(processes[leader]))
+            revision = (await client.jobs()).revision
+            digests = set()
+            for replica in config.replicas:
+                async with asyncio.timeout(PATIENCE_S):
+                    while True:
+                        with contextlib.suppress(ApiError):
+                            status = await client.status(replica.api, digest=True, deadline_s=2)
+                            if status.revision == revision and status.ready:
+                                break
+                        await asyncio.sleep(0.05)
+                digests.add((status.state_digest, status.ledger_digest, status.applied_index))
+            assert len(digests) == 1
+            for name, process in processes.items():
+                process.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(PATIENCE_S):
+                    assert await process.wait() == 0, name
+            await task
+
+
+@story
+async def test_a_replica_that_cannot_start_says_why_in_one_sentence_with_an_exit_code(tmp_path: Path) -> None:
+    config = make(tmp_path, 1)
+
+    async def refused(code: int, *words: str, file: Path = config.file, name: str = "r1") -> None:
+        found_code, errors = await finish(await start(file, name))
+        last = errors.strip().splitlines()[-1]
+        assert found_code == code, errors
+        assert last.startswith("forebay: "), errors
+        for word in words:
+            assert word in last, errors
+        assert "Traceback" not in errors
+
+    await refused(78, "r9", name="r9")
+    await refused(78, "nowhere.toml", file=tmp_path / "nowhere.toml")
+    odd = tmp_path / "odd.toml"
+    odd.write_text(config.file.read_text().replace("snapshots_kept", "snapshots_keept"))
+    await refused(78, "snapshots_keept", file=odd)
+    key = config.tls.certificates / "r1.key"
+    key.chmod(0o644)
+    await refused(78, "r1.key")
+    key.chmod(0o600)
+    with socket.socket() as taken:
+        taken.bind((config.replicas[0].api.host, config.replicas[0].api.port))
+        taken.listen()
+        await refused(69, "address", "r1")
+    async with running(config, "r1"):
+        async with Client(config.endpoints, config.tls_files("alice")) as client:
+            await ready(client)
+        await refused(66, "process")
+    other = config.file.read_text().replace(config.cluster.id, "0" * 32)
+    (tmp_path / "other.toml").write_text(other)
+    await refused(66, "cluster", file=tmp_path / "other.toml")
+
+
+@story
+async def test_a_disk_that_fails_stops_the_replica_with_code_70_and_a_restart_has_every_answer_that_was_given(
+    tmp_path: Path,
+) -> None:
+    config = make(tmp_path, 1)
+
+    def limit() -> None:
+        import resource
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
+
+    process = await start(config.file, "r1", preexec_fn=limit)
+    reading = asyncio.create_task(finish(process))
+    acknowledged = []
+    async with Client(config.endpoints, config.tls_files("alice")) as client:
+        await ready(client)
+        script = PLAIN + "#" * 20_000
+        with pytest.raises(ApiError):
+            for _ in range(200):
+                submission = SubmitRequest(
+                    command_id=client.new_command_id(), script=script, time_limit_s=60, workdir=str(tmp_path), hold=True
+                )
+                acknowledged.append((await client.submit(submission, deadline_s=1)).job_id)
+    code, errors = await reading
+    assert code == 70, errors
+    assert errors.strip().splitlines()[-1].startswith("forebay: this replica stops itself: StorageFailed"), errors
+    assert acknowledged
+    async with running(config, "r1"):
+        async with Client(config.endpoints, config.tls_files("alice")) as client:
+            await ready(client)
+            kept = {job.job_id for job in (await client.jobs()).jobs}
+            assert set(acknowledged) <= kept
+
+
+def test_the_usage_is_refused_with_code_64_and_help_is_not() -> None:
+    from cluster.serve import main
+
+    assert main(["--nonsense"]) == 64
+    assert main(["--help"]) == 0
