@@ -24,9 +24,9 @@ from cluster.consensus import Machine, NotLeader, Role, SnapshotRef, SnapshotSin
 from cluster.engine import Engine
 from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
 from cluster.past import Past
-from cluster.proposer import Answer, NotLeading, Proposer, QueueFull, Settled
+from cluster.proposer import Answer, NotLeading, Proposer, QueueFull
 from cluster.storage import Storage
-from replica.commands import CONTROLLER, Command, FoundCluster, MarkNodeBack, MarkNodeDown, Request, kind_of
+from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, kind_of
 from replica.refusals import RefusalCode
 from replica.settle import settle
 from replica.state import State
@@ -96,6 +96,8 @@ class Controller:
         self._looking: asyncio.TimerHandle | None = None
         self._leading_term = 0
         self._founding: Answer | None = None
+        self._commanded: set[str] = set()
+        """Nodes about which a command of the leader's own is under way."""
         self.entries_applied = 0
         self.entries_void = 0
         self.snapshots_failed = 0
@@ -294,12 +296,23 @@ class Controller:
         for node, silence_s in self.liveness.silent(self._state):
             self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
 
-    def _command(self, command: Command) -> None:
+    def _command(self, command: MarkNodeDown | MarkNodeBack) -> None:
+        if command.node in self._commanded:
+            return
         try:
             answer = self.submit(Request(b"", CONTROLLER, command))
         except (QueueFull, NotLeading):
             return
-        answer.add_done_callback(lambda done: _note(command, done))
+        self._commanded.add(command.node)
+        answer.add_done_callback(lambda done: self._note(command, done))
+
+    def _note(self, command: MarkNodeDown | MarkNodeBack, answer: Answer) -> None:
+        self._commanded.discard(command.node)
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        refusal = answer.result().refusal
+        if refusal is not None:
+            LOGGER.info("%s was refused: %s", kind_of(command), refusal.sentence)
 
     # Inside
 
@@ -354,11 +367,3 @@ def _call_soon(
     # The loop may be closed when a replica stops while its snapshot is being given up.
     if not loop.is_closed():
         loop.call_soon_threadsafe(call, image, done)
-
-
-def _note(command: Command, answer: asyncio.Future[Settled]) -> None:
-    if answer.cancelled() or answer.exception() is not None:
-        return
-    refusal = answer.result().refusal
-    if refusal is not None:
-        LOGGER.info("%s was refused: %s", kind_of(command), refusal.sentence)

@@ -33,15 +33,15 @@ import msgspec
 from cluster.clock import Clock
 from cluster.consensus import NotLeader, Role
 from cluster.engine import Engine
+from cluster.pacing import PassPacer
 from replica.commands import CONTROLLER, Request, RunSchedulingPass, SubmitJob, kind_of
 from replica.commit import Batch, Entry, Receipt
 from replica.decide import decide
 from replica.limits import BATCH_BYTES_MAX, COMMANDS_PER_BATCH_MAX
 from replica.refusals import Refusal, RefusalCode
-from replica.scheduling import next_due
 from replica.settle import receipt_for, settle_entry
 from replica.state import State
-from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant, Revision
+from replica.units import Instant, Revision
 from wal.codec import encode_batch
 
 LOGGER = logging.getLogger(__name__)
@@ -60,25 +60,6 @@ ENTRY_OVERHEAD_BYTES = 64
 
 ENTRIES_BYTES_MAX = BATCH_BYTES_MAX - 1024
 """The entries of one batch, bytes: what surrounds them (kind, base, instant) takes far less than the rest."""
-
-PASSES_IN_A_ROW_MAX = 64
-"""Passes that follow each other without a command, count: a plan settles after two or three; one that never does is
-slowed down to one pass in PASS_PAUSE_S rather than let fill the disk."""
-
-PASS_PAUSE_S = 1.0
-
-PASS_CHEAP_S = 0.002
-"""A pass that took less than this is run with every batch, seconds."""
-
-PASS_REST = 3
-"""After a dearer pass the leader rests from passes for this many times what it took: with 100,000 jobs waiting, deciding
-and answering commands keep three quarters of the processor."""
-
-ARM_DELAY_S = 0.02
-"""When nothing is under way, what is due next is looked for after this long, seconds: one look serves many batches."""
-
-TIMER_S_MAX = 30.0
-"""The longest sleep before the next due instant is looked at again, seconds: the wall clock may be set meanwhile."""
 
 
 class QueueFull(Exception):
@@ -172,16 +153,7 @@ class Proposer:
         self._queue_bytes = 0
         self._in_flight: deque[_InFlight] = deque()
         self._pump_handle: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._pass_due = False
-        self._unsettled = False
-        """Whether the last pass decided something: what it made possible is for the next one."""
-        self._passes_in_a_row = 0
-        self._pass_rest_until_s = 0.0
-        self._resting: asyncio.TimerHandle | None = None
-        self._arming: asyncio.TimerHandle | None = None
-        self._passed_at = NEVER
-        """The instant of the last pass: what was due by then was done or could not be; looking again would not help."""
+        self._pacer = PassPacer(applied=applied, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail)
         self._leading_term = 0
         self.counts = Counts()
 
@@ -214,10 +186,14 @@ class Proposer:
         self._wake()
         return answer
 
+    @property
+    def pacer(self) -> PassPacer:
+        """When the next scheduling pass comes."""
+        return self._pacer
+
     def schedule(self) -> None:
         """Have the scheduler look at the state, with the next batch or in one of its own."""
-        self._pass_due = True
-        self._wake()
+        self._pacer.schedule()
 
     def leadership_changed(self) -> None:
         """React to a change of role, term or readiness; called by consensus, must not raise."""
@@ -228,7 +204,7 @@ class Proposer:
         if self.leading:
             self.schedule()
         else:
-            self._cancel_timers()
+            self._pacer.stop()
 
     def applied(self, index: int, term: int, state: State, *, void: bool) -> None:
         """Answer the waiters of the entry that was applied; `void` if the fence refused it."""
@@ -248,14 +224,10 @@ class Proposer:
             elif index > head.index:
                 self._abandon()
         if self.leading:
-            if self._queue or self._pass_due:
+            if self._queue or self._pacer.due:
                 self._wake()
             elif not self._in_flight:
-                # Under load the next batch brings the next pass; here nothing else would.
-                if self._unsettled and self._passes_in_a_row < PASSES_IN_A_ROW_MAX:
-                    self.schedule()
-                else:
-                    self._arm()
+                self._pacer.rest()
 
     def installed(self) -> None:
         """React to a snapshot that replaced the state: nothing in flight can be followed any more."""
@@ -264,7 +236,7 @@ class Proposer:
     def stop(self) -> None:
         """Give up every waiter and every timer."""
         self._abandon()
-        self._cancel_timers()
+        self._pacer.stop()
         if self._pump_handle is not None:
             self._pump_handle.cancel()
             self._pump_handle = None
@@ -281,10 +253,10 @@ class Proposer:
         try:
             if not self.leading or len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
                 return
-            if self._queue or self._pass_due:
+            if self._queue or self._pacer.due:
                 self._propose_batch()
             # One batch a turn: heartbeats and other connections get their share of the loop.
-            if (self._queue or self._pass_due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
+            if (self._queue or self._pacer.due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
                 self._wake()
         except Exception as error:
             self._fail(error)
@@ -320,21 +292,17 @@ class Proposer:
             entries.append(entry)
             decided = decided or bool(entry.events)
             waiters.append(_Waiter(waiting.answer, tentative.revision, _job_of(tentative, entry), entry.refusal, True))
-        if self._pass_due or (decided and self._may_pass_now()):
-            entry_of_pass = self._pass(tentative, at)
-            self._pass_due = False
-            self._passed_at = at
-            self._unsettled = entry_of_pass is not None
-            self._passes_in_a_row = 0 if decided or not self._unsettled else self._passes_in_a_row + 1
+        if self._pacer.wanted(decided=decided):
+            entry_of_pass = self._pass(tentative, at, decided)
             if entry_of_pass is not None:
                 if entries and size_bytes + _size_bytes(entry_of_pass) > ENTRIES_BYTES_MAX:
-                    self._pass_due = True
+                    self._pacer.due = True
                 else:
                     entries.append(entry_of_pass)
                     tentative = settle_entry(tentative, entry_of_pass, at)
         if not entries:
             if not self._in_flight:
-                self._arm()
+                self._pacer.rest()
             return
         self._propose(Batch(base.revision, at, tuple(entries)), tentative, waiters)
 
@@ -410,73 +378,23 @@ class Proposer:
         entry = Entry(request.id, request.actor, kind_of(request.command), (), refusal)
         return entry, settle_entry(tentative, entry, at)
 
-    def _may_pass_now(self) -> bool:
-        """Whether a pass may follow the last one already; if not, one is planned for when it may."""
-        rest_s = self._pass_rest_until_s - self._clock.monotonic_s()
-        if rest_s <= 0:
-            return True
-        if self._resting is None:
-            self._resting = asyncio.get_running_loop().call_later(rest_s, self._rested)
-        return False
-
-    def _rested(self) -> None:
-        self._resting = None
-        if self.leading:
-            self.schedule()
-
-    def _pass(self, tentative: State, at: Instant) -> Entry | None:
+    def _pass(self, tentative: State, at: Instant, decided: bool) -> Entry | None:
         if tentative.revision == 0:
+            self._pacer.due = False
             return None
         request = Request(b"", CONTROLLER, RunSchedulingPass())
         started_s = self._clock.monotonic_s()
         outcome = decide(tentative, request, at)
-        ended_s = self._clock.monotonic_s()
-        cost_s = ended_s - started_s
-        self._pass_rest_until_s = ended_s + PASS_REST * cost_s if cost_s > PASS_CHEAP_S else ended_s
+        cost_s = self._clock.monotonic_s() - started_s
         if isinstance(outcome, Refusal):
             raise AssertionError(f"a scheduling pass was refused: {outcome.sentence}")
+        self._pacer.passed(at, cost_s=cost_s, found=bool(outcome.events), decided=decided)
         if not outcome.events:
             return None
         return Entry(b"", CONTROLLER, kind_of(request.command), outcome.events)
 
-    # Time
-
-    def _arm(self) -> None:
-        """Have the next pass by time alone when it is due; what is due is looked for a moment later."""
-        if self._arming is None:
-            self._arming = asyncio.get_running_loop().call_later(ARM_DELAY_S, self._time_passed)
-
-    def _time_passed(self) -> None:
-        """Run the pass that is due, or sleep until the next one is."""
-        self._arming = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        try:
-            if not self.leading or self._in_flight or self._queue:
-                # Whoever ends that arms again.
-                return
-            loop = asyncio.get_running_loop()
-            if self._unsettled:
-                LOGGER.error("the scheduler has not settled after %d passes; it goes on slowly", self._passes_in_a_row)
-                self._timer = loop.call_later(PASS_PAUSE_S, self.schedule)
-                return
-            due = next_due(self._applied(), self._passed_at)
-            if due is None:
-                return
-            wait_s = (due - self._clock.now()) / MICROSECONDS_PER_SECOND
-            if wait_s <= 0:
-                self.schedule()
-            else:
-                self._timer = loop.call_later(min(wait_s, TIMER_S_MAX), self._time_passed)
-        except Exception as error:
-            self._fail(error)
-
-    def _cancel_timers(self) -> None:
-        for handle in (self._timer, self._arming, self._resting):
-            if handle is not None:
-                handle.cancel()
-        self._timer = self._arming = self._resting = None
+    def _is_idle(self) -> bool:
+        return self.leading and not self._in_flight and not self._queue
 
     # The end of leadership
 

@@ -111,7 +111,7 @@ def _replay(ledger: Ledger, journal: Journal, image: Image | None) -> tuple[Stat
         if index < gap.last_index:
             raise StorageRefused(
                 f"entries {gap.first_index} to {gap.last_index} came with a snapshot that is gone or damaged, so the "
-                "state cannot be rebuilt; put the snapshot back, or remove this replica from the cluster and add another"
+                "state cannot be rebuilt; put the snapshot back, or remove this replica and add another to the cluster"
             )
     replayed = 0
     while index < journal.applied_index:

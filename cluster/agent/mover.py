@@ -31,6 +31,10 @@ class TransferFailed(Exception):
     """A transfer that cannot be done; the message names the file and says why."""
 
 
+class ReadBackFailed(TransferFailed):
+    """What is on the disk is not what was written; another try may find a better place."""
+
+
 class _SourceChanged(Exception):
     pass
 
@@ -210,7 +214,7 @@ class Mover:
             os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(writing)
             if _digest_on_disk(writing) != digest:
-                raise TransferFailed(f"{target_shown} does not hold what was read from {source_shown}; check the disk")
+                raise ReadBackFailed(f"{target_shown} does not hold what was read from {source_shown}; check the disk")
             os.rename(temporary, target, src_dir_fd=destination, dst_dir_fd=destination)
         self._digest.update(b"%d:" % len(os.fsencode(label)) + os.fsencode(label) + digest)
         self._publish(self.counters._replace(files_done=self.counters.files_done + 1))

@@ -34,8 +34,8 @@ Outcome = OperationDone | OperationFailed
 _ELLIPSIS: Final = " … "
 
 
-def failure(message: str) -> OperationFailed:
-    """Return a failure whose message fits into the state.
+def failure(message: str, *, final: bool = False) -> OperationFailed:
+    """Return a failure whose message fits into the state; a `final` one is not tried again by itself.
 
     A long one loses its middle, because its ends say what and why.
     """
@@ -43,4 +43,4 @@ def failure(message: str) -> OperationFailed:
         half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
         message = message[:half] + _ELLIPSIS + message[-half:]
     # Names of files need not be UTF-8; what is reported has to be.
-    return OperationFailed(message.encode("utf-8", "replace").decode())
+    return OperationFailed(message.encode("utf-8", "replace").decode(), final)

@@ -6,17 +6,18 @@ here."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 import traceback
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
 from cluster.agent.accounts import Account, AccountRefused, account_for, become
-from cluster.agent.beneath import Identity, identity_of
+from cluster.agent.beneath import Identity, PathRefused, identity_of
 from cluster.agent.durable import open_directory, write_all
 from cluster.agent.home import BUFFERS
 from cluster.agent.limits import FILE_BYTES_MAX
@@ -33,6 +34,12 @@ EXIT_ENDED = 143
 """Exit code after SIGTERM, as shells give it: there is no result."""
 
 
+_LASTING: Final = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS}
+)
+"""What the kernel says of a path that is wrong for good."""
+
+
 class _Ended(BaseException):
     """SIGTERM arrived: unwind, so that temporary files are removed."""
 
@@ -42,12 +49,26 @@ def perform(work: Work) -> Outcome:
     try:
         return _OPERATIONS[work.order.stage](work)
     except (AccountRefused, TransferFailed, RemovalFailed) as error:
-        return failure(str(error))
+        return failure(str(error), final=is_final(error))
     except OSError as error:
         traceback.print_exc()
         return failure(
             f"{work.order.stage} failed: {error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
         )
+
+
+def is_final(error: BaseException) -> bool:
+    """Return whether trying again by itself is of no use: somebody has to put right what is wrong first.
+
+    A full disk, an I/O error or a source that changes may go away; a source that does not exist, or may not be read, or
+    needs more than the buffer has, does not.
+    """
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno in _LASTING
+    return type(cause) in (AccountRefused, PathRefused, TransferFailed)
 
 
 def _stage_in(work: Work) -> Outcome:

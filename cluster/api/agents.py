@@ -102,9 +102,10 @@ async def reports(call: Call) -> Reply:
     for report in call.body.reports:
         answers.append(service.begin(call.identity, _report_id(call, report), wire.report_operation(node, report)))
     results = []
+    deadline = service.deadline()
     for report, answer in zip(call.body.reports, answers, strict=True):
         try:
-            await service.finish(answer)
+            await service.finish(answer, deadline)
         except Problem as problem:
             if problem.status in _SEND_AGAIN:
                 raise

@@ -119,21 +119,22 @@ async def bulk(call: Call) -> Reply:
             outcome = no_leader("this replica stopped leading")
         begun.append((request, command, outcome))
     results = []
+    deadline = service.deadline()
     for request, command, outcome in begun:
-        results.append(await _result(call, request, command, outcome))
+        results.append(await _result(call, request, command, outcome, deadline))
     state = service.controller.state
     return Reply(state.revision, BulkAnswer(revision=state.revision, results=tuple(results)))
 
 
 async def _result(
-    call: Call, request: r.BulkCommand, command: c.Command | None, outcome: Answer | Problem
+    call: Call, request: r.BulkCommand, command: c.Command | None, outcome: Answer | Problem, deadline: float
 ) -> CommandResult:
     if command is None or isinstance(outcome, Problem):
         if not isinstance(outcome, Problem):
             raise AssertionError("a command without a problem has an answer")
         return _failed(request.command_id, outcome)
     try:
-        settled = await call.service.finish(outcome)
+        settled = await call.service.finish(outcome, deadline)
     except Problem as problem:
         return _failed(request.command_id, problem)
     except Redirect:

@@ -128,7 +128,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("POST", "/v1/agents/{node}/poll", AGENTS, agents.poll, v.PollAnswer, r.PollRequest, tag="agents"),
     Route("POST", "/v1/agents/{node}/reports", AGENTS, agents.reports, v.ReportsAnswer, r.ReportsRequest, tag="agents"),
-    Route("GET", "/v1/openapi.json", EVERYBODY, ledger.document, dict[str, Any], tag="cluster"),
+    Route("GET", "/v1/openapi.json", EVERYBODY, ledger.document, dict[str, Any], query=STALE, tag="cluster"),
     Route("GET", "/healthz", EVERYBODY, ledger.healthy, str, tag="cluster"),
     Route("GET", "/readyz", EVERYBODY, ledger.ready, str, tag="cluster"),
     Route("GET", "/metrics", EVERYBODY, ledger.metrics, str, tag="cluster"),

@@ -157,10 +157,17 @@ class Service:
         except QueueFull as error:
             raise queue_full() from error
 
-    async def finish(self, answer: Answer) -> Settled:
-        """Wait for the answer; Problem with the refusal, or 503 where the outcome is unknown."""
+    def deadline(self) -> float:
+        """Return by when answers that are waited for now must have come, in the loop's time."""
+        return asyncio.get_running_loop().time() + COMMIT_WAIT_S
+
+    async def finish(self, answer: Answer, deadline: float | None = None) -> Settled:
+        """Wait for the answer; Problem with the refusal, or 503 where the outcome is unknown.
+
+        `deadline`: one for all the answers of a request, so that many do not wait one after the other.
+        """
         try:
-            async with asyncio.timeout(COMMIT_WAIT_S):
+            async with asyncio.timeout_at(self.deadline() if deadline is None else deadline):
                 # Shielded: a client that goes away does not take its command back.
                 settled = await asyncio.shield(answer)
         except (OutcomeUnknown, TimeoutError) as error:

@@ -18,6 +18,9 @@ from wal.failures import BrokenInvariant
 
 NEVER: Final = float("inf")
 
+GRACE_HEARTBEATS: Final = 2
+"""Heartbeats that a replica listens for after it was deaf, before it believes in silence."""
+
 
 class Core(Seam):
     """The shared state, and the steps that more than one rule takes."""
@@ -53,6 +56,8 @@ class Core(Seam):
         self._durable_index = 0
         """Everything up to here is synced: what a leader may count of its own."""
         self._hints_due_s = NEVER
+        self._grace_given = False
+        self._grace_until_s = -NEVER
         super().__init__(me=me, peers=peers, journal=journal, timing=timing, clock=clock, uniform=uniform, links=links)
 
     def _next_seq(self) -> int:
@@ -89,6 +94,20 @@ class Core(Seam):
         if index > self.commit_index:
             self._move_commit(index)
             self._touch_hints()
+
+    def _has_passed(self, deadline_s: float, now_s: float) -> bool:
+        """Say whether a deadline for hearing from others has passed, while this replica was able to hear.
+
+        One that is seen late passed during a slow sync or while the process did not run. What was sent meanwhile waits
+        in the sockets, so it is read first, once: replicas on one slow disk would depose their leader at every stall.
+        """
+        if now_s < max(deadline_s, self._grace_until_s):
+            return False
+        if not self._grace_given and now_s - deadline_s > self._timing.heartbeat_s:
+            self._grace_given = True
+            self._grace_until_s = now_s + GRACE_HEARTBEATS * self._timing.heartbeat_s
+            return False
+        return True
 
     def _touch_hints(self) -> None:
         """The journal has marks to write, some quiet time from now."""

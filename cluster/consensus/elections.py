@@ -39,6 +39,7 @@ class Elections(Core):
 
     def _ask_for_votes(self) -> None:
         self._postpone_election()
+        self._grace_given = False
         self._campaign_seq = self._next_seq()
         # A set of names: the stock engine counts messages, so that a vote delivered twice counts twice.
         self._votes = {self.me}

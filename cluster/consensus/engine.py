@@ -112,10 +112,11 @@ class Engine(Leading):
         if self._journal.dirty or self._bridge.holds or self.applied_index < self.commit_index:
             return -NEVER
         if not self._leads:
-            return min(self._hints_due_s, self._election_deadline_s)
+            return min(self._hints_due_s, max(self._election_deadline_s, self._grace_until_s))
         if self._reads.wants_round:
             return -NEVER
-        return min(self._hints_due_s, self._notice_due_s, self._heartbeat_due_s, self._quorum_deadline_s())
+        quorum_due_s = max(self._quorum_deadline_s(), self._grace_until_s)
+        return min(self._hints_due_s, self._notice_due_s, self._heartbeat_due_s, quorum_due_s)
 
     def tick(self) -> None:
         """Do what is due: stand, send, sync, release promises, commit, apply. Any exception is fail-stop (H23)."""
@@ -157,7 +158,7 @@ class Engine(Leading):
         now_s = self._clock.monotonic_s()
         if self._leads:
             self._check_quorum(now_s)
-        elif now_s >= self._election_deadline_s:
+        elif self._has_passed(self._election_deadline_s, now_s):
             self._ask_first()
         if self._leads:
             self._send_appends()

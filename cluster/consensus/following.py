@@ -27,6 +27,7 @@ class Following(Elections):
         if self.leader is None or self.role is not Role.FOLLOWER:
             self._follow(peer)
         self._leader_heard_s = self._clock.monotonic_s()
+        self._grace_given = False
         self._postpone_election()
         match message:
             case AppendRequest():

@@ -54,6 +54,7 @@ class Leading(Following):
         self._journal.append([Entry(last + 1, self.term, NO_OP)])
         self._no_op_index = last + 1
         self._heartbeat_due_s = now_s
+        self._grace_given = False
         _log.info("%s leads term %d from index %d on", self.me, self.term, last + 1)
 
     def _after_leading(self) -> None:
@@ -64,7 +65,7 @@ class Leading(Following):
 
     def _check_quorum(self, now_s: float) -> None:
         """Step down when no majority answers any more: such a leader must not look like one (thesis 6.2, H15)."""
-        if now_s >= self._quorum_deadline_s():
+        if self._has_passed(self._quorum_deadline_s(), now_s):
             _log.warning(
                 "%s gives up leading term %d: no majority answered for an election timeout", self.me, self.term
             )
@@ -137,6 +138,7 @@ class Leading(Following):
             return
         known.acked_seq = reply.seq
         known.answered_s = self._clock.monotonic_s()
+        self._grace_given = False
         if isinstance(reply, SnapshotReply):
             self._on_snapshot_reply(peer, known, reply)
         elif reply.rejected:

@@ -377,11 +377,11 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
         node = c.Actor(c.ActorRole.AGENT, "n1")
         id_ = bytes.fromhex(rig.new_id())
         await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
-        monkeypatch.setattr(module, "PASSES_IN_A_ROW_MAX", 5)
+        monkeypatch.setattr("cluster.pacing.PASSES_IN_A_ROW_MAX", 5)
         monkeypatch.setattr(module, "decide", decide)
         before = rig.engine.last_index
         rig.controller.proposer.schedule()
-        await until(lambda: rig.controller.proposer._timer is not None)
+        await until(lambda: rig.controller.proposer.pacer.sleeping)
         assert 5 <= rig.engine.last_index - before <= 7
         # A command is carried out all the same.
         assert (await rig.submit(hold=True)).status == 201

@@ -1,4 +1,4 @@
-"""The process: it starts, forms a cluster, survives its leader's death, and ends with codes and sentences that mean something."""
+"""The process: it starts, forms a cluster, survives its leader's death, and ends with a code and a sentence."""
 
 import asyncio
 import contextlib

@@ -50,7 +50,8 @@ CASES: dict[str, tuple[dict[str, Any], int, str, tuple[str, ...], str, bool]] = 
     "empty --bb": ({"script": PLAIN, "bb": ""}, 400, "invalid_directive", ("empty",), "--bb", False),
     "missing source": (
         directive(
-            "#DW jobdw capacity=8MiB access_mode=striped type=scratch\n#DW stage_in type=file destination=$DW_JOB_STRIPED/a"
+            "#DW jobdw capacity=8MiB access_mode=striped type=scratch\n"
+            "#DW stage_in type=file destination=$DW_JOB_STRIPED/a"
         ),
         400,
         "invalid_directive",

@@ -1,5 +1,6 @@
 """Hazards of bringing a peer up to date: H16, H26, and the transfer of snapshots."""
 
+import itertools
 import logging
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from cluster.consensus.frames import (
 )
 from cluster.consensus.interface import SnapshotRef, Timing
 from cluster.consensus.progress import WINDOW_BYTES, WINDOW_REQUESTS, Phase, Progress
-from cluster.consensus.snapshots import CHUNKS_IN_FLIGHT, RETRY_S, SnapshotReceiver
+from cluster.consensus.snapshots import CHUNKS_IN_FLIGHT, RETRY_S, SnapshotReceiver, SnapshotSender
 from tests.cluster.consensus.rig import TIMING, Rig
 from tests.cluster.consensus.simulator import Simulation
 from wal.failures import StorageFailed
@@ -78,6 +79,20 @@ def test_h16_requests_lost_without_a_broken_link_are_sent_again() -> None:
         assert len(dropped) == 3
         last = leader.journal.last_index
         assert sim.run(2.0, until=lambda: sim.engine(follower.name).applied_index == last)
+
+
+def test_h16_what_a_broken_link_lost_is_sent_again_as_soon_as_the_link_is_back() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.engine.propose(b"\x01a")
+    rig.engine.tick()
+    assert [len(request.entries) for request in rig.take(AppendRequest, "r2")] == [1]
+    rig.engine.disconnected("r2")
+    rig.engine.tick()
+    assert rig.take(AppendRequest, "r2") == []
+    rig.engine.connected("r2")
+    rig.engine.tick()
+    assert [request.prev_index for request in rig.take(AppendRequest, "r2")] == [1]
 
 
 def test_h16_rejections_of_a_whole_window_move_the_probe_back_once() -> None:
@@ -226,6 +241,43 @@ def test_a_refused_snapshot_is_offered_again_later_and_stops_nobody(
         rig.engine.receive("r3", AppendReply(term, rig.engine._seq, 11))
         rig.wait(RETRY_S / 5 + 0.001)
     assert len(rig.take(SnapshotChunk, "r2")) == 1
+
+
+def test_a_sender_ignores_answers_to_chunks_from_before_it_was_told_where_to_resume(tmp_path: Path) -> None:
+    ref = make_ref(tmp_path, 9, 1, 20 * CHUNK_BYTES)
+    sender = SnapshotSender(ref, 0.0)
+    sent: list[SnapshotChunk] = []
+    seqs = itertools.count(1)
+
+    def pump(now_s: float = 0.0) -> list[SnapshotChunk]:
+        sent.clear()
+        sender.pump(1, lambda: next(seqs), sent.append, now_s)
+        return list(sent)
+
+    def answer(seq: int, outcome: int, offset: int, newest: int) -> None:
+        sender.answered(SnapshotReply(1, seq, 9, 1, outcome, offset, 0), newest, 0.0)
+
+    assert [chunk.data for chunk in pump()] == [b""]
+    answer(1, RESUME, 0, 1)
+    assert [chunk.offset // CHUNK_BYTES for chunk in pump()] == [0, 1, 2, 3]
+    # The first was lost: each of the other three is answered with the same wish.
+    answer(3, RESUME, 0, 5)
+    assert [chunk.offset // CHUNK_BYTES for chunk in pump()] == [0, 1, 2, 3]
+    answer(4, RESUME, 0, 9)
+    answer(5, RESUME, 0, 9)
+    assert pump() == [], "those were answers to what was sent before"
+    answer(6, CONTINUE, CHUNK_BYTES, 9)
+    assert [chunk.offset // CHUNK_BYTES for chunk in pump()] == [4]
+    assert pump(RETRY_S - 0.1) == []
+    assert [chunk.data for chunk in pump(RETRY_S)] == [b""], "without any answer it asks again"
+    sender.close()
+
+
+def test_a_snapshot_that_is_not_what_its_reference_says_is_not_sent(tmp_path: Path) -> None:
+    ref = make_ref(tmp_path, 9, 1, 100)
+    ref.path.write_bytes(b"short")
+    with pytest.raises(ValueError, match="has 5 bytes"):
+        SnapshotSender(ref, 0.0)
 
 
 class FakeSink:

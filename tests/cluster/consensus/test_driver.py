@@ -50,6 +50,22 @@ def test_h06_whatever_the_machine_raises_ends_the_replica(tmp_path: Path, failur
     asyncio.run(with_nodes(tmp_path, 1, work))
 
 
+def test_h23_a_journal_that_fails_at_a_proposal_ends_the_replica(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        failure = StorageFailed("EIO")
+
+        def fail_append(entries: object) -> None:
+            raise failure
+
+        leader.journal.append = fail_append  # type: ignore[method-assign]
+        with pytest.raises(SystemError):
+            leader.consensus.propose(b"\x01a")
+        assert leader.failures == [failure]
+
+    asyncio.run(with_nodes(tmp_path, 1, work))
+
+
 def test_h07_a_waiter_that_gave_up_harms_nobody(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.consensus.frames import AppendReply, Heartbeat, VoteReply, VoteRequest
+from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
 from cluster.consensus.interface import NotLeader, Role
-from tests.cluster.consensus.rig import TIMING, Rig, StockRig
+from tests.cluster.consensus.rig import STAND_S, TIMING, Rig, StockRig
 from tests.cluster.consensus.simulator import Simulation
 from wal.failures import BrokenInvariant
 from wal.journal import Entry
@@ -63,19 +63,19 @@ def test_h14_a_pre_vote_changes_nothing_at_the_voter() -> None:
 
 def test_a_candidate_that_nobody_would_vote_for_keeps_its_term() -> None:
     rig = Rig()
-    rig.wait(TIMING.election_max_s)
+    rig.wait(STAND_S)
     seq = rig.take(VoteRequest)[0].seq
     rig.give("r2", VoteReply(0, seq, False, pre=True))
     rig.give("r3", VoteReply(0, seq, False, pre=True))
     for _ in range(20):
-        rig.wait(TIMING.election_max_s)
+        rig.wait(STAND_S)
     assert rig.engine.term == 0
     assert rig.disk.syncs == 0, "asking first writes nothing"
 
 
 def test_a_vote_that_is_delivered_twice_counts_once() -> None:
     rig = Rig(replicas=5)
-    rig.wait(TIMING.election_max_s)
+    rig.wait(STAND_S)
     seq = rig.take(VoteRequest)[0].seq
     for peer in ("r2", "r3"):
         rig.give(peer, VoteReply(0, seq, True, pre=True))
@@ -98,9 +98,9 @@ def test_the_stock_engine_counts_a_vote_that_is_delivered_twice_as_two() -> None
 
 def test_a_vote_of_an_older_campaign_counts_for_nothing() -> None:
     rig = Rig()
-    rig.wait(TIMING.election_max_s)
+    rig.wait(STAND_S)
     old = rig.take(VoteRequest)[0].seq
-    rig.wait(TIMING.election_max_s)
+    rig.wait(STAND_S)
     rig.give("r2", VoteReply(0, old, True, pre=True))
     assert rig.engine.term == 0
 
@@ -222,6 +222,42 @@ def test_a_stale_leader_learns_the_newer_term_from_the_answer() -> None:
     leader.lead()
     leader.give("r1", AppendReply(5, 1, 0, rejected=True))
     assert leader.engine.role is Role.FOLLOWER and leader.engine.term == 5
+
+
+def test_a_follower_that_was_deaf_reads_what_waits_before_it_believes_in_silence() -> None:
+    rig = Rig()
+    rig.follow([(1, b"\x01a")])
+    rig.disk.before_sync = lambda: rig.clock.__setattr__("now_s", rig.clock.now_s + 5.0)
+    rig.give("r2", AppendRequest(1, 2, 1, 1, 0, True, [(1, b"\x01b")]))
+    rig.take(VoteRequest)
+    rig.engine.tick()
+    assert rig.engine.leader == "r2" and rig.take(VoteRequest) == []
+    rig.give("r2", Heartbeat(1, 3, 0, True))
+    assert rig.engine.leader == "r2"
+    rig.wait(TIMING.election_min_s + 0.001)
+    assert rig.take(VoteRequest), "silence that it was awake for counts as ever"
+
+
+def test_a_follower_that_was_deaf_and_then_hears_nothing_stands_after_a_short_grace() -> None:
+    rig = Rig()
+    rig.give("r2", Heartbeat(1, 1, 0, True))
+    rig.clock.now_s += 5.0
+    rig.engine.tick()
+    assert rig.take(VoteRequest) == []
+    rig.wait(3 * TIMING.heartbeat_s)
+    assert rig.take(VoteRequest)
+
+
+def test_a_leader_whose_disk_was_slow_does_not_blame_its_followers() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.disk.before_sync = lambda: rig.clock.__setattr__("now_s", rig.clock.now_s + 5.0)
+    rig.engine.propose(b"\x01a")
+    rig.engine.tick()
+    rig.engine.tick()
+    assert rig.engine.role is Role.LEADER
+    rig.wait(3 * TIMING.heartbeat_s)
+    assert rig.engine.role is Role.FOLLOWER, "but silence after it counts"
 
 
 def test_a_broken_link_to_the_leader_hastens_the_election_of_the_next() -> None:

@@ -14,14 +14,14 @@ from pysyncobj import SyncObj, SyncObjConf, replicated
 from cluster.consensus.frames import AppendReply, AppendRequest, encode_frame
 from cluster.consensus.interface import NotLeader, Timing
 from cluster.consensus.seam import stock_configuration
-from tests.cluster.consensus.rig import TIMING, Rig, StockRig
+from tests.cluster.consensus.rig import STAND_S, TIMING, Rig, StockRig
 from tests.cluster.consensus.simulator import CLUSTER, Simulation
 from wal.failures import BrokenInvariant, StorageFailed
 
 
 def test_h06_a_machine_that_raises_stops_the_replica_and_the_entry_is_not_tried_again() -> None:
     rig = Rig(replicas=1)
-    rig.wait(TIMING.election_max_s)
+    rig.wait(STAND_S)
     calls: list[int] = []
 
     def poison(index: int, term: int, data: bytes) -> None:
@@ -66,14 +66,14 @@ def test_h06_a_machine_that_does_not_record_what_it_applied_stops_the_replica() 
     rig = Rig(replicas=1)
     rig.apply = lambda index, term, data: None  # type: ignore[method-assign]
     with pytest.raises(BrokenInvariant, match="did not record"):
-        rig.wait(TIMING.election_max_s)
+        rig.wait(STAND_S)
 
 
 def test_h07_a_callback_that_raises_stops_the_replica_and_no_entry_is_applied_twice() -> None:
     rig = Rig(replicas=1)
     rig.at_change = _raise
     with pytest.raises(ZeroDivisionError):
-        rig.wait(TIMING.election_max_s)
+        rig.wait(STAND_S)
     assert rig.engine.stopped
     assert [index for index, _, _ in rig.applied] == [1]
 
@@ -227,7 +227,7 @@ def test_followers_learn_soon_that_an_entry_is_committed_although_nothing_follow
 
 def test_marks_out_of_order_are_refused_at_construction() -> None:
     rig = Rig(replicas=1)
-    rig.wait(TIMING.election_max_s)
+    rig.wait(STAND_S)
     rig.disk.commit = 99
     with pytest.raises(BrokenInvariant, match="out of order"):
         Rig(replicas=1, disk=rig.disk)

@@ -151,7 +151,6 @@ def test_a_link_comes_back_after_its_peer_does(tmp_path: Path) -> None:
 
 def test_h05_strangers_are_turned_away_before_any_frame_of_theirs_is_read(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
-        frame = encode_frame(CLUSTER, "r2", BEAT)
         foreign_directory = tmp_path / "foreign"
         foreign = certify(make_authority(foreign_directory), foreign_directory, "r2")
         other_cluster_directory = tmp_path / "other"
@@ -161,7 +160,9 @@ def test_h05_strangers_are_turned_away_before_any_frame_of_theirs_is_read(tmp_pa
         unknown = certify(site.authority, site.tls, "r9")
         own_name = PeerTls(authority=site.tls / "ca.pem", certificate=site.tls / "r1.pem", key=site.tls / "r1.key")
         for stranger in (None, foreign, other_cluster, agent, operator, unknown, own_name):
-            assert await site.is_turned_away(stranger, frame), stranger
+            name = "r2" if stranger is None else stranger.certificate.stem
+            assert await site.is_turned_away(stranger, encode_frame(CLUSTER, name, BEAT)), stranger
+        frame = encode_frame(CLUSTER, "r2", BEAT)
         member = certify(site.authority, site.tls, "r2")
         assert await site.is_turned_away(member, frame, version=ssl.TLSVersion.TLSv1_2)
         assert site.ear.frames == []
@@ -178,6 +179,22 @@ def test_h05_a_replica_connects_to_no_replica_of_another_cluster(tmp_path: Path)
             async with asyncio.timeout(0.5):
                 await ear.until(lambda: bool(ear.up))
         await links.stop()
+
+    run(tmp_path, work)
+
+
+def test_h05_a_replica_that_answers_at_the_address_of_another_is_not_taken_for_it(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        files = certify(site.authority, site.tls, "r3")
+        site.members = {**site.members, "r3": site.members["r2"]}
+        ear = Ear()
+        impostor = site.make("r3", ear, files=files)
+        await impostor.start()
+        await ear.until(lambda: "r1" in ear.up)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await site.ear.until(lambda: bool(site.ear.up))
+        await impostor.stop()
 
     run(tmp_path, work)
 

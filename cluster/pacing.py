@@ -1,0 +1,147 @@
+"""When the leader runs its next scheduling pass: with a batch, after a rest, when something is due by time, never idly.
+
+A pass looks at every job that is not over, so it is run no more often than it pays: with each batch while it is cheap,
+at a bounded share of the time when it is dear, by itself when the last one made more possible, and when an instant
+comes at which it could do something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NoReturn
+
+from cluster.clock import Clock
+from replica.scheduling import next_due
+from replica.state import State
+from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+
+LOGGER = logging.getLogger(__name__)
+
+PASSES_IN_A_ROW_MAX = 64
+"""Passes that follow each other without a command, count: a plan settles after two or three; one that never does is
+slowed down to one pass in PASS_PAUSE_S rather than let fill the disk."""
+
+PASS_PAUSE_S = 1.0
+
+PASS_CHEAP_S = 0.002
+"""A pass that took less than this is run with every batch, seconds."""
+
+PASS_REST = 3
+"""After a dearer pass the leader rests from passes for this many times what it took: with 100,000 jobs waiting,
+deciding and answering commands keep three quarters of the processor."""
+
+ARM_DELAY_S = 0.02
+"""When nothing is under way, what is due next is looked for after this long, seconds: one look serves many batches."""
+
+TIMER_S_MAX = 30.0
+"""The longest sleep before the next due instant is looked at again, seconds: the wall clock may be set meanwhile."""
+
+
+class PassPacer:
+    """Says whether a batch ends with a pass, and wakes the pump when one is needed without a batch."""
+
+    def __init__(
+        self,
+        *,
+        applied: Callable[[], State],
+        idle: Callable[[], bool],
+        wake: Callable[[], None],
+        clock: Clock,
+        fail: Callable[[BaseException], NoReturn],
+    ) -> None:
+        """`idle`: whether this replica leads and nothing is queued or in flight; `wake`: run the pump."""
+        self._applied = applied
+        self._idle = idle
+        self._wake = wake
+        self._clock = clock
+        self._fail = fail
+        self._unsettled = False
+        """Whether the last pass decided something: what it made possible is for the next one."""
+        self._in_a_row = 0
+        self._rest_until_s = 0.0
+        self._passed_at = NEVER
+        """The instant of the last pass: what was due by then was done or could not be; looking again would not help."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._arming: asyncio.TimerHandle | None = None
+        self._resting: asyncio.TimerHandle | None = None
+        self.due = False
+        """Whether the next batch ends with a pass whatever it decides, and is made for that if need be."""
+
+    @property
+    def sleeping(self) -> bool:
+        """Whether a timer is set for the next pass."""
+        return self._timer is not None
+
+    def schedule(self) -> None:
+        """Have a pass, with the next batch or in one of its own."""
+        self.due = True
+        self._wake()
+
+    def wanted(self, *, decided: bool) -> bool:
+        """Whether the batch under construction ends with a pass; `decided`: whether it has events so far."""
+        if self.due:
+            return True
+        if not decided:
+            return False
+        rest_s = self._rest_until_s - self._clock.monotonic_s()
+        if rest_s <= 0:
+            return True
+        if self._resting is None:
+            self._resting = asyncio.get_running_loop().call_later(rest_s, self._rested)
+        return False
+
+    def passed(self, at: Instant, *, cost_s: float, found: bool, decided: bool) -> None:
+        """Note a pass at `at` that took `cost_s` seconds; `found`: it has events, `decided`: so had the batch before."""
+        self.due = False
+        self._passed_at = at
+        self._unsettled = found
+        self._in_a_row = self._in_a_row + 1 if found and not decided else 0
+        self._rest_until_s = self._clock.monotonic_s() + (PASS_REST * cost_s if cost_s > PASS_CHEAP_S else 0.0)
+
+    def rest(self) -> None:
+        """Nothing is queued or in flight any more: see to it that the next pass comes."""
+        # Under load the next batch brings the next pass; here nothing else would.
+        if self._unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX:
+            self.schedule()
+        elif self._arming is None:
+            self._arming = asyncio.get_running_loop().call_later(ARM_DELAY_S, self._look)
+
+    def stop(self) -> None:
+        """Forget what was planned: this replica does not lead."""
+        for handle in (self._timer, self._arming, self._resting):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._arming = self._resting = None
+        self.due = False
+
+    def _rested(self) -> None:
+        self._resting = None
+        self.schedule()
+
+    def _look(self) -> None:
+        """Run the pass that is due by time, or sleep until one is."""
+        self._arming = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            if not self._idle():
+                # Whatever ends that rests again.
+                return
+            loop = asyncio.get_running_loop()
+            if self._unsettled:
+                LOGGER.error("the scheduler has not settled after %d passes; it goes on slowly", self._in_a_row)
+                self._timer = loop.call_later(PASS_PAUSE_S, self.schedule)
+                return
+            due = next_due(self._applied(), self._passed_at)
+            if due is None:
+                return
+            wait_s = (due - self._clock.now()) / MICROSECONDS_PER_SECOND
+            if wait_s <= 0:
+                self.schedule()
+            else:
+                self._timer = loop.call_later(min(wait_s, TIMER_S_MAX), self._look)
+        except Exception as error:
+            self._fail(error)
