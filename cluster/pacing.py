@@ -93,7 +93,7 @@ class PassPacer:
         return False
 
     def passed(self, at: Instant, *, cost_s: float, found: bool, decided: bool) -> None:
-        """Note a pass at `at` that took `cost_s` seconds; `found`: it has events, `decided`: so had the batch before."""
+        """Note a pass at `at` that took `cost_s` seconds. `found`: it has events; `decided`: so had the batch."""
         self.due = False
         self._passed_at = at
         self._unsettled = found

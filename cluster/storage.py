@@ -16,7 +16,7 @@ from cluster.chronicle import read_batch
 from cluster.config import Config
 from replica.settle import settle
 from replica.state import EMPTY, State
-from snapshots import Image, SnapshotStore
+from snapshots import Image, SnapshotRefused, SnapshotStore, load_snapshot
 from wal import Environment, Journal
 from wal.ledger import Ledger
 
@@ -87,22 +87,42 @@ def _has_files(directory: Path) -> bool:
 
 
 def _usable_image(store: SnapshotStore, journal: Journal) -> Image | None:
+    """Return the newest snapshot that stands on this ledger.
+
+    The newest one may not: a replica that was killed while it installed one has the file, but not yet the mark.
+    """
     found = store.newest_valid()
     for skipped in store.skipped:
         LOGGER.warning("snapshot %s is passed over: %s", skipped.path, skipped.sentence)
     if found is None:
         return None
     path, image = found
+    if _stands(path, image, journal):
+        return image
+    for name in store.names():
+        if name.index >= image.index or name.index > journal.applied_index:
+            continue
+        path = store.directory / str(name)
+        try:
+            older = load_snapshot(path)
+        except SnapshotRefused as error:
+            LOGGER.warning("snapshot %s is passed over: %s", path, error.sentence)
+            continue
+        if _stands(path, older, journal):
+            return older
+    return None
+
+
+def _stands(path: Path, image: Image, journal: Journal) -> bool:
     if image.index > journal.applied_index:
         LOGGER.warning("snapshot %s is ahead of the applied mark %d; it is not used", path, journal.applied_index)
-        return None
-    digest = journal.digest_at(image.index)
-    if digest != image.chain_digest:
+        return False
+    if journal.digest_at(image.index) != image.chain_digest:
         LOGGER.warning(
-            "snapshot %s is of another history than the ledger at entry %d; it is not used", path, image.index
+            "snapshot %s is of another history than entry %d of the ledger; it is not used", path, image.index
         )
-        return None
-    return image
+        return False
+    return True
 
 
 def _replay(ledger: Ledger, journal: Journal, image: Image | None) -> tuple[State, int]:

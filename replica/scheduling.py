@@ -15,14 +15,12 @@ import msgspec
 from replica import events as e
 from replica.buffers import HOLDING, Buffer, BufferState
 from replica.jobs import ENDED, Hold, Job, JobState
+from replica.limits import EVENTS_PER_PASS_MAX
 from replica.pending import Reason, Verdict, buffer_gate, early_gate, later_reason
 from replica.pools import free_bytes
 from replica.staging import active_stage, failed, timeout_at, timeout_s, waiting_stage
 from replica.state import State
 from replica.units import NEVER, Instant, format_size, seconds
-
-PURGES_PER_PASS_MAX = 256
-"""Finished jobs dropped from the state in one pass, count: keeps a pass short after the site lowers the number kept."""
 
 REPLAN_S = 30
 """How often a pass is repeated while a job waits for space, seconds: expected starts move with time alone."""
@@ -120,6 +118,8 @@ class _Pass:
     def _timed(self, job: Job, buffer: Buffer | None) -> bool:
         """Do what is due by time alone; return whether something was."""
         state, at = self.state, self.at
+        if len(self.events) >= EVENTS_PER_PASS_MAX:
+            return False
         if job.state is JobState.PENDING:
             if job.eligible_at == NEVER and job.spec.begin_at <= at:
                 self.events.append(e.JobBecameEligible(job.id))
@@ -202,6 +202,8 @@ class _Pass:
             sentence = f"job {head.job} is first in line for the pool and has been passed {head.passed} times"
         elif not node:
             sentence = "no node that is up could hold the job"
+        elif len(self.events) >= EVENTS_PER_PASS_MAX:
+            sentence = "the job may have its space in the next pass"
         else:
             if head is not None:
                 counted = not head.harmless
@@ -281,6 +283,8 @@ class _Pass:
             fits = self.cpus_free.get(job.node, 0) >= cpus and job.node not in self.waiting_nodes
             nodes = [job.node] if fits else []
         if nodes and not self.waiting_anywhere:
+            if len(self.events) >= EVENTS_PER_PASS_MAX:
+                return Verdict(Reason.NONE, "the job runs in the next pass")
             self.cpus_free[nodes[0]] -= cpus
             self.events.append(e.RunOrdered(job.id, nodes[0], job.attempt + 1))
             return Verdict(Reason.NONE, "nothing holds the job back")
@@ -309,7 +313,7 @@ class _Pass:
             for dependency in self.state.jobs[job_id].spec.dependencies
         }
         oldest = [job_id for job_id in sorted(self.state.finished) if job_id not in waited_for]
-        for job_id in oldest[: min(surplus, PURGES_PER_PASS_MAX)]:
+        for job_id in oldest[: max(0, min(surplus, EVENTS_PER_PASS_MAX - len(self.events)))]:
             self.events.append(e.JobPurged(job_id))
 
 

@@ -67,6 +67,9 @@ async def read_body(request: web.BaseRequest, budget: BodyBudget, bytes_max: int
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
+        if request.content.is_eof() and request.content.exception() is None:
+            # All of it is here already, as it is with most requests: nothing to wait for.
+            return request.content.read_nowait(-1)
         parts: list[bytes] = []
         size_bytes = 0
         async with asyncio.timeout(BODY_READ_S):

@@ -12,6 +12,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from cluster.identity import Identity
+
 CONNECTIONS_MAX = 4096
 """Open connections, count: every agent of a large site, and as many clients as the benchmark's largest crowd."""
 
@@ -32,11 +34,13 @@ HEADERS_MAX = 64
 class Connection(RequestHandler):
     """One connection: aiohttp's, with the time at which it last came to rest, and at which its present head began."""
 
-    __slots__ = ("busy", "head_since_s", "rest_since_s")
+    __slots__ = ("busy", "head_since_s", "identity", "rest_since_s")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.busy = 0
+        self.identity: Identity | None = None
+        """Who is at the other end, once it has been found out: a connection has one certificate."""
         self.head_since_s: float | None = None
         self.rest_since_s = 0.0
 

@@ -25,7 +25,12 @@ _INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at"})
 
 def event_name(event: e.Event) -> str:
     """Return the event's name, for example `job_submitted`."""
-    name = type(event).__name__
+    return kind_name(type(event))
+
+
+def kind_name(kind: type[e.Event]) -> str:
+    """Return the name of a kind of event."""
+    name = kind.__name__
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
@@ -89,7 +94,8 @@ def record_view(entry: Entry, revision: Revision) -> Json:
 
 
 def _files(files: int, size_bytes: int) -> str:
-    return f"{files} file{'' if files == 1 else 's'}, {format_size(size_bytes)}"
+    size = format_size(size_bytes)
+    return f"{files} file{'' if files == 1 else 's'}, {size}{' bytes' if size.isdigit() else ''}"
 
 
 def _submitted(event: e.JobSubmitted) -> str:
@@ -158,12 +164,15 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.JobPurged: lambda event: "left the list of finished jobs; its history stays in the ledger",
     e.AllocationRevoked: lambda event: f"the buffer is taken back before the job ran: {event.reason}",
     e.JobRequeued: lambda event: "waits for a new buffer",
+    e.JobBecameEligible: lambda event: "its begin time has come",
+    e.DeadlineMissed: lambda event: "it could no longer end before its deadline",
 }
 
 
 def sentence_of(event: e.Event) -> str:
     """Return what happened, for a person."""
-    return _SENTENCES[type(event)](event)
+    words = _SENTENCES.get(type(event))
+    return event_name(event).replace("_", " ") if words is None else words(event)
 
 
 def verdict_words(verdict: Verdict) -> str:

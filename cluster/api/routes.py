@@ -155,13 +155,10 @@ def find_route(method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
     """Return the route and the parameters in the path, decoded; Problem 404 or 405."""
     parts = raw_path.strip("/").split("/")
     for known, methods in _TABLES.get(len(parts), ()):
-        params: dict[str, str] = {}
-        for wanted, part in zip(known, parts, strict=True):
-            if wanted.startswith("{"):
-                params[wanted[1:-1]] = _segment(part)
-            elif wanted != part:
-                break
-        else:
+        if all(wanted == part or wanted[0] == "{" for wanted, part in zip(known, parts, strict=True)):
+            params = {
+                wanted[1:-1]: _segment(part) for wanted, part in zip(known, parts, strict=True) if wanted[0] == "{"
+            }
             route = methods.get(method)
             if route is None:
                 allowed = ", ".join(sorted(methods))

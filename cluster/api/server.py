@@ -25,6 +25,7 @@ from cluster.api.openapi import document
 from cluster.api.problems import Problem, Redirect
 from cluster.api.routes import Route, check_query, find_route
 from cluster.api.service import Call, Reply, Service
+from cluster.identity import Identity
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ BACKLOG = 512
 
 ANSWER_WRITE_S_MAX = 30.0
 """How long a client may take to read its answer, seconds; then the connection is cut."""
+
+ANSWER_SMALL_BYTES = 16 * 1024
+"""An answer that an empty connection buffer (64 KiB) takes with its head, bytes."""
 
 SHUTDOWN_S = 3.0
 """How long requests under way may take to end when the replica stops, seconds."""
@@ -146,7 +150,7 @@ class Server:
                 connection.end()
 
     async def _call(self, request: web.BaseRequest) -> tuple[Route, Call]:
-        identity = identity_of(request.transport, self._service.config.cluster.id)
+        identity = self._identity(request)
         if len(request.raw_path) > QUERY_CHARACTERS_MAX:
             raise Problem(
                 414, "limit_exceeded", f"the target has more than {QUERY_CHARACTERS_MAX} characters", "ask for less"
@@ -163,6 +167,14 @@ class Server:
         elif request.can_read_body:
             await read_body(request, self._budget, bytes_max=0)
         return route, call
+
+    def _identity(self, request: web.BaseRequest) -> Identity:
+        connection = request.protocol
+        if not isinstance(connection, Connection):
+            return identity_of(request.transport, self._service.config.cluster.id)
+        if connection.identity is None:
+            connection.identity = identity_of(request.transport, self._service.config.cluster.id)
+        return connection.identity
 
     def _response(self, route: Route, reply: Reply) -> web.Response:
         content = reply.content if reply.content is not None else msgspec.json.encode(reply.view)
@@ -200,7 +212,14 @@ class Server:
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Write the answer within a bound of time; a client that does not read it is cut."""
+        transport = request.transport
+        fits = isinstance(response, web.Response) and (response.content_length or 0) < ANSWER_SMALL_BYTES
         try:
+            if fits and transport is not None and transport.get_write_buffer_size() == 0:
+                # It goes into the connection's buffer whole: nothing to wait for.
+                await response.prepare(request)
+                await response.write_eof()
+                return
             async with asyncio.timeout(ANSWER_WRITE_S_MAX):
                 await response.prepare(request)
                 await response.write_eof()

@@ -135,7 +135,7 @@ class Engine(Leading):
             self._deliver(peer, message)
 
     def connected(self, peer: str) -> None:
-        """The link to `peer` is up."""
+        """The link to `peer` is up; what an earlier one had in flight is unknown, so its journal is probed."""
         self._note_link(peer, is_up=True)
         self._progress[peer].probe_from(self._progress[peer].match + 1)
 
@@ -143,7 +143,6 @@ class Engine(Leading):
         """The link to `peer` broke, and lost everything that was in flight."""
         self._note_link(peer, is_up=False)
         self._end_transfer(peer)
-        self._progress[peer].probe_from(self._progress[peer].match + 1)
 
     def stop(self) -> None:
         """Let go of everything; readers who wait learn that leadership is lost. Nothing is written or sent."""

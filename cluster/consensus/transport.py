@@ -324,7 +324,7 @@ class TlsLinks:
                 lambda: _Inbound(self), connection, ssl=self._server_context, ssl_handshake_timeout=HANDSHAKE_S
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError; asyncio has closed the socket
-            _log.warning("a connection from %s is refused: %s", address, error)
+            _log.warning("a connection from %s is refused: %s", address, str(error) or type(error).__name__)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)

@@ -106,7 +106,7 @@ class Drill:
         return job.job_id
 
     async def kill(self, wanted: str, moment_s: float, client: Client) -> tuple[str, set[int]]:
-        """Kill `wanted` after `moment_s`, or as soon as there is one; return what it was and the jobs that go with it."""
+        """Kill `wanted` after `moment_s`, or as soon as it is there; return who it was and the jobs that go with it."""
         await asyncio.sleep(moment_s)
         if wanted in PROCESSES:
             return await self.kill_process(wanted)

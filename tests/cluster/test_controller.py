@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from replica.events import JobReleased, NodeResumed
 from replica.fold import LedgerViolation
 from replica.state_digest import state_digest
 from replica.units import Revision
+from snapshots import Image, SnapshotFailed
 from tests.cluster.rig import Rig, placed, story, until
 from wal import BrokenInvariant, RecoveryRefused
 from wal.codec import CodecError, encode_batch
@@ -176,6 +178,54 @@ async def test_a_snapshot_that_is_lost_where_the_ledger_has_a_gap_is_refused_at_
             open_storage(config, "r1")
         path.write_bytes(kept)
         await rig.open()
+
+
+@story
+async def test_a_replica_killed_between_receiving_and_installing_a_snapshot_starts_from_the_one_before(
+    config: Config, tmp_path: Path
+) -> None:
+    """The file is there and ahead of the applied mark, and the ledger has a gap: the older snapshot must serve."""
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        saved = []
+        for _ in range(2):
+            await submit_many(leader, 5)
+            saved.append((await leader.ask("POST", "/v1/snapshots")).body)
+        files = [Path(one["path"]).read_bytes() for one in saved]
+    async with Rig(config) as rig:
+        rig.engine.depose(None)
+        sink = rig.controller.begin_install(saved[0]["index"], saved[0]["term"])
+        sink.write(0, files[0])
+        sink.finish()
+        receiver = rig.controller.snapshots.receive(saved[1]["index"], saved[1]["term"])
+        receiver.write(0, files[1])
+        receiver.finish()
+        await rig.close()
+        assert len(list(config.snapshot_directory("r1").iterdir())) == 2
+        await rig.open()
+        assert rig.storage.index == saved[0]["index"]
+        assert len(rig.storage.state.jobs) == 5
+
+
+@story
+async def test_a_snapshot_that_cannot_be_written_is_said_and_the_replica_carries_on(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(image: Image) -> Future[Path]:
+        failed: Future[Path] = Future()
+        failed.set_exception(SnapshotFailed("no space left on the device"))
+        return failed
+
+    async with Rig(small_snapshots(config, 3)) as rig:
+        monkeypatch.setattr(rig.controller.snapshots, "save_in_background", refuse)
+        await submit_many(rig, 8)
+        answer = await rig.ask("POST", "/v1/snapshots")
+        assert (answer.status, answer.code) == (507, "snapshot_failed")
+        await until(lambda: rig.controller.snapshots_failed > 1)
+        # Not with every entry: a full disk is asked again after as many entries as a snapshot takes.
+        assert rig.controller.snapshots_failed <= 4
+        assert rig.controller.snapshot_index == 0
+        await submit_many(rig, 1)
 
 
 @story

@@ -100,6 +100,17 @@ def test_what_is_due_by_time_alone_is_known_beforehand() -> None:
     assert next_due(world.state, world.at) == world.at + 2_000_000
 
 
+def test_a_pass_is_bounded_and_the_next_ones_do_the_rest() -> None:
+    from replica.limits import EVENTS_PER_PASS_MAX
+
+    world = World({"fast": 10_000}, operations_per_stage_max=10_000, cpus=10_000)
+    world.settle(c.DrainNode("n1", "x"))
+    jobs = [world.submit("capacity=1") for _ in range(EVENTS_PER_PASS_MAX + 100)]
+    world.settle(c.ResumeNode("n1"))
+    assert all(world.reason(job) == "BurstBufferStageIn" for job in jobs)
+    assert max(len(entry.events) for batch in world.ledger for entry in batch.entries) == EVENTS_PER_PASS_MAX
+
+
 def test_space_is_given_only_where_a_node_is_up() -> None:
     world = World(nodes=1)
     world.settle(c.DrainNode("n1", "x"))

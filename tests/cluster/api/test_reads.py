@@ -252,3 +252,35 @@ async def test_metrics_show_pools_jobs_queue_and_latency(config: Config) -> None
             assert line in text, line
         assert 'forebay_api_request_seconds_count{route="jobs_submit",status="2xx"}' in text
         assert 'forebay_api_problems_total{code="permission_denied"}' in text
+
+
+class PeerDouble:
+    """A peer as consensus describes it."""
+
+    def __init__(self, *, connected: bool = True, last_contact_s: float | None = 0.0) -> None:
+        self.name = "r2"
+        self.connected = connected
+        self.match_index = self.lag_entries = 0
+        self.last_contact_s = last_contact_s
+        self.sending_snapshot = False
+
+
+@story
+async def test_a_follower_is_ready_only_while_it_hears_its_leader(config: Config) -> None:
+    async with Rig(config) as rig:
+        silence_s = config.timing.election_max_s
+        cases: list[tuple[bool, list[PeerDouble], int]] = [
+            (True, [PeerDouble()], 200),
+            (True, [PeerDouble(last_contact_s=silence_s)], 200),
+            (True, [PeerDouble(last_contact_s=silence_s * 3)], 503),
+            (True, [PeerDouble(last_contact_s=None)], 503),
+            (True, [PeerDouble(connected=False)], 503),
+            (True, [], 503),
+            (False, [PeerDouble()], 503),
+        ]
+        rig.engine.depose("r2")
+        for in_step, peers, status in cases:
+            rig.engine.ready = in_step
+            rig.engine.peers = lambda peers=peers: peers  # type: ignore[method-assign,misc]
+            answer = await rig.ask("GET", "/readyz", who="n1")
+            assert answer.status == status, (in_step, peers[0].__dict__ if peers else None, answer)

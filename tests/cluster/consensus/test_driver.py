@@ -7,7 +7,7 @@ import pytest
 
 from cluster.clock import SystemClock
 from cluster.consensus import Consensus, EntryTooLarge, NotLeader, Role
-from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, ListMachine, Node, until_leader, with_nodes
+from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, Node, until_leader, with_nodes
 from wal import StorageFailed
 
 
@@ -114,7 +114,7 @@ def test_a_member_that_is_not_in_the_list_is_refused(tmp_path: Path) -> None:
                 members={"r1": "127.0.0.1:1"},
                 cluster_id=CLUSTER,
                 journal=node.journal,
-                machine=ListMachine(node.journal),
+                machine=node.machine,
                 timing=FAST,
                 tls=None,  # type: ignore[arg-type]
                 clock=SystemClock(),

@@ -228,12 +228,14 @@ def test_a_follower_that_was_deaf_reads_what_waits_before_it_believes_in_silence
     rig = Rig()
     rig.follow([(1, b"\x01a")])
     rig.disk.before_sync = lambda: rig.clock.__setattr__("now_s", rig.clock.now_s + 5.0)
-    rig.give("r2", AppendRequest(1, 2, 1, 1, 0, True, [(1, b"\x01b")]))
-    rig.take(VoteRequest)
-    rig.engine.tick()
-    assert rig.engine.leader == "r2" and rig.take(VoteRequest) == []
-    rig.give("r2", Heartbeat(1, 3, 0, True))
-    assert rig.engine.leader == "r2"
+    for index in (2, 3):
+        rig.give("r2", AppendRequest(1, index, index - 1, 1, 0, True, [(1, b"\x01b")]))
+        rig.take(VoteRequest)
+        rig.engine.tick()
+        rig.engine.tick()
+        assert rig.engine.leader == "r2" and rig.take(VoteRequest) == []
+        rig.give("r2", Heartbeat(1, index, 0, True))
+        assert rig.engine.leader == "r2"
     rig.wait(TIMING.election_min_s + 0.001)
     assert rig.take(VoteRequest), "silence that it was awake for counts as ever"
 
@@ -252,8 +254,14 @@ def test_a_leader_whose_disk_was_slow_does_not_blame_its_followers() -> None:
     rig = Rig()
     rig.lead()
     rig.disk.before_sync = lambda: rig.clock.__setattr__("now_s", rig.clock.now_s + 5.0)
-    rig.engine.propose(b"\x01a")
-    rig.engine.tick()
+    for _ in range(2):
+        rig.engine.propose(b"\x01a")
+        rig.engine.tick()
+        rig.engine.tick()
+        rig.engine.tick()
+        assert rig.engine.role is Role.LEADER
+        rig.give("r2", AppendReply(rig.engine.term, rig.engine._seq, 1))
+    rig.clock.now_s += 5.0
     rig.engine.tick()
     assert rig.engine.role is Role.LEADER
     rig.wait(3 * TIMING.heartbeat_s)

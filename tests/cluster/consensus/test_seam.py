@@ -5,6 +5,7 @@ import inspect
 import re
 from pathlib import Path
 
+import pysyncobj.syncobj as stock
 import pytest
 from pysyncobj import SyncObj
 from pysyncobj.node import Node
@@ -19,6 +20,7 @@ from cluster.consensus.journal_adapter import JournalAdapter
 from cluster.consensus.leading import Leading
 from cluster.consensus.seam import Seam
 from tests.cluster.consensus.rig import Rig
+from wal.failures import BrokenInvariant
 
 CONSENSUS = Path(seam.__file__).parent
 
@@ -66,16 +68,16 @@ def test_every_stock_method_that_is_replaced_or_runs_has_the_source_it_had_when_
 
 
 def test_every_overridden_name_is_known() -> None:
-    stock = {name for name in vars(SyncObj) if not name.startswith("__") or name == "__init__"}
+    known = {name for name in vars(SyncObj) if not name.startswith("__") or name == "__init__"}
     for rules in (Seam, Core, Elections, Following, Leading, Engine):
-        overridden = {name for name in vars(rules) if name in stock} - {"__init__"}
+        overridden = {name for name in vars(rules) if name in known} - {"__init__"}
         assert overridden == (set(OVERRIDDEN) if rules is Seam else set()), rules
 
 
 def test_every_private_name_that_is_used_exists() -> None:
     used = set(re.findall(r"_SyncObj__\w+", Path(seam.__file__).read_text()))
-    stock = set(vars(SyncObj)) | set(vars(Rig().engine))
-    assert used and used <= stock
+    known = set(vars(SyncObj)) | set(vars(Rig().engine))
+    assert used and used <= known
 
 
 def test_one_module_knows_the_stock_engine() -> None:
@@ -91,15 +93,15 @@ def test_no_method_of_the_stock_engine_is_replicated_by_the_way() -> None:
 
 
 def test_the_stock_constructor_finds_our_journal_and_afterwards_its_own_again() -> None:
-    before = seam.stock.createJournal, seam.stock.createPoller
+    before = stock.createJournal, stock.createPoller
     rig = Rig()
-    assert (seam.stock.createJournal, seam.stock.createPoller) == before
+    assert (stock.createJournal, stock.createPoller) == before
     assert isinstance(rig.engine._SyncObj__raftLog, JournalAdapter)
     assert rig.journal.last_index == 0, "the stock constructor adds a first entry to an empty journal"
 
 
 def test_the_bridge_sends_nothing_that_is_not_a_message_of_ours() -> None:
     rig = Rig()
-    with pytest.raises(seam.BrokenInvariant, match="dict"):
-        rig.engine._bridge.send(Node("r2"), {"type": "append_entries"})
+    with pytest.raises(BrokenInvariant, match="dict"):
+        rig.engine._bridge.send(Node("r2"), {"type": "append_entries"})  # type: ignore[arg-type]
     assert rig.out == []

@@ -55,6 +55,29 @@ def test_a_leader_that_stops_is_replaced_and_catches_up_when_it_returns(tmp_path
     asyncio.run(with_nodes(tmp_path, 3, work))
 
 
+def test_a_replica_that_needs_compacted_entries_gets_a_snapshot_and_what_came_after_it(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        behind = next(node for node in nodes if node is not leader)
+        await behind.consensus.stop()
+        big = b"\x01" + b"x" * 100_000
+        for _ in range(30):
+            await leader.commit(big)
+        leader.consensus.compact_to(leader.machine.take_snapshot())
+        await leader.commit(b"\x01after")
+        behind.environment.close()
+        returned = nodes[nodes.index(behind)] = behind.again()
+        await returned.consensus.start()
+        last = leader.consensus.last_index
+        await returned.until(lambda: returned.consensus.applied_index >= last)
+        assert returned.machine.installs == 1
+        assert returned.machine.applied == leader.machine.applied
+        assert returned.journal.applied_digest == leader.journal.applied_digest
+        await leader.commit(b"\x01more")
+
+    asyncio.run(with_nodes(tmp_path, 3, work))
+
+
 def test_one_replica_alone_leads_and_commits(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)

@@ -149,7 +149,9 @@ def test_a_link_comes_back_after_its_peer_does(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_h05_strangers_are_turned_away_before_any_frame_of_theirs_is_read(tmp_path: Path) -> None:
+def test_h05_strangers_are_turned_away_before_any_frame_of_theirs_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work(site: Site) -> None:
         foreign_directory = tmp_path / "foreign"
         foreign = certify(make_authority(foreign_directory), foreign_directory, "r2")
@@ -162,6 +164,8 @@ def test_h05_strangers_are_turned_away_before_any_frame_of_theirs_is_read(tmp_pa
         for stranger in (None, foreign, other_cluster, agent, operator, unknown, own_name):
             name = "r2" if stranger is None else stranger.certificate.stem
             assert await site.is_turned_away(stranger, encode_frame(CLUSTER, name, BEAT)), stranger
+        for said in ("is no replica", "replica r9 is not among", "replica r1 is not among"):
+            assert said in caplog.text
         frame = encode_frame(CLUSTER, "r2", BEAT)
         member = certify(site.authority, site.tls, "r2")
         assert await site.is_turned_away(member, frame, version=ssl.TLSVersion.TLSv1_2)

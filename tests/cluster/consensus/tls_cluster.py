@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from cluster.clock import SystemClock
 from cluster.consensus import Consensus, NotLeader, PeerTls, Role, SnapshotRef, SnapshotSink, Timing
 from cluster.identity import Role as Holder
@@ -41,11 +43,22 @@ def certify(authority: Authority, directory: Path, name: str, role: Holder = Hol
     return issue(authority, directory, role=role, name=name, at=SystemClock().now(), addresses=addresses)
 
 
+class Image(msgspec.Struct):
+    """A snapshot of a ListMachine."""
+
+    applied: list[bytes]
+    digest: bytes
+    revision: int
+
+
 class ListMachine:
     """A trivial machine: the list of what was applied."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, directory: Path) -> None:
         self.journal = journal
+        self.directory = directory
+        self.snapshot: SnapshotRef | None = None
+        self.installs = 0
         self.applied: list[bytes] = []
         self.waiting: dict[tuple[int, int], asyncio.Future[None]] = {}
         self.changed = asyncio.Event()
@@ -58,11 +71,42 @@ class ListMachine:
             waiter.set_result(None)
         self.changed.set()
 
+    def take_snapshot(self) -> int:
+        journal = self.journal
+        index, term = journal.applied_index, journal.term_of(journal.applied_index)
+        assert term is not None
+        path = self.directory / "snapshot"
+        path.write_bytes(msgspec.msgpack.encode(Image(self.applied, journal.applied_digest, journal.applied_revision)))
+        self.snapshot = SnapshotRef(path, index, term, path.stat().st_size)
+        return index
+
     def newest_snapshot(self) -> SnapshotRef | None:
-        return None
+        return self.snapshot
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
-        raise NotImplementedError
+        return ListSink(self, index, term)
+
+
+class ListSink:
+    """Takes a snapshot of another ListMachine."""
+
+    def __init__(self, machine: ListMachine, index: int, term: int) -> None:
+        self._machine, self._index, self._term = machine, index, term
+        self._data = bytearray()
+
+    def write(self, offset: int, data: bytes) -> None:
+        assert offset == len(self._data)
+        self._data += data
+
+    def finish(self) -> None:
+        image = msgspec.msgpack.decode(self._data, type=Image)
+        self._machine.journal.reset_to(self._index, self._term, image.digest, image.revision)
+        self._machine.applied = image.applied
+        self._machine.installs += 1
+        self._machine.changed.set()
+
+    def abort(self) -> None:
+        self._data.clear()
 
 
 class Node:
@@ -76,21 +120,21 @@ class Node:
         tls: PeerTls,
         *,
         timing: Timing = FAST,
-        cluster_id: str = CLUSTER,
     ) -> None:
         self.name = name
+        self._given, self._timing = (directory, name, members, tls), timing
         self.failures: list[BaseException] = []
         self.environment = Environment.open(
             directory / name, cluster_id=CLUSTER, replica=name, create=True, map_size_bytes=256 << 20
         )
         self.journal = Journal(self.environment)
-        self.machine = ListMachine(self.journal)
+        self.machine = ListMachine(self.journal, directory / name)
         # The ledger up to the applied mark is the state that a controller would have rebuilt.
         self.machine.applied = [self.journal.entry(i).data for i in range(1, self.journal.applied_index + 1)]
         self.consensus = Consensus(
             me=name,
             members=members,
-            cluster_id=cluster_id,
+            cluster_id=CLUSTER,
             journal=self.journal,
             machine=self.machine,
             timing=timing,
@@ -99,6 +143,10 @@ class Node:
             on_change=self.machine.changed.set,
             fail=self._fail,
         )
+
+    def again(self) -> "Node":
+        """The same replica, started again on what its disk holds."""
+        return Node(*self._given, timing=self._timing)
 
     def _fail(self, error: BaseException) -> NoReturn:
         self.failures.append(error)

@@ -1,0 +1,81 @@
+"""Whatever a client writes becomes a command or a problem with a sentence, never anything else."""
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.api import wire
+from cluster.api.bodies import decode
+from cluster.api.describe import _SENTENCES, as_json, event_name, kind_name, sentence_of
+from cluster.api.problems import Problem
+from cluster.client import requests as r
+from cluster.identity import Identity, Role
+from replica import commands as c
+from replica import events as e
+from replica.buffers import BufferRequest
+from replica.events import Event
+from replica.jobs import Hold, JobSpec
+from replica.units import NEVER
+
+ALICE = Identity(Role.USER, "alice")
+GOOD: dict[str, Any] = {
+    "command_id": "0192c3b4a5d67000800000000000000a",
+    "script": "#!/bin/sh\n#DW jobdw capacity=1GiB access_mode=striped type=scratch\n",
+    "time_limit_s": 60,
+    "workdir": "/",
+}
+WORDS = st.sampled_from(["#DW", "#BB", "jobdw", "stage_in", "capacity=", "1GiB", "=", "\\", "\n", "\0", "é", "🙂", " "])
+TEXT = st.one_of(st.text(max_size=40), st.lists(WORDS, max_size=12).map(" ".join))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from([*r.SubmitRequest.__struct_fields__, "walltime"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(FIELDS, JSON, max_size=5))
+def test_any_submission_becomes_a_command_or_a_problem_with_a_sentence(changes: dict[str, Any]) -> None:
+    body = json.dumps({**GOOD, **changes}).encode()
+    try:
+        command = wire.submit_job(decode(body, r.SubmitRequest), ALICE)
+    except Problem as problem:
+        assert 400 <= problem.status < 500
+        assert problem.view.sentence
+        assert problem.view.outcome == "refused"
+    else:
+        assert isinstance(command, c.SubmitJob)
+        assert command.spec.user == "alice"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_body_or_a_problem(data: bytes) -> None:
+    for kind in (r.SubmitRequest, r.BulkRequest, r.PollRequest, r.ReportsRequest):
+        try:
+            decode(data, kind)
+        except Problem as problem:
+            assert problem.status == 400
+
+
+def test_every_event_has_a_sentence_and_a_name() -> None:
+    kinds = set(Event.__args__)
+    assert set(_SENTENCES) == kinds
+    assert len({kind_name(kind) for kind in kinds}) == len(kinds)
+    assert kind_name(e.StagedIn) == event_name(e.StagedIn(1, 0, 0)) == "staged_in"
+
+
+def test_what_others_may_see_of_a_job_leaves_out_its_script_and_environment() -> None:
+    spec = JobSpec("n", "u", "#!/bin/sh\nsecret\n", "/", 60, environment=(("TOKEN", "secret"),))
+    event = e.JobSubmitted(1, spec, BufferRequest("", 0, (), "", (), (), ""), "", 0, Hold.NONE)
+    assert "secret" not in json.dumps(as_json(event, private=False))
+    assert "secret" in json.dumps(as_json(event, private=True))
+    assert sentence_of(event)
+
+
+def test_a_planned_retry_says_when() -> None:
+    failed = e.StageFailed(1, e.Stage.STAGE_IN, 1, "disk full", NEVER)
+    assert sentence_of(failed) == "stage-in failed: disk full; waiting for a release"
