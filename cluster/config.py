@@ -55,8 +55,9 @@ KILL_WAIT_S_MAX: Final = 3_600
 TIMING_MS_MAX: Final = 60_000
 """Largest election timeout, milliseconds: a leader that is missed for a minute helps nobody."""
 
-HEARTBEATS_PER_ELECTION: Final = 2
-"""Least heartbeats within the shortest election timeout: one lost packet must not cost an election."""
+HEARTBEATS_PER_ELECTION: Final = 3
+"""Heartbeats that must fit into the shortest election timeout, with time to spare: one lost packet must not cost an
+election. Consensus refuses less (cluster.consensus.interface.Timing)."""
 
 OPERATOR_NAME: Final = "operator"
 """Name of the certificate that `forebay init` makes for the operator."""
@@ -116,6 +117,8 @@ class TimingConfig(msgspec.Struct, frozen=True):
     election_min_s: float
     election_max_s: float
     heartbeat_s: float
+    node_down_s: int = 30
+    """Seconds of an agent's silence after which the leader marks its node down."""
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -334,14 +337,17 @@ def _timing(table: Table) -> TimingConfig:
             f"found {most}, not more than election_min_ms {least}",
             f"write {2 * least}: chance must decide who stands first",
         )
-    if heartbeat * HEARTBEATS_PER_ELECTION > least:
+    if heartbeat * HEARTBEATS_PER_ELECTION >= least:
         raise table.refuse(
             "heartbeat_ms",
             f"found {heartbeat}, too close to election_min_ms {least}",
-            f"write at most {least // HEARTBEATS_PER_ELECTION}: one lost heartbeat must not cost an election",
+            f"write at most {(least - 1) // HEARTBEATS_PER_ELECTION}: one lost heartbeat must not cost an election",
         )
+    node_down_s = table.integer("node_down_s", 30, least=1, most=86_400)
     table.finish()
-    return TimingConfig(election_min_s=least / 1000, election_max_s=most / 1000, heartbeat_s=heartbeat / 1000)
+    return TimingConfig(
+        election_min_s=least / 1000, election_max_s=most / 1000, heartbeat_s=heartbeat / 1000, node_down_s=node_down_s
+    )
 
 
 def _policy(top: Table, base: Path) -> Policy:

@@ -125,7 +125,13 @@ class Replica:
 
         try:
             self.controller = Controller(
-                name=name, config=config, storage=storage, make_engine=make_engine, clock=clock, fail=fail
+                name=name,
+                config=config,
+                storage=storage,
+                make_engine=make_engine,
+                clock=clock,
+                fail=fail,
+                node_down_s=config.timing.node_down_s,
             )
         except (ValueError, TlsRefused, BrokenInvariant) as error:
             storage.close()

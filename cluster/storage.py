@@ -8,6 +8,7 @@ without a usable one everything is folded from the first entry, if this replica 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,9 @@ from wal import Environment, Journal
 from wal.ledger import Ledger
 
 LOGGER = logging.getLogger(__name__)
+
+STARTED_MARK = "started"
+"""The file beside `wal` and `snapshots` that says that the replica has run before."""
 
 REPLAY_STEP_ENTRIES = 1024
 """Entries read at a time while folding at start, count."""
@@ -57,8 +61,9 @@ def open_storage(config: Config, name: str) -> Storage:
     """
     directory = config.wal_directory(name)
     snapshot_directory = config.snapshot_directory(name)
-    # A replica that has snapshots has run before: an empty journal beside them has forgotten votes and entries.
-    create = not _has_files(snapshot_directory)
+    # A replica that has run before must not start empty: without its journal it has forgotten votes and entries.
+    mark = directory.parent / STARTED_MARK
+    create = not mark.exists() and not _has_files(snapshot_directory)
     environment = Environment.open(
         directory,
         cluster_id=config.cluster.id,
@@ -66,6 +71,8 @@ def open_storage(config: Config, name: str) -> Storage:
         map_size_bytes=config.storage.map_size_bytes,
         create=create,
     )
+    if not mark.exists():
+        _leave_mark(mark)
     store: SnapshotStore | None = None
     try:
         journal = Journal(environment)
@@ -80,6 +87,20 @@ def open_storage(config: Config, name: str) -> Storage:
             store.close()
         environment.close()
         raise
+
+
+def _leave_mark(mark: Path) -> None:
+    """Note durably that the replica has run. Before it promises anything: a promise is what must not be forgotten."""
+    try:
+        mark.write_text("This replica has run. Without its wal directory it must not start again under its name.\n")
+        for path, flags in ((mark, os.O_RDONLY), (mark.parent, os.O_RDONLY | os.O_DIRECTORY)):
+            descriptor = os.open(path, flags)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        raise StorageRefused(f"{mark} cannot be written ({error.strerror}); make room or put it right") from error
 
 
 def _has_files(directory: Path) -> bool:

@@ -144,7 +144,7 @@ def _result(code: int, data: bytes, order: Order, why: str) -> Outcome:
     if code == 0 and len(data) <= RESULT_BYTES_MAX:
         try:
             return msgspec.json.decode(data, type=OperationDone | OperationFailed)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return failure(f"the worker of {order.stage} gave no result that can be read: {error}")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     return failure(f"the worker of {order.stage} {how} before it had a result; the agent's log may say why")

@@ -42,7 +42,7 @@ class Outbox:
                 self._reports[int(found.group(1))] = msgspec.json.decode(
                     read_bounded(directory, name) or b"", type=Report
                 )
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise AgentFailed(
                     f"outbox/{name} is damaged ({error}); the disk may be failing: "
                     "move the file away, and its operation is ordered again"

@@ -138,7 +138,7 @@ class StepRecord:
         data = read_bounded(self.directory, name)
         try:
             return None if data is None else msgspec.json.decode(data, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise FileRefused(
                 f"steps/{self.job}/{name} is damaged ({error}); the disk may be failing: move the directory away"
             ) from error

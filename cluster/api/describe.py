@@ -15,7 +15,7 @@ from replica.commands import CONTROLLER, Actor
 from replica.commit import Batch, Entry
 from replica.jobs import Hold
 from replica.pending import Verdict
-from replica.units import Revision, format_size
+from replica.units import Instant, Revision, format_size
 
 PRIVATE = frozenset({"script", "environment"})
 """Fields of a job that only operators read: scripts and environments hold what users would not show each other."""
@@ -177,5 +177,12 @@ def sentence_of(event: e.Event) -> str:
 
 def verdict_words(verdict: Verdict) -> str:
     """Return the verdict's sentence with its figures."""
-    figures = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in verdict.figures if value)
+    figures = ", ".join(_figure(name, value) for name, value in verdict.figures if value)
     return f"{verdict.sentence} ({figures})" if figures else verdict.sentence
+
+
+def _figure(name: str, value: str) -> str:
+    """Return a figure for a person: names that end in `_us` are instants."""
+    if name.endswith("_us"):
+        name, value = name.removesuffix("_us"), format_instant(Instant(int(value))) or "never"
+    return f"{name.replace('_', ' ')} {value}"

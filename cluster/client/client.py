@@ -300,7 +300,7 @@ class Client:
         answer = await caller.perform(call)
         try:
             return msgspec.json.decode(answer.body, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ApiError(
                 answer.status,
                 BAD_ANSWER,

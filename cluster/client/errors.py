@@ -59,7 +59,7 @@ def error_of(status: int, body: bytes, *, who: str, command_id: str | None) -> A
     """Return the error that an answer with `status` carries; `who` answered it, in words."""
     try:
         view = msgspec.json.decode(body, type=ErrorAnswer).error
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         text = body[:_SENTENCE_CHARACTERS_MAX].decode("utf-8", "replace").strip()
         view = ErrorView(
             code=BAD_ANSWER,

@@ -173,7 +173,7 @@ class EventStream:
 def _decode(raw: ServerSentEvent) -> EventView:
     try:
         return msgspec.json.decode(raw.data, type=EventView)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StreamBroken(f"event {raw.id or '?'} cannot be read: {error}") from error
 
 

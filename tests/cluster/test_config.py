@@ -204,7 +204,7 @@ def vars_of(policy: Policy) -> dict[str, Any]:
         ('map_size = "1GiB"', 'map_size = "1KiB"', "storage.map_size", "found 1024 bytes", "from 16MiB to 16TiB"),
         ("stage_retries = 0", "stage_retries = 9999", "policy.stage_retries", "9999", "a number from 0 to 1000"),
         ("election_max_ms = 500", "election_max_ms = 200", "timing.election_max_ms", "not more than", "write 400"),
-        ("heartbeat_ms = 50", "heartbeat_ms = 150", "timing.heartbeat_ms", "too close", "write at most 100"),
+        ("heartbeat_ms = 50", "heartbeat_ms = 150", "timing.heartbeat_ms", "too close", "write at most 66"),
         # sizes
         ('"96MiB"', '"96XB"', "pool[1].quantity", "unknown suffix 'XB'", "use one of K KiB"),
         ('"96MiB"', '"-5"', "pool[1].quantity", "has a sign", "without a sign"),
