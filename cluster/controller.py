@@ -21,6 +21,7 @@ from cluster.chronicle import Applied, Chronicle, read_batch
 from cluster.clock import Clock
 from cluster.config import Config
 from cluster.consensus import Machine, NotLeader, Role, SnapshotRef, SnapshotSink
+from cluster.divergence import Checkpoints
 from cluster.engine import Engine
 from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
 from cluster.past import Past
@@ -102,6 +103,8 @@ class Controller:
         self.entries_void = 0
         self.snapshots_failed = 0
         self.snapshot_at_s: float | None = None
+        self.checkpoints: Checkpoints | None = None
+        """Compares states with the peers'; None in a replica that has none to ask."""
 
     # What others ask
 
@@ -223,6 +226,8 @@ class Controller:
             self.orders.applied(before, batch, after)
         self.chronicle.append(Applied(index, term, digest, before.revision, after.revision, batch, void, len(data)))
         self.proposer.applied(index, term, after, void=void)
+        if self.checkpoints is not None:
+            self.checkpoints.applied(index, before, after)
         self._release_appliers()
         if index - self._attempted_index >= self.config.storage.snapshot_every_entries and not self.snapshots.saving:
             self.save_snapshot()

@@ -13,16 +13,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cluster.api import Server, Service
+from cluster.client import Client
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Machine, Timing
 from cluster.controller import Controller
+from cluster.divergence import Checkpoints
 from cluster.engine import Engine
 from cluster.storage import StorageRefused, open_storage
 from cluster.tls import TlsRefused, server_context
@@ -40,6 +42,9 @@ EXIT_CONFIGURATION_REFUSED = 78
 
 COMMIT_NOTICE_SHARE = 0.1
 """Followers hear of a commit at the latest after this share of a heartbeat, so that their state is seldom behind."""
+
+PEER_ANSWER_S = 2.0
+"""How long a peer may take to tell its digests, seconds; it is asked again later."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -136,15 +141,19 @@ class Replica:
         except (ValueError, TlsRefused, BrokenInvariant) as error:
             storage.close()
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+        self._client = Client.from_config(config, name, clock=clock, deadline_s=PEER_ANSWER_S)
+        self.controller.checkpoints = Checkpoints(name, self._peers, self._digests_of, fail)
         self.service = Service(self.controller, version=release(), fail=fail)
         self.server = Server(self.service, address=me.api, tls=context)
         _time_syncs(storage.environment, clock, self.service)
 
     async def start(self) -> None:
         """Listen and take part; Refused if an address cannot be used."""
+        assert self.controller.checkpoints is not None
         try:
             await self.server.start()
             await self.controller.start()
+            self.controller.checkpoints.start()
         except OSError as error:
             await self.stop()
             raise Refused(
@@ -155,8 +164,17 @@ class Replica:
 
     async def stop(self) -> None:
         """Stop accepting, hand off nothing, write what is known."""
+        assert self.controller.checkpoints is not None
+        await self.controller.checkpoints.stop()
         await self.server.stop()
         await self.controller.stop()
+        await self._client.close()
+
+    def _peers(self) -> tuple[str, ...]:
+        return tuple(peer.name for peer in self.controller.engine.peers())
+
+    async def _digests_of(self, peer: str) -> Mapping[int, str]:
+        return (await self._client.digests(self.controller.config.replica(peer).api)).digests
 
 
 def _time_syncs(environment: Environment, clock: Clock, service: Service) -> None:

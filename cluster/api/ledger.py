@@ -10,6 +10,7 @@ from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Applied
 from cluster.client.views import (
+    DigestsAnswer,
     Json,
     LedgerAnswer,
     LedgerEntryView,
@@ -21,6 +22,7 @@ from cluster.client.views import (
 from cluster.clock import format_instant
 from cluster.consensus import Role
 from cluster.controller import Unavailable
+from cluster.divergence import Verdict
 from cluster.membership import members as member_rows
 from cluster.past import settled_at
 from cluster.proposer import NotLeading
@@ -123,6 +125,19 @@ async def save_snapshot(call: Call) -> Reply:
             SnapshotPoolView(name=p.name, quantity_bytes=p.quantity_bytes, free_bytes=p.free_bytes)
             for p in summary.pools
         ),
+    )
+    return Reply(controller.state.revision, view)
+
+
+async def digests(call: Call) -> Reply:
+    """Show the digests of the last checkpoints of this replica, which its peers compare with theirs."""
+    controller = call.service.controller
+    checkpoints = controller.checkpoints
+    view = DigestsAnswer(
+        revision=controller.state.revision,
+        replica=controller.name,
+        digests={} if checkpoints is None else dict(checkpoints.digests),
+        verdict=(Verdict.UNDECIDED if checkpoints is None else checkpoints.verdict).value,
     )
     return Reply(controller.state.revision, view)
 

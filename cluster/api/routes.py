@@ -113,6 +113,7 @@ ROUTES: tuple[Route, ...] = (
         },
         tag="cluster",
     ),
+    Route("GET", "/v1/digests", AUDITORS, ledger.digests, v.DigestsAnswer, query=STALE, tag="cluster"),
     Route("POST", "/v1/snapshots", OPERATORS, ledger.save_snapshot, v.SnapshotView, tag="cluster"),
     Route(
         "GET",

@@ -191,6 +191,10 @@ class Client:
         query = {"digest": "yes" if digest else None}
         return await self._read("/v1/status", query, views.StatusView, True, deadline_s, only=replica)
 
+    async def digests(self, replica: Address, *, deadline_s: float | None = None) -> views.DigestsAnswer:
+        """Return the digests of states that the replica at `replica` has kept (operators and replicas)."""
+        return await self._read("/v1/digests", {}, views.DigestsAnswer, True, deadline_s, only=replica)
+
     async def ledger(
         self, *, first_index: int, limit: int, replica: Address | None = None, deadline_s: float | None = None
     ) -> views.LedgerAnswer:

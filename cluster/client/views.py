@@ -306,6 +306,17 @@ class StatusView(View, frozen=True, kw_only=True):
     version: str = ""
 
 
+class DigestsAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/digests: the states that were digested last, for comparing replicas."""
+
+    revision: int
+    replica: str
+    digests: dict[int, str]
+    """Entry index -> digest of the state after that entry, hexadecimal."""
+    verdict: str
+    """agrees, undecided, disputed or odd: what the last comparison with the peers said."""
+
+
 class LedgerEntryView(View, frozen=True, kw_only=True):
     """One entry of the ledger. `records` are its commands with their answers and events; a no-op has none."""
 
