@@ -67,6 +67,13 @@ async def ran_once(client: Client, workload: Workload, jobs: Iterable[int], *, a
 
 def replayed(cluster: LocalCluster, status: StatusView, *, replica: str = "r1") -> str:
     """Folding the whole ledger from nothing, under another PYTHONHASHSEED, gives the digest of the live replicas."""
+    until = time.monotonic() + SETTLE_S
+    # A running replica writes its applied mark when it is idle for a moment; until then its last entries are not yet
+    # settled for who reads its directory.
+    while json.loads(cluster.forebay("ledger", "replay", "--name", replica, "--json"))["revision"] < status.revision:
+        if time.monotonic() > until:
+            raise ExerciseFailed(f"the ledger of {replica} does not reach revision {status.revision} on disk")
+        time.sleep(0.2)
     for seed in ("0", "4242"):
         words = ("ledger", "replay", "--name", replica, "--at", str(status.revision), "--json")
         answer = json.loads(cluster.forebay(*words, environment={"PYTHONHASHSEED": seed}))
