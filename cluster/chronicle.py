@@ -16,6 +16,7 @@ import msgspec
 from replica.commit import Batch
 from replica.units import Revision
 from wal.codec import Kind, decode_batch, kind_of
+from wal.configuration import Configuration, decode_configuration, is_configuration
 from wal.journal import Journal
 from wal.ledger import Ledger
 
@@ -40,11 +41,18 @@ class Applied(msgspec.Struct, frozen=True):
     batch: Batch | None
     void: bool
     size_bytes: int
+    configuration: Configuration | None = None
+    """Who is a member from this entry on; None if it does not say that."""
 
 
 def read_batch(data: bytes) -> Batch | None:
-    """Return the batch in an entry's data, None for a new leader's first entry; CodecError for what is unknown."""
-    return None if kind_of(data) is Kind.NO_OP else decode_batch(data)
+    """Return the batch in an entry's data, None for an entry of consensus' own; CodecError for what is unknown."""
+    return decode_batch(data) if kind_of(data) is Kind.BATCH else None
+
+
+def read_configuration(data: bytes) -> Configuration | None:
+    """Return the configuration in an entry's data; None for any other entry."""
+    return decode_configuration(data) if is_configuration(data) else None
 
 
 class Chronicle:
@@ -143,7 +151,11 @@ class Chronicle:
             base = revision
             if batch is not None and not void:
                 revision = Revision(revision + len(batch.entries))
-            chunk.append(Applied(entry.index, entry.term, entry.digest, base, revision, batch, void, len(entry.data)))
+            applied = Applied(entry.index, entry.term, entry.digest, base, revision, batch, void, len(entry.data))
+            configuration = read_configuration(entry.data)
+            if configuration is not None:
+                applied = msgspec.structs.replace(applied, configuration=configuration)
+            chunk.append(applied)
         return chunk
 
     def _revision_before(self, index: int) -> Revision:

@@ -16,7 +16,7 @@ import msgspec
 from cluster.address import Address, AddressError
 from cluster.identity import NAME_RULE, is_name
 from cluster.pki import AUTHORITY_NAME
-from cluster.tls import TlsFiles, find_unsafe_keys
+from cluster.tls import TlsFiles, TlsRefused, find_unsafe_keys
 from cluster.toml_table import ConfigError, Table, near
 from replica.limits import CPUS_MAX, NODES_MAX, POOLS_MAX
 from replica.policy import Policy, check_policy
@@ -38,6 +38,9 @@ CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 
 REPLICA_COUNTS: Final = (1, 3, 5)
 """How many replicas a cluster may have: an even number tolerates no more failures than one fewer."""
+
+REPLICAS_MAX: Final = 16
+"""Replicas in the file: the founders, and those that were added since; only nine may be members at a time."""
 
 ROOTS_MAX: Final = 256
 """Staging roots of a kind, count: each is compared with each path of a job."""
@@ -80,6 +83,10 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     name: str
     peer: Address
     api: Address
+    channel: Address | None = None
+    """Where programs reach its pipelined channel; None: it offers none."""
+    joins: bool = False
+    """Whether it is not one of the founders, but was added to the cluster, or will be."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True):
@@ -156,8 +163,13 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def members(self) -> dict[str, str]:
-        """The replicas' peer addresses by name, as consensus wants them."""
+        """The replicas' peer addresses by name: where to find somebody. Who is a member, the journal says."""
         return {replica.name: str(replica.peer) for replica in self.replicas}
+
+    @property
+    def founders(self) -> tuple[ReplicaConfig, ...]:
+        """The replicas with which the cluster begins."""
+        return tuple(replica for replica in self.replicas if not replica.joins)
 
     @property
     def endpoints(self) -> tuple[Address, ...]:
@@ -167,7 +179,8 @@ class Config(msgspec.Struct, frozen=True):
     def tls_files(self, name: str) -> TlsFiles:
         """Return the files with which `name` (a replica, an agent, `operator` or a user) proves who it is.
 
-        ConfigError if there are none; whether they are any good is for `cluster.tls` to say.
+        ConfigError if there are none, TlsRefused if they may not be looked at; whether they are any good is for
+        `cluster.tls` to say.
         """
         if not is_name(name):
             raise ConfigError(self.file, "tls.certificates", f"{name!r} is not a name", NAME_RULE)
@@ -176,12 +189,19 @@ class Config(msgspec.Struct, frozen=True):
             certificate=self.tls.certificates / f"{name}.pem",
             key=self.tls.certificates / f"{name}.key",
         )
-        if not files.certificate.exists():
+        try:
+            exists = files.certificate.exists()
+        except OSError as error:
+            raise TlsRefused(
+                f"{files.certificate} may not be read ({error.strerror}); use a copy of {self.file.name} whose [tls] "
+                f"names a directory of your own, made by an operator with `forebay certificate issue NAME --into DIR`"
+            ) from error
+        if not exists:
             raise ConfigError(
                 self.file,
                 "tls.certificates",
                 f"there is no certificate {files.certificate}",
-                f"issue one for {name!r}, or name somebody who has one",
+                f"issue one with `forebay certificate issue {name} --role ROLE`, or name somebody who has one",
             )
         return files
 
@@ -252,16 +272,21 @@ def _cluster(table: Table) -> ClusterConfig:
 
 
 def _replicas(top: Table) -> tuple[ReplicaConfig, ...]:
-    tables = top.tables("replica", most=max(REPLICA_COUNTS))
-    if len(tables) not in REPLICA_COUNTS:
-        raise top.refuse("replica", f"found {len(tables)} replicas", "write 1, 3 or 5 tables [[replica]]")
+    tables = top.tables("replica", most=REPLICAS_MAX)
     replicas = []
     for table in tables:
         replica = ReplicaConfig(
-            _name(table, "name", "r1"), _address(table, "peer", "7401"), _address(table, "api", "7411")
+            _name(table, "name", "r1"),
+            _address(table, "peer", "7401"),
+            _address(table, "api", "7411"),
+            _address(table, "channel", "7421") if table.has("channel") else None,
+            table.boolean("joins", False),
         )
         table.finish()
         replicas.append(replica)
+    founders = sum(1 for replica in replicas if not replica.joins)
+    if founders not in REPLICA_COUNTS:
+        raise top.refuse("replica", f"found {founders} replicas", "write 1, 3 or 5 tables [[replica]] without joins")
     return tuple(replicas)
 
 
@@ -411,6 +436,8 @@ def _refuse_shared(file: Path, config: Config) -> None:
         _claim(file, names, replica.name, f"replica[{number}].name")
         _claim(file, addresses, replica.peer, f"replica[{number}].peer")
         _claim(file, addresses, replica.api, f"replica[{number}].api")
+        if replica.channel is not None:
+            _claim(file, addresses, replica.channel, f"replica[{number}].channel")
         _claim(file, directories, config.storage.directory / replica.name, f"replica[{number}].name")
     for number, agent in enumerate(config.agents, start=1):
         _claim(file, names, agent.name, f"agent[{number}].name")

@@ -14,31 +14,45 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from cluster.chronicle import Applied, Chronicle, read_batch
+from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
 from cluster.clock import Clock
 from cluster.config import Config
-from cluster.consensus import Machine, NotLeader, Role, SnapshotRef, SnapshotSink
+from cluster.consensus import ChangeRefused, Machine, NotLeader, Role, SnapshotRef, SnapshotSink, Wanted
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine
 from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
 from cluster.past import Past
-from cluster.proposer import Answer, NotLeading, Proposer, QueueFull
+from cluster.proposer import Answer, NotLeading, OutcomeUnknown, Proposer, QueueFull
 from cluster.storage import Storage
-from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, kind_of
+from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
+from replica.commit import Batch
 from replica.refusals import RefusalCode
 from replica.settle import settle
 from replica.state import State
 from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant
+from wal.configuration import Action, Configuration, Placed
 from wal.journal import Entry
 
 LOGGER = logging.getLogger(__name__)
 
 READ_WAIT_S = 4.0
 """How long a linearizable read may take, seconds: a few elections, and less than a client waits for one replica."""
+
+CHANGE_WAIT_S = 4.0
+"""How long an answer may wait for a change of membership, seconds: less than a client waits for one replica."""
+
+HAND_OVER_S = 2.0
+"""How long a leader that is asked to stop may take to hand over, seconds: what is left of a service manager's
+patience is for writing."""
+
+JOURNAL_FILL_MAX = 0.9
+"""How full the journal may be for new jobs. The rest is for what the jobs there are still need: a journal that is full
+stops its replica, and all replicas are full at about the same entry."""
 
 READY_POLL_S = 0.02
 """How often a read looks whether a new leader is ready, seconds."""
@@ -48,6 +62,10 @@ COMPACTION_MARGIN_ENTRIES = 1024
 
 EngineFactory = Callable[[Machine, Callable[[], None], Callable[[BaseException], NoReturn]], Engine]
 """Makes the consensus of this replica: (machine, on_change, fail) -> engine."""
+
+
+class JournalFull(Exception):
+    """New jobs are refused, because the journal is nearly full; nothing has happened."""
 
 
 class Unavailable(Exception):
@@ -81,6 +99,8 @@ class Controller:
         self._index = storage.index
         self._term = storage.journal.term_of(storage.index) or 0
         self._digest = storage.journal.applied_digest
+        self._placed = storage.configuration
+        """Who is a member as of the last applied entry."""
         self.chronicle = Chronicle(
             storage.journal, storage.ledger, index=storage.index, revision=storage.state.revision
         )
@@ -147,8 +167,17 @@ class Controller:
         await self.engine.stop()
         self._storage.close()
 
+    @property
+    def journal_fill(self) -> float:
+        """How much of the journal's room is used, from 0 to 1."""
+        return self._storage.environment.fill
+
     def submit(self, request: Request) -> Answer:
-        """Have a command settled; QueueFull or NotLeading if it cannot be taken. See `cluster.proposer`."""
+        """Have a command settled (`cluster.proposer`); QueueFull, JournalFull or NotLeading if it is not taken."""
+        if isinstance(request.command, SubmitJob) and self.journal_fill > JOURNAL_FILL_MAX:
+            raise JournalFull(
+                f"the journal is {self.journal_fill:.0%} full, and new jobs are refused so that those there are can end"
+            )
         if self._state.revision == 0 and not isinstance(request.command, FoundCluster):
             raise NotLeading(None)
         return self.proposer.submit(request)
@@ -195,7 +224,7 @@ class Controller:
         """Write a snapshot of the present state in the background; the future gives its path or SnapshotFailed."""
         # A snapshot must not be ahead of the applied mark on disk, or it could not be used after a crash.
         self.journal.flush_hints()
-        image = Image(self._state, self._index, self._term, self._digest)
+        image = Image(self._state, self._index, self._term, self._digest, self._placed)
         loop = asyncio.get_running_loop()
         future = self.snapshots.save_in_background(image)
         if future is not self._saving:
@@ -204,6 +233,65 @@ class Controller:
             future.add_done_callback(lambda done: _call_soon(loop, self._saved, image, done))
         return future
 
+    # The members
+
+    def api_of(self, name: str) -> str | None:
+        """Return where clients reach the replica called `name`: as its cluster says, else as the file does."""
+        member = self.engine.configuration.member(name)
+        if member is not None and member.api:
+            return member.api
+        return next((str(replica.api) for replica in self.config.replicas if replica.name == name), None)
+
+    async def change_members(self, wanted: Wanted) -> Configuration:
+        """Change who is a member; return the configuration once it is applied.
+
+        A command whose id the present configuration carries was carried out already. NotLeading, ChangeRefused, and
+        OutcomeUnknown if this replica lost its leadership before it knew. `wanted.action`: as consensus takes it.
+        """
+        if wanted.id and self.engine.configuration.change.id == wanted.id and self.leads:
+            index, term = self.engine.last_index, self.engine.term
+        else:
+            try:
+                index, term = self.engine.change(wanted)
+            except NotLeader as error:
+                raise NotLeading(error.leader) from error
+        known = self.engine.configuration
+        try:
+            async with asyncio.timeout(CHANGE_WAIT_S):
+                await self.wait_applied(index)
+        except TimeoutError as error:
+            raise OutcomeUnknown from error
+        if self.engine.term != term:
+            raise OutcomeUnknown  # another leader may have put something else there
+        return known
+
+    async def transfer(self, target: str | None) -> str | None:
+        """Hand the leadership over; return who leads now. NotLeading, ChangeRefused."""
+        try:
+            return await self.engine.transfer(target)
+        except NotLeader as error:
+            raise NotLeading(error.leader) from error
+
+    async def hand_over(self) -> None:
+        """Before a leader stops on request: let another one lead, so that nobody waits for an election timeout."""
+        if not self.leads or len(self.engine.configuration.voters) < 2:
+            return
+        with suppress(NotLeader, ChangeRefused, TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                LOGGER.info("the leadership goes to %s", await self.engine.transfer() or "somebody else")
+
+    def _promote(self) -> None:
+        """Let a learner vote that has caught up: what `member add` and `member replace` have begun."""
+        learner = self.engine.promotable()
+        if learner is None:
+            return
+        added = self.engine.configuration.change
+        command_id = added.id if added.member == learner else b""
+        try:
+            self.engine.change(Wanted(action=Action.PROMOTE, name=learner, id=command_id))
+        except (ChangeRefused, NotLeader) as error:
+            LOGGER.info("%s does not vote yet: %s", learner, error)
+
     # What consensus calls
 
     def apply(self, index: int, term: int, data: bytes) -> None:
@@ -211,12 +299,19 @@ class Controller:
         if index != self._index + 1:
             raise BrokenInvariant(f"entry {index} came to be applied after entry {self._index}")
         before, void = self._state, False
-        batch = read_batch(data)
-        after = before
-        if batch is not None:
-            settled = settle(before, batch)
-            void = settled is None
-            after = before if settled is None else settled
+        batch: Batch | None
+        foreseen = self.proposer.foreseen(before, data)
+        if foreseen is not None:
+            batch, after = foreseen
+        else:
+            batch, after = read_batch(data), before
+            if batch is not None:
+                settled = settle(before, batch)
+                void = settled is None
+                after = before if settled is None else settled
+        configuration = read_configuration(data)
+        if configuration is not None:
+            self._placed = Placed(index, configuration)
         digest = self.journal.record_applied(Entry(index, term, data), after.revision)
         self._state, self._index, self._term, self._digest = after, index, term, digest
         self.entries_applied += 1
@@ -224,7 +319,9 @@ class Controller:
         self.past.applied(index, after)
         if batch is not None and not void:
             self.orders.applied(before, batch, after)
-        self.chronicle.append(Applied(index, term, digest, before.revision, after.revision, batch, void, len(data)))
+        self.chronicle.append(
+            Applied(index, term, digest, before.revision, after.revision, batch, void, len(data), configuration)
+        )
         self.proposer.applied(index, term, after, void=void)
         if self.checkpoints is not None:
             self.checkpoints.applied(index, before, after)
@@ -251,6 +348,7 @@ class Controller:
         self.journal.sync()
         self._state, self._index, self._term = image.state, image.index, image.term
         self._digest = image.chain_digest
+        self._placed = image.configuration
         self._snapshot_index = self._attempted_index = image.index
         self.past.installed(image.index, image.state)
         self.orders.installed(image.state.revision)
@@ -298,6 +396,7 @@ class Controller:
         self._looking = asyncio.get_running_loop().call_later(LOOK_PERIOD_S, self._look)
         if not self.leads:
             return
+        self._promote()
         for node, silence_s in self.liveness.silent(self._state):
             self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
 
@@ -358,9 +457,11 @@ class _Install:
     def write(self, offset: int, data: bytes) -> None:
         self._receiver.write(offset, data)
 
-    def finish(self) -> None:
+    def finish(self) -> Placed | None:
         self._receiver.finish()
-        self._controller.installed(self._receiver.image)
+        image = self._receiver.image
+        self._controller.installed(image)
+        return image.configuration
 
     def abort(self) -> None:
         self._receiver.abort()

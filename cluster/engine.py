@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from cluster.consensus import Wanted
+from wal.configuration import Configuration
+
 
 class Peer(Protocol):
     """One peer as consensus sees it; a leader knows of all, a follower of its leader."""
@@ -21,6 +24,8 @@ class Peer(Protocol):
     def lag_entries(self) -> int: ...
     @property
     def sending_snapshot(self) -> bool: ...
+    @property
+    def votes(self) -> bool: ...
 
 
 class Engine(Protocol):
@@ -41,6 +46,9 @@ class Engine(Protocol):
     @property
     def ready(self) -> bool: ...
 
+    @property
+    def configuration(self) -> Configuration: ...
+
     def propose(self, data: bytes) -> tuple[int, int]:
         """Append `data` to the journal as leader and return (index, term); NotLeader otherwise."""
         ...
@@ -50,6 +58,18 @@ class Engine(Protocol):
         ...
 
     def peers(self) -> Sequence[Peer]: ...
+
+    def change(self, wanted: Wanted) -> tuple[int, int]:
+        """Append a change of membership as leader and return (index, term); NotLeader, ChangeRefused."""
+        ...
+
+    def promotable(self) -> str | None:
+        """Return a learner that may be promoted now."""
+        ...
+
+    async def transfer(self, target: str | None = None) -> str | None:
+        """Hand leadership over and return who leads now; NotLeader, ChangeRefused."""
+        ...
 
     def compact_to(self, index: int) -> None: ...
 

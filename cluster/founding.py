@@ -24,6 +24,9 @@ from replica.units import SizeError, parse_size
 CONFIG_NAME: Final = "forebay.toml"
 TLS_NAME: Final = "tls"
 
+FIRST_START_NAME: Final = "first-start"
+"""A file in the directory of a replica that has never run: its first start without data is as it should be."""
+
 API_PORT_OFFSET: Final = 10
 """Ports between a replica's peer port and its API port, so that both are easy to remember (7401 and 7411)."""
 
@@ -122,7 +125,7 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     cluster_id = secrets.token_hex(16)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name in (CONFIG_NAME, TLS_NAME):
+        for name in (CONFIG_NAME, TLS_NAME, *founding.replica_names):
             if os.path.lexists(directory / name):
                 raise FoundingRefused(f"{directory / name} is there already; choose another directory or remove it")
         # In a directory of its own first: an interruption leaves no half of a cluster that looks like a whole one.
@@ -130,8 +133,11 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
             _write_certificates(scratch / TLS_NAME, founding, cluster_id, clock)
             _write_text(scratch / CONFIG_NAME, render(founding, cluster_id))
             Config.load(scratch / CONFIG_NAME)
-            os.rename(scratch / TLS_NAME, directory / TLS_NAME)
-            os.rename(scratch / CONFIG_NAME, directory / CONFIG_NAME)
+            for name in founding.replica_names:
+                (scratch / name).mkdir(mode=0o700)
+                (scratch / name / FIRST_START_NAME).touch()
+            for name in (TLS_NAME, *founding.replica_names, CONFIG_NAME):
+                os.rename(scratch / name, directory / name)
             _sync_directory(directory)
         return Config.load(directory / CONFIG_NAME)
     except OSError as error:

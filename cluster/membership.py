@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cluster.client.views import MemberView
-from cluster.config import Config
 from cluster.consensus import Role
 from cluster.engine import Engine, Peer
 from replica.units import Revision
+from wal.configuration import Member
 
 UNKNOWN = "unknown"
+LEARNER = "learner"
 
 
-def members(config: Config, me: str, engine: Engine, *, applied_index: int, revision: Revision) -> list[MemberView]:
-    """Return one row per configured replica; what only another one could know is null.
+def members(
+    me: str,
+    engine: Engine,
+    *,
+    api_of: Callable[[str], str | None],
+    peer_of: Callable[[str], str | None],
+    applied_index: int,
+    revision: Revision,
+) -> list[MemberView]:
+    """Return one row per member of the configuration in force, by name; what only another one could know is null.
 
     A leader knows how far each peer's journal is; a follower knows of its leader only that it leads.
     """
     peers = {peer.name: peer for peer in engine.peers()}
+    configuration = engine.configuration
     rows = []
-    for replica in config.replicas:
-        if replica.name == me:
+    for member in sorted(configuration.members(), key=lambda member: member.name):
+        votes = configuration.votes(member.id)
+        peer_address = member.peer or peer_of(member.name) or ""
+        if member.name == me:
             rows.append(
                 MemberView(
-                    name=replica.name,
-                    peer=str(replica.peer),
-                    api=str(replica.api),
-                    role=str(engine.role),
+                    name=member.name,
+                    id=member.id,
+                    votes=votes,
+                    peer=peer_address,
+                    api=api_of(member.name) or "",
+                    role=str(engine.role) if votes else LEARNER,
                     reachable=True,
                     term=engine.term,
                     commit_index=engine.commit_index,
@@ -36,16 +52,18 @@ def members(config: Config, me: str, engine: Engine, *, applied_index: int, revi
                 )
             )
             continue
-        peer = peers.get(replica.name)
+        peer = peers.get(member.name)
         leads = engine.role == Role.LEADER
         rows.append(
             MemberView(
-                name=replica.name,
-                peer=str(replica.peer),
-                api=str(replica.api),
-                role=_role(replica.name, engine, peer),
+                name=member.name,
+                id=member.id,
+                votes=votes,
+                peer=peer_address,
+                api=api_of(member.name) or "",
+                role=_role(member, engine, peer, votes=votes),
                 reachable=peer is not None and peer.connected,
-                term=engine.term if replica.name == engine.leader else None,
+                term=engine.term if member.name == engine.leader else None,
                 lag_entries=peer.lag_entries if leads and peer is not None else None,
                 last_contact_s=None if peer is None else peer.last_contact_s,
                 sending_snapshot=peer is not None and peer.sending_snapshot,
@@ -54,9 +72,11 @@ def members(config: Config, me: str, engine: Engine, *, applied_index: int, revi
     return rows
 
 
-def _role(name: str, engine: Engine, peer: Peer | None) -> str:
-    if name == engine.leader:
+def _role(member: Member, engine: Engine, peer: Peer | None, *, votes: bool) -> str:
+    if member.name == engine.leader:
         return str(Role.LEADER)
+    if not votes:
+        return LEARNER
     if engine.role == Role.LEADER and peer is not None and peer.connected:
         return str(Role.FOLLOWER)
     return UNKNOWN

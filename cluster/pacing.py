@@ -25,12 +25,12 @@ slowed down to one pass in PASS_PAUSE_S rather than let fill the disk."""
 
 PASS_PAUSE_S = 1.0
 
-PASS_CHEAP_S = 0.002
-"""A pass that took less than this is run with every batch, seconds."""
+PASS_CHEAP_S = 0.0005
+"""A pass that took less than this is run with every batch, seconds: a small part of what any batch takes."""
 
-PASS_REST = 3
+PASS_REST = 5
 """After a dearer pass the leader rests from passes for this many times what it took: with 100,000 jobs waiting,
-deciding and answering commands keep three quarters of the processor."""
+deciding and answering commands keep five sixths of the processor."""
 
 ARM_DELAY_S = 0.02
 """When nothing is under way, what is due next is looked for after this long, seconds: one look serves many batches."""

@@ -34,12 +34,13 @@ from cluster.clock import Clock
 from cluster.consensus import NotLeader, Role
 from cluster.engine import Engine
 from cluster.pacing import PassPacer
-from replica.commands import CONTROLLER, Request, RunSchedulingPass, SubmitJob, kind_of
-from replica.commit import Batch, Entry, Receipt
-from replica.decide import decide
+from replica.commands import CONTROLLER, Request, RunSchedulingPass, SubmitJob, command_digest, kind_of
+from replica.commit import Batch, Entry
+from replica.decide import decide, is_by_key
+from replica.events import Event
 from replica.limits import BATCH_BYTES_MAX, COMMANDS_PER_BATCH_MAX
 from replica.refusals import Refusal, RefusalCode
-from replica.settle import receipt_for, settle_entry
+from replica.settle import Tentative, job_concerned, receipt_for
 from replica.state import State
 from replica.units import Instant, Revision
 from wal.codec import encode_batch
@@ -111,12 +112,15 @@ class _Waiter(NamedTuple):
 
 
 class _InFlight:
-    __slots__ = ("after", "first", "index", "last", "term", "waiters")
+    __slots__ = ("after", "batch", "before", "data", "first", "index", "last", "term", "waiters")
 
-    def __init__(self, first: Revision, after: State, waiters: list[_Waiter]) -> None:
+    def __init__(self, before: State, batch: Batch, data: bytes, after: State, waiters: list[_Waiter]) -> None:
         self.index = 0
         self.term = 0
-        self.first = first
+        self.before = before
+        self.batch = batch
+        self.data = data
+        self.first = Revision(before.revision + 1)
         self.last = after.revision
         self.after = after
         self.waiters = waiters
@@ -155,6 +159,9 @@ class Proposer:
         self._pump_handle: asyncio.Handle | None = None
         self._pacer = PassPacer(applied=applied, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail)
         self._leading_term = 0
+        self._open = False
+        """Whether commands are taken."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = Counts()
 
     @property
@@ -174,13 +181,17 @@ class Proposer:
 
     def submit(self, request: Request) -> Answer:
         """Queue a command and return the future of its answer; QueueFull or NotLeading if it cannot be taken."""
-        if not self.leading:
+        # As of the last change that consensus told: looking at the engine each time would cost as much as queueing. A
+        # command that comes in before the change is told is refused when it is.
+        if not self._open:
             raise NotLeading(self._engine.leader)
         weight_bytes = _weight_bytes(request)
         if len(self._queue) >= QUEUE_COMMANDS_MAX or self._queue_bytes + weight_bytes > QUEUE_BYTES_MAX:
             self.counts.queue_full += 1
             raise QueueFull(f"{len(self._queue)} commands are waiting")
-        answer: Answer = asyncio.get_running_loop().create_future()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        answer: Answer = self._loop.create_future()
         self._queue.append(_Waiting(request, answer, weight_bytes))
         self._queue_bytes += weight_bytes
         self._wake()
@@ -201,10 +212,24 @@ class Proposer:
         if term != self._leading_term:
             self._abandon()
             self._leading_term = term
-        if self.leading:
+        self._open = self.leading
+        if self._open:
             self.schedule()
         else:
             self._pacer.stop()
+
+    def foreseen(self, before: State, data: bytes) -> tuple[Batch, State] | None:
+        """Return the batch in `data` and the state after it, if it is the next one in flight, decided on `before`.
+
+        It was folded entry by entry while it was decided; on this very state and for these very bytes `settle` would
+        come to the same, so the leader need not fold twice. None for anything else: then settle it.
+        """
+        if not self._in_flight:
+            return None
+        head = self._in_flight[0]
+        if head.before is not before or (head.data is not data and head.data != data):
+            return None
+        return head.batch, head.after
 
     def applied(self, index: int, term: int, state: State, *, void: bool) -> None:
         """Answer the waiters of the entry that was applied; `void` if the fence refused it."""
@@ -235,6 +260,7 @@ class Proposer:
 
     def stop(self) -> None:
         """Give up every waiter and every timer."""
+        self._open = False
         self._abandon()
         self._pacer.stop()
         if self._pump_handle is not None:
@@ -263,72 +289,70 @@ class Proposer:
 
     def _propose_batch(self) -> None:
         base = self._in_flight[-1].after if self._in_flight else self._applied()
-        at = Instant(max(self._clock.now(), base.at))
-        entries: list[Entry] = []
+        batch = Tentative(base, Instant(max(self._clock.now(), base.at)))
         waiters: list[_Waiter] = []
-        tentative, size_bytes, decided = base, 0, False
-        while self._queue and len(entries) < COMMANDS_PER_BATCH_MAX - 1:
-            waiting = self._queue[0]
-            if waiting.answer.cancelled():
+        size_bytes, decided = 0, False
+        queue = self._queue
+        while queue and len(batch.entries) < COMMANDS_PER_BATCH_MAX - 1:
+            waiting = queue[0]
+            if waiting.answer.cancelled() or self._answered_before(waiting, batch, waiters):
                 self._dequeue()
                 continue
-            if self._answered_before(waiting, tentative, base, waiters):
+            entry = self._decide(waiting, batch)
+            if entry is None:
                 self._dequeue()
                 continue
-            settled = self._decide(waiting, tentative, at)
-            if settled is None:
-                self._dequeue()
-                continue
-            entry, following = settled
             entry_bytes = _size_bytes(entry)
-            if entries and size_bytes + entry_bytes > ENTRIES_BYTES_MAX:
-                break
             if entry_bytes > ENTRIES_BYTES_MAX:
-                settled = self._refuse_size(waiting, tentative, at, entry_bytes)
-                entry, following = settled
+                entry = _too_large(waiting.request, entry_bytes)
                 entry_bytes = _size_bytes(entry)
+            if size_bytes + entry_bytes > ENTRIES_BYTES_MAX:
+                break
+            if not self._settle(waiting, batch, entry):
+                self._dequeue()
+                continue
             self._dequeue()
-            tentative, size_bytes = following, size_bytes + entry_bytes
-            entries.append(entry)
+            size_bytes += entry_bytes
             decided = decided or bool(entry.events)
-            waiters.append(_Waiter(waiting.answer, tentative.revision, _job_of(tentative, entry), entry.refusal, True))
+            revision = Revision(batch.revision)
+            waiters.append(_Waiter(waiting.answer, revision, job_concerned(entry), entry.refusal, True))
         if self._pacer.wanted(decided=decided):
-            entry_of_pass = self._pass(tentative, at, decided)
+            entry_of_pass = self._pass(batch.state(), batch.at, decided)
             if entry_of_pass is not None:
-                if entries and size_bytes + _size_bytes(entry_of_pass) > ENTRIES_BYTES_MAX:
+                if batch.entries and size_bytes + _size_bytes(entry_of_pass) > ENTRIES_BYTES_MAX:
                     self._pacer.due = True
                 else:
-                    entries.append(entry_of_pass)
-                    tentative = settle_entry(tentative, entry_of_pass, at)
-        if not entries:
+                    batch.add(entry_of_pass)
+        if not batch.entries:
             if not self._in_flight:
                 self._pacer.rest()
             return
-        self._propose(Batch(base.revision, at, tuple(entries)), tentative, waiters)
+        self._propose(batch, waiters)
 
-    def _propose(self, batch: Batch, after: State, waiters: list[_Waiter]) -> None:
-        flight = _InFlight(Revision(batch.base + 1), after, waiters)
+    def _propose(self, batch: Tentative, waiters: list[_Waiter]) -> None:
+        agreed = Batch(batch.base.revision, batch.at, tuple(batch.entries))
+        flight = _InFlight(batch.base, agreed, encode_batch(agreed), batch.state(), waiters)
         self._in_flight.append(flight)
         try:
-            flight.index, flight.term = self._engine.propose(encode_batch(batch))
+            flight.index, flight.term = self._engine.propose(flight.data)
         except NotLeader:
             self._abandon()
             return
         self.counts.batches += 1
-        self.counts.commands += len(batch.entries)
-        for entry in batch.entries:
+        self.counts.commands += len(agreed.entries)
+        for entry in agreed.entries:
             if entry.refusal is not None:
                 self.counts.refusals[entry.refusal.code.name.lower()] += 1
 
     def _dequeue(self) -> None:
         self._queue_bytes -= self._queue.popleft().weight_bytes
 
-    def _answered_before(self, waiting: _Waiting, tentative: State, base: State, waiters: list[_Waiter]) -> bool:
+    def _answered_before(self, waiting: _Waiting, batch: Tentative, waiters: list[_Waiter]) -> bool:
         """Answer, or attach to the batch that will, a command whose id is known; False if it is new."""
         command_id = waiting.request.id
         if not command_id:
             return False
-        known = receipt_for(tentative, command_id)
+        known = receipt_for(batch.facts, command_id, command_digest(waiting.request))
         if known is None:
             return False
         applied = self._applied()
@@ -342,7 +366,7 @@ class Proposer:
             _resolve(waiting.answer, Settled(known.revision, known.job, known.refusal, applied, False))
             return True
         waiter = _Waiter(waiting.answer, known.revision, known.job, known.refusal, False)
-        if known.revision > base.revision:
+        if known.revision > batch.base.revision:
             waiters.append(waiter)
             return True
         for flight in self._in_flight:
@@ -351,32 +375,36 @@ class Proposer:
                 return True
         raise AssertionError(f"no batch in flight carries revision {known.revision}")
 
-    def _decide(self, waiting: _Waiting, tentative: State, at: Instant) -> tuple[Entry, State] | None:
+    def _decide(self, waiting: _Waiting, batch: Tentative) -> Entry | None:
+        """Return the entry that settles the command; None where deciding it failed, which is answered."""
         request = waiting.request
         try:
-            outcome = decide(tentative, request, at)
-            if isinstance(outcome, Refusal):
-                entry = Entry(request.id, request.actor, kind_of(request.command), (), outcome)
-            else:
-                entry = Entry(request.id, request.actor, kind_of(request.command), outcome.events)
-            return entry, settle_entry(tentative, entry, at)
+            outcome = decide(batch.facts if is_by_key(request.command) else batch.state(), request, batch.at)
         except Exception as error:
-            if request.actor == CONTROLLER:
-                raise
-            LOGGER.exception("deciding %s of %s failed; it is not proposed", kind_of(request.command), request.actor)
-            if not waiting.answer.done():
-                _reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
+            self._cannot_decide(waiting, error)
             return None
+        if isinstance(outcome, Refusal):
+            return _entry(request, refusal=outcome)
+        return _entry(request, outcome.events)
 
-    def _refuse_size(self, waiting: _Waiting, tentative: State, at: Instant, size_bytes: int) -> tuple[Entry, State]:
+    def _settle(self, waiting: _Waiting, batch: Tentative, entry: Entry) -> bool:
+        """Add the entry to the batch; False where its events cannot be folded, which is answered."""
+        try:
+            batch.add(entry)
+        except Exception as error:
+            self._cannot_decide(waiting, error)
+            return False
+        return True
+
+    def _cannot_decide(self, waiting: _Waiting, error: Exception) -> None:
         request = waiting.request
-        refusal = Refusal(
-            RefusalCode.LIMIT_EXCEEDED,
-            f"the command would take {size_bytes} bytes of the ledger; one entry has at most {ENTRIES_BYTES_MAX}",
-            "send a smaller script, environment or set of directives",
+        if request.actor == CONTROLLER:
+            raise error
+        LOGGER.error(
+            "deciding %s of %s failed; it is not proposed", kind_of(request.command), request.actor, exc_info=error
         )
-        entry = Entry(request.id, request.actor, kind_of(request.command), (), refusal)
-        return entry, settle_entry(tentative, entry, at)
+        if not waiting.answer.done():
+            _reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
 
     def _pass(self, tentative: State, at: Instant, decided: bool) -> Entry | None:
         if tentative.revision == 0:
@@ -425,13 +453,25 @@ def _reject(answer: Answer, error: Exception) -> None:
     answer.exception()
 
 
-def _job_of(state: State, entry: Entry) -> int:
-    receipt = receipt_for(state, entry.id) if entry.id else None
-    return receipt.job if isinstance(receipt, Receipt) else 0
+def _too_large(request: Request, size_bytes: int) -> Entry:
+    refusal = Refusal(
+        RefusalCode.LIMIT_EXCEEDED,
+        f"the command would take {size_bytes} bytes of the ledger; one entry has at most {ENTRIES_BYTES_MAX}",
+        "send a smaller script, environment or set of directives",
+    )
+    return _entry(request, refusal=refusal)
+
+
+def _entry(request: Request, events: tuple[Event, ...] = (), refusal: Refusal | None = None) -> Entry:
+    digest = command_digest(request) if request.id else b""
+    return Entry(request.id, request.actor, kind_of(request.command), events, refusal, digest)
 
 
 def _size_bytes(entry: Entry) -> int:
-    return len(msgspec.msgpack.encode(entry)) + ENTRY_OVERHEAD_BYTES
+    return len(_ENCODER.encode(entry)) + ENTRY_OVERHEAD_BYTES
+
+
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 def _weight_bytes(request: Request) -> int:

@@ -18,18 +18,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cluster.address import Address
 from cluster.api import Server, Service
+from cluster.channel import ChannelServer
 from cluster.client import Client
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config, ConfigError
-from cluster.consensus import Consensus, Machine, Timing
+from cluster.consensus import Consensus, Machine, RemovedFromCluster, Timing
 from cluster.controller import Controller
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine
-from cluster.storage import StorageRefused, open_storage
+from cluster.garbage import Collector
+from cluster.joining import JoiningRefused, join
+from cluster.storage import StorageRefused, allow_first_start, open_storage
 from cluster.tls import TlsRefused, server_context
 from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Environment, RecoveryRefused, StorageFailed
+from wal.configuration import Configuration, Member, initial, unknown
 
 LOGGER = logging.getLogger(__name__)
 
@@ -87,6 +92,13 @@ def release() -> str:
         return "unknown"
 
 
+def founding_of(config: Config, identity: str) -> Configuration:
+    """Return what a replica believes of the members until its journal says more: the founders; nothing if it joins."""
+    if identity not in {replica.name for replica in config.founders}:
+        return unknown()
+    return initial(tuple(Member(one.name, str(one.peer), str(one.api)) for one in config.founders))
+
+
 class Replica:
     """Everything of one replica, from its files to its listening sockets."""
 
@@ -110,14 +122,21 @@ class Replica:
             storage = open_storage(config, name)
         except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+        if me.joins and storage.identity == name:
+            storage.close()
+            raise Refused(
+                f"replica {name} is no founder; `forebay member add` it and start it with --join", EXIT_STORAGE_REFUSED
+            )
         LOGGER.info("revision %d, entry %d, %d replayed", storage.state.revision, storage.index, storage.replayed)
 
         def make_engine(
             machine: Machine, on_change: Callable[[], None], stop: Callable[[BaseException], NoReturn]
         ) -> Engine:
             return Consensus(
-                me=name,
+                me=storage.identity,
                 members=config.members,
+                founding=founding_of(config, storage.identity),
+                configuration=storage.configuration,
                 cluster_id=config.cluster.id,
                 journal=storage.journal,
                 machine=machine,
@@ -138,20 +157,30 @@ class Replica:
                 fail=fail,
                 node_down_s=config.timing.node_down_s,
             )
-        except (ValueError, TlsRefused, BrokenInvariant) as error:
+        except (ValueError, TlsRefused, BrokenInvariant, RemovedFromCluster) as error:
             storage.close()
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
         self._client = Client.from_config(config, name, clock=clock, deadline_s=PEER_ANSWER_S)
         self.controller.checkpoints = Checkpoints(name, self._peers, self._digests_of, fail)
         self.service = Service(self.controller, version=release(), fail=fail)
         self.server = Server(self.service, address=me.api, tls=context)
+        self.channel = (
+            None if me.channel is None else ChannelServer(self.service, address=me.channel, tls=server_context(tls))
+        )
+        self.collector = Collector(
+            leads=lambda: self.controller.leads, election_min_s=timing.election_min_s, clock=clock
+        )
         _time_syncs(storage.environment, clock, self.service)
 
     async def start(self) -> None:
         """Listen and take part; Refused if an address cannot be used."""
         assert self.controller.checkpoints is not None
+        # What was loaded is looked through before this replica answers to anybody.
+        self.collector.start()
         try:
             await self.server.start()
+            if self.channel is not None:
+                await self.channel.start()
             await self.controller.start()
             self.controller.checkpoints.start()
         except OSError as error:
@@ -163,9 +192,13 @@ class Replica:
             ) from error
 
     async def stop(self) -> None:
-        """Stop accepting, hand off nothing, write what is known."""
+        """Hand the leadership over, stop accepting, write what is known."""
         assert self.controller.checkpoints is not None
+        await self.controller.hand_over()
+        self.collector.stop()
         await self.controller.checkpoints.stop()
+        if self.channel is not None:
+            await self.channel.stop()
         await self.server.stop()
         await self.controller.stop()
         await self._client.close()
@@ -174,7 +207,10 @@ class Replica:
         return tuple(peer.name for peer in self.controller.engine.peers())
 
     async def _digests_of(self, peer: str) -> Mapping[int, str]:
-        return (await self._client.digests(self.controller.config.replica(peer).api)).digests
+        api = self.controller.api_of(peer)
+        if api is None:
+            raise LookupError(f"nobody says where the API of {peer} is")
+        return (await self._client.digests(Address.parse(api))).digests
 
 
 def _time_syncs(environment: Environment, clock: Clock, service: Service) -> None:
@@ -226,6 +262,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="forebay serve", description="Run one replica in the foreground.")
     parser.add_argument("--config", type=Path, required=True, help="the cluster's forebay.toml")
     parser.add_argument("--name", required=True, help="which replica of it this is")
+    parser.add_argument(
+        "--first-start", action="store_true", help="the replica has never run: let it start without data"
+    )
+    parser.add_argument(
+        "--join", action="store_true", help="the cluster has added the replica: let it start without data, as a new one"
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     try:
         options = parser.parse_args(arguments)
@@ -236,10 +278,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)
     try:
         config = Config.load(options.config)
+        if options.first_start:
+            allow_first_start(config, config.replica(options.name).name)
+        if options.join:
+            identity = asyncio.run(join(config, config.replica(options.name).name, clock=SystemClock()))
+            LOGGER.info("this replica joins the cluster as %s", identity)
         asyncio.run(run(config, options.name))
     except ConfigError as error:
         _say(f"forebay: {error}")
         return EXIT_CONFIGURATION_REFUSED
+    except (StorageRefused, JoiningRefused) as error:
+        _say(f"forebay: {error}")
+        return EXIT_STORAGE_REFUSED
     except Refused as error:
         _say(f"forebay: {error}")
         return error.code

@@ -13,18 +13,23 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.chronicle import read_batch
+from cluster.chronicle import read_batch, read_configuration
 from cluster.config import Config
+from cluster.founding import FIRST_START_NAME
 from replica.settle import settle
 from replica.state import EMPTY, State
 from snapshots import Image, SnapshotRefused, SnapshotStore, load_snapshot
 from wal import Environment, Journal
+from wal.configuration import Placed, name_of
 from wal.ledger import Ledger
 
 LOGGER = logging.getLogger(__name__)
 
-STARTED_MARK = "started"
-"""The file beside `wal` and `snapshots` that says that the replica has run before."""
+MEMBER_NAME = "member"
+"""A file beside `wal`, with the id under which the replica joined."""
+
+MEMBER_CHARACTERS_MAX = 96
+"""A name of at most 64 characters, '#' and a number."""
 
 REPLAY_STEP_ENTRIES = 1024
 """Entries read at a time while folding at start, count."""
@@ -45,6 +50,10 @@ class Storage(msgspec.Struct, frozen=True):
     index: int
     replayed: int
     """Entries that were folded after the snapshot."""
+    identity: str
+    """The id of this replica as a member: its name if it founded the cluster."""
+    configuration: Placed | None
+    """Who is a member as of `index`, as far as snapshot and ledger say it."""
 
     def close(self) -> None:
         """Write what is known and close everything."""
@@ -61,27 +70,32 @@ def open_storage(config: Config, name: str) -> Storage:
     """
     directory = config.wal_directory(name)
     snapshot_directory = config.snapshot_directory(name)
-    # A replica that has run before must not start empty: without its journal it has forgotten votes and entries.
-    mark = directory.parent / STARTED_MARK
-    create = not mark.exists() and not _has_files(snapshot_directory)
+    mark = first_start_mark(config, name)
+    if not mark.exists() and not _has_files(directory):
+        raise StorageRefused(
+            f"{directory} is empty; if replica {name} has never run, start it once with `forebay serve --name {name} "
+            "--first-start`; if its data is lost, it must not start again under its name, because it would have "
+            "forgotten votes and entries that the others count on: `forebay member replace` brings it back, and then "
+            "`forebay serve --join`"
+        )
+    identity = identity_of(config, name)
     environment = Environment.open(
         directory,
         cluster_id=config.cluster.id,
-        replica=name,
+        replica=identity,
         map_size_bytes=config.storage.map_size_bytes,
-        create=create,
+        create=mark.exists(),
     )
-    if not mark.exists():
-        _leave_mark(mark)
+    _consume(mark)
     store: SnapshotStore | None = None
     try:
         journal = Journal(environment)
         ledger = Ledger(environment)
         store = SnapshotStore(snapshot_directory, config.storage.snapshots_kept, cluster_id=config.cluster.id)
         image = _usable_image(store, journal)
-        state, replayed = _replay(ledger, journal, image)
+        state, replayed, placed = _replay(ledger, journal, image)
         _check(state, journal, config, directory)
-        return Storage(environment, journal, ledger, store, state, journal.applied_index, replayed)
+        return Storage(environment, journal, ledger, store, state, journal.applied_index, replayed, identity, placed)
     except BaseException:
         if store is not None:
             store.close()
@@ -89,18 +103,55 @@ def open_storage(config: Config, name: str) -> Storage:
         raise
 
 
-def _leave_mark(mark: Path) -> None:
-    """Note durably that the replica has run. Before it promises anything: a promise is what must not be forgotten."""
+def member_note(config: Config, name: str) -> Path:
+    """Return the file that says under which id a replica joined; there is none for a founder."""
+    return config.storage.directory / name / MEMBER_NAME
+
+
+def identity_of(config: Config, name: str) -> str:
+    """Return the id of replica `name` as a member. StorageRefused if the note is not readable as one of its own."""
+    note = member_note(config, name)
     try:
-        mark.write_text("This replica has run. Without its wal directory it must not start again under its name.\n")
-        for path, flags in ((mark, os.O_RDONLY), (mark.parent, os.O_RDONLY | os.O_DIRECTORY)):
-            descriptor = os.open(path, flags)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        text = note.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return name
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageRefused(f"{note} cannot be read ({error}); it says under which id {name} joined") from error
+    if name_of(text) != name or len(text) > MEMBER_CHARACTERS_MAX:
+        raise StorageRefused(f"{note} says {text[:MEMBER_CHARACTERS_MAX]!r}, which is no id of replica {name}")
+    return text
+
+
+def first_start_mark(config: Config, name: str) -> Path:
+    """Return the file whose existence lets a replica start without data: made by `forebay init`, or by an operator's
+    `--first-start`, and consumed by the first start.
+    """
+    return config.storage.directory / name / FIRST_START_NAME
+
+
+def allow_first_start(config: Config, name: str) -> None:
+    """Let a replica start without data, once. StorageRefused if the mark cannot be made."""
+    mark = first_start_mark(config, name)
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
     except OSError as error:
-        raise StorageRefused(f"{mark} cannot be written ({error.strerror}); make room or put it right") from error
+        raise StorageRefused(f"{mark} cannot be made ({error.strerror})") from error
+
+
+def _consume(mark: Path) -> None:
+    """Remove the mark durably, before the replica promises anything: a promise is what must not be forgotten."""
+    try:
+        mark.unlink()
+        directory = os.open(mark.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageRefused(f"{mark} cannot be removed ({error.strerror})") from error
 
 
 def _has_files(directory: Path) -> bool:
@@ -146,8 +197,9 @@ def _stands(path: Path, image: Image, journal: Journal) -> bool:
     return True
 
 
-def _replay(ledger: Ledger, journal: Journal, image: Image | None) -> tuple[State, int]:
+def _replay(ledger: Ledger, journal: Journal, image: Image | None) -> tuple[State, int, Placed | None]:
     state, index = (EMPTY, 0) if image is None else (image.state, image.index)
+    placed = None if image is None else image.configuration
     for gap in ledger.gaps():
         if index < gap.last_index:
             raise StorageRefused(
@@ -164,11 +216,14 @@ def _replay(ledger: Ledger, journal: Journal, image: Image | None) -> tuple[Stat
             if batch is not None:
                 following = settle(state, batch)
                 state = state if following is None else following
+            configuration = read_configuration(entry.data)
+            if configuration is not None:
+                placed = Placed(entry.index, configuration)
             index = entry.index
             replayed += 1
         if index == before:
             raise StorageRefused(f"the ledger ends at entry {index}, but {journal.applied_index} is marked as applied")
-    return state, replayed
+    return state, replayed, placed
 
 
 def _check(state: State, journal: Journal, config: Config, directory: Path) -> None:

@@ -6,6 +6,7 @@ that the ledger keeps for audits.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from enum import IntEnum
 
@@ -205,4 +206,24 @@ _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 def kind_of(command: Command) -> str:
     """Return the command's name as the ledger keeps it, for example `submit_job`."""
-    return _WORD.sub("_", type(command).__name__).lower()
+    kind = type(command)
+    word = _WORDS.get(kind)
+    if word is None:
+        word = _WORDS[kind] = _WORD.sub("_", kind.__name__).lower()
+    return word
+
+
+DIGEST_BYTES = 8
+"""Digest of a command, bytes: tells a retry from a mistaken second use of an id; nobody gains by a collision."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def command_digest(request: Request) -> bytes:
+    """Return the digest of who asks for what: the same for a retry, another for another command with the same id."""
+    encoded = _ENCODER.encode((request.actor, kind_of(request.command), request.command))
+    return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
+
+
+_WORDS: dict[type, str] = {}
+"""The names found so far; a fixed function of the classes, kept because each entry of a batch has one."""

@@ -20,6 +20,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The command's name, for example `submit_job`."""
     events: tuple[Event, ...]
     refusal: Refusal | None = None
+    digest: bytes = b""
+    """Digest of actor and command (`commands.command_digest`): what a retry with the same id must repeat."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -36,3 +38,5 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     revision: Revision
     job: int
     refusal: Refusal | None
+    digest: bytes = b""
+    """Of the command that was settled; another command with the same id is refused, not taken for a retry."""

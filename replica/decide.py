@@ -19,9 +19,9 @@ from replica.names import name_fault
 from replica.policy import check_policy
 from replica.pools import Pool
 from replica.refusals import Refusal, RefusalCode
-from replica.scheduling import plan
+from replica.scheduling import events_of_pass
 from replica.staging import active_stage, failed, script_ended, succeeded, waiting_stage
-from replica.state import State
+from replica.state import Facts, State
 from replica.submission import job_submitted
 from replica.units import NEVER, Instant
 
@@ -37,45 +37,63 @@ Decision = Accepted | Refusal
 _NOTHING = Accepted(())
 
 
-def decide(state: State, request: c.Request, at: Instant) -> Decision:
-    """Return what `request` leads to at `state` and `at`."""
+def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
+    """Return what `request` leads to at `state` and `at`. TypeError where it takes a whole State: see `is_by_key`."""
     command, actor = request.command, request.actor
-    refusal = _permitted(actor, command)
-    if refusal is not None:
-        return refusal
+    if actor.role not in _WHO_MAY[type(command)] or not _is_own_node(actor, command):
+        return Refusal(
+            RefusalCode.PERMISSION_DENIED,
+            f"{actor} may not {c.kind_of(command).replace('_', ' ')}",
+            "use the identity of somebody who may",
+        )
     if not state.feature_level and not isinstance(command, c.FoundCluster):
         return Refusal(RefusalCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")
-    return _DECIDES[type(command)](state, actor, command, at)
+    by_key = _BY_KEY.get(type(command))
+    if by_key is not None:
+        return by_key(state, actor, command, at)
+    if not isinstance(state, State):
+        raise TypeError(f"deciding {c.kind_of(command)} walks over jobs and takes a whole State")
+    return _BY_WALKING[type(command)](state, actor, command, at)
 
 
-_OPERATOR_ONLY = (c.SetPool, c.SetPolicy, c.DrainNode, c.ResumeNode)
-_CONTROLLER_ONLY = (c.FoundCluster, c.MarkNodeDown, c.MarkNodeBack, c.RunSchedulingPass)
+def is_by_key(command: c.Command) -> bool:
+    """Whether deciding `command` only looks things up, so that Facts such as a Draft are enough for it."""
+    return type(command) in _BY_KEY
+
+
+def _is_own_node(actor: c.Actor, command: c.Command) -> bool:
+    return not isinstance(command, _AGENT_ONLY) or command.node == actor.name
+
+
 _AGENT_ONLY = (c.RegisterNode, c.ReportOperation)
+_PEOPLE = frozenset({c.ActorRole.USER, c.ActorRole.OPERATOR})
+_OPERATOR = frozenset({c.ActorRole.OPERATOR})
+_CONTROLLER = frozenset({c.ActorRole.CONTROLLER})
+_AGENT = frozenset({c.ActorRole.AGENT})
 
-
-def _permitted(actor: c.Actor, command: c.Command) -> Refusal | None:
-    role = actor.role
-    if isinstance(command, _CONTROLLER_ONLY):
-        allowed = role is c.ActorRole.CONTROLLER
-    elif isinstance(command, _OPERATOR_ONLY):
-        allowed = role is c.ActorRole.OPERATOR
-    elif isinstance(command, _AGENT_ONLY):
-        allowed = role is c.ActorRole.AGENT and command.node == actor.name
-    else:
-        allowed = role in (c.ActorRole.USER, c.ActorRole.OPERATOR)
-    if allowed:
-        return None
-    return Refusal(
-        RefusalCode.PERMISSION_DENIED,
-        f"{actor} may not {c.kind_of(command).replace('_', ' ')}",
-        "use the identity of somebody who may",
-    )
+_WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
+    c.FoundCluster: _CONTROLLER,
+    c.MarkNodeDown: _CONTROLLER,
+    c.MarkNodeBack: _CONTROLLER,
+    c.RunSchedulingPass: _CONTROLLER,
+    c.SetPool: _OPERATOR,
+    c.SetPolicy: _OPERATOR,
+    c.DrainNode: _OPERATOR,
+    c.ResumeNode: _OPERATOR,
+    c.RegisterNode: _AGENT,
+    c.ReportOperation: _AGENT,
+    c.SubmitJob: _PEOPLE,
+    c.CancelJob: _PEOPLE,
+    c.HoldJob: _PEOPLE,
+    c.ReleaseJob: _PEOPLE,
+}
+"""Who may send which command; an agent for its own node only."""
 
 
 # Cluster, pools, nodes -------------------------------------------------------------------------------------------
 
 
-def _found_cluster(state: State, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:
+def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:
     if state.feature_level:
         return Refusal(RefusalCode.ALREADY_FOUNDED, f"the cluster {state.name!r} is founded", "join it instead")
     refusal = check_policy(command.policy)
@@ -106,7 +124,7 @@ def _pool_refusal(pool: Pool) -> Refusal | None:
     return None
 
 
-def _set_pool(state: State, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:
+def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:
     pool = command.pool
     refusal = _pool_refusal(pool)
     if refusal is not None:
@@ -127,7 +145,7 @@ def _set_pool(state: State, actor: c.Actor, command: c.SetPool, at: Instant) -> 
     return Accepted(tuple(events))
 
 
-def _set_policy(state: State, actor: c.Actor, command: c.SetPolicy, at: Instant) -> Decision:
+def _set_policy(state: Facts, actor: c.Actor, command: c.SetPolicy, at: Instant) -> Decision:
     refusal = check_policy(command.policy)
     if refusal is not None:
         return refusal
@@ -166,27 +184,27 @@ def _register_node(state: State, actor: c.Actor, command: c.RegisterNode, at: In
     return Accepted(tuple(events))
 
 
-def _known_node(state: State, node: str) -> Refusal | None:
+def _known_node(state: Facts, node: str) -> Refusal | None:
     if node in state.nodes:
         return None
     return Refusal(RefusalCode.UNKNOWN_NODE, f"there is no node {node!r}", "forebay node list shows the nodes", "node")
 
 
-def _drain_node(state: State, actor: c.Actor, command: c.DrainNode, at: Instant) -> Decision:
+def _drain_node(state: Facts, actor: c.Actor, command: c.DrainNode, at: Instant) -> Decision:
     refusal = _known_node(state, command.node)
     if refusal is not None:
         return refusal
     return Accepted((e.NodeDrained(command.node, command.reason[:MESSAGE_CHARACTERS_MAX]),))
 
 
-def _resume_node(state: State, actor: c.Actor, command: c.ResumeNode, at: Instant) -> Decision:
+def _resume_node(state: Facts, actor: c.Actor, command: c.ResumeNode, at: Instant) -> Decision:
     refusal = _known_node(state, command.node)
     if refusal is not None:
         return refusal
     return Accepted((e.NodeResumed(command.node),)) if state.nodes[command.node].drained else _NOTHING
 
 
-def _mark_node_down(state: State, actor: c.Actor, command: c.MarkNodeDown, at: Instant) -> Decision:
+def _mark_node_down(state: Facts, actor: c.Actor, command: c.MarkNodeDown, at: Instant) -> Decision:
     refusal = _known_node(state, command.node)
     if refusal is not None:
         return refusal
@@ -207,12 +225,12 @@ def _mark_node_back(state: State, actor: c.Actor, command: c.MarkNodeBack, at: I
 # Jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _submit_job(state: State, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:
+def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:
     submitted = job_submitted(state, actor, command)
     return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
 
 
-def _find_job(state: State, actor: c.Actor, job_id: int) -> Job | Refusal:
+def _find_job(state: Facts, actor: c.Actor, job_id: int) -> Job | Refusal:
     """Return the job, if it exists and the actor may act on it."""
     job = state.jobs.get(job_id)
     if job is None:
@@ -233,7 +251,7 @@ def _find_job(state: State, actor: c.Actor, job_id: int) -> Job | Refusal:
     return job
 
 
-def _cancel_job(state: State, actor: c.Actor, command: c.CancelJob, at: Instant) -> Decision:
+def _cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
     if isinstance(job, Refusal):
         return job
@@ -271,7 +289,7 @@ def _cancel_job(state: State, actor: c.Actor, command: c.CancelJob, at: Instant)
     return Accepted((e.CancelRequested(job.id, command.hurry),))
 
 
-def _hold_job(state: State, actor: c.Actor, command: c.HoldJob, at: Instant) -> Decision:
+def _hold_job(state: Facts, actor: c.Actor, command: c.HoldJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
     if isinstance(job, Refusal):
         return job
@@ -283,11 +301,11 @@ def _hold_job(state: State, actor: c.Actor, command: c.HoldJob, at: Instant) -> 
     return _NOTHING if job.hold >= hold else Accepted((e.JobHeld(job.id, hold),))
 
 
-def _release_job(state: State, actor: c.Actor, command: c.ReleaseJob, at: Instant) -> Decision:
+def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
     if isinstance(job, Refusal):
         return job
-    if job.hold is Hold.ADMIN and not job.stuck and actor.role is c.ActorRole.USER:
+    if job.hold is Hold.ADMIN and actor.role is c.ActorRole.USER:
         return Refusal(
             RefusalCode.PERMISSION_DENIED,
             f"job {job.id} is held by an operator",
@@ -314,7 +332,7 @@ def _release_job(state: State, actor: c.Actor, command: c.ReleaseJob, at: Instan
 # Reports -----------------------------------------------------------------------------------------------------------
 
 
-def _report_operation(state: State, actor: c.Actor, command: c.ReportOperation, at: Instant) -> Decision:
+def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, at: Instant) -> Decision:
     job = state.jobs.get(command.job)
     if job is None:
         return Refusal(RefusalCode.UNKNOWN_JOB, f"there is no job {command.job}", "drop the report", "job")
@@ -353,22 +371,24 @@ def _report_operation(state: State, actor: c.Actor, command: c.ReportOperation, 
 
 
 def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingPass, at: Instant) -> Decision:
-    return Accepted(plan(state, at).events)
+    return Accepted(events_of_pass(state, at))
 
 
-_DECIDES: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
+_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.FoundCluster: _found_cluster,
     c.SetPool: _set_pool,
     c.SetPolicy: _set_policy,
-    c.RegisterNode: _register_node,
     c.DrainNode: _drain_node,
     c.ResumeNode: _resume_node,
     c.MarkNodeDown: _mark_node_down,
-    c.MarkNodeBack: _mark_node_back,
     c.SubmitJob: _submit_job,
     c.CancelJob: _cancel_job,
     c.HoldJob: _hold_job,
     c.ReleaseJob: _release_job,
     c.ReportOperation: _report_operation,
+}
+_BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
+    c.RegisterNode: _register_node,
+    c.MarkNodeBack: _mark_node_back,
     c.RunSchedulingPass: _run_scheduling_pass,
 }

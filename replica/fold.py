@@ -38,8 +38,9 @@ class Draft:
         self.next_job = state.next_job
         self.oldest_receipt = state.oldest_receipt
         self.receipts_horizon_ms = state.receipts_horizon_ms
-        self.pools = state.pools.mutate()
-        self.nodes = state.nodes.mutate()
+        # Few and seldom changed: persistent maps, which can be walked while a batch is decided.
+        self.pools = state.pools
+        self.nodes = state.nodes
         self.jobs = state.jobs.mutate()
         self.buffers = state.buffers.mutate()
         self.receipts = state.receipts.mutate()
@@ -60,8 +61,8 @@ class Draft:
             next_job=self.next_job,
             oldest_receipt=self.oldest_receipt,
             receipts_horizon_ms=self.receipts_horizon_ms,
-            pools=self.pools.finish(),
-            nodes=self.nodes.finish(),
+            pools=self.pools,
+            nodes=self.nodes,
             jobs=self.jobs.finish(),
             buffers=self.buffers.finish(),
             receipts=self.receipts.finish(),
@@ -88,8 +89,7 @@ class Draft:
     def put(self, job: Job, buffer: Buffer | None) -> None:
         """Store a job and its buffer, and keep the derived maps true."""
         self.jobs[job.id] = job
-        if buffer is not None:
-            before = self.buffers.get(job.id)
+        if buffer is not None and buffer is not (before := self.buffers.get(job.id)):
             difference = buffer.held_bytes - (0 if before is None else before.held_bytes)
             if difference:
                 held = self.held_bytes.get(buffer.pool, 0) + difference
@@ -103,9 +103,10 @@ class Draft:
         into, out_of = (
             (self.finished, self.unfinished) if is_finished(job, buffer) else (self.unfinished, self.finished)
         )
-        into[job.id] = True
-        if job.id in out_of:
-            del out_of[job.id]
+        if job.id not in into:
+            into[job.id] = True
+            if job.id in out_of:
+                del out_of[job.id]
 
     def change(self, job_id: int, happening: BufferInput | None, **changes: Any) -> None:
         """Change fields of a job; with `happening`, take its buffer through the transition table."""
@@ -157,11 +158,11 @@ def _cluster_founded(draft: Draft, event: e.ClusterFounded) -> None:
     draft.policy = event.policy
     draft.feature_level = event.feature_level
     for pool in event.pools:
-        draft.pools[pool.name] = pool
+        draft.pools = draft.pools.set(pool.name, pool)
 
 
 def _pool_set(draft: Draft, event: e.PoolSet) -> None:
-    draft.pools[event.pool.name] = event.pool
+    draft.pools = draft.pools.set(event.pool.name, event.pool)
 
 
 def _policy_set(draft: Draft, event: e.PolicySet) -> None:
@@ -170,7 +171,7 @@ def _policy_set(draft: Draft, event: e.PolicySet) -> None:
 
 def _node_registered(draft: Draft, event: e.NodeRegistered) -> None:
     known = draft.nodes.get(event.node)
-    draft.nodes[event.node] = Node(
+    node = Node(
         name=event.node,
         cpus=event.cpus,
         instance=event.instance,
@@ -179,24 +180,27 @@ def _node_registered(draft: Draft, event: e.NodeRegistered) -> None:
         drained=known is not None and known.drained,
         reason=known.reason if known is not None and known.drained else "",
     )
+    draft.nodes = draft.nodes.set(event.node, node)
 
 
 def _node_drained(draft: Draft, event: e.NodeDrained) -> None:
-    draft.nodes[event.node] = replace(draft.node(event.node), drained=True, reason=event.reason)
+    draft.nodes = draft.nodes.set(event.node, replace(draft.node(event.node), drained=True, reason=event.reason))
 
 
 def _node_resumed(draft: Draft, event: e.NodeResumed) -> None:
-    draft.nodes[event.node] = replace(draft.node(event.node), drained=False, reason="")
+    draft.nodes = draft.nodes.set(event.node, replace(draft.node(event.node), drained=False, reason=""))
 
 
 def _node_went_down(draft: Draft, event: e.NodeWentDown) -> None:
     node = draft.node(event.node)
-    draft.nodes[event.node] = replace(node, down=True, reason=node.reason if node.drained else event.reason)
+    reason = node.reason if node.drained else event.reason
+    draft.nodes = draft.nodes.set(event.node, replace(node, down=True, reason=reason))
 
 
 def _node_came_back(draft: Draft, event: e.NodeCameBack) -> None:
     node = draft.node(event.node)
-    draft.nodes[event.node] = replace(node, down=False, reason=node.reason if node.drained else "")
+    reason = node.reason if node.drained else ""
+    draft.nodes = draft.nodes.set(event.node, replace(node, down=False, reason=reason))
     for job_id in event.jobs:
         draft.change(job_id, None, order_at=Instant(draft.at))
 
@@ -269,6 +273,7 @@ def _stage_failed(draft: Draft, event: e.StageFailed) -> None:
         happening,
         failures=draft.job(event.job).failures + 1,
         message=event.message,
+        comment=event.message,
         retry_at=event.retry_at,
         stuck=event.retry_at == NEVER,
     )
@@ -314,6 +319,7 @@ def _run_ended(draft: Draft, event: e.RunEnded) -> None:
         order_at=Instant(draft.at) if job.has_buffer else NEVER,
         ended_at=Instant(draft.at),
         message=event.message,
+        comment=event.message or job.comment,
     )
 
 

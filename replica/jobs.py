@@ -54,6 +54,8 @@ class Hold(IntEnum):
     NONE = 0
     USER = 1
     ADMIN = 2
+    SYSTEM = 3
+    """An operation failed for good; the job's user may release it."""
 
 
 class DependencyKind(IntEnum):
@@ -107,6 +109,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hold: Hold = Hold.NONE
     message: str = ""
     """What the last failed operation said, shown as the reason while the job is held or stuck in stage-out."""
+    comment: str = ""
+    """The last thing that went wrong, kept to the end: `SystemComment`."""
     node: str = ""
     attempt: int = 0
     """The number of the last order given for this job; every order has its own, and a report of an older one is

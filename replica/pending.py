@@ -28,6 +28,7 @@ class Reason(StrEnum):
     DEPENDENCY = "Dependency"
     DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
     NODE_DOWN = "NodeDown"
+    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"
     JOB_HELD_USER = "JobHeldUser"
     JOB_HELD_ADMIN = "JobHeldAdmin"
     BEGIN_TIME = "BeginTime"
@@ -53,7 +54,7 @@ def early_gate(state: State, job: Job) -> Verdict | None:
 def _hold(job: Job) -> Verdict | None:
     if job.hold is Hold.NONE:
         return None
-    if job.message:
+    if job.stuck and job.message:
         return Verdict(
             job.message,
             "an operation failed and is not tried again by itself; release the job to try again, or cancel it",

@@ -29,6 +29,7 @@ class RefusalCode(IntEnum):
     STORAGE_CHANGED = 17
     NOT_FOUNDED = 18
     INVALID_DIRECTIVE = 19
+    COMMAND_ID_REUSED = 20
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -40,7 +40,12 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan(state: State, at: Instant) -> Plan:
     """Return the pass over `state` at `at`. Pure: the same arguments give the same plan."""
-    return _Pass(state, at).run()
+    return _Pass(state, at, explain=True).run()
+
+
+def events_of_pass(state: State, at: Instant) -> tuple[e.Event, ...]:
+    """Return the events of `plan` alone; figures that only people read are not computed."""
+    return _Pass(state, at, explain=False).run().events
 
 
 def next_due(state: State, after: Instant) -> Instant | None:
@@ -63,9 +68,10 @@ def next_due(state: State, after: Instant) -> Instant | None:
 
 
 class _Pass:
-    def __init__(self, state: State, at: Instant) -> None:
+    def __init__(self, state: State, at: Instant, *, explain: bool) -> None:
         self.state = state
         self.at = at
+        self.explain = explain
         self.events: list[e.Event] = []
         self.verdicts: dict[int, Verdict] = {}
         self.held = dict(state.held_bytes)
@@ -158,6 +164,8 @@ class _Pass:
         node = self.state.nodes.get(job.node)
         if node is not None and node.drained and not node.down:
             return f"node {job.node} is drained"
+        if node is not None and not node.down and node.cpus < job.spec.cpus:
+            return f"node {job.node} has only {node.cpus} CPUs now"
         limit_s = self.state.policy.staged_hold_time_s
         if limit_s and job.hold is not Hold.NONE and self.at >= job.held_at + seconds(limit_s):
             return f"held for longer than StagedHoldTime, {limit_s} s"
@@ -180,17 +188,22 @@ class _Pass:
         node = self._node_for_stage_in(job)
         pool = self.state.pools.get(buffer.pool)
         free = 0 if pool is None else free_bytes(pool, self.held.get(pool.name, 0))
-        figures = [
-            ("asked", format_size(buffer.granted_bytes)),
-            ("pool", buffer.pool or "-"),
-            ("free", format_size(free)),
-        ]
+        figures: list[tuple[str, str]] = []
+        if self.explain:
+            figures += [
+                ("asked", format_size(buffer.granted_bytes)),
+                ("pool", buffer.pool or "-"),
+                ("free", format_size(free)),
+            ]
         head = self.heads.get(buffer.pool) if buffer.granted_bytes else None
         if head is not None:
             figures.append(("first_in_line", str(head.job)))
         counted = False
         if self.staging >= self.state.policy.operations_per_stage_max:
             sentence = f"{self.staging} stage-ins are under way, and no more may be"
+        elif not node:
+            # Before it can become the first in line: who cannot be placed must not keep others from the pool.
+            sentence = "no node that is up could hold the job"
         elif buffer.granted_bytes > free:
             sentence = "its pool has not enough free space"
             if head is None:
@@ -200,8 +213,6 @@ class _Pass:
                     figures.append(("expected_start_us", str(head.start_at)))
         elif head is not None and not self._may_pass(job, buffer, head):
             sentence = f"job {head.job} is first in line for the pool and has been passed {head.passed} times"
-        elif not node:
-            sentence = "no node that is up could hold the job"
         elif len(self.events) >= EVENTS_PER_PASS_MAX:
             sentence = "the job may have its space in the next pass"
         else:
@@ -288,6 +299,9 @@ class _Pass:
             self.cpus_free[nodes[0]] -= cpus
             self.events.append(e.RunOrdered(job.id, nodes[0], job.attempt + 1))
             return Verdict(Reason.NONE, "nothing holds the job back")
+        if not self._could_run_on(job.node if buffer is not None else "", cpus):
+            # It waits for a node to come, not for CPUs to become free: nobody is kept back for it.
+            return Verdict(Reason.REQ_NODE_NOT_AVAIL, "no node that is up has so many CPUs", (("cpus", str(cpus)),))
         first = self.waiting_anywhere or (self.waiting_nodes.get(job.node, 0) if buffer is not None else 0)
         if first:
             return Verdict(Reason.PRIORITY, f"job {first} has priority", (("first_in_line", str(first)),))
@@ -300,6 +314,11 @@ class _Pass:
             ("free_cpus", ",".join(f"{name}:{free}" for name, free in sorted(self.cpus_free.items()))),
         )
         return Verdict(Reason.RESOURCES, "no node has enough free CPUs for the job", figures)
+
+    def _could_run_on(self, node: str, cpus: int) -> bool:
+        """Return whether the node, or any node if it is empty, is up and has so many CPUs in all."""
+        names = [node] if node else list(self.cpus_free)
+        return any(name in self.cpus_free and self.state.nodes[name].cpus >= cpus for name in names)
 
     # ---------------------------------------------------------------------------------------------------------------
 

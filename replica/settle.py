@@ -7,7 +7,7 @@ from replica.events import job_of
 from replica.fold import Draft, LedgerViolation, fold_into
 from replica.limits import RECEIPTS_MAX
 from replica.refusals import Refusal, RefusalCode
-from replica.state import State
+from replica.state import Facts, State
 from replica.units import Instant, Revision
 
 
@@ -34,16 +34,68 @@ def settle_entry(state: State, entry: Entry, at: Instant) -> State:
     return draft.finish()
 
 
+class Tentative:
+    """A batch under construction: each entry is settled at once, on one Draft for all of them.
+
+    `facts` is what to decide by and costs nothing; `state()` makes a whole State, and is for what has to walk over
+    jobs, and for the end.
+    """
+
+    def __init__(self, base: State, at: Instant) -> None:
+        """Begin on `base` with the clock at `at`, which must not be before its own."""
+        if at < base.at:
+            raise ValueError(f"the clock would go back from {base.at} to {at}")
+        self.base = base
+        self.at = at
+        self.entries: list[Entry] = []
+        self._reached = base
+        self._settled = 0
+        """Entries that are settled in `_reached`; the others are on the draft."""
+        self._draft: Draft | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """What is true after the entries so far; valid until the next one is added."""
+        return self._reached if self._draft is None else self._draft
+
+    @property
+    def revision(self) -> int:
+        """The revision after the entries so far."""
+        return self._reached.revision if self._draft is None else self._draft.revision
+
+    def add(self, entry: Entry) -> None:
+        """Settle one more entry. Raises what folding raises; then the entry was not added and nothing is changed."""
+        if self._draft is None:
+            self._draft = Draft(self._reached)
+        try:
+            _settle_entry(self._draft, entry, self.at)
+        except BaseException:
+            # A part of its events may be on the draft: begin again from what was whole.
+            self._draft = Draft(self._reached)
+            for settled in self.entries[self._settled :]:
+                _settle_entry(self._draft, settled, self.at)
+            raise
+        self.entries.append(entry)
+
+    def state(self) -> State:
+        """Return the State after the entries so far."""
+        if self._draft is not None:
+            self._reached, self._draft = self._draft.finish(), None
+            self._settled = len(self.entries)
+        return self._reached
+
+
 def _settle_entry(draft: Draft, entry: Entry, at: Instant) -> None:
     draft.at = at
     draft.revision += 1
     fold_into(draft, entry.events)
     if entry.id:
-        receipt = Receipt(Revision(draft.revision), _job_concerned(entry), entry.refusal)
+        receipt = Receipt(Revision(draft.revision), job_concerned(entry), entry.refusal, entry.digest)
         draft.settle(entry.id, receipt, RECEIPTS_MAX)
 
 
-def _job_concerned(entry: Entry) -> int:
+def job_concerned(entry: Entry) -> int:
+    """Return the job that the entry made or concerns, 0 for none: what its receipt says."""
     for event in entry.events:
         job = job_of(event)
         if job is not None:
@@ -51,12 +103,21 @@ def _job_concerned(entry: Entry) -> int:
     return 0
 
 
-def receipt_for(state: State, command_id: bytes) -> Receipt | Refusal | None:
-    """Return the first answer to a command id; a Refusal where it may have been answered and forgotten; None where it
-    is new.
+def receipt_for(state: Facts, command_id: bytes, digest: bytes = b"") -> Receipt | Refusal | None:
+    """Return the first answer to a command id; None where it is new.
+
+    A Refusal where it may have been answered and forgotten, or was used for another command than the one that has
+    `digest` (not compared where that is empty).
     """
     receipt = state.receipts.get(command_id)
     if receipt is not None:
+        if digest and receipt.digest and digest != receipt.digest:
+            return Refusal(
+                RefusalCode.COMMAND_ID_REUSED,
+                f"this command id was used for another command, settled at revision {receipt.revision}",
+                "make a new command id for a new command; repeat an id only with the very same command",
+                "command_id",
+            )
         return receipt
     if int.from_bytes(command_id[:6], "big") <= state.receipts_horizon_ms:
         return Refusal(

@@ -11,7 +11,7 @@ from replica.jobs import Hold, Job, JobState
 from replica.limits import MESSAGE_CHARACTERS_MAX
 from replica.orders import stage_of
 from replica.policy import Policy
-from replica.state import State
+from replica.state import Facts
 from replica.units import NEVER, Instant, seconds
 
 PROVIDER = "burst_buffer/native"
@@ -62,7 +62,7 @@ def timeout_at(policy: Policy, job: Job, buffer: Buffer | None) -> Instant:
 
 
 def failed(
-    state: State, job: Job, stage: e.Stage, message: str, at: Instant, *, final: bool = False
+    state: Facts, job: Job, stage: e.Stage, message: str, at: Instant, *, final: bool = False
 ) -> tuple[e.Event, ...]:
     """Return what follows from a failed operation: a retry with back-off while there are retries left, then a hold.
     A `final` failure is not retried.
@@ -76,7 +76,7 @@ def failed(
         return (e.StageFailed(job.id, stage, job.attempt, text, Instant(max(at + seconds(backoff_s), 1))),)
     events: list[e.Event] = [e.StageFailed(job.id, stage, job.attempt, text, NEVER)]
     if stage is e.Stage.STAGE_IN and job.hold is Hold.NONE:
-        events.append(e.JobHeld(job.id, Hold.ADMIN))
+        events.append(e.JobHeld(job.id, Hold.SYSTEM))
     return tuple(events)
 
 

@@ -6,6 +6,8 @@ all just "hold a State" (DESIGN.md).
 
 from __future__ import annotations
 
+from typing import Any, Protocol, TypeVar, overload
+
 import immutables
 import msgspec
 
@@ -16,6 +18,52 @@ from replica.nodes import Node
 from replica.policy import Policy
 from replica.pools import Pool
 from replica.units import NEVER, Instant, Revision
+
+K = TypeVar("K", contravariant=True)
+V = TypeVar("V", covariant=True)
+T = TypeVar("T")
+
+
+class Lookup(Protocol[K, V]):
+    """A map that is asked by key only: a persistent one, or one that is being changed, which cannot be walked."""
+
+    def __getitem__(self, key: K, /) -> V: ...
+    def __contains__(self, key: Any, /) -> bool: ...
+    def __len__(self) -> int: ...
+    @overload
+    def get(self, key: K, /) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V | T, /) -> V | T: ...
+
+
+class Facts(Protocol):
+    """What most decisions need of a State. A Draft has it too, so that a batch is decided without a State between.
+
+    The maps that grow with the load are for looking up only: the type checker sees to it that nobody walks one here.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def feature_level(self) -> int: ...
+    @property
+    def next_job(self) -> int: ...
+    @property
+    def receipts_horizon_ms(self) -> int: ...
+    @property
+    def pools(self) -> immutables.Map[str, Pool]: ...
+    @property
+    def nodes(self) -> immutables.Map[str, Node]: ...
+    @property
+    def jobs(self) -> Lookup[int, Job]: ...
+    @property
+    def buffers(self) -> Lookup[int, Buffer]: ...
+    @property
+    def receipts(self) -> Lookup[bytes, Receipt]: ...
+    @property
+    def unfinished(self) -> Lookup[int, bool]: ...
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from replica.names import UnknownSymbol, expand_symbols, name_fault
 from replica.orders import expand_roots
 from replica.pools import Pool
 from replica.refusals import Refusal, RefusalCode
-from replica.state import State
+from replica.state import Facts
 from replica.units import format_size, round_up
 
 DEFAULT_OUTPUT = "forebay-%j.out"
@@ -29,7 +29,7 @@ class Unfit(Exception):
         self.refusal = Refusal(code, sentence, remedy, place)
 
 
-def job_submitted(state: State, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted | Refusal:
+def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted | Refusal:
     """Return the event that a submit leads to, with pool, granted capacity and paths decided; or why it is refused."""
     try:
         _check_spec(state, actor, command.spec)
@@ -44,7 +44,7 @@ def job_submitted(state: State, actor: c.Actor, command: c.SubmitJob) -> e.JobSu
     return e.JobSubmitted(job_id, spec, request, pool, granted, command.hold)
 
 
-def _check_spec(state: State, actor: c.Actor, spec: JobSpec) -> None:
+def _check_spec(state: Facts, actor: c.Actor, spec: JobSpec) -> None:
     if actor.role is c.ActorRole.USER and spec.user != actor.name:
         raise Unfit(
             RefusalCode.PERMISSION_DENIED,
@@ -88,6 +88,14 @@ def _check_spec(state: State, actor: c.Actor, spec: JobSpec) -> None:
             raise Unfit(
                 RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field
             )
+    largest = max((node.cpus for node in state.nodes.values()), default=spec.cpus)
+    if spec.cpus > largest:
+        raise Unfit(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the job needs {spec.cpus} CPUs, and no node has more than {largest}",
+            f"ask for at most {largest}",
+            "cpus",
+        )
     _check_environment(spec)
     _check_dependencies(state, spec)
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
@@ -118,7 +126,7 @@ def _check_environment(spec: JobSpec) -> None:
         )
 
 
-def _check_dependencies(state: State, spec: JobSpec) -> None:
+def _check_dependencies(state: Facts, spec: JobSpec) -> None:
     if len(spec.dependencies) > limits.DEPENDENCIES_MAX:
         raise Unfit(
             RefusalCode.LIMIT_EXCEEDED,
@@ -148,7 +156,7 @@ def _expand(text: str, spec: JobSpec, job_id: int, place: str) -> str:
         ) from None
 
 
-def _expanded_spec(state: State, spec: JobSpec, job_id: int) -> JobSpec:
+def _expanded_spec(state: Facts, spec: JobSpec, job_id: int) -> JobSpec:
     _check_beneath(state.policy.destinations, spec.user, spec.workdir, "destinations", "workdir")
     output = _expand(spec.output or DEFAULT_OUTPUT, spec, job_id, "output")
     if not output.startswith("/"):
@@ -157,7 +165,7 @@ def _expanded_spec(state: State, spec: JobSpec, job_id: int) -> JobSpec:
     return replace(spec, output=output)
 
 
-def _expanded_request(state: State, spec: JobSpec, request: BufferRequest, job_id: int) -> BufferRequest:
+def _expanded_request(state: Facts, spec: JobSpec, request: BufferRequest, job_id: int) -> BufferRequest:
     places = iter(request.places[2:])
     moved: dict[str, tuple[Transfer, ...]] = {}
     for stage, roots, key in (
@@ -206,7 +214,7 @@ def _check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place
     )
 
 
-def _granted(state: State, request: BufferRequest) -> tuple[str, int]:
+def _granted(state: Facts, request: BufferRequest) -> tuple[str, int]:
     """Return the pool and the bytes that the request will hold."""
     if not request.capacity_bytes:
         return "", 0
@@ -225,7 +233,7 @@ def _granted(state: State, request: BufferRequest) -> tuple[str, int]:
     return pool.name, granted
 
 
-def _pool(state: State, name: str, place: str) -> Pool:
+def _pool(state: Facts, name: str, place: str) -> Pool:
     if name:
         pool = state.pools.get(name)
         if pool is None:

@@ -30,6 +30,7 @@ from snapshots.image import (
     decode,
     derived_capacity,
 )
+from wal.configuration import check as check_members
 
 FEATURE_LEVEL_KNOWN = 1
 """The highest replicated feature level that this release can carry out (law 12)."""
@@ -113,6 +114,10 @@ class Assembly:
                 f"its cluster has feature level {header.feature_level}, this release knows {FEATURE_LEVEL_KNOWN}; "
                 "upgrade this replica"
             )
+        placed = header.configuration
+        wrong = None if placed is None else check_members(placed.configuration)
+        if placed is not None and (wrong is not None or not 0 < placed.index <= header.index):
+            raise ImageRefused(f"its members are not sound: {wrong or f'entry {placed.index} cannot say who they are'}")
         for section, count in zip(COUNTED, header.counts, strict=True):
             if count > RECORDS_MAX[section]:
                 raise ImageRefused(f"it says {count} {section.word}; at most {RECORDS_MAX[section]} are read")
@@ -195,4 +200,4 @@ class Assembly:
         if broken:
             more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
             raise ImageRefused(f"an invariant does not hold: {broken[0]}{more}")
-        return Image(state, header.index, header.term, header.chain_digest)
+        return Image(state, header.index, header.term, header.chain_digest, header.configuration)

@@ -26,6 +26,7 @@ from replica.policy import Policy
 from replica.pools import Pool, free_bytes
 from replica.refusals import Refusal
 from replica.state import State
+from wal.configuration import Change, Configuration, Member, Placed
 
 SLICE_BYTES = 64 * 1024
 """A slice is closed when it has reached this many bytes: 0.3 ms of encoding; then another thread may run."""
@@ -64,12 +65,16 @@ class ImageRefused(Exception):
 
 
 class Image(msgspec.Struct, frozen=True):
-    """The state after the ledger's entry `index` of `term`, whose chain digest is `chain_digest`."""
+    """The state after the ledger's entry `index` of `term`, whose chain digest is `chain_digest`.
+
+    `configuration` is who is a member as of that entry, and which entry said so; None if none did.
+    """
 
     state: State
     index: int
     term: int
     chain_digest: bytes
+    configuration: Placed | None = None
 
 
 class Section(IntEnum):
@@ -117,6 +122,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     oldest_receipt: _Number
     receipts_horizon_ms: _Number
     policy: Policy
+    configuration: Placed | None = None
+    """Who is a member, and the index of the entry that says so: what consensus counts by (HAZARDS.md, H13)."""
 
 
 class ReceiptRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -146,6 +153,10 @@ SHAPED: tuple[type[msgspec.Struct], ...] = (
     Receipt,
     Refusal,
     Policy,
+    Placed,
+    Configuration,
+    Member,
+    Change,
 )
 """Every kind of record in a snapshot. Append only: positions are wire numbers (law 12)."""
 
@@ -212,6 +223,7 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iter
         oldest_receipt=state.oldest_receipt,
         receipts_horizon_ms=state.receipts_horizon_ms,
         policy=state.policy,
+        configuration=image.configuration,
     )
     payload = _encode(Section.HEADER, header)
     decode(Section.HEADER, payload)

@@ -20,6 +20,8 @@ class Kind(IntEnum):
 
     NO_OP = 0
     BATCH = 1
+    CONFIGURATION = 2
+    """Who is a member: see wal.configuration."""
 
 
 NO_OP: Final = bytes([Kind.NO_OP])
@@ -87,7 +89,7 @@ def kind_of(data: bytes) -> Kind:
 
 def revision_after(data: bytes, before: int) -> int:
     """The revision after this entry when `before` was the one before it: a batch with another base changes nothing."""
-    if kind_of(data) is Kind.NO_OP:
+    if kind_of(data) is not Kind.BATCH:
         return before
     batch = decode_batch(data)
     return before + len(batch.entries) if batch.base == before else before

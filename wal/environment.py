@@ -197,6 +197,14 @@ class Environment:
             self.fail(f"{self.directory / DATA_FILE}: a write was interrupted ({error!r}); start the replica again")
             raise
 
+    @property
+    def fill(self) -> float:
+        """How much of the map is used, from 0 to 1. The journal only grows, so this only grows."""
+        self.check()
+        assert self._environment is not None
+        info = self._environment.info()
+        return float((info["last_pgno"] + 1) * self._environment.stat()["psize"] / info["map_size"])
+
     def fail(self, sentence: str) -> StorageFailed:
         """Stop this environment for ever, and give the exception to raise."""
         if self.failure is None:

@@ -8,6 +8,9 @@ from cluster.api.problems import Problem
 from cluster.identity import Identity, NotIdentified, Role, identify
 from replica.commands import Actor, ActorRole
 
+PEOPLE = frozenset({Role.OPERATOR, Role.USER})
+"""Who asks for jobs: through the API, in bulk and on the channel alike."""
+
 _ACTOR_ROLES = {Role.OPERATOR: ActorRole.OPERATOR, Role.USER: ActorRole.USER, Role.AGENT: ActorRole.AGENT}
 
 

@@ -30,10 +30,10 @@ async def set_pool(call: Call) -> Reply:
 
 
 async def buffers(call: Call) -> Reply:
-    """List buffers: those that hold or wait for something, then the newest of the others."""
+    """List buffers: those that hold or wait for something, then the newest of the others unless `live=yes`."""
     state = await call.state()
     found = sorted(job_id for job_id in state.unfinished if job_id in state.buffers)[:BUFFERS_LISTED_MAX]
-    room = BUFFERS_LISTED_MAX - len(found)
+    room = 0 if call.query.get("live") == "yes" else BUFFERS_LISTED_MAX - len(found)
     over = sorted((job_id for job_id in state.finished if job_id in state.buffers), reverse=True)[:room]
     rows = tuple(buffer_view(state, job_id) for job_id in sorted(found + over))
     return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=rows))

@@ -7,12 +7,27 @@ in time, and a slow one cannot stay by sending a byte now and then.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import (
+    BadHttpMethod,
+    BadStatusLine,
+    ContentLengthError,
+    HttpProcessingError,
+    InvalidHeader,
+    InvalidURLError,
+    LineTooLong,
+)
 from aiohttp.web_protocol import RequestHandler
 
+from cluster.api.problems import Problem
 from cluster.identity import Identity
+
+LOGGER = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 4096
 """Open connections, count: every agent of a large site, and as many clients as the benchmark's largest crowd."""
@@ -29,6 +44,22 @@ SWEEP_PERIOD_S = 2.0
 LINE_CHARACTERS_MAX = 8190
 HEADERS_MAX = 64
 """The request line and each header field, characters; header fields, count."""
+
+
+FIXED_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Server": "forebay",
+}
+"""Headers of every answer."""
+
+_KINDS: Mapping[type[HttpProcessingError], str] = {
+    BadHttpMethod: "its method is none",
+    BadStatusLine: "its first line cannot be read",
+    InvalidURLError: "its target cannot be read",
+    InvalidHeader: "a header field cannot be read",
+    ContentLengthError: "its Content-Length is no length",
+}
 
 
 class Connection(RequestHandler):
@@ -61,6 +92,33 @@ class Connection(RequestHandler):
         if not self.busy and self.head_since_s is None:
             self.head_since_s = asyncio.get_running_loop().time()
         super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what never became a request, in the same form as every other problem, and close the connection.
+
+        Whoever sends nonsense can do so for ever, so it is not worth a line of the log each time.
+        """
+        if not isinstance(exc, HttpProcessingError):
+            LOGGER.error("a request failed outside of its handler", exc_info=exc)
+            problem = Problem(status, "internal_error", "the request failed because of a fault in this release")
+        else:
+            LOGGER.debug("%s sent what is no request: %s", request.remote, type(exc).__name__)
+            problem = _malformed(exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("part of another answer has been sent already")
+        response = web.Response(
+            status=problem.status,
+            body=msgspec.json.encode(problem.body),
+            headers={**FIXED_HEADERS, "Content-Type": "application/json"},
+        )
+        response.force_close()
+        return response
 
     def begin(self) -> None:
         """A request's head is complete and its handler runs."""
@@ -98,6 +156,24 @@ class GuardedServer(web.Server):
             if transport is not None:
                 transport.abort()
         return len(overdue)
+
+
+def _malformed(error: HttpProcessingError) -> Problem:
+    if isinstance(error, LineTooLong):
+        return Problem(
+            431,
+            "limit_exceeded",
+            f"the request line or a header field has more than {LINE_CHARACTERS_MAX} bytes",
+            "ask for less, and put what is long into the body",
+            "head",
+        )
+    return Problem(
+        400,
+        "malformed_request",
+        f"this is not a request of HTTP/1.1 ({_KINDS.get(type(error), 'its head cannot be read')})",
+        "use an HTTP client, and see /v1/openapi.json for what can be asked",
+        "head",
+    )
 
 
 def _is_overdue(connection: RequestHandler, now_s: float) -> bool:

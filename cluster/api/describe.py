@@ -16,6 +16,9 @@ from replica.commit import Batch, Entry
 from replica.jobs import Hold
 from replica.pending import Verdict
 from replica.units import Instant, Revision, format_size
+from wal.configuration import Configuration, Member
+
+_HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}
 
 PRIVATE = frozenset({"script", "environment"})
 """Fields of a job that only operators read: scripts and environments hold what users would not show each other."""
@@ -38,7 +41,8 @@ def actor_words(actor: Actor, command: str) -> str:
     """Return who sent a command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
     if actor == CONTROLLER:
         return "scheduler" if command == "run_scheduling_pass" else "leader"
-    return f"{actor.role.name.lower()} {actor.name}"
+    role = actor.role.name.lower()
+    return role if actor.name == role else f"{role} {actor.name}"
 
 
 def as_json(record: Any, *, private: bool) -> Any:
@@ -90,6 +94,24 @@ def record_view(entry: Entry, revision: Revision) -> Json:
         "command": entry.command,
         "refusal": as_json(entry.refusal, private=True),
         "events": [{"event": event_name(event), "detail": as_json(event, private=True)} for event in entry.events],
+    }
+
+
+def configuration_record(configuration: Configuration) -> Json:
+    """Return a configuration of the cluster as the ledger shows it: who is in it, what changed, and who asked."""
+    change = configuration.change
+
+    def rows(members: tuple[Member, ...]) -> list[Json]:
+        return [{"id": member.id, "name": member.name, "peer": member.peer, "api": member.api} for member in members]
+
+    return {
+        "version": configuration.version,
+        "change": change.action.word,
+        "member": change.member,
+        "actor": change.actor,
+        "command_id": change.id.hex(),
+        "voters": rows(configuration.voters),
+        "learners": rows(configuration.learners),
     }
 
 
@@ -146,7 +168,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.NodeWentDown: lambda event: f"{event.node} is down: {event.reason}",
     e.NodeCameBack: lambda event: f"{event.node} is back",
     e.JobSubmitted: _submitted,
-    e.JobHeld: lambda event: f"held by {'its user' if event.hold is Hold.USER else 'an operator'}",
+    e.JobHeld: lambda event: f"held {_HELD[event.hold]}",
     e.JobReleased: lambda event: "released",
     e.BufferAllocated: _allocated,
     e.StagedIn: lambda event: f"staged in: {_files(event.files, event.size_bytes)}",

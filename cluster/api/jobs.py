@@ -21,6 +21,8 @@ JOBS_LISTED = 1_000
 JOBS_LISTED_MAX = 10_000
 """Jobs in one list, count: about ten megabytes of JSON; ask by state or user for fewer."""
 
+JOB_ID_MAX = 2**63 - 1
+
 LIST_SLICE = 256
 """Jobs rendered before the loop gets its turn, count: a few milliseconds."""
 
@@ -34,17 +36,22 @@ async def submit(call: Call) -> Reply:
 
 
 async def list_jobs(call: Call) -> Reply:
-    """List jobs by id, the newest where there are more than `limit`."""
+    """List jobs by id, the newest where there are more than `limit`; with `after` the next ones after that id."""
     limit = call.integer("limit", JOBS_LISTED, least=1, most=JOBS_LISTED_MAX)
     wanted = frozenset(word.upper() for word in call.query.get("state", "").split(",") if word)
     unknown = sorted(wanted - _WORDS)
     if unknown:
         raise bad(f"the job state {unknown[0]!r} is unknown", f"use {', '.join(sorted(_WORDS))}", "query state")
     user = call.query.get("user")
+    after = call.integer("after", 0, least=0, most=JOB_ID_MAX) if "after" in call.query else None
     state = await call.state()
     found: list[int] = []
     truncated = False
-    for seen, job_id in enumerate(sorted(state.jobs, reverse=True)):
+    if after is None:
+        candidates = sorted(state.jobs, reverse=True)
+    else:
+        candidates = sorted(job_id for job_id in state.jobs if job_id > after)
+    for seen, job_id in enumerate(candidates):
         job = state.jobs[job_id]
         if (not wanted or job.state.name in wanted) and (user is None or job.spec.user == user):
             if len(found) == limit:
@@ -54,7 +61,7 @@ async def list_jobs(call: Call) -> Reply:
         if seen % (LIST_SLICE * 16) == 0:
             await asyncio.sleep(0)
     rows: list[JobView] = []
-    for job_id in reversed(found):
+    for job_id in sorted(found):
         rows.append(job_view(state, job_id, call.service.verdicts))
         if len(rows) % LIST_SLICE == 0:
             await asyncio.sleep(0)
@@ -111,8 +118,7 @@ async def bulk(call: Call) -> Reply:
         command: c.Command | None = None
         outcome: Answer | Problem
         try:
-            command = wire.bulk_command(request, call.identity)
-            outcome = service.begin(call.identity, service.check_age(request.command_id), command)
+            command, outcome = service.admit(call.identity, request)
         except Problem as problem:
             outcome = problem
         except Redirect:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.api.describe import record_view
+from cluster.api.describe import configuration_record, record_view
 from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
@@ -81,17 +81,28 @@ def _entry(applied: Applied) -> LedgerEntryView:
         records = tuple(
             record_view(entry, settled_at(applied, position)) for position, entry in enumerate(batch.entries)
         )
+    if applied.configuration is not None:
+        at: Instant | None = Instant(applied.configuration.change.at)
+        records = (configuration_record(applied.configuration),)
+    else:
+        at = None if batch is None else batch.at
     return LedgerEntryView(
         index=applied.index,
         term=applied.term,
-        kind="no-op" if batch is None else ("void" if applied.void else "batch"),
+        kind=_kind(applied),
         digest=applied.digest.hex(),
         base_revision=applied.base,
         revision=applied.revision,
-        at=None if batch is None else format_instant(batch.at),
+        at=None if at is None else format_instant(at),
         size_bytes=applied.size_bytes,
         records=records,
     )
+
+
+def _kind(applied: Applied) -> str:
+    if applied.configuration is not None:
+        return "configuration"
+    return "no-op" if applied.batch is None else "void" if applied.void else "batch"
 
 
 async def save_snapshot(call: Call) -> Reply:
@@ -118,7 +129,7 @@ async def save_snapshot(call: Call) -> Reply:
         revision=summary.revision,
         at=format_instant(Instant(summary.at)),
         size_bytes=summary.size_bytes,
-        digest=summary.digest,
+        ledger_digest=summary.digest,
         jobs=summary.jobs,
         buffers=summary.buffers,
         pools=tuple(
@@ -148,13 +159,19 @@ async def members(call: Call) -> Reply:
     state = await call.state()
     engine = controller.engine
     rows = member_rows(
-        controller.config, controller.name, engine, applied_index=controller.applied_index, revision=state.revision
+        controller.name,
+        engine,
+        api_of=controller.api_of,
+        peer_of=controller.config.members.get,
+        applied_index=controller.applied_index,
+        revision=state.revision,
     )
     answer = MembersAnswer(
         revision=state.revision,
         replica=controller.name,
         leader=engine.leader,
         term=engine.term,
+        version=engine.configuration.version,
         members=tuple(rows),
     )
     return Reply(state.revision, answer)
@@ -179,7 +196,7 @@ async def status(call: Call) -> Reply:
         role=str(engine.role),
         term=engine.term,
         leader=leader,
-        leader_api=next((str(replica.api) for replica in config.replicas if replica.name == leader), None),
+        leader_api=None if leader is None else controller.api_of(leader),
         ready=not why_not,
         not_ready=why_not,
         commit_index=engine.commit_index,

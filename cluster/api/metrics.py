@@ -92,6 +92,7 @@ class _ReplicaCollector(Collector):
                 contact.add_metric([peer.name], peer.last_contact_s)
         yield lag
         yield contact
+        yield _gauge("forebay_journal_fill_ratio", "Share of the journal's room that is used.", controller.journal_fill)
         yield _gauge("forebay_snapshot_index", "Entry of the newest snapshot.", controller.snapshot_index)
         yield _gauge(
             "forebay_snapshot_behind_entries",

@@ -52,6 +52,7 @@ STATUS_OF: Mapping[RefusalCode, int] = {
     RefusalCode.UNKNOWN_JOB: 404,
     RefusalCode.PERMISSION_DENIED: 403,
     RefusalCode.WRONG_STATE: 409,
+    RefusalCode.COMMAND_ID_REUSED: 409,
     RefusalCode.STALE_ATTEMPT: 409,
     RefusalCode.UNKNOWN_NODE: 404,
     RefusalCode.LIMIT_EXCEEDED: 409,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from cluster.client.views import BufferView, JobView, NodeView, PoolView, TransferView
 from cluster.clock import format_instant
 from cluster.liveness import Liveness, Transfer
 from replica.buffers import BufferState
 from replica.jobs import Hold, JobState
+from replica.nodes import NodeState
 from replica.pending import Verdict, buffer_gate, early_gate, later_reason
 from replica.queries import pool_use, verdicts
 from replica.state import State
@@ -16,6 +18,14 @@ from replica.units import Instant
 
 STATES_KEPT = 4
 """States whose verdicts are kept: one scheduling pass serves all answers about a state, and many ask about the same."""
+
+
+_HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
+    Hold.NONE: None,
+    Hold.USER: "user",
+    Hold.ADMIN: "admin",
+    Hold.SYSTEM: "system",
+}
 
 
 class Verdicts:
@@ -72,8 +82,8 @@ def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str,
         end_time=format_instant(job.ended_at),
         exit_code=job.exit_code,
         signal=job.signal,
-        hold=None if job.hold is Hold.NONE else ("user" if job.hold is Hold.USER else "admin"),
-        system_comment=job.message,
+        hold=_HOLDS[job.hold],
+        system_comment=job.comment,
         workdir=spec.workdir,
         output=spec.output,
         dependencies=tuple(f"{dependency.kind.word}:{dependency.job}" for dependency in spec.dependencies),
@@ -148,9 +158,11 @@ def node_jobs(state: State) -> dict[str, list[int]]:
 def node_view(state: State, name: str, jobs: list[int], liveness: Liveness | None) -> NodeView:
     """Return one node at `state`; KeyError if it is not there. `liveness`: None on a replica that does not lead."""
     node = state.nodes[name]
+    # Slurm's word for a node that gets nothing new while it finishes what it has.
+    draining = node.state is NodeState.DRAINED and bool(jobs)
     return NodeView(
         name=name,
-        state=node.state.name,
+        state="DRAINING" if draining else node.state.name,
         reason=node.reason,
         cpus=node.cpus,
         cpus_in_use=sum(state.jobs[job].spec.cpus for job in jobs if _on_cpus(state, job)),

@@ -9,7 +9,8 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from cluster.api import agents, capacity, events, history, jobs, ledger
+from cluster.api import agents, capacity, events, history, jobs, ledger, members
+from cluster.api.authentication import PEOPLE
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.client import requests as r
@@ -21,7 +22,6 @@ Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
 SEGMENT_CHARACTERS_MAX = 256
 """One part of a path, characters: names have at most 64."""
 
-PEOPLE = frozenset({Role.OPERATOR, Role.USER})
 OPERATORS = frozenset({Role.OPERATOR})
 AGENTS = frozenset({Role.AGENT})
 AUDITORS = frozenset({Role.OPERATOR, Role.REPLICA})
@@ -65,6 +65,7 @@ ROUTES: tuple[Route, ...] = (
         query={
             "state": "job states, separated by commas",
             "user": "only jobs of this user",
+            "after": "only jobs with a larger id, the smallest first: for reading all of them, page by page",
             "limit": f"at most so many jobs (default {jobs.JOBS_LISTED}, at most {jobs.JOBS_LISTED_MAX})",
             **STALE,
         },
@@ -85,12 +86,36 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/jobs/{id}/release", PEOPLE, jobs.release, v.JobView, r.ReleaseRequest),
     Route("GET", "/v1/pools", PEOPLE, capacity.pools, v.PoolsAnswer, query=STALE, tag="capacity"),
     Route("PUT", "/v1/pools/{name}", OPERATORS, capacity.set_pool, v.PoolView, r.PoolRequest, tag="capacity"),
-    Route("GET", "/v1/buffers", PEOPLE, capacity.buffers, v.BuffersAnswer, query=STALE, tag="capacity"),
+    Route(
+        "GET",
+        "/v1/buffers",
+        PEOPLE,
+        capacity.buffers,
+        v.BuffersAnswer,
+        query={"live": "`yes`: only buffers that hold or wait for something", **STALE},
+        tag="capacity",
+    ),
     Route("GET", "/v1/nodes", PEOPLE, capacity.nodes, v.NodesAnswer, query=STALE, tag="nodes"),
     Route("POST", "/v1/nodes/{name}/drain", OPERATORS, capacity.drain, v.NodeView, r.DrainRequest, tag="nodes"),
     Route("POST", "/v1/nodes/{name}/resume", OPERATORS, capacity.resume, v.NodeView, r.ResumeRequest, tag="nodes"),
     Route("GET", "/v1/transfers", PEOPLE, capacity.transfers, v.TransfersAnswer, tag="nodes"),
     Route("GET", "/v1/members", EVERYBODY, ledger.members, v.MembersAnswer, query=STALE, tag="cluster"),
+    Route("POST", "/v1/members", OPERATORS, members.add, v.MembersAnswer, r.AddMemberRequest, tag="cluster"),
+    Route(
+        "POST", "/v1/members/transfer", OPERATORS, members.transfer, v.TransferAnswer, r.TransferRequest, tag="cluster"
+    ),
+    Route(
+        "POST", "/v1/members/{name}/remove", OPERATORS, members.remove, v.MembersAnswer, r.MemberRequest, tag="cluster"
+    ),
+    Route(
+        "POST",
+        "/v1/members/{name}/replace",
+        OPERATORS,
+        members.replace,
+        v.MembersAnswer,
+        r.MemberRequest,
+        tag="cluster",
+    ),
     Route(
         "GET",
         "/v1/status",
@@ -202,7 +227,7 @@ def check_query(route: Route, query: Mapping[str, str], names: list[str]) -> Non
             )
     if len(names) != len(set(names)):
         raise Problem(400, "invalid_field", "a query parameter is given twice", "give each once", "query")
-    for name, word in (("stale", "ok"), ("digest", "yes")):
+    for name, word in (("stale", "ok"), ("digest", "yes"), ("live", "yes")):
         if query.get(name, word) != word:
             raise Problem(
                 400,

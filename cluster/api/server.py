@@ -10,10 +10,12 @@ import ssl
 import msgspec
 from aiohttp import web
 
+from cluster.accepting import Acceptor
 from cluster.address import Address
 from cluster.api.authentication import identity_of, permit
 from cluster.api.bodies import QUERY_CHARACTERS_MAX, BodyBudget, decode, read_body
 from cluster.api.connections import (
+    FIXED_HEADERS,
     HEADERS_MAX,
     IDLE_S_MAX,
     LINE_CHARACTERS_MAX,
@@ -29,12 +31,6 @@ from cluster.identity import Identity
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
-
-HANDSHAKE_S_MAX = 10.0
-"""How long a TLS handshake may take, seconds."""
-
-BACKLOG = 512
-"""Connections that the kernel may hold before they are accepted, count."""
 
 ANSWER_WRITE_S_MAX = 30.0
 """How long a client may take to read its answer, seconds; then the connection is cut."""
@@ -56,20 +52,19 @@ class Server:
         self._tls = tls
         self._budget = BodyBudget()
         self._guarded: GuardedServer | None = None
-        self._listener: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         service.document = functools.lru_cache(maxsize=1)(self._document)
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        if self._listener is None:
+        if self._acceptor is None:
             raise RuntimeError("the server does not listen")
-        return int(self._listener.sockets[0].getsockname()[1])
+        return self._acceptor.port
 
     async def start(self) -> None:
         """Listen; OSError if the address cannot be used."""
-        loop = asyncio.get_running_loop()
         self._guarded = GuardedServer(
             self._handle,
             access_log=None,
@@ -80,15 +75,8 @@ class Server:
             auto_decompress=False,
             logger=LOGGER,
         )
-        self._listener = await loop.create_server(
-            self._guarded,
-            self._address.host,
-            self._address.port,
-            ssl=self._tls,
-            backlog=BACKLOG,
-            reuse_address=True,
-            ssl_handshake_timeout=HANDSHAKE_S_MAX,
-        )
+        self._acceptor = Acceptor(self._guarded, self._address, self._tls)
+        await self._acceptor.start()
         self._sweep()
 
     async def stop(self) -> None:
@@ -97,8 +85,8 @@ class Server:
         self._service.controller.orders.wake_all()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._listener is not None:
-            self._listener.close()
+        if self._acceptor is not None:
+            await self._acceptor.stop()
         if self._guarded is not None:
             self._guarded.pre_shutdown()
             await self._guarded.shutdown(SHUTDOWN_S)
@@ -163,9 +151,9 @@ class Server:
         if route.body is not None:
             if request.content_type not in ("application/json", "application/octet-stream"):
                 raise Problem(415, "unsupported_type", f"the body is {request.content_type}", "send application/json")
-            call.body = decode(await read_body(request, self._budget), route.body)
+            call.body = decode(await read_body(request, self._budget, identity), route.body)
         elif request.can_read_body:
-            await read_body(request, self._budget, bytes_max=0)
+            await read_body(request, self._budget, identity, bytes_max=0)
         return route, call
 
     def _identity(self, request: web.BaseRequest) -> Identity:
@@ -202,9 +190,7 @@ class Server:
             body=content,
             headers={
                 "Content-Type": content_type,
-                "Cache-Control": "no-store",
-                "X-Content-Type-Options": "nosniff",
-                "Server": "forebay",
+                **FIXED_HEADERS,
                 "Forebay-Revision": str(revision),
                 **headers,
             },

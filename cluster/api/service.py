@@ -9,13 +9,16 @@ from typing import Any, NoReturn
 import msgspec
 from aiohttp import web
 
-from cluster.api.authentication import actor_of
+from cluster.address import Address
+from cluster.api import wire
+from cluster.api.authentication import PEOPLE, actor_of, permit
 from cluster.api.metrics import Metrics
 from cluster.api.problems import Problem, Redirect, bad, no_leader, outcome_unknown, queue_full, refused
 from cluster.api.render import Verdicts
 from cluster.client.command_ids import instant_of
+from cluster.client.requests import BulkCommand
 from cluster.consensus import Role as RaftRole
-from cluster.controller import Controller, Unavailable
+from cluster.controller import Controller, JournalFull, Unavailable
 from cluster.identity import Identity
 from cluster.proposer import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from replica.commands import Command, Request
@@ -119,10 +122,10 @@ class Service:
         """Return where to go instead."""
         if leader is None or leader == self.controller.name:
             return no_leader()
-        for replica in self.config.replicas:
-            if replica.name == leader:
-                return Redirect(replica.api.url)
-        return no_leader(f"the leader {leader!r} is not in this replica's configuration")
+        api = self.controller.api_of(leader)
+        if api is None:
+            return no_leader(f"the leader {leader!r} is not in this replica's configuration")
+        return Redirect(Address.parse(api).url)
 
     # Commands
 
@@ -156,6 +159,20 @@ class Service:
             raise self.elsewhere(error.leader) from error
         except QueueFull as error:
             raise queue_full() from error
+        except JournalFull as error:
+            raise Problem(
+                507, "journal_full", str(error), "raise map_size in [storage] on every replica and restart them in turn"
+            ) from error
+
+    def admit(self, identity: Identity, request: BulkCommand) -> tuple[Command, Answer]:
+        """Check and queue one command of a program; Problem or Redirect where it is not taken.
+
+        The one path from a command in bulk or on the channel to the proposer: who may send it, what it may say, how old
+        its id may be. What the state forbids comes as the answer's refusal.
+        """
+        permit(identity, PEOPLE, "send commands")
+        command = wire.bulk_command(request, identity)
+        return command, self.begin(identity, self.check_age(request.command_id), command)
 
     def deadline(self) -> float:
         """Return by when answers that are waited for now must have come, in the loop's time."""
@@ -170,20 +187,27 @@ class Service:
             async with asyncio.timeout_at(self.deadline() if deadline is None else deadline):
                 # Shielded: a client that goes away does not take its command back.
                 settled = await asyncio.shield(answer)
-        except (OutcomeUnknown, TimeoutError) as error:
-            raise outcome_unknown() from error
-        except NotLeading as error:
-            raise self.elsewhere(error.leader) from error
-        except CannotDecide as error:
-            raise Problem(
-                500,
-                "internal_error",
-                "the command could not be decided because of a fault in this release; nothing has happened",
-                "report it with the replica's log",
-            ) from error
+        except (OutcomeUnknown, TimeoutError, NotLeading, CannotDecide) as error:
+            raise self.problem_of(error) from error
         if settled.refusal is not None:
             raise refused(settled.refusal)
         return settled
+
+    def problem_of(self, error: BaseException) -> Problem | Redirect:
+        """Return what a client is told of a command that got no answer. What is not foreseen is raised again."""
+        match error:
+            case OutcomeUnknown() | TimeoutError():
+                return outcome_unknown()
+            case NotLeading():
+                return self.elsewhere(error.leader)
+            case CannotDecide():
+                return Problem(
+                    500,
+                    "internal_error",
+                    "the command could not be decided because of a fault in this release; nothing has happened",
+                    "report it with the replica's log",
+                )
+        raise error
 
     async def settle(self, call: Call, command: Command) -> Settled:
         """Have one command settled for the caller; `call.body.command_id` is its id."""

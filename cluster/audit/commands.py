@@ -212,7 +212,7 @@ def snapshot_view(path: Path, summary: Summary) -> SnapshotView:
         revision=summary.revision,
         at=format_instant(Instant(summary.at)),
         size_bytes=summary.size_bytes,
-        digest=summary.digest,
+        ledger_digest=summary.digest,
         jobs=summary.jobs,
         buffers=summary.buffers,
         pools=tuple(

@@ -1,15 +1,19 @@
 """One entry of the ledger as JSON, as `GET /v1/ledger` shows it."""
 
-from cluster.api.describe import record_view
+from cluster.api.describe import configuration_record, record_view
 from cluster.client.views import LedgerEntryView
 from cluster.clock import format_instant
 from replica.commit import Batch
-from replica.units import Revision
+from replica.units import Instant, Revision
 from wal.codec import Kind, decode_batch, kind_of
+from wal.configuration import decode_configuration
 from wal.ledger import Ledger, LedgerEntry
 
 NO_OP = "no-op"
 BATCH = "batch"
+CONFIGURATION = "configuration"
+"""Who is a member from this entry on, and who asked for that."""
+
 VOID = "void"
 """A batch that the fence refused everywhere: it was decided on another revision, and changed nothing."""
 
@@ -19,7 +23,19 @@ def entry_view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
 
     What changed nothing, a no-op or a void batch, has no records and no revisions.
     """
-    batch = decode_batch(entry.data) if kind_of(entry.data) is Kind.BATCH else None
+    kind = kind_of(entry.data)
+    if kind is Kind.CONFIGURATION:
+        configuration = decode_configuration(entry.data)
+        return LedgerEntryView(
+            index=entry.index,
+            term=entry.term,
+            kind=CONFIGURATION,
+            digest=entry.digest.hex(),
+            at=format_instant(Instant(configuration.change.at)),
+            size_bytes=len(entry.data),
+            records=(configuration_record(configuration),),
+        )
+    batch = decode_batch(entry.data) if kind is Kind.BATCH else None
     void = batch is not None and is_void(entry.index, batch, ledger)
     settled = None if void else batch
     return LedgerEntryView(

@@ -12,6 +12,7 @@ from replica.state_digest import state_digest
 from replica.units import Revision
 from snapshots.image import Image
 from wal.codec import CodecError, Kind, decode_batch, kind_of
+from wal.configuration import decode_configuration
 from wal.ledger import Ledger, LedgerBroken, LedgerEntry
 
 READ_ENTRIES = 1_024
@@ -65,10 +66,14 @@ class _Replay:
                 f"replica that does, or start from a snapshot with --from-snapshot"
             )
         try:
-            if kind_of(entry.data) is Kind.NO_OP:
-                self.no_ops += 1
-            else:
-                self._settle(decode_batch(entry.data))
+            match kind_of(entry.data):
+                case Kind.NO_OP:
+                    self.no_ops += 1
+                case Kind.CONFIGURATION:
+                    decode_configuration(entry.data)
+                    self.no_ops += 1
+                case Kind.BATCH:
+                    self._settle(decode_batch(entry.data))
         except (CodecError, LedgerViolation) as error:
             raise ReplayFailed(entry.index, str(error)) from error
         self.index, self.digest = entry.index, entry.digest

@@ -9,6 +9,7 @@ from click.shell_completion import get_completion_class
 
 from cluster.cli.audit_commands import audit_commands, words_of
 from cluster.cli.capacity import buffer_group, node_group, pool_group, transfer_group
+from cluster.cli.certificates import certificate_group
 from cluster.cli.exits import bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.jobs import job_group
@@ -103,7 +104,7 @@ snapshot_group.add_command(save_snapshot)
 snapshot_group.add_command(_inspect)
 for _command in (init, up, serve, agent, submit):
     cli.add_command(_command)
-for _group in (job_group, pool_group, buffer_group, transfer_group, node_group, member_group):
+for _group in (job_group, pool_group, buffer_group, transfer_group, node_group, member_group, certificate_group):
     cli.add_command(_group)
 
 

@@ -142,10 +142,17 @@ def _how_to_talk(config: Config, leader: str | None) -> list[str]:
 
 @click.command("serve")
 @click.option("--name", required=True, help="Which replica of the configuration this is.")
-def serve(name: str) -> None:
-    """Run one replica in the foreground, as a service manager would."""
+@click.option("--first-start", is_flag=True, help="It has never run, on a machine where `init` did not: start empty.")
+@click.option("--join", is_flag=True, help="The cluster has added or replaced it: start empty, as a new member.")
+def serve(name: str, first_start: bool, join: bool) -> None:
+    """Run one replica in the foreground, as a service manager would.
+
+    A replica without data is refused, unless `forebay init` made its directory or --first-start says that it has never
+    run: one that lost its data has forgotten votes and entries that the others count on.
+    """
     config = _checked(session(), lambda config: config.replica(name))
-    _replace(module_command("cluster.serve", "--config", str(config.file), "--name", name))
+    words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
+    _replace(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
 
 
 @click.command("agent")

@@ -5,14 +5,14 @@ import asyncio
 import click
 import msgspec
 
-from cluster.address import Address
-from cluster.cli.exits import ExitCode, Failure
+from cluster.address import Address, AddressError
+from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import Cell, fields_table, note, show, show_json, table
+from cluster.cli.output import Cell, fields_table, note, plain, show, show_json, table
 from cluster.cli.session import config_failure, session
 from cluster.cli.tables import members_table, snapshot_fields
 from cluster.client import ApiError, Client
-from cluster.client.views import StatusView
+from cluster.client.views import MembersAnswer, StatusView
 from cluster.config import Config, ConfigError, ReplicaConfig
 
 DIGEST_DIGITS_SHOWN = 16
@@ -37,7 +37,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.group("member")
 def member_group() -> None:
-    """Look at the replicas."""
+    """Look at the replicas, and change who they are: one at a time."""
 
 
 @member_group.command("list")
@@ -50,6 +50,71 @@ def list_members(as_json: bool) -> None:
         show_json(answer)
     else:
         show(members_table(answer.members))
+
+
+@member_group.command("add")
+@click.argument("name")
+@click.option("--peer", required=True, metavar="HOST:PORT", help="Where the other replicas will reach it.")
+@click.option("--api", required=True, metavar="HOST:PORT", help="Where people, tools and agents will.")
+@JSON_OPTION
+def add(name: str, peer: str, api: str, as_json: bool) -> None:
+    """Add a replica (operators). It learns first, and votes once it has caught up.
+
+    Then write it into its copy of the configuration, with `joins = true`, and start it with `serve --join`.
+    """
+    places = [_address("--peer", peer), _address("--api", api)]
+    answer = session().ask(lambda client: client.add_member(name, peer=places[0], api=places[1]))
+    _show_members(answer, as_json, f"start it: forebay serve --name {name} --join")
+
+
+@member_group.command("remove")
+@click.argument("name")
+@JSON_OPTION
+def remove(name: str, as_json: bool) -> None:
+    """Remove a replica for good (operators). A leader hands over first; who is removed stops by itself."""
+    answer = session().ask(lambda client: client.remove_member(name))
+    _show_members(answer, as_json, f"{name} stops by itself; what is in its directory is of no use any more")
+
+
+@member_group.command("replace")
+@click.argument("name")
+@JSON_OPTION
+def replace(name: str, as_json: bool) -> None:
+    """Let a replica that lost its data come back (operators).
+
+    It gets a new id, so nobody counts on what it promised before; it votes again once it has caught up.
+    """
+    answer = session().ask(lambda client: client.replace_member(name))
+    _show_members(
+        answer, as_json, f"move away what is left of its directory, and start it: forebay serve --name {name} --join"
+    )
+
+
+@member_group.command("transfer")
+@click.argument("name", required=False)
+@JSON_OPTION
+def transfer(name: str | None, as_json: bool) -> None:
+    """Hand the leadership over to a replica, or to the one that is furthest (operators)."""
+    answer = session().ask(lambda client: client.transfer_leadership(name))
+    if as_json:
+        show_json(answer)
+    else:
+        show(plain(f"{answer.leader or 'another replica'} leads in term {answer.term}"))
+
+
+def _show_members(answer: MembersAnswer, as_json: bool, hint: str) -> None:
+    if as_json:
+        show_json(answer)
+    else:
+        show(members_table(answer.members))
+        note(hint)
+
+
+def _address(option: str, text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except AddressError as error:
+        raise bad_input(f"{option}: {error.sentence}", error.remedy) from error
 
 
 @member_group.command("status")

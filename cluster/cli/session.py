@@ -68,7 +68,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         except ConfigError as error:
             raise config_failure(error) from error
         except TlsRefused as error:
-            raise Failure(ExitCode.PERMISSION_DENIED, str(error)) from error
+            sentence, _, remedy = str(error).partition("; ")
+            raise Failure(ExitCode.PERMISSION_DENIED, sentence, remedy) from error
 
 
 def load_config(path: Path | None) -> Config:
@@ -82,6 +83,8 @@ def load_config(path: Path | None) -> Config:
 def config_failure(error: ConfigError) -> Failure:
     """Return the failure for a configuration that cannot be used."""
     place = f"{error.file}, {error.key}" if error.key else str(error.file)
+    if isinstance(error.__cause__, PermissionError):
+        return Failure(ExitCode.PERMISSION_DENIED, error.sentence, "ask its owner for a copy", place=place)
     return bad_input(error.sentence, error.remedy, place=place)
 
 

@@ -194,7 +194,7 @@ def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]
         ("Revision", snapshot.revision),
         ("At", moment(snapshot.at)),
         ("SizeBytes", snapshot.size_bytes),
-        ("Digest", snapshot.digest),
+        ("LedgerDigest", snapshot.ledger_digest),
         ("Jobs", snapshot.jobs),
         ("Buffers", snapshot.buffers),
     ]

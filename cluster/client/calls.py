@@ -49,6 +49,13 @@ DEADLINE_S: Final = 30.0
 ATTEMPT_S: Final = 5.0
 """Seconds that one replica may take to answer before the next is asked: ten times the slowest healthy commit."""
 
+CONNECT_S: Final = 1.0
+"""Seconds that a new connection may take in the first round, TLS handshake included: a hundred times a healthy one.
+
+A process that is frozen accepts connections and never shakes hands. Doubled from round to round, so that replicas that
+are slow because everybody connects at once are reached too.
+"""
+
 REDIRECT_STATUSES: Final = frozenset({307, 308})
 RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
 TOO_MANY: Final = 429
@@ -114,12 +121,14 @@ class _Run:
         self._may_have_happened = False
         self._retry_after_s = 0.0
         self._last: Trouble | None = None
+        self._connect_s = CONNECT_S
 
     async def finish(self, sleep: Callable[[float], Awaitable[None]]) -> Answer:
         while True:
             answer = await self._round()
             if answer is not None:
                 return answer
+            self._connect_s *= 2
             wait_s = self._back_off.wait_s(self._retry_after_s)
             if wait_s >= self._left_s():
                 # Nothing could be asked after the wait: say so now rather than later.
@@ -171,7 +180,9 @@ class _Run:
         call = self._call
         timeout_s = min(self._left_s(), call.attempt_s)
         try:
-            answer = await self._exchange.send(address, call.method, call.target, call.body, timeout_s=timeout_s)
+            answer = await self._exchange.send(
+                address, call.method, call.target, call.body, timeout_s=timeout_s, connect_s=self._connect_s
+            )
         except AttemptFailed as failure:
             self._endpoints.failed(address)
             self._may_have_happened |= failure.may_have_arrived

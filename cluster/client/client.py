@@ -106,11 +106,15 @@ class Client:
         states: Sequence[str] = (),
         user: str | None = None,
         limit: int | None = None,
+        after: int | None = None,
         stale: bool = False,
         deadline_s: float | None = None,
     ) -> views.JobsAnswer:
-        """List jobs, by id; `states` are Slurm's words."""
-        query = {"state": ",".join(states) or None, "user": user, "limit": limit}
+        """List jobs, by id; `states` are Slurm's words.
+
+        The newest `limit`; with `after`, the first `limit` of those with a larger id.
+        """
+        query = {"state": ",".join(states) or None, "user": user, "limit": limit, "after": after}
         return await self._read("/v1/jobs", query, views.JobsAnswer, stale, deadline_s)
 
     async def job(self, job_id: int, *, stale: bool = False, deadline_s: float | None = None) -> views.JobView:
@@ -141,9 +145,12 @@ class Client:
         """Make or change a pool (operators)."""
         return await self._write("PUT", f"/v1/pools/{_segment(name)}", request, views.PoolView, deadline_s)
 
-    async def buffers(self, *, stale: bool = False, deadline_s: float | None = None) -> views.BuffersAnswer:
-        """List buffers."""
-        return await self._read("/v1/buffers", {}, views.BuffersAnswer, stale, deadline_s)
+    async def buffers(
+        self, *, live: bool = False, stale: bool = False, deadline_s: float | None = None
+    ) -> views.BuffersAnswer:
+        """List buffers; with `live` only those that hold or wait for something."""
+        query = {"live": "yes" if live else None}
+        return await self._read("/v1/buffers", query, views.BuffersAnswer, stale, deadline_s)
 
     async def nodes(self, *, stale: bool = False, deadline_s: float | None = None) -> views.NodesAnswer:
         """List nodes."""
@@ -183,6 +190,40 @@ class Client:
     async def members(self, *, stale: bool = False, deadline_s: float | None = None) -> views.MembersAnswer:
         """List the replicas as the one that answers sees them (the leader, unless `stale`)."""
         return await self._read("/v1/members", {}, views.MembersAnswer, stale, deadline_s)
+
+    async def add_member(
+        self, name: str, *, peer: Address, api: Address, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.MembersAnswer:
+        """Add a replica, which learns first and votes once it has caught up (operators)."""
+        request = requests.AddMemberRequest(
+            command_id=command_id or self.new_command_id(), name=name, peer=str(peer), api=str(api)
+        )
+        return await self._write("POST", "/v1/members", request, views.MembersAnswer, deadline_s)
+
+    async def remove_member(
+        self, name: str, *, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.MembersAnswer:
+        """Remove a replica for good (operators)."""
+        request = requests.MemberRequest(command_id=command_id or self.new_command_id())
+        return await self._write(
+            "POST", f"/v1/members/{_segment(name)}/remove", request, views.MembersAnswer, deadline_s
+        )
+
+    async def replace_member(
+        self, name: str, *, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.MembersAnswer:
+        """Let a replica that lost its data come back under a new id (operators)."""
+        request = requests.MemberRequest(command_id=command_id or self.new_command_id())
+        return await self._write(
+            "POST", f"/v1/members/{_segment(name)}/replace", request, views.MembersAnswer, deadline_s
+        )
+
+    async def transfer_leadership(
+        self, name: str | None = None, *, command_id: str | None = None, deadline_s: float | None = None
+    ) -> views.TransferAnswer:
+        """Hand the leadership over to a replica, or to the one that is furthest (operators)."""
+        request = requests.TransferRequest(command_id=command_id or self.new_command_id(), name=name)
+        return await self._write("POST", "/v1/members/transfer", request, views.TransferAnswer, deadline_s)
 
     async def status(
         self, replica: Address | None = None, *, digest: bool = False, deadline_s: float | None = None

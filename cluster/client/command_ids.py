@@ -12,6 +12,7 @@ from replica.units import Instant
 
 MICROSECONDS_PER_MILLISECOND: Final = 1_000
 _VERSION: Final = 7
+_DIGITS: Final = frozenset("0123456789abcdef")
 _VARIANT: Final = 0b10
 _MILLISECONDS_MAX: Final = 2**48 - 1
 
@@ -28,7 +29,7 @@ def new_command_id(clock: Clock, entropy: Callable[[int], bytes] = os.urandom) -
 
 def instant_of(command_id: str) -> Instant:
     """Return when the id was made, to the millisecond, by its maker's clock; ValueError if it is not a UUIDv7."""
-    if len(command_id) != 32 or any(digit not in "0123456789abcdef" for digit in command_id):
+    if len(command_id) != 32 or not _DIGITS.issuperset(command_id):
         raise ValueError(f"{command_id!r} is not a command id: write the 32 hexadecimal digits of a UUIDv7")
     number = int(command_id, 16)
     if number >> 76 & 0xF != _VERSION or number >> 62 & 0b11 != _VARIANT:

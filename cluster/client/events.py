@@ -27,7 +27,7 @@ from cluster.clock import Clock
 IDLE_S: Final = 45.0
 """Seconds of silence after which a stream counts as dead: three of the server's keep-alive comments, 15 s apart."""
 
-CONNECT_S: Final = 5.0
+CONNECT_S: Final = 2.0
 """Seconds to connect to one replica before the next one is tried."""
 
 GIVE_UP_S: Final = 60.0

@@ -30,6 +30,9 @@ CONNECTIONS_MAX: Final = 1024
 IDLE_CONNECTION_S: Final = 30.0
 """Seconds that an unused connection is kept: below the server's own limit, so that no request meets a closing one."""
 
+CONNECT_SHARE_MAX: Final = 0.9
+"""Share of a request's time that connecting may take: it must end first, for only then has nothing arrived for sure."""
+
 _HOST_MISMATCHES: Final = frozenset({62, 64})
 _CERTIFICATE_NOT_YET_VALID: Final = 9
 _CERTIFICATE_HAS_EXPIRED: Final = 10
@@ -74,10 +77,17 @@ class Exchange:
         self._context = client_context(tls)
         self._session: aiohttp.ClientSession | None = None
 
-    async def send(self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float) -> Answer:
-        """Send one request and return the answer, whatever its status; AttemptFailed if there is none in time."""
-        async with self._attempt(address, timeout_s):
-            async with self._request(address, method, target, body, aiohttp.ClientTimeout(total=timeout_s)) as response:
+    async def send(
+        self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
+    ) -> Answer:
+        """Send one request and return the answer, whatever its status; AttemptFailed if there is none in time.
+
+        `connect_s`: how long a new connection may take, TLS handshake included; an answer may take until `timeout_s`.
+        """
+        connect_s = min(connect_s, CONNECT_SHARE_MAX * timeout_s)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
+        async with self._attempt(address, timeout_s, connect_s):
+            async with self._request(address, method, target, body, timeout) as response:
                 return Answer(
                     status=response.status,
                     body=await _read_bounded(response, address),
@@ -95,7 +105,7 @@ class Exchange:
         A status other than 200 comes with its body and no chunks. AttemptFailed if it breaks or is silent for `idle_s`.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=idle_s)
-        async with self._attempt(address, idle_s):
+        async with self._attempt(address, idle_s, connect_s):
             async with self._request(address, "GET", target, None, timeout, accept="text/event-stream") as response:
                 body = b"" if response.status == 200 else await _read_bounded(response, address)
                 answer = Answer(
@@ -138,7 +148,7 @@ class Exchange:
         return self._session.request(method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False)
 
     @contextlib.asynccontextmanager
-    async def _attempt(self, address: Address, timeout_s: float) -> AsyncIterator[None]:
+    async def _attempt(self, address: Address, timeout_s: float, connect_s: float) -> AsyncIterator[None]:
         """Turn every way in which a request can fail into an AttemptFailed."""
         try:
             yield
@@ -154,12 +164,17 @@ class Exchange:
             raise AttemptFailed(
                 f"{address} cannot be reached ({reason})", code=UNREACHABLE, may_have_arrived=False
             ) from error
-        except (aiohttp.ConnectionTimeoutError, aiohttp.ServerTimeoutError, TimeoutError) as error:
-            never_connected = isinstance(error, aiohttp.ConnectionTimeoutError)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise AttemptFailed(
+                f"{address} did not finish a handshake within {connect_s:.3g} s",
+                code=UNREACHABLE,
+                may_have_arrived=False,
+            ) from error
+        except (aiohttp.ServerTimeoutError, TimeoutError) as error:
             raise AttemptFailed(
                 f"{address} did not answer within {timeout_s:.3g} s",
                 code=UNREACHABLE,
-                may_have_arrived=not never_connected,
+                may_have_arrived=True,
             ) from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             tls_error = _tls_error(error)

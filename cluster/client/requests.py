@@ -97,6 +97,27 @@ class ResumeRequest(Command, frozen=True, kw_only=True):
     """Body of POST /v1/nodes/{name}/resume."""
 
 
+# Replicas (operators)
+
+
+class AddMemberRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/members: where the others reach it, and where people do, each `host:port`."""
+
+    name: str
+    peer: str
+    api: str
+
+
+class MemberRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/members/{name}/remove and /replace."""
+
+
+class TransferRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/members/transfer: to whom; to whoever is furthest if left out."""
+
+    name: str | None = None
+
+
 # Bulk: the same commands with what the path says elsewhere
 
 

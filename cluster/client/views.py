@@ -70,7 +70,7 @@ class JobView(View, frozen=True, kw_only=True):
     end_time: str | None
     exit_code: int
     signal: int
-    hold: Literal["user", "admin"] | None
+    hold: Literal["user", "admin", "system"] | None
     system_comment: str
     """What the last failed operation said."""
     workdir: str
@@ -83,7 +83,7 @@ class JobView(View, frozen=True, kw_only=True):
 
 
 class JobsAnswer(View, frozen=True, kw_only=True):
-    """Answer of GET /v1/jobs. `truncated`: more match than `limit` allows."""
+    """Answer of GET /v1/jobs. `truncated`: more match than `limit` allows; with `after`, go on after the last id."""
 
     revision: int
     jobs: tuple[JobView, ...]
@@ -96,7 +96,7 @@ class HistoryRow(View, frozen=True, kw_only=True):
     revision: int
     at: str
     actor: str
-    """Who sent the command: `operator:admin`, `user:alice`, `agent:n1`, `controller:leader`."""
+    """Who sent the command: `operator admin`, `user alice`, `agent n1`, `scheduler`; `operator` for the operator."""
     command: str
     event: str
     sentence: str
@@ -203,7 +203,7 @@ class NodeView(View, frozen=True, kw_only=True):
 
     name: str
     state: str
-    """UP, DOWN or DRAINED."""
+    """UP, DOWN, DRAINED, or DRAINING: drained, and still busy with `jobs`."""
     reason: str
     cpus: int
     cpus_in_use: int
@@ -255,8 +255,12 @@ class MemberView(View, frozen=True, kw_only=True):
     peer: str
     api: str
     role: str
-    """leader, follower, candidate or unknown."""
+    """leader, follower, candidate, learner or unknown."""
     reachable: bool
+    id: str = ""
+    """What nobody else ever is called: the name for a founder, `name#VERSION` for whoever was added since."""
+    votes: bool = True
+    """Whether it counts in majorities; who was added does once it has caught up."""
     term: int | None = None
     commit_index: int | None = None
     applied_index: int | None = None
@@ -273,7 +277,17 @@ class MembersAnswer(View, frozen=True, kw_only=True):
     replica: str
     leader: str | None
     term: int
+    version: int = 0
+    """How often who is a member has been agreed on; 0 before the cluster is founded."""
     members: tuple[MemberView, ...]
+
+
+class TransferAnswer(View, frozen=True, kw_only=True):
+    """Answer of POST /v1/members/transfer: who leads now, as far as is known, and in which term."""
+
+    revision: int
+    leader: str | None
+    term: int
 
 
 class StatusView(View, frozen=True, kw_only=True):
@@ -359,7 +373,8 @@ class SnapshotView(View, frozen=True, kw_only=True):
     revision: int
     at: str | None
     size_bytes: int
-    digest: str
+    ledger_digest: str
+    """Digest of the ledger's chain at `index`, hexadecimal."""
     jobs: int = 0
     buffers: int = 0
     pools: tuple[SnapshotPoolView, ...] = ()

@@ -1,20 +1,30 @@
 """What all of the rules share: a replica's state beyond the stock engine's, changes of term, and the commit index.
 
 Section numbers in this and the next modules are those of the extended Raft paper (Ongaro and Ousterhout, 2014) and,
-with "thesis", of Ongaro's dissertation. The chain of classes is Core, Elections, Following, Leading, Engine: one
-question each.
+with "thesis", of Ongaro's dissertation. The chain of classes is Core, Elections, Following, Leading, Changing, Engine:
+one question each.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeVar
 
 from cluster.clock import Clock
+from cluster.consensus.configurations import Configurations
 from cluster.consensus.interface import Machine, Role, Timing
 from cluster.consensus.journal_adapter import JournalLike
 from cluster.consensus.progress import Progress
 from cluster.consensus.seam import Links, Seam, Uniform
 from cluster.consensus.snapshots import SnapshotReceiver
+from wal.configuration import Configuration, Member, Placed, initial
 from wal.failures import BrokenInvariant
+from wal.journal import Entry
+
+SCAN_BYTES: Final = 4 << 20
+SCAN_ENTRIES: Final = 1024
+"""Entries read from the journal at once while configurations are looked for: bytes and count."""
+
+_Reached = TypeVar("_Reached", int, float)
 
 NEVER: Final = float("inf")
 
@@ -29,14 +39,22 @@ class Core(Seam):
         self,
         *,
         me: str,
-        peers: Sequence[str],
+        peers: Sequence[str] = (),
         journal: JournalLike,
         machine: Machine,
         timing: Timing,
         clock: Clock,
         uniform: Uniform,
         links: Links,
+        founding: Configuration | None = None,
+        configuration: Placed | None = None,
     ) -> None:
+        """Take part as the member with the id `me`, over `journal`.
+
+        `configuration`: what snapshot and ledger say of the members as of `journal.applied_index`; later entries are
+        read here. None if nothing does: then the whole journal is read, and before its first configuration
+        `founding` is in force. Without that either, `peers` and `me` are: nobody is told of them, for tests.
+        """
         if not journal.base_index <= journal.applied_index <= journal.commit_index <= journal.last_index:
             raise BrokenInvariant(
                 f"the journal's marks are out of order: base {journal.base_index}, applied {journal.applied_index}, "
@@ -44,8 +62,13 @@ class Core(Seam):
             )
         self._journal: Final = journal
         self._machine: Final = machine
-        self._progress: Final = {name: Progress() for name in sorted(set(peers) - {me})}
-        self._majority: Final = (len(self._progress) + 1) // 2 + 1
+        self.stopped = False
+        members = tuple(Member(identity) for identity in {*peers, me})
+        self._founding: Final = founding
+        self._members: Final = Configurations(configuration or Placed(0, founding or initial(members)))
+        self._read_configurations(journal, journal.base_index if configuration is None else journal.applied_index)
+        self._progress: dict[str, Progress] = {}
+        """The other members in force, voters and learners, in the order of their ids."""
         self._receiver: Final = SnapshotReceiver(machine)
         self._seq = 0
         self._leader_heard_s = -NEVER
@@ -58,7 +81,65 @@ class Core(Seam):
         self._hints_due_s = NEVER
         self._grace_given = False
         self._grace_until_s = -NEVER
-        super().__init__(me=me, peers=peers, journal=journal, timing=timing, clock=clock, uniform=uniform, links=links)
+        others = [member.id for member in self.configuration.members() if member.id != me]
+        super().__init__(me=me, peers=others, journal=journal, timing=timing, clock=clock, uniform=uniform, links=links)
+        self._rearrange()
+
+    # ---- who is in it ----
+
+    @property
+    def configuration(self) -> Configuration:
+        """The members by whom this replica counts: the newest configuration in its journal, committed or not."""
+        return self._members.in_force
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where to reach each other member, by id: of every configuration that may be in force."""
+        known = self._members.known()
+        return {one.id: one.peer for each in known for one in each.members() if one.id != self.me}
+
+    @property
+    def _votes_here(self) -> bool:
+        """Whether this replica is a voter of the configuration in force."""
+        return self.configuration.votes(self.me)
+
+    def _read_configurations(self, journal: JournalLike, index: int) -> None:
+        """Find those after `index` in the journal: they are in force although nobody has applied them (H13)."""
+        while index < journal.last_index:
+            entries = journal.entries(index + 1, max_bytes=SCAN_BYTES, max_entries=SCAN_ENTRIES)
+            self._members.appended(entries, read_back=True)
+            index = entries[-1].index
+
+    def _append(self, entries: Sequence[Entry]) -> None:
+        """Append to the journal; a configuration among the entries is in force from now on (thesis 4.1)."""
+        self._journal.append(entries)
+        if self._members.appended(entries):
+            self._rearrange()
+
+    def _truncate_from(self, index: int) -> None:
+        """Cut the journal; a configuration that was in it is undone."""
+        self._journal.truncate_from(index)
+        if self._members.truncated_from(index):
+            self._rearrange()
+
+    def _rearrange(self) -> None:
+        """Keep books on the members in force, and on nobody else."""
+        others = sorted(member.id for member in self.configuration.members() if member.id != self.me)
+        gone = set(self._progress) - set(others)
+        new = set(others) - set(self._progress)
+        self._progress = {peer: self._progress.get(peer) or Progress() for peer in others}
+        self._at_configuration(new, gone)
+
+    def _at_configuration(self, new: set[str], gone: set[str]) -> None:
+        """Another configuration is in force; `new` and `gone` are the other members by which it differs."""
+
+    def _reached(self, own: _Reached, of: Callable[[Progress], _Reached]) -> _Reached:
+        """Return the most that a majority of the voters has reached, where this replica stands at `own`."""
+        reached = [own if one.id == self.me else of(self._progress[one.id]) for one in self.configuration.voters]
+        reached.sort(reverse=True)
+        return reached[self.configuration.majority - 1]
+
+    # ---- steps ----
 
     def _next_seq(self) -> int:
         self._seq += 1
@@ -93,6 +174,7 @@ class Core(Seam):
     def _commit(self, index: int) -> None:
         if index > self.commit_index:
             self._move_commit(index)
+            self._members.forget_before(index)
             self._touch_hints()
 
     def _has_passed(self, deadline_s: float, now_s: float) -> bool:
@@ -119,3 +201,18 @@ class Core(Seam):
         while index > floor and (self._journal.term_of(index) or 0) > term:
             index -= 1
         return index
+
+    # ---- fail stop ----
+
+    def _require_running(self) -> None:
+        if self.stopped:
+            raise RuntimeError("this engine has stopped; make a new one over the journal")
+
+    @contextmanager
+    def _stopping_at_an_exception(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.stopped = True
+            self._bridge.destroy()
+            raise

@@ -3,18 +3,24 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Final, NoReturn
+from contextlib import contextmanager, suppress
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
 
 from cluster.clock import Clock
+from cluster.consensus.changes import Wanted
 from cluster.consensus.core import NEVER
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import AnyMessage
-from cluster.consensus.interface import Machine, NotLeader, PeerStatus, Role, Timing
+from cluster.consensus.interface import ChangeRefused, Machine, NotLeader, PeerStatus, Role, Timing
 from cluster.consensus.journal_adapter import JournalLike
 from cluster.consensus.seam import Uniform
 from cluster.consensus.transport import TlsLinks
 from cluster.tls import TlsFiles
+from wal.configuration import Configuration, Placed, name_of
+
+_Answer = TypeVar("_Answer")
 
 LONGEST_WAIT_S: Final = 1.0
 """A timer is set for at most this long, so that a clock that stood still during a suspend is noticed."""
@@ -42,14 +48,23 @@ class Consensus:
         on_change: Callable[[], None],
         fail: Callable[[BaseException], NoReturn],
         uniform: Uniform | None = None,
+        founding: Configuration | None = None,
+        configuration: Placed | None = None,
     ) -> None:
-        """Take over the journal from its applied index on; `members` are names and peer addresses, `me` included.
+        """Take over the journal from its applied index on.
 
-        Raises ValueError if `me` is no member, BrokenInvariant if the journal's marks are out of order, TlsRefused.
+        `me` is this replica's id; `members` are names and peer addresses, this replica's own included: where it
+        listens, and where to find those of whom a configuration does not say it. `founding` and `configuration` as
+        `cluster.consensus.core.Core` takes them; without both, `members` are the members, for ever.
+
+        Raises ValueError if this replica is not in `members`, BrokenInvariant if the journal's marks are out of order,
+        TlsRefused, RemovedFromCluster.
         """
-        if me not in members:
+        if name_of(me) not in members:
             raise ValueError(f"replica {me!r} is not among the members {', '.join(sorted(members))}")
         self._journal: Final = journal
+        self._members: Final = dict(members)
+        self._timing: Final = timing
         self._clock: Final = clock
         self._fail: Final = fail
         # Timeouts must differ between replicas, even of a cluster that was cloned from one image.
@@ -60,14 +75,21 @@ class Consensus:
         self._engine: Final = Engine(
             me=me,
             peers=sorted(members),
+            founding=founding,
+            configuration=configuration,
             journal=journal,
             machine=machine,
             timing=timing,
             clock=clock,
             uniform=draw,
             links=self._links,
-            on_change=on_change,
+            on_change=self._changed,
+            on_members=self._find_peers,
         )
+        self._on_change: Final = on_change
+        self._watching: set[asyncio.Future[None]] = set()
+        """Who waits for a change of role, term, leader or readiness."""
+        self._find_peers()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
@@ -105,7 +127,13 @@ class Consensus:
     @property
     def leader(self) -> str | None:
         """The name of the replica that leads this term, as far as is known here."""
-        return self._engine.leader
+        leader = self._engine.leader
+        return None if leader is None else name_of(leader)
+
+    @property
+    def configuration(self) -> Configuration:
+        """The members by whom this replica counts, whether or not that is committed yet."""
+        return self._engine.configuration
 
     @property
     def commit_index(self) -> int:
@@ -132,14 +160,7 @@ class Consensus:
 
         NotLeader, EntryTooLarge, or ValueError for empty data. After a loss of leadership the outcome is unknown.
         """
-        if not self._running:
-            raise NotLeader(None, sentence="this replica is not running")
-        try:
-            place = self._engine.propose(data)
-        except BaseException as error:
-            if self._engine.stopped:
-                self._stop_for(error)
-            raise  # a refusal
+        place = self._ask(lambda: self._engine.propose(data))
         self._wake()
         return place
 
@@ -149,7 +170,7 @@ class Consensus:
         NotLeader if it does not lead or loses leadership meanwhile. Waits at most about one election timeout.
         """
         if not self._running or self._engine.role is not Role.LEADER:
-            raise NotLeader(self._engine.leader)
+            raise NotLeader(self.leader)
         answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
         def resolve(index: int | None) -> None:
@@ -160,14 +181,39 @@ class Consensus:
         self._wake()
         index = await answer
         if index is None:
-            raise NotLeader(
-                self._engine.leader, sentence="this replica lost its leadership before a majority confirmed it"
-            )
+            raise NotLeader(self.leader, sentence="this replica lost its leadership before a majority confirmed it")
         return index
 
     def peers(self) -> list[PeerStatus]:
-        """Return what is known of each peer, sorted by name."""
-        return self._engine.peers()
+        """Return what is known of each peer, by name, sorted."""
+        return [msgspec.structs.replace(peer, name=name_of(peer.name)) for peer in self._engine.peers()]
+
+    def change(self, wanted: Wanted) -> tuple[int, int]:
+        """Change the membership as leader; return (index, term) of the entry. NotLeader, ChangeRefused."""
+        place = self._ask(lambda: self._engine.change(wanted))
+        self._wake()
+        return place
+
+    def promotable(self) -> str | None:
+        """Return a learner that may be promoted now, by its id."""
+        return self._engine.promotable() if self._running else None
+
+    async def transfer(self, target: str | None = None) -> str | None:
+        """Hand leadership over to `target`, or to whoever is best; return the new leader's name, if it is known yet.
+
+        Waits at most about two election timeouts. NotLeader, ChangeRefused; ChangeRefused also if nobody took over.
+        """
+        heir = self._ask(lambda: self._engine.transfer(target))
+        self._wake()
+        while self._running and self._engine.role is Role.LEADER and self._engine.hands_over:
+            await self._change()
+        if self._engine.role is Role.LEADER:
+            raise ChangeRefused("not_taken", f"{name_of(heir)} did not take over in time", "try again")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.election_max_s):
+                while self._running and self._engine.leader is None:
+                    await self._change()
+        return self.leader
 
     def compact_to(self, index: int) -> None:
         """Let go of entries up to `index`, after a snapshot at `index` is sealed; the ledger keeps them."""
@@ -203,6 +249,44 @@ class Consensus:
             with self._guard():
                 self._engine.lost_sight(peer)
             self._wake()
+
+    # ---- inside ----
+
+    def _ask(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask the engine for something that it may refuse; whatever makes it stop stops this replica."""
+        if not self._running:
+            raise NotLeader(None, sentence="this replica is not running")
+        try:
+            return ask()
+        except BaseException as error:
+            if self._engine.stopped:
+                self._stop_for(error)
+            raise  # a refusal
+
+    def _find_peers(self) -> None:
+        """Dial the members of every configuration that may be in force, at the file's address if it has none."""
+        found = {}
+        for identity, address in self._engine.addresses.items():
+            place = address or self._members.get(name_of(identity))
+            if place is not None:
+                found[identity] = place
+        self._links.set_peers(found)
+
+    def _changed(self) -> None:
+        watching, self._watching = self._watching, set()
+        for future in watching:
+            if not future.done():
+                future.set_result(None)
+        self._on_change()
+
+    async def _change(self) -> None:
+        """Wait until role, term, leader or readiness is another."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching.add(future)
+        try:
+            await future
+        finally:
+            self._watching.discard(future)
 
     # ---- ticking ----
 

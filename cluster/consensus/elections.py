@@ -21,7 +21,7 @@ class Elections(Core):
 
     def lost_sight(self, peer: str) -> None:
         """The link from `peer` broke. If it led, it is probably dead: ask around soon, not after a whole timeout."""
-        if self.role is Role.FOLLOWER and self.leader == peer:
+        if self.role is Role.FOLLOWER and self.leader == peer and self._votes_here:
             self._leader_heard_s = -NEVER
             self._hasten_election(self._uniform(*SOON_SHARE) * self._timing.election_min_s)
 
@@ -32,24 +32,39 @@ class Elections(Core):
         self._asking_first = True
         self._ask_for_votes()
 
-    def _stand(self) -> None:
-        self._asking_first = False
-        self._enter_term(self.term + 1, self.me)
-        self._ask_for_votes()
-
-    def _ask_for_votes(self) -> None:
+    def _ask_around(self) -> None:
+        """Ask as somebody who may not lead: no answer counts, but who was removed is told so."""
+        self._follow(None)
         self._postpone_election()
         self._grace_given = False
-        self._campaign_seq = self._next_seq()
+        self._request_votes(pre=True, transfer=False)
+
+    def _stand(self, *, transfer: bool = False) -> None:
+        self._set_role(Role.CANDIDATE, None)
+        self._leader_ready = False
+        self._asking_first = False
+        self._enter_term(self.term + 1, self.me)
+        self._ask_for_votes(transfer=transfer)
+
+    def _ask_for_votes(self, *, transfer: bool = False) -> None:
+        self._postpone_election()
+        self._grace_given = False
         # A set of names: the stock engine counts messages, so that a vote delivered twice counts twice.
         self._votes = {self.me}
-        last_index, last_term = self._journal.last_index, self._journal.last_term
-        for peer in self._progress:
-            self._send(peer, VoteRequest(self.term, self._campaign_seq, last_index, last_term, self._asking_first))
+        self._request_votes(pre=self._asking_first, transfer=transfer)
         self._count_votes()
 
+    def _request_votes(self, *, pre: bool, transfer: bool) -> None:
+        seq = self._campaign_seq = self._next_seq()
+        last_index, last_term = self._journal.last_index, self._journal.last_term
+        for peer in self.configuration.voter_ids:
+            if peer != self.me:
+                self._send(peer, VoteRequest(self.term, seq, last_index, last_term, pre, transfer))
+
     def _count_votes(self) -> None:
-        if len(self._votes) >= self._majority:
+        # By the configuration in force: who learns, or was removed, may have answered, but does not count.
+        voters = self.configuration.voter_ids
+        if self.me in voters and len(self._votes.intersection(voters)) >= self.configuration.majority:
             if self._asking_first:
                 self._stand()
             else:
@@ -66,7 +81,9 @@ class Elections(Core):
         if request.term < self.term:
             self._send(peer, VoteReply(self.term, request.seq, False, request.pre))
             return
-        if self._hears_leader(besides=peer):
+        if not self.configuration.voters:
+            return  # it joins, and knows nothing yet: not even whether it was somebody else before
+        if self._hears_leader(besides=peer) and not (request.transfer and not request.pre):
             return
         if not request.pre and request.term > self.term:
             self._adopt_term(request.term)

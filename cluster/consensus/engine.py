@@ -4,10 +4,10 @@ The asyncio driver and the simulators drive it in the same way: `receive`, `prop
 `next_due_s` says when to tick although nothing happened.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
+from cluster.consensus.changing import Changing
 from cluster.consensus.core import NEVER
 from cluster.consensus.frames import (
     APPEND_ENTRIES,
@@ -16,14 +16,16 @@ from cluster.consensus.frames import (
     AppendReply,
     AppendRequest,
     Heartbeat,
+    Removed,
     SnapshotChunk,
     SnapshotReply,
+    TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from cluster.consensus.interface import EntryTooLarge, NotLeader, PeerStatus
-from cluster.consensus.leading import Leading
+from cluster.consensus.interface import EntryTooLarge, PeerStatus
 from cluster.consensus.reads import ReadWaiter
+from wal.configuration import is_configuration
 from wal.failures import BrokenInvariant
 from wal.journal import Entry
 
@@ -37,20 +39,30 @@ READY_LAG_ENTRIES: Final = 256
 """Entries that a follower may be behind its leader's commit index and still call itself ready: well under a second."""
 
 
-class Engine(Leading):
+class Engine(Changing):
     """The rules together. Never re-entered, except that `apply` may propose.
 
-    Takes me, peers (names), journal, machine, timing, clock, uniform, links as Core does. An exception out of
-    `receive`, `tick`, or a proposal that reached the journal means that the replica must stop: `stopped` is set, its
-    unsent promises are forgotten, and every further call is refused.
+    Takes me, peers, journal, machine, timing, clock, uniform, links, founding and configuration as Core does;
+    `on_change` is called when role, term, leader or readiness is another, `on_members` when the members are. An
+    exception out of `receive`, `tick`, or a proposal that reached the journal means that the replica must stop:
+    `stopped` is set, its unsent promises are forgotten, and every further call is refused. Raises RemovedFromCluster
+    for a replica that knows already that it is no member any more.
     """
 
-    def __init__(self, *, on_change: Callable[[], None] = lambda: None, **given: Any) -> None:
-        self.stopped = False
+    def __init__(
+        self,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        on_members: Callable[[], None] = lambda: None,
+        **given: Any,
+    ) -> None:
+        self._on_members: Callable[[], None] = lambda: None
         self._on_change: Final = on_change
         self._shown: tuple[object, ...] = ()
         super().__init__(**given)
+        self._on_members = on_members
         self._shown = self._status()
+        self._leave_if_removed()
 
     @property
     def ready(self) -> bool:
@@ -72,6 +84,7 @@ class Engine(Leading):
                 last_contact_s=None if known.last_contact_s is None else max(0.0, now_s - known.last_contact_s),
                 lag_entries=max(0, last - known.match) if leads else 0,
                 sending_snapshot=name in self._senders,
+                votes=self.configuration.votes(name),
             )
             for name, known in self._progress.items()
         ]
@@ -81,18 +94,14 @@ class Engine(Leading):
 
         NotLeader if this replica does not lead or has not applied its own first entry; EntryTooLarge; ValueError.
         """
-        self._require_running()
-        if not self._leads:
-            raise NotLeader(self.leader)
-        if not self.ready:
-            raise NotLeader(self.me, sentence="this replica leads, but has not applied its own first entry yet")
-        if not data:
-            raise ValueError("an empty entry was proposed; an entry's first byte tells its kind")
+        self._require_ready()
+        if not data or is_configuration(data):
+            raise ValueError("what was proposed is empty or a configuration; `change` makes those (H12)")
         if len(data) > MAX_ENTRY_BYTES:
             raise EntryTooLarge(len(data))
         index = self._journal.last_index + 1
         with self._stopping_at_an_exception():
-            self._journal.append([Entry(index, self.term, data)])
+            self._append([Entry(index, self.term, data)])
         return index, self.term
 
     def read(self, waiter: ReadWaiter) -> None:
@@ -116,7 +125,7 @@ class Engine(Leading):
         if self._reads.wants_round:
             return -NEVER
         quorum_due_s = max(self._quorum_deadline_s(), self._grace_until_s)
-        return min(self._hints_due_s, self._notice_due_s, self._heartbeat_due_s, quorum_due_s)
+        return min(self._hints_due_s, self._notice_due_s, self._heartbeat_due_s, quorum_due_s, self._heir_deadline_s)
 
     def tick(self) -> None:
         """Do what is due: stand, send, sync, release promises, commit, apply. Any exception is fail-stop (H23)."""
@@ -137,7 +146,9 @@ class Engine(Leading):
     def connected(self, peer: str) -> None:
         """The link to `peer` is up; what an earlier one had in flight is unknown, so its journal is probed."""
         self._note_link(peer, is_up=True)
-        self._progress[peer].probe_from(self._progress[peer].match + 1)
+        known = self._progress.get(peer)
+        if known is not None:
+            known.probe_from(known.match + 1)
 
     def disconnected(self, peer: str) -> None:
         """The link to `peer` broke, and lost everything that was in flight."""
@@ -158,8 +169,12 @@ class Engine(Leading):
         if self._leads:
             self._check_quorum(now_s)
         elif self._has_passed(self._election_deadline_s, now_s):
-            self._ask_first()
+            if self._votes_here:
+                self._ask_first()
+            else:
+                self._ask_around()
         if self._leads:
+            self._hand_over(now_s)
             self._send_appends()
         self._make_durable()
         if self._leads:
@@ -198,12 +213,22 @@ class Engine(Leading):
             raise BrokenInvariant(f"the machine did not record entry {entry.index} as applied in the journal")
         self._move_applied(entry.index)
         self._touch_hints()
+        if is_configuration(entry.data):
+            self._leave_if_removed()
+            self._on_members()
 
     def _on_message(self, peer: str, message: AnyMessage) -> None:
-        self._progress[peer].last_contact_s = self._clock.monotonic_s()
-        if isinstance(message, VoteRequest):
-            self._on_vote_request(peer, message)  # it alone may leave a higher term unheeded (H14)
+        if not self._concerns(peer, message):
             return
+        if peer in self._progress:
+            self._progress[peer].last_contact_s = self._clock.monotonic_s()
+        match message:
+            case Removed():
+                self._on_removed(message)
+                return
+            case VoteRequest():
+                self._on_vote_request(peer, message)  # it alone may leave a higher term unheeded (H14)
+                return
         if message.term > self.term:
             self._adopt_term(message.term)
         match message:
@@ -213,19 +238,12 @@ class Engine(Leading):
                 self._on_vote_reply(peer, message)
             case AppendReply() | SnapshotReply():
                 self._on_reply(peer, message)
+            case TimeoutNow():
+                self._on_timeout_now(peer, message)
+
+    def _at_configuration(self, new: set[str], gone: set[str]) -> None:
+        super()._at_configuration(new, gone)
+        self._on_members()
 
     def _status(self) -> tuple[object, ...]:
         return self.role, self.term, self.leader, self.ready
-
-    def _require_running(self) -> None:
-        if self.stopped:
-            raise RuntimeError("this engine has stopped; make a new one over the journal")
-
-    @contextmanager
-    def _stopping_at_an_exception(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.stopped = True
-            self._bridge.destroy()
-            raise

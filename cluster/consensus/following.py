@@ -82,8 +82,8 @@ class Following(Elections):
                         f"leader {peer} sends entry {entry.index} of term {entry.term}; "
                         f"here the entry of term {known} is committed"
                     )
-                journal.truncate_from(entry.index)
-            journal.append(entries[at:])
+                self._truncate_from(entry.index)
+            self._append(entries[at:])
             return
 
     def _take_commit(self, message: AppendRequest | Heartbeat) -> None:
@@ -115,4 +115,6 @@ class Following(Elections):
         self._move_applied(journal.applied_index)
         self._move_commit(max(self.commit_index, journal.commit_index))
         self._checked_index = chunk.index
+        if self._members.installed(chunk.index, self._receiver.configuration, journal.last_index):
+            self._rearrange()
         self._touch_hints()

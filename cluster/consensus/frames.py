@@ -37,7 +37,8 @@ _LENGTH: Final = struct.Struct(">I")
 
 # Terms, indexes and sequences stay far below 2^63, so that adding to one never overflows a signed word anywhere.
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
-Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Name = Annotated[str, Meta(min_length=1, max_length=96)]
+"""A cluster's id, or a member's: a name of at most 64 characters, '#' and a number."""
 EntryData = Annotated[bytes, Meta(min_length=1, max_length=MAX_ENTRY_BYTES)]
 
 
@@ -87,6 +88,8 @@ class VoteRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=T
     last_index: Number
     last_term: Number
     pre: bool
+    transfer: bool = False
+    """The leader asked for it: it does not count that a leader lives (thesis 3.10)."""
 
 
 class VoteReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
@@ -122,7 +125,27 @@ class SnapshotReply(Message, frozen=True, array_like=True, forbid_unknown_fields
     match_index: Number
 
 
-AnyMessage = AppendRequest | Heartbeat | AppendReply | VoteRequest | VoteReply | SnapshotChunk | SnapshotReply
+class Removed(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
+    """You are no member: version `version` of the configuration is committed and does not have you."""
+
+    version: Number
+
+
+class TimeoutNow(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
+    """Stand for election at once: this leader hands over to you, who have all that it has (thesis 3.10)."""
+
+
+AnyMessage = (
+    AppendRequest
+    | Heartbeat
+    | AppendReply
+    | VoteRequest
+    | VoteReply
+    | SnapshotChunk
+    | SnapshotReply
+    | Removed
+    | TimeoutNow
+)
 
 PROMISES: Final = (AppendReply, VoteRequest, VoteReply, SnapshotReply)
 """Messages that somebody counts on: none leaves before the sync that makes it true (H2)."""

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import msgspec
 
 from cluster.consensus.frames import MAX_ENTRY_BYTES
+from wal.configuration import Placed
 
 NO_OP: Final = b"\x00"
 """The entry that a new leader appends: entries of earlier terms are committed with it (Raft, section 8)."""
@@ -30,6 +31,27 @@ class NotLeader(Exception):
         hint = f"replica {leader} does" if leader else "no leader is known now; ask again in a moment"
         super().__init__(sentence or f"this replica does not lead: {hint}")
         self.leader = leader
+
+
+class ChangeRefused(Exception):
+    """A change of membership, or a transfer of leadership, is not possible now: nothing has happened."""
+
+    def __init__(self, code: str, sentence: str, remedy: str) -> None:
+        super().__init__(f"{sentence}; {remedy}")
+        self.code = code
+        self.sentence = sentence
+        self.remedy = remedy
+
+
+class RemovedFromCluster(Exception):
+    """This replica is no member any more, for good: it must stop. The message tells the operator."""
+
+    def __init__(self, me: str, version: int) -> None:
+        super().__init__(
+            f"{me} was removed from the cluster by version {version} of the configuration or an earlier one; if it is "
+            f"to come back: move its directory away, `forebay member add` it, and start it with --join"
+        )
+        self.version = version
 
 
 class EntryTooLarge(ValueError):
@@ -87,8 +109,11 @@ class SnapshotSink(Protocol):
         """Take the bytes at `offset`; they come in order. An exception refuses the install."""
         ...
 
-    def finish(self) -> None:
-        """Verify the whole, swap the state and call `journal.reset_to`; an exception refuses the install."""
+    def finish(self) -> Placed | None:
+        """Verify the whole, swap the state and call `journal.reset_to`; an exception refuses the install.
+
+        Returns the configuration that the snapshot holds; None if this machine does not keep them.
+        """
         ...
 
     def abort(self) -> None:
@@ -123,3 +148,5 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """Seconds since the last frame of this peer; None if there was none."""
     lag_entries: int
     sending_snapshot: bool
+    votes: bool = True
+    """Whether it counts in majorities; a learner does not yet."""

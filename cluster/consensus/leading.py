@@ -3,6 +3,8 @@
 import logging
 from typing import Any, Final
 
+import msgspec
+
 from cluster.consensus.core import NEVER
 from cluster.consensus.following import Following
 from cluster.consensus.frames import (
@@ -19,6 +21,7 @@ from cluster.consensus.interface import NO_OP, Role
 from cluster.consensus.progress import Phase, Progress
 from cluster.consensus.reads import ReadRounds
 from cluster.consensus.snapshots import RETRY_S, SnapshotSender
+from wal.configuration import Action, Change, encode_configuration
 from wal.journal import Entry
 
 _log = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ class Leading(Following):
         super().__init__(**given)
 
     @property
-    def ready(self) -> bool:
+    def _has_begun(self) -> bool:
         """Whether a leader has applied its own first entry."""
         return self._leads and self.applied_index >= self._no_op_index
 
@@ -51,11 +54,30 @@ class Leading(Following):
             known.begin_term(last + 1, now_s)
         self._snapshot_after_s.clear()
         # An entry of its own term, or it could never commit those before it (sections 5.4.2 and 8).
-        self._journal.append([Entry(last + 1, self.term, NO_OP)])
         self._no_op_index = last + 1
+        self._append([Entry(last + 1, self.term, self._first_entry())])
         self._heartbeat_due_s = now_s
         self._grace_given = False
         _log.info("%s leads term %d from index %d on", self.me, self.term, last + 1)
+
+    def _first_entry(self) -> bytes:
+        """Return what a leader begins with: a no-op, or the founding configuration if none was ever agreed on.
+
+        From then on the journal says who is a member, and no replica asks its file any more.
+        """
+        if self._founding is None or self.configuration.version > 0:
+            return NO_OP
+        change = Change(Action.FOUND, None, self.me, self._clock.now())
+        return encode_configuration(msgspec.structs.replace(self._founding, version=1, change=change))
+
+    def _at_configuration(self, new: set[str], gone: set[str]) -> None:
+        for peer in gone:
+            self._end_transfer(peer)
+        if self._leads:
+            now_s = self._clock.monotonic_s()
+            for peer in new:
+                self._progress[peer].begin_term(self._journal.last_index + 1, now_s)
+        super()._at_configuration(new, gone)
 
     def _after_leading(self) -> None:
         self._heartbeat_due_s = self._notice_due_s = NEVER
@@ -73,10 +95,7 @@ class Leading(Following):
 
     def _quorum_deadline_s(self) -> float:
         """Return when this leader must step down unless somebody answers."""
-        if self._majority == 1:
-            return NEVER
-        answered = sorted((known.answered_s for known in self._progress.values()), reverse=True)
-        return answered[self._majority - 2] + self._timing.election_max_s
+        return self._reached(NEVER, lambda known: known.answered_s) + self._timing.election_max_s
 
     # ---- sending ----
 
@@ -95,7 +114,7 @@ class Leading(Following):
             if known.phase is Phase.SNAPSHOT:
                 self._send_snapshot(peer, now_s)
             if not sent and (beat or (notice and known.commit_sent < self.commit_index)):
-                self._send(peer, Heartbeat(self.term, self._next_seq(), self.commit_index, self.ready))
+                self._send(peer, Heartbeat(self.term, self._next_seq(), self.commit_index, self._has_begun))
                 known.commit_sent = self.commit_index
         if beat:
             self._heartbeat_due_s = now_s + self._timing.heartbeat_s
@@ -116,7 +135,7 @@ class Leading(Following):
                 entries = journal.entries(known.next, max_bytes=APPEND_BYTES, max_entries=APPEND_ENTRIES)
             seq = self._next_seq()
             pairs = [(entry.term, entry.data) for entry in entries]
-            self._send(peer, AppendRequest(self.term, seq, prev, prev_term, self.commit_index, self.ready, pairs))
+            self._send(peer, AppendRequest(self.term, seq, prev, prev_term, self.commit_index, self._has_begun, pairs))
             known.sent(seq, prev + len(entries), sum(len(entry.data) for entry in entries))
             known.commit_sent = self.commit_index
             sent = True
@@ -128,7 +147,9 @@ class Leading(Following):
         # Of this term, or it says nothing: an acknowledgement in an older term may be of other entries (H4).
         if not self._leads or reply.term != self.term:
             return
-        known = self._progress[peer]
+        known = self._progress.get(peer)
+        if known is None:
+            return  # no member any more
         if not known.acked_seq < reply.seq <= self._seq:
             return  # a copy, or older than what is known
         if reply.match_index > self._journal.last_index:
@@ -157,23 +178,19 @@ class Leading(Following):
 
     def _advance_commit(self) -> None:
         """Commit what a majority holds durably, if the last of it is of this term (section 5.4.2, figure 8)."""
-        held = sorted([self._durable_index, *(known.match for known in self._progress.values())])
-        index = held[len(held) - self._majority]
+        index = self._reached(self._durable_index, lambda known: known.match)
         if index > self.commit_index and self._journal.term_of(index) == self.term:
             self._commit(index)
             self._notice_due_s = min(self._notice_due_s, self._clock.monotonic_s() + self._timing.commit_notice_s)
 
     def _answer_reads(self) -> None:
         """Release the reads whose round a majority has answered, once the entries before them are known (section 8)."""
-        if self.ready:
+        if self._has_begun:
             self._reads.answer(self._quorum_seq(), self.commit_index)
 
     def _quorum_seq(self) -> int:
         """Return the newest sequence up to which a majority has answered this leader."""
-        if self._majority == 1:
-            return self._seq + 1
-        answered = sorted((known.acked_seq for known in self._progress.values()), reverse=True)
-        return answered[self._majority - 2]
+        return self._reached(self._seq + 1, lambda known: known.acked_seq)
 
     # ---- snapshots for peers that need what is compacted ----
 

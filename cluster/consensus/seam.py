@@ -202,7 +202,7 @@ class Seam(stock.SyncObj):  # type: ignore[misc]
         if leader == self.me:
             self._SyncObj__raftLeader = self._SyncObj__selfNode
         else:
-            self._SyncObj__raftLeader = None if leader is None else self._nodes[leader]
+            self._SyncObj__raftLeader = None if leader is None else self._node(leader)
 
     def _set_term(self, term: int, voted_for: str | None) -> None:
         """Set both, in memory and in the journal, where they are buffered until the next sync."""
@@ -227,17 +227,21 @@ class Seam(stock.SyncObj):  # type: ignore[misc]
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, soon_s)
 
     def _is_connected(self, peer: str) -> bool:
-        return self._nodes[peer] in self._SyncObj__connectedNodes
+        return self._node(peer) in self._SyncObj__connectedNodes
 
     def _send(self, peer: str, message: AnyMessage) -> None:
-        self._bridge.send(self._nodes[peer], message)
+        self._bridge.send(self._node(peer), message)
 
     def _note_link(self, peer: str, *, is_up: bool) -> None:
         note = self._bridge._onNodeConnected if is_up else self._bridge._onNodeDisconnected
-        note(self._nodes[peer])
+        note(self._node(peer))
 
     def _deliver(self, peer: str, message: AnyMessage) -> None:
-        self._bridge._onMessageReceived(self._nodes[peer], message)
+        self._bridge._onMessageReceived(self._node(peer), message)
+
+    def _node(self, peer: str) -> Any:
+        # Members come and go, and one that is not known yet may speak first; nodes are equal if their ids are.
+        return self._nodes.get(peer) or Node(peer)
 
     # ---- what the rules define ----
 

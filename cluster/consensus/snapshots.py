@@ -11,6 +11,7 @@ from typing import BinaryIO, Final
 
 from cluster.consensus.frames import CHUNK_BYTES, CONTINUE, DONE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
 from cluster.consensus.interface import Machine, SnapshotRef, SnapshotSink
+from wal.configuration import Placed
 from wal.failures import BrokenInvariant, StorageFailed
 
 _log = logging.getLogger(__name__)
@@ -88,6 +89,8 @@ class SnapshotReceiver:
         self._identity: tuple[int, int, int] | None = None
         self._sink: SnapshotSink | None = None
         self._received = 0
+        self.configuration: Placed | None = None
+        """What the last snapshot that was installed said of the members."""
 
     def take(self, chunk: SnapshotChunk) -> tuple[int, int]:
         """Take a chunk; return (outcome, offset) for the reply. DONE means that the machine has the state now.
@@ -125,6 +128,6 @@ class SnapshotReceiver:
         self._received += len(chunk.data)
         if self._received < chunk.size_bytes:
             return CONTINUE, self._received
-        self._sink.finish()
+        self.configuration = self._sink.finish()
         self._sink, self._identity, self._received = None, None, 0
         return DONE, chunk.size_bytes

@@ -1,8 +1,10 @@
 """Links between replicas: TLS 1.3 with both certificates, MessagePack frames, one connection for each direction (H5).
 
-A replica dials every peer and only sends on that connection; what peers dialled it only reads. So a broken connection
-loses everything in flight in one direction, order is kept, and nobody decides which of two crossing connections
-survives.
+A replica dials every peer and sends on that connection; what peers dialled it reads. So a broken connection loses
+everything in flight in one direction, order is kept, and nobody decides which of two crossing connections survives. Who
+speaks and is not dialled, because its address is not known here (yet, or any more), is answered where it speaks.
+
+Any replica of the cluster may connect: whether it is a member is for the engine to say, by the configuration in force.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from cluster.consensus.frames import AnyMessage, FrameReader, FrameRefused, enco
 from cluster.consensus.interface import Timing
 from cluster.identity import NotIdentified, Role, identify
 from cluster.tls import TlsFiles, client_context, server_context
+from wal.configuration import name_of
 
 _log = logging.getLogger(__name__)
 
@@ -55,57 +58,81 @@ def set_timeouts(connection: socket.socket, timing: Timing) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class _Inbound(asyncio.Protocol):
-    """A connection that somebody opened to us: frames are read, nothing is ever sent."""
+class _Connection(asyncio.Protocol):
+    """One connection, of which the other end is known by its certificate; whatever it says are frames."""
 
     def __init__(self, links: "TlsLinks") -> None:
         self._links = links
         self._reader = FrameReader(links.cluster_id)
         self.peer: str | None = None
+        """The name in the other end's certificate."""
+        self.member: str | None = None
+        """The id under which it spoke last."""
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        try:
-            self.peer = self._links.identify_peer(transport)
-        except NotIdentified as error:
-            _log.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), error)
-            transport.abort()
-            return
-        self._links.entered(self)
+        self.peer = self._links.identify_peer(transport)
 
     def data_received(self, data: bytes) -> None:
         if self.peer is None or self.transport is None or self.transport.is_closing():
             return
         try:
             for frame in self._reader.feed(data):
-                if frame.sender != self.peer:
+                if name_of(frame.sender) != self.peer:
                     raise FrameRefused(f"a frame of {frame.sender!r} on the connection of {self.peer!r}")
-                self._links.listener.on_frame(self.peer, frame.message)
+                self.member = frame.sender
+                self._links.listener.on_frame(frame.sender, frame.message)
         except FrameRefused as error:
             _log.error("the connection of replica %s is closed: %s", self.peer, error)
             self.transport.abort()
+
+
+class _Inbound(_Connection):
+    """A connection that somebody opened to us: frames are read; we write only to whom we do not dial."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        try:
+            super().connection_made(transport)
+        except NotIdentified as error:
+            _log.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), error)
+            assert self.transport is not None
+            self.transport.abort()
+            return
+        self._links.entered(self)
+
+    def write(self, data: bytes) -> None:
+        """Answer whoever cannot be dialled."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(data)
+        if transport.get_write_buffer_size() > QUEUED_BYTES_MAX:
+            _log.warning("replica %s does not read; its connection is closed", self.peer)
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._links.left(self)
 
 
-class _Outbound(asyncio.Protocol):
-    """A connection that we opened: frames are written; a peer that writes on it is no replica of this release."""
+class _Outbound(_Connection):
+    """A connection that we opened: frames are written; a peer that cannot dial us answers here."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: "TlsLinks", peer: str) -> None:
+        super().__init__(links)
+        self._wanted = name_of(peer)
+        self.stranger: NotIdentified | None = None
+        """Why the other end is not whom we wanted."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        assert self.transport is not None
-        _log.error("a peer wrote %d bytes on a connection for reading; it is closed", len(data))
-        self.transport.abort()
+        try:
+            super().connection_made(transport)
+            if self.peer != self._wanted:
+                raise NotIdentified(f"replica {self.peer!r} answers at the address of {self._wanted!r}")
+        except NotIdentified as error:
+            self.stranger, self.peer = error, None
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
@@ -117,6 +144,7 @@ class _Dialler:
 
     def __init__(self, links: "TlsLinks", peer: str, address: str) -> None:
         self.peer: Final = peer
+        self.address: Final = address
         self._links: Final = links
         self._address: Final = Address.parse(address)
         self._queue: list[bytes] = []
@@ -168,16 +196,15 @@ class _Dialler:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(HANDSHAKE_S):
             transport, protocol = await loop.create_connection(
-                _Outbound,
+                lambda: _Outbound(self._links, self.peer),
                 self._address.host,
                 self._address.port,
                 ssl=self._links.client_context,
                 server_hostname=self._address.host,
             )
         try:
-            peer = self._links.identify_peer(transport)
-            if peer != self.peer:
-                raise NotIdentified(f"replica {peer!r} answers at the address of {self.peer!r}")
+            if protocol.stranger is not None:
+                raise protocol.stranger
             set_timeouts(transport.get_extra_info("socket"), self._links.timing)
             self._transport = transport
             self._links.listener.on_up(self.peer)
@@ -211,14 +238,30 @@ class TlsLinks:
         self.client_context: Final = client_context(tls)
         self._server_context: Final[ssl.SSLContext] = server_context(tls)
         self._me: Final = me
-        self._peers: Final = frozenset(members) - {me}
-        self._address: Final = Address.parse(members[me])
-        self._diallers: Final = {name: _Dialler(self, name, members[name]) for name in sorted(self._peers)}
+        self._address: Final = Address.parse(members[name_of(me)])
+        self._diallers: dict[str, _Dialler] = {}
+        self._dialling: dict[str, asyncio.Task[None]] = {}
         self._inbound: dict[str, _Inbound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
         """Connections that have not shown a certificate yet, oldest first."""
         self._socket: socket.socket | None = None
+        self._started = False
+        self.set_peers({name: address for name, address in members.items() if name != me})
+
+    def set_peers(self, addresses: Mapping[str, str]) -> None:
+        """Dial these peers, by id, and no others; a link that goes on is not disturbed."""
+        for peer, dialler in list(self._diallers.items()):
+            if addresses.get(peer) != dialler.address:
+                del self._diallers[peer]
+                task = self._dialling.pop(peer, None)
+                if task is not None:
+                    task.cancel()
+        for peer in sorted(set(addresses) - set(self._diallers)):
+            self._diallers[peer] = _Dialler(self, peer, addresses[peer])
+            if self._started:
+                self._dialling[peer] = self._spawn(self._diallers[peer].run())
+        self._diallers = dict(sorted(self._diallers.items()))
 
     async def start(self) -> None:
         """Listen at this replica's address and dial the peers; OSError if the address cannot be used."""
@@ -238,11 +281,13 @@ class TlsLinks:
             place = f"replica {self._me} cannot listen at {own}, its peer address in the configuration"
             raise OSError(error.errno, f"{place}: {os.strerror(error.errno or 0)}") from error
         self._spawn(self._accept(self._socket))
-        for dialler in self._diallers.values():
-            self._spawn(dialler.run())
+        self._started = True
+        for peer, dialler in self._diallers.items():
+            self._dialling[peer] = self._spawn(dialler.run())
 
     async def stop(self) -> None:
         """Close every connection and wait for the tasks to end."""
+        self._started = False
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -255,6 +300,7 @@ class TlsLinks:
 
     def abort(self) -> None:
         """Stop at once, without waiting: nothing more is sent or heard."""
+        self._started = False
         for task in self._tasks:
             task.cancel()
         for inbound in self._inbound.values():
@@ -262,8 +308,15 @@ class TlsLinks:
                 inbound.transport.abort()
 
     def send(self, peer: str, message: AnyMessage) -> None:
-        """Queue a message for `peer`; it is lost if there is no connection."""
-        self._diallers[peer].send(encode_frame(self.cluster_id, self._me, message))
+        """Queue a message for `peer`, an id; it is lost if there is no connection."""
+        frame = encode_frame(self.cluster_id, self._me, message)
+        dialler = self._diallers.get(peer)
+        if dialler is not None:
+            dialler.send(frame)
+            return
+        inbound = self._inbound.get(name_of(peer))
+        if inbound is not None and inbound.member == peer:
+            inbound.write(frame)
 
     def flush(self) -> None:
         """Hand what is queued to the connections."""
@@ -271,12 +324,12 @@ class TlsLinks:
             dialler.flush()
 
     def identify_peer(self, transport: asyncio.BaseTransport) -> str:
-        """Return the name of the peer at the other end; NotIdentified unless it is another member of this cluster."""
+        """Return the name of the peer at the other end; NotIdentified unless it is another replica of this cluster."""
         identity = identify(transport.get_extra_info("peercert"), cluster_id=self.cluster_id)
         if identity.role is not Role.REPLICA:
             raise NotIdentified(f"{identity} is no replica")
-        if identity.name not in self._peers:
-            raise NotIdentified(f"{identity} is not among this replica's peers: {', '.join(sorted(self._peers))}")
+        if identity.name == name_of(self._me):
+            raise NotIdentified(f"{identity} is this replica itself; each needs a certificate of its own")
         return identity.name
 
     def entered(self, inbound: _Inbound) -> None:
@@ -286,13 +339,15 @@ class TlsLinks:
         self._inbound[inbound.peer] = inbound
         if older is not None and older.transport is not None:
             older.transport.abort()
-        self._diallers[inbound.peer].nudge()
+        for dialler in self._diallers.values():
+            if name_of(dialler.peer) == inbound.peer:
+                dialler.nudge()
 
     def left(self, inbound: _Inbound) -> None:
         """A peer's connection ended."""
         if inbound.peer is not None and self._inbound.get(inbound.peer) is inbound:
             del self._inbound[inbound.peer]
-            self.listener.on_lost_sight(inbound.peer)
+            self.listener.on_lost_sight(inbound.member or inbound.peer)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -18,12 +18,13 @@ from cluster.api import Server, Service
 from cluster.client.command_ids import new_command_id
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config
-from cluster.consensus import NO_OP, Machine, NotLeader, Role
+from cluster.consensus import NO_OP, ChangeRefused, Machine, NotLeader, Role, Wanted
 from cluster.controller import Controller
 from cluster.founding import Founding, PoolSpec, found
-from cluster.storage import Storage, open_storage
+from cluster.storage import Storage, allow_first_start, open_storage
 from cluster.tls import client_context, server_context
 from wal import Journal
+from wal.configuration import Configuration, Member, initial
 from wal.journal import Entry
 
 PATIENCE_S = 20.0
@@ -78,7 +79,10 @@ def placed(config: Config, directory: Path) -> Config:
         for replica in config.replicas
     )
     storage = msgspec.structs.replace(config.storage, directory=directory, map_size_bytes=256 * 1024 * 1024)
-    return msgspec.structs.replace(config, replicas=replicas, storage=storage)
+    moved = msgspec.structs.replace(config, replicas=replicas, storage=storage)
+    for replica in moved.replicas:
+        allow_first_start(moved, replica.name)
+    return moved
 
 
 class SingleEngine:
@@ -115,6 +119,19 @@ class SingleEngine:
     @property
     def last_index(self) -> int:
         return self.journal.last_index
+
+    @property
+    def configuration(self) -> Configuration:
+        return initial((Member(self.me),), version=1)
+
+    def change(self, wanted: Wanted) -> tuple[int, int]:
+        raise ChangeRefused("alone", "this replica is alone", "use a real one")
+
+    def promotable(self) -> str | None:
+        return None
+
+    async def transfer(self, target: str | None = None) -> str | None:
+        raise ChangeRefused("no_heir", "this replica is alone", "use a real one")
 
     def propose(self, data: bytes) -> tuple[int, int]:
         if self.role is not Role.LEADER:

@@ -19,7 +19,7 @@ from replica.state_digest import state_digest
 from replica.units import Revision
 from snapshots import Image, SnapshotFailed
 from tests.cluster.rig import Rig, placed, story, until
-from wal import BrokenInvariant, RecoveryRefused
+from wal import BrokenInvariant
 from wal.codec import CodecError, encode_batch
 
 
@@ -104,7 +104,7 @@ async def test_a_journal_that_vanished_beside_its_snapshots_is_refused(config: C
         await rig.close()
         kept = config.wal_directory("r1").with_name("kept")
         config.wal_directory("r1").rename(kept)
-        with pytest.raises(RecoveryRefused):
+        with pytest.raises(StorageRefused):
             open_storage(config, "r1")
         shutil.rmtree(config.wal_directory("r1"), ignore_errors=True)
         kept.rename(config.wal_directory("r1"))
@@ -310,3 +310,16 @@ async def test_an_idle_replica_writes_nothing(config: Config) -> None:
         await rig.ask("GET", "/v1/jobs/1/history", who="alice")
         await asyncio.sleep(0.05)
         assert rig.storage.environment._environment.info()["last_txnid"] == last  # type: ignore[union-attr]
+
+
+@story
+async def test_new_jobs_are_refused_before_the_journal_is_full_and_other_commands_are_not(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        monkeypatch.setattr("cluster.controller.JOURNAL_FILL_MAX", 0.0)
+        refused = await rig.submit()
+        assert (refused.status, refused.body["error"]["code"]) == (507, "journal_full")
+        assert "map_size" in refused.body["error"]["remedy"]
+        assert (await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id()})).status == 200

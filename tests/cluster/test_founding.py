@@ -27,7 +27,7 @@ def test_a_new_cluster_loads_and_everybody_in_it_has_a_usable_certificate(tmp_pa
     for name in ("n1", "n2", "operator", "alice"):
         client_context(config.tls_files(name))
     assert config.pools[0].is_default
-    assert sorted(path.name for path in directory.iterdir()) == ["forebay.toml", "tls"]
+    assert sorted(path.name for path in directory.iterdir()) == ["forebay.toml", "r1", "r2", "r3", "tls"]
     keys = [path for path in (directory / "tls").iterdir() if path.suffix == ".key"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}
 

@@ -200,9 +200,24 @@ async def test_a_retry_of_a_refused_command_gets_the_same_refusal(config: Config
         first = submit(rig, id_, user="bob")
         await until(lambda: rig.engine.uncommitted == 1)
         rig.engine.commit()
-        again = submit(rig, id_)
+        again = submit(rig, id_, user="bob")
         assert (await again).refusal == (await first).refusal
         assert rig.engine.uncommitted == 0
+
+
+@story
+async def test_another_command_with_a_used_id_is_refused_and_not_taken_for_a_retry(config: Config) -> None:
+    async with manual(config) as rig:
+        id_ = command_id()
+        first = submit(rig, id_)
+        await until(lambda: rig.engine.uncommitted == 1)
+        in_flight = submit(rig, id_, name="another")
+        rig.engine.commit()
+        assert (await first).refusal is None
+        for answer in (in_flight, submit(rig, id_, name="another")):
+            refusal = (await answer).refusal
+            assert refusal is not None and refusal.code is RefusalCode.COMMAND_ID_REUSED
+        assert len(rig.controller.state.jobs) == 1
 
 
 @story

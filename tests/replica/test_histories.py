@@ -205,3 +205,19 @@ def world_spec() -> object:
     from tests.replica.world import SCRIPT
 
     return JobSpec("job", "alan", SCRIPT, "/out", 60)
+
+
+def test_a_command_id_is_for_one_command_of_one_actor() -> None:
+    from replica.refusals import RefusalCode
+    from replica.settle import receipt_for
+
+    world = World()
+    job = world.submit()
+    command_id = b"\x03" * 16
+    world.settle(c.HoldJob(job), user(), command_id)
+    digest = c.command_digest(c.Request(command_id, user(), c.HoldJob(job)))
+    again = receipt_for(world.state, command_id, digest)
+    assert again == world.state.receipts[command_id]
+    for actor, command in ((OPERATOR, c.HoldJob(job)), (user(), c.ReleaseJob(job)), (user(), c.HoldJob(job + 1))):
+        other = receipt_for(world.state, command_id, c.command_digest(c.Request(command_id, actor, command)))
+        assert isinstance(other, Refusal) and other.code is RefusalCode.COMMAND_ID_REUSED

@@ -159,7 +159,7 @@ def test_a_failed_stage_in_is_retried_with_back_off_and_then_held_with_its_messa
     assert attempts == sorted(set(attempts)), "every order has its own attempt"
     world.report(job, c.OperationFailed("no such file"))
     assert world.shown(job) == ("PENDING", "burst_buffer/native: slurm_bb_data_in: no such file", "staging-in")
-    assert world.state.jobs[job].hold is Hold.ADMIN
+    assert world.state.jobs[job].hold is Hold.SYSTEM
     assert world.free() == 60, "the space is kept so that somebody can look"
     assert not isinstance(world.settle(c.ReleaseJob(job), user()), Refusal), "its user may release it"
     world.finish(job)
@@ -181,6 +181,7 @@ def test_a_failed_stage_out_keeps_the_only_copy_until_it_is_released() -> None:
     for _ in range(3):
         world.done(job)
     world.report(job, c.OperationFailed("disk full"))
+    assert world.state.jobs[job].comment == "burst_buffer/native: slurm_bb_data_out: disk full"
     assert world.shown(job) == ("STAGE_OUT", "burst_buffer/native: slurm_bb_data_out: disk full", "staging-out")
     world.advance(1_000_000)
     assert not world.orders()

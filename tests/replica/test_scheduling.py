@@ -119,3 +119,40 @@ def test_space_is_given_only_where_a_node_is_up() -> None:
     assert world.free() == 100
     world.settle(c.ResumeNode("n1"))
     assert world.reason(job) == "BurstBufferStageIn"
+
+
+def test_more_cpus_than_any_node_has_are_refused_at_submit() -> None:
+    from replica.refusals import Refusal, RefusalCode
+
+    world = World(cpus=2)
+    refusal = world.try_submit(cpus=3)
+    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.LIMIT_EXCEEDED and refusal.place == "cpus"
+
+
+def test_a_job_that_no_node_which_is_up_could_hold_keeps_nobody_back() -> None:
+    world = World({"fast": 100}, nodes=1, cpus=2, max_passes=0)
+    world.register("n2", cpus=8)
+    world.settle(c.DrainNode("n2", "maintenance"))
+    large = world.submit(cpus=4, priority=9)
+    large_with_buffer = world.submit("capacity=100", cpus=4, priority=9)
+    small = world.submit("capacity=10")
+    assert world.reason(large) == "ReqNodeNotAvail"
+    assert world.reason(large_with_buffer) == "BurstBufferResources"
+    assert world.reason(small) == "BurstBufferStageIn"
+    world.finish(small)
+    world.settle(c.ResumeNode("n2"))
+    world.finish(large)
+    world.finish(large_with_buffer)
+
+
+def test_a_staged_job_whose_node_came_back_smaller_is_staged_elsewhere() -> None:
+    world = World({"fast": 100}, nodes=1, cpus=4)
+    blocker = world.submit(cpus=4)
+    job = world.submit("capacity=10", cpus=3)
+    world.done(job)
+    world.register("n2", cpus=4)
+    world.register("n1", cpus=2, instance="i2")
+    assert world.state.buffers[job].state.word == "teardown"
+    world.done(job)
+    assert world.state.jobs[job].node == "n2"
+    world.finish(blocker)

@@ -64,11 +64,13 @@ class World:
         known = receipt_for(self.state, command_id)
         if known is not None:
             return known if isinstance(known, Refusal) else known.refusal or known.job
-        decision = decide(self.state, c.Request(command_id, actor, command), self.at)
+        request = c.Request(command_id, actor, command)
+        decision = decide(self.state, request, self.at)
         if isinstance(decision, Refusal):
-            entry = Entry(command_id, actor, c.kind_of(command), (), decision)
+            entry = Entry(command_id, actor, c.kind_of(command), (), decision, c.command_digest(request))
         else:
-            entry = Entry(command_id, actor, c.kind_of(command), decision.events)
+            events = decision.events
+            entry = Entry(command_id, actor, c.kind_of(command), events, None, c.command_digest(request))
         self.commit(entry)
         self.run_pass()
         receipt = self.state.receipts[command_id]

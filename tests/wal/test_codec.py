@@ -91,7 +91,8 @@ def _raw(*values: object) -> bytes:
     ("data", "sentence"),
     [
         (b"", "begins with nothing"),
-        (b"\x02", "begins with 02"),
+        (b"\x02", "not a batch"),
+        (b"\x7f", "begins with 7f"),
         (b"\xff\x01", "begins with ff"),
         (NO_OP, "not a batch"),
         (b"\x00\x00", "trailing bytes"),
@@ -117,7 +118,7 @@ def test_what_is_not_the_one_encoding_is_refused_with_a_sentence(data: bytes, se
 
 def test_an_entry_that_an_earlier_release_wrote_without_a_later_field_is_accepted() -> None:
     shorter = _raw(1, 2, [[b"0123456789abcdef", [3, "ann"], "submit_job", []]])
-    longer = _raw(1, 2, [[b"0123456789abcdef", [3, "ann"], "submit_job", [], None]])
+    longer = _raw(1, 2, [[b"0123456789abcdef", [3, "ann"], "submit_job", [], None, b""]])
     assert decode_batch(shorter) == decode_batch(longer)
     assert encode_batch(decode_batch(shorter)) == longer
     with pytest.raises(CodecError, match="not canonical"):

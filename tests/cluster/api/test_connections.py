@@ -1,15 +1,21 @@
 """A client cannot hold the server by being slow, silent, large or many."""
 
 import asyncio
+import logging
 import ssl
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cluster.api.bodies
 import cluster.api.connections
-from cluster.api.bodies import BodyBudget
+from cluster.api.bodies import AGENT_BODY_BYTES, BODY_BYTES_MAX, SMALL_BODY_BYTES, BodyBudget, Room, Rooms
 from cluster.api.problems import Problem
+from cluster.client.views import ErrorAnswer
 from cluster.config import Config
+from cluster.identity import Identity, Role
 from cluster.tls import client_context
 from tests.cluster.rig import Rig, story, until
 
@@ -83,22 +89,95 @@ async def test_a_body_that_does_not_come_is_answered_408(config: Config, monkeyp
         assert (await rig.submit()).status == 201
 
 
+def begun(length: int, sent: bytes = b"{") -> bytes:
+    """Return a submit that announces `length` bytes and sends fewer."""
+    head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    return head.encode() + sent
+
+
 @story
-async def test_bodies_share_one_bounded_budget(config: Config) -> None:
+async def test_bodies_that_are_announced_and_do_not_come_keep_nobody_out(config: Config) -> None:
     async with Rig(config) as rig:
-        rig.server._budget = BodyBudget(1000)
-        large = await rig.submit(script="#!/bin/sh\n" + "#" * 2000)
-        assert (large.status, large.code) == (503, "too_busy")
-        assert (await rig.submit()).status == 201
+        held = []
+        for _ in range(12):
+            _, writer = await connect(config)
+            writer.write(begun(BODY_BYTES_MAX))
+            held.append(writer)
+        await until(lambda: rig.server._budget.held_bytes == len(held))
+        for who in ("alice", "operator"):
+            small, large = await rig.submit(who=who), await rig.submit(who=who, script="#!/bin/sh\n" + "#" * 200_000)
+            assert (small.status, large.status) == (201, 201)
+        for writer in held:
+            await close(writer)
+        await until(lambda: rig.server._budget.held_bytes == 0)
 
 
-def test_a_budget_gives_back_what_was_taken() -> None:
-    budget = BodyBudget(10)
-    budget.take(10)
+@story
+async def test_who_fills_the_share_of_one_identity_is_refused_and_nobody_else(config: Config) -> None:
+    async with Rig(config) as rig:
+        room = Room(bytes_max=400_000, share_bytes=150_000)
+        rig.server._budget = BodyBudget(Rooms(large=room))
+        reader, writer = await connect(config)
+        writer.write(begun(300_000, b"{" * 140_000))
+        await until(lambda: rig.server._budget.held_bytes == 140_000)
+        second_reader, second = await connect(config)
+        second.write(begun(300_000, b"{" * 20_000))
+        assert b" 503 " in await second_reader.readline()
+        writer.write(b"{" * 20_000)
+        assert b" 503 " in await reader.readline()
+        await until(lambda: rig.server._budget.held_bytes == 0)
+        for one in (writer, second):
+            await close(one)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300_000), st.integers(1, 300_000)), max_size=60))
+def test_no_sender_and_no_kind_of_body_holds_more_than_its_room(bodies: list[tuple[int, int, int]]) -> None:
+    rooms = Rooms(large=Room(900_000, 400_000), small=Room(100_000, 70_000), agents=Room(500_000, 200_000))
+    budget = BodyBudget(rooms)
+    people = [Identity(role, name) for role in (Role.USER, Role.AGENT) for name in ("a", "b")]
+    claims = []
+    for number, announced, arrived in bodies:
+        claim = budget.claim(people[number], announced)
+        claims.append(claim)
+        before = budget.held_bytes
+        try:
+            claim.take(arrived)
+        except Problem as problem:
+            assert (problem.status, budget.held_bytes) == (503, before)
+        accounts = ((budget._large, rooms.large), (budget._small, rooms.small), (budget._agents, rooms.agents))
+        for account, room in accounts:
+            assert account.held_bytes == sum(account.held_by.values()) <= room.bytes_max
+            assert all(held <= room.share_bytes for held in account.held_by.values())
+    for claim in claims:
+        claim.give()
+    assert budget.held_bytes == 0
+
+
+def test_full_rooms_of_people_leave_the_agents_theirs_and_large_bodies_leave_small_ones_theirs() -> None:
+    budget = BodyBudget()
+    refused = 0
+    for number in range(8):
+        for announced in (BODY_BYTES_MAX, SMALL_BODY_BYTES):
+            claim = budget.claim(Identity(Role.USER, f"u{number}"), announced)
+            try:
+                while True:
+                    claim.take(announced)
+            except Problem:
+                refused += 1
+    assert refused == 16
+    budget.claim(Identity(Role.AGENT, "n1"), 1_000_000).take(1_000_000)
+    large_only = BodyBudget()
+    for number in range(5):
+        large_only.claim(Identity(Role.USER, f"u{number}"), BODY_BYTES_MAX).take(BODY_BYTES_MAX)
     with pytest.raises(Problem):
-        budget.take(1)
-    budget.give(10)
-    budget.take(10)
+        large_only.claim(Identity(Role.OPERATOR, "operator"), BODY_BYTES_MAX).take(BODY_BYTES_MAX)
+    large_only.claim(Identity(Role.OPERATOR, "operator"), SMALL_BODY_BYTES).take(SMALL_BODY_BYTES)
+
+
+def test_a_whole_body_of_the_largest_size_fits_into_the_share_of_whoever_sends_it() -> None:
+    for role in Role:
+        for announced in (1, SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1, AGENT_BODY_BYTES, BODY_BYTES_MAX):
+            BodyBudget().claim(Identity(role, "x"), announced).take(announced)
 
 
 @story
@@ -145,10 +224,31 @@ async def test_more_connections_than_the_bound_are_refused(config: Config, monke
 
 
 @story
-async def test_a_head_that_is_too_long_is_refused(config: Config) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, "limit_exceeded"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n", 431, "limit_exceeded"),
+        (begun(1).replace(b"h: 1\r", b"h: " + b"9" * 40 + b"\r"), 400, "malformed_request"),
+        (begun(1).replace(b"h: 1\r", b"h: -1\r"), 400, "malformed_request"),
+        (b"\x16\x03\x01 nonsense\r\n\r\n", 400, "malformed_request"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 400, "malformed_request"),
+    ],
+)
+async def test_what_is_no_request_gets_the_error_of_all_others_and_no_line_of_the_log(
+    config: Config, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, code: str
+) -> None:
+    caplog.set_level(logging.INFO)
     async with Rig(config) as rig:
+        caplog.clear()
         reader, writer = await connect(config)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n")
-        assert b" 400 " in await reader.readline()
+        writer.write(sent)
+        answer = await ended(reader)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b" %d " % status in head.splitlines()[0] and b"application/json" in head
+        error = msgspec.json.decode(body, type=ErrorAnswer).error
+        assert error.code == code and error.sentence and error.remedy
+        assert "xxxx" not in error.sentence
         await close(writer)
+        assert caplog.text == ""
         assert (await rig.ask("GET", "/healthz")).status == 200

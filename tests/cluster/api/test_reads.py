@@ -284,3 +284,62 @@ async def test_a_follower_is_ready_only_while_it_hears_its_leader(config: Config
             rig.engine.peers = lambda peers=peers: peers  # type: ignore[method-assign,misc]
             answer = await rig.ask("GET", "/readyz", who="n1")
             assert answer.status == status, (in_step, peers[0].__dict__ if peers else None, answer)
+
+
+@story
+async def test_all_jobs_can_be_read_page_by_page_after_the_last_id(config: Config) -> None:
+    async with Rig(config) as rig:
+        for _ in range(5):
+            await rig.submit()
+        await rig.ask("POST", "/v1/jobs/3/cancel", {"command_id": rig.new_id()}, who="alice")
+        pages, after, more = [], 0, True
+        while more:
+            answer = (await rig.ask("GET", f"/v1/jobs?after={after}&limit=2", who="alice")).body
+            pages.append([job["job_id"] for job in answer["jobs"]])
+            after, more = pages[-1][-1], answer["truncated"]
+        assert pages == [[1, 2], [3, 4], [5]]
+        newest = (await rig.ask("GET", "/v1/jobs?limit=2", who="alice")).body
+        assert ([job["job_id"] for job in newest["jobs"]], newest["truncated"]) == ([4, 5], True)
+        pending = (await rig.ask("GET", "/v1/jobs?after=1&limit=2&state=CANCELLED", who="alice")).body
+        assert ([job["job_id"] for job in pending["jobs"]], pending["truncated"]) == ([3], False)
+        assert (await rig.ask("GET", "/v1/jobs?after=-1", who="alice")).status == 400
+
+
+@story
+async def test_live_buffers_leave_out_those_that_hold_nothing_any_more(config: Config) -> None:
+    async with Rig(config) as rig:
+        for _ in range(2):
+            await rig.submit()
+        await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id()}, who="alice")
+        everything = (await rig.ask("GET", "/v1/buffers", who="alice")).body["buffers"]
+        live = (await rig.ask("GET", "/v1/buffers?live=yes", who="alice")).body["buffers"]
+        assert [buffer["job_id"] for buffer in everything] == [1, 2]
+        assert [buffer["job_id"] for buffer in live] == [2]
+        assert (await rig.ask("GET", "/v1/buffers?live=no", who="alice")).status == 400
+
+
+@story
+async def test_a_drained_node_is_draining_while_it_has_jobs_and_drained_afterwards(config: Config) -> None:
+    async with Rig(config) as rig:
+        agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+        await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
+        await rig.submit()
+        drained = await rig.ask("POST", "/v1/nodes/n1/drain", {"command_id": rig.new_id(), "reason": "disks"})
+        assert (drained.body["state"], drained.body["jobs"]) == ("DRAINING", [1])
+        await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id(), "hurry": True}, who="alice")
+        attempt = rig.controller.state.jobs[1].attempt
+        report = {
+            "command_id": rig.new_id(), "job": 1, "attempt": attempt, "stage": "teardown", "result": {"type": "done"},
+        }  # fmt: skip
+        await rig.ask("POST", "/v1/agents/n1/reports", {"reports": [report]}, who="n1")
+        node = (await rig.ask("GET", "/v1/nodes")).body["nodes"][0]
+        assert (node["state"], node["drained"], node["jobs"]) == ("DRAINED", True, [])
+
+
+@story
+async def test_the_operator_is_named_once_in_a_history_and_everybody_else_with_their_role(config: Config) -> None:
+    async with Rig(config) as rig:
+        await rig.submit(who="operator", hold=True)
+        await rig.ask("POST", "/v1/jobs/1/release", {"command_id": rig.new_id()})
+        rows = (await rig.ask("GET", "/v1/jobs/1/history")).body["rows"]
+        assert {row["actor"] for row in rows if row["command"] != "run_scheduling_pass"} == {"operator"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -187,6 +188,30 @@ def test_a_replica_that_hangs_is_left_for_the_next_one(pki: Pki, monkeypatch: py
         ):
             await client.submit(request_of(client))
             assert frozen.requests == healthy.requests
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_replica_that_never_shakes_hands_costs_a_handshakes_time_and_not_an_answers(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.client.calls.CONNECT_S", 0.1)
+    monkeypatch.setattr(Client._call, "__kwdefaults__", {**(Client._call.__kwdefaults__ or {}), "attempt_s": 600.0})
+
+    async def scenario() -> None:
+        with socket.socket() as frozen:
+            frozen.bind(("127.0.0.1", 0))
+            frozen.listen(8)
+            address = Address("127.0.0.1", int(frozen.getsockname()[1]))
+            async with serving(pki.replica, answering(job(), 201)) as healthy:
+                async with Client([address, healthy.address], pki.operator, deadline_s=600.0) as client:
+                    async with asyncio.timeout(60):
+                        await client.submit(request_of(client))
+                    assert client._endpoints.order == (healthy.address, address)
+            async with Client([address], pki.operator, deadline_s=0.3) as client:
+                with pytest.raises(ApiError, match="did not finish a handshake within") as raised:
+                    await client.submit(request_of(client))
+                assert raised.value.outcome == "refused"
 
     asyncio.run(scenario())
 
@@ -466,9 +491,9 @@ def test_a_long_poll_may_take_its_wait_besides_the_time_of_an_attempt(
     asked: list[float] = []
     original = exchange_module.Exchange.send
 
-    async def recording(self: Any, *arguments: Any, timeout_s: float) -> Any:
+    async def recording(self: Any, *arguments: Any, timeout_s: float, connect_s: float) -> Any:
         asked.append(timeout_s)
-        return await original(self, *arguments, timeout_s=timeout_s)
+        return await original(self, *arguments, timeout_s=timeout_s, connect_s=connect_s)
 
     monkeypatch.setattr(exchange_module.Exchange, "send", recording)
 

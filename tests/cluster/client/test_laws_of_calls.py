@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.address import Address
-from cluster.client.calls import REDIRECTS_MAX, Call, Caller
+from cluster.client.calls import CONNECT_S, REDIRECTS_MAX, Call, Caller
 from cluster.client.endpoints import Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
 from cluster.client.exchange import Answer, AttemptFailed, Exchange
@@ -51,10 +51,13 @@ class Script(Exchange):
         self._happenings = happenings
         self.sent: list[tuple[Address, str, str, bytes | None]] = []
         self.happened: list[str] = []
-        self.longest_s = 0.0
+        self.connects_s: list[float] = []
 
-    async def send(self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float) -> Answer:
+    async def send(
+        self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
+    ) -> Answer:
         assert timeout_s > 0
+        self.connects_s.append(connect_s)
         self.sent.append((address, method, target, body))
         kind = self._happenings[min(len(self.happened), len(self._happenings) - 1)]
         self.happened.append(kind)
@@ -137,3 +140,8 @@ def test_only_untrusted_replicas_end_a_call_in_its_first_round() -> None:
     assert isinstance(came, ApiError)
     assert came.code == UNTRUSTED
     assert [request[0] for request in script.sent] == list(REPLICAS)
+
+
+def test_each_round_gives_a_new_connection_twice_the_time_of_the_one_before() -> None:
+    script, _, _ = perform(["down"])
+    assert script.connects_s[:9] == [CONNECT_S] * 3 + [2 * CONNECT_S] * 3 + [4 * CONNECT_S] * 3

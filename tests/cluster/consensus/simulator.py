@@ -11,10 +11,29 @@ from typing import Any
 
 import msgspec
 
+from cluster.consensus.changes import Wanted
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import PROMISES, AnyMessage, AppendRequest, decode_body, encode_frame
-from cluster.consensus.interface import NO_OP, NotLeader, Role, SnapshotRef, Timing
+from cluster.consensus.interface import (
+    NO_OP,
+    ChangeRefused,
+    NotLeader,
+    RemovedFromCluster,
+    Role,
+    SnapshotRef,
+    Timing,
+)
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
+from wal.configuration import (
+    Action,
+    Configuration,
+    Member,
+    Placed,
+    decode_configuration,
+    initial,
+    is_configuration,
+    unknown,
+)
 from wal.journal import Entry
 
 CLUSTER = "6f1c0000000000000000000000000000"
@@ -39,9 +58,11 @@ class SimClock:
 class Replica:
     """One replica: a machine that keeps what it applied, a disk, and, while it lives, an engine."""
 
-    def __init__(self, sim: "Simulation", name: str) -> None:
+    def __init__(self, sim: "Simulation", name: str, founding: Configuration | None) -> None:
         self.sim = sim
         self.name = name
+        self.founding = founding
+        self.removed: RemovedFromCluster | None = None
         self.disk = Disk()
         self.history: list[tuple[int, int, bytes]] = []
         """Everything applied, from index 1 on; a snapshot carries all of it."""
@@ -78,9 +99,24 @@ class Replica:
         # The controller rebuilds its state up to the applied mark from snapshot and ledger.
         del self.history[self.journal.applied_index :]
         self.proposed.clear()
-        self.engine = Engine(
+        try:
+            self.engine = self._engine()
+        except RemovedFromCluster as error:
+            self.removed = error
+            return
+        self.wake_s = float("inf")
+        self.sim.schedule_tick(self)
+
+    def placed(self) -> Placed | None:
+        """What the history says of the members."""
+        return last_configuration(self.history)
+
+    def _engine(self) -> Engine:
+        return Engine(
             me=self.name,
             peers=self.sim.names,
+            founding=self.founding,
+            configuration=self.placed(),
             journal=self.journal,
             machine=self,
             timing=self.sim.timing,
@@ -88,8 +124,6 @@ class Replica:
             uniform=self.sim.random.uniform,
             links=SimLinks(self.sim, self.name),
         )
-        self.wake_s = float("inf")
-        self.sim.schedule_tick(self)
 
     def crash(self) -> None:
         """Stop at once; what was not synced is gone."""
@@ -112,6 +146,15 @@ class Replica:
         if compact and self.engine is not None and index - keep > 0:
             self.journal.compact_to(index - keep)
 
+    def change(self, action: Action, name: str) -> bool:
+        """Change the membership as leader; False if that is refused now."""
+        assert self.engine is not None
+        try:
+            self.engine.change(Wanted(action=action, name=name))
+        except (NotLeader, ChangeRefused):
+            return False
+        return True
+
     def propose(self, data: bytes) -> bool:
         assert self.engine is not None
         try:
@@ -132,7 +175,7 @@ class Sink:
         assert offset == len(self._data)
         self._data += data
 
-    def finish(self) -> None:
+    def finish(self) -> Placed | None:
         replica = self._replica
         if replica.refuse_install is not None:
             raise replica.refuse_install
@@ -142,6 +185,8 @@ class Sink:
         replica.sim.check_installed(history)
         replica.history = history
         replica.installs += 1
+        replica.take_snapshot(compact=False)  # what was received is sealed too, and can be sent on
+        return replica.placed()
 
     def abort(self) -> None:
         self.aborted = True
@@ -161,7 +206,16 @@ class SimLinks:
 class Simulation:
     """The world. All randomness comes from one seed; `faults` are probabilities per event or second."""
 
-    def __init__(self, seed: int, *, replicas: int = 3, timing: Timing = TIMING, latency_s: float = 0.002) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        replicas: int = 3,
+        timing: Timing = TIMING,
+        latency_s: float = 0.002,
+        membership: bool = False,
+    ) -> None:
+        """With `membership` the first leader puts the founders into the journal, and they may change."""
         self.random = random.Random(seed)
         self.clock = SimClock()
         self.timing = timing
@@ -186,10 +240,20 @@ class Simulation:
         self.slow: dict[str, float] = {}
         self._directory = tempfile.TemporaryDirectory(prefix="forebay-sim-")
         self.directory = Path(self._directory.name)
-        self.replicas = {name: Replica(self, name) for name in self.names}
+        self.membership = membership
+        founding = initial(tuple(map(Member, self.names))) if membership else None
+        self.replicas = {name: Replica(self, name, founding) for name in self.names}
         for replica in self.replicas.values():
             replica.start()
         self.connect_all()
+
+    def join(self, name: str) -> Replica:
+        """Start a replica that knows nobody: the one with this id that the cluster has added."""
+        self.names.append(name)
+        self.replicas[name] = replica = Replica(self, name, unknown())
+        replica.start()
+        self.connect_all()
+        return replica
 
     def close(self) -> None:
         self._directory.cleanup()
@@ -244,7 +308,8 @@ class Simulation:
         if engine is None:
             return
         for _ in range(100):
-            engine.tick()
+            if not self._alive(replica, engine.tick):
+                return
             self.check(replica)
             if engine.next_due_s() > self.clock.now_s:
                 break
@@ -315,9 +380,21 @@ class Simulation:
 
     def deliver(self, sender: str, receiver: str, message: AnyMessage) -> None:
         replica = self.replicas[receiver]
-        if replica.engine is not None:
-            replica.engine.receive(sender, message)
+        engine = replica.engine
+        if engine is not None and self._alive(replica, lambda: engine.receive(sender, message)):
             self.tick(replica)
+
+    def _alive(self, replica: Replica, step: Callable[[], None]) -> bool:
+        """Let a replica do something; False if it has stopped because it was removed."""
+        try:
+            step()
+        except RemovedFromCluster as error:
+            if self.membership:
+                replica.removed = error
+                replica.crash()
+                return False
+            raise
+        return True
 
     # Looking
 
@@ -335,6 +412,18 @@ class Simulation:
         leader = self.leader()
         assert leader is not None
         return leader
+
+    def members(self, leader: Replica) -> list[Replica]:
+        """Everybody whom a leader counts or teaches, itself included."""
+        assert leader.engine is not None
+        return [self.replicas[member.id] for member in leader.engine.configuration.members()]
+
+    def knows_a_member(self, replica: Replica, leader: Replica) -> bool:
+        """Whether a replica knows anybody who could tell it that it was removed."""
+        if replica.engine is None:
+            return False
+        known = {member.id for member in replica.engine.configuration.voters}
+        return any(member.name in known for member in self.members(leader))
 
     def others(self, replica: Replica) -> list[Replica]:
         return [other for other in self.replicas.values() if other is not replica]
@@ -358,7 +447,7 @@ class Simulation:
         self.filter = lambda sender, receiver, message: True
         self.duplicates = self.losses = 0.0
         for replica in self.replicas.values():
-            if replica.engine is None:
+            if replica.engine is None and replica.removed is None:
                 replica.start()
         self.connect_all()
 
@@ -366,15 +455,19 @@ class Simulation:
             leader = self.leader()
             if leader is None or leader.engine is None:
                 return False
-            applied = [r.engine.applied_index if r.engine else -1 for r in self.replicas.values()]
-            return min(applied) == max(applied) == leader.journal.last_index
+            applied = [r.engine.applied_index if r.engine else -1 for r in self.members(leader)]
+            gone = [r for r in self.replicas.values() if r not in self.members(leader)]
+            told = all(r.removed or not self.knows_a_member(r, leader) for r in gone)
+            return min(applied) == max(applied) == leader.journal.last_index and told
 
         if not self.run(within_s, until=same):
             raise Violation(f"no convergence: {self.describe()}")
-        histories = [replica.history for replica in self.replicas.values()]
+        leader = self.leader()
+        assert leader is not None
+        histories = [replica.history for replica in self.members(leader)]
         if any(history != histories[0] for history in histories):
             raise Violation("the replicas applied different histories")
-        seen = [data for _, _, data in histories[0] if data != NO_OP]
+        seen = [data for _, _, data in histories[0] if data != NO_OP and not is_configuration(data)]
         for data in self.acknowledged:
             if seen.count(data) != 1:
                 raise Violation(f"{data!r} was acknowledged and is there {seen.count(data)} times")
@@ -430,6 +523,14 @@ class Simulation:
                     if not same:
                         raise Violation(f"log matching: {one.name} and {two.name} differ at {index}, in one term")
                     agree = agree or index
+
+
+def last_configuration(history: list[tuple[int, int, bytes]]) -> Placed | None:
+    """The newest configuration in a history."""
+    for index, _, data in reversed(history):
+        if is_configuration(data):
+            return Placed(index, decode_configuration(data))
+    return None
 
 
 def carries(message: AnyMessage) -> bool:

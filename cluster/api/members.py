@@ -1,0 +1,88 @@
+"""Who agrees: add, remove and replace replicas, one at a time, and hand the leadership over."""
+
+from __future__ import annotations
+
+from cluster.address import Address, AddressError
+from cluster.api.ledger import members
+from cluster.api.problems import Problem, bad, no_leader, outcome_unknown
+from cluster.api.service import Call, Reply
+from cluster.client.views import TransferAnswer
+from cluster.consensus import ChangeRefused, Wanted
+from cluster.identity import NAME_RULE, is_name
+from cluster.proposer import NotLeading, OutcomeUnknown
+from wal.configuration import Action
+
+NOT_FOUND = "unknown_member"
+
+
+async def add(call: Call) -> Reply:
+    """Add a replica: it learns, and votes once it has caught up."""
+    body = call.body
+    if not is_name(body.name):
+        raise bad(f"{body.name!r} cannot name a replica", NAME_RULE, "name")
+    addresses = {}
+    for place, text in (("peer", body.peer), ("api", body.api)):
+        try:
+            addresses[place] = str(Address.parse(text))
+        except AddressError as error:
+            raise bad(error.sentence, error.remedy, place) from error
+    return await _change(call, Action.ADD, body.name, **addresses)
+
+
+async def remove(call: Call) -> Reply:
+    """Remove a replica for good; if it leads, the leadership goes to another one first."""
+    name = call.params["name"]
+    await call.service.lead()
+    controller = call.service.controller
+    known = controller.engine.configuration
+    if name == controller.name and len(known.voters) > 1 and known.change.id.hex() != call.body.command_id:
+        # The new leader gets the same command: the client follows the redirection.
+        await _transfer(call, None)
+        raise call.service.elsewhere(controller.engine.leader)
+    return await _change(call, Action.REMOVE, name)
+
+
+async def replace(call: Call) -> Reply:
+    """Let a replica that lost its data come back under a new id: it counts for nothing until it has caught up."""
+    return await _change(call, Action.REPLACE, call.params["name"])
+
+
+async def transfer(call: Call) -> Reply:
+    """Hand the leadership over to the replica named, or to the one that is furthest."""
+    await call.service.lead()
+    leader = await _transfer(call, call.body.name)
+    controller = call.service.controller
+    revision = controller.state.revision
+    return Reply(revision, TransferAnswer(revision=revision, leader=leader, term=controller.engine.term))
+
+
+async def _transfer(call: Call, target: str | None) -> str | None:
+    try:
+        return await call.service.controller.transfer(target)
+    except NotLeading as error:
+        raise call.service.elsewhere(error.leader) from error
+    except ChangeRefused as error:
+        raise _refused(error) from error
+
+
+async def _change(call: Call, action: Action, name: str, *, peer: str = "", api: str = "") -> Reply:
+    await call.service.lead()
+    command_id = call.service.check_age(call.body.command_id)
+    wanted = Wanted(action=action, name=name, peer=peer, api=api, actor=str(call.identity), id=command_id)
+    try:
+        await call.service.controller.change_members(wanted)
+    except NotLeading as error:
+        raise call.service.elsewhere(error.leader) from error
+    except OutcomeUnknown as error:
+        raise outcome_unknown() from error
+    except ChangeRefused as error:
+        raise _refused(error) from error
+    try:
+        return await members(call)
+    except Problem as error:
+        # It was carried out; only who is in it now could not be told.
+        raise no_leader("the change was made, but this replica does not lead any more") from error
+
+
+def _refused(error: ChangeRefused) -> Problem:
+    return Problem(404 if error.code == NOT_FOUND else 409, error.code, error.sentence, error.remedy, "name")

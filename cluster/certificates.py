@@ -1,0 +1,72 @@
+"""Which certificates lie in a directory: whose they are, as what, and until when."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from cluster.pki import AUTHORITY_NAME
+from cluster.tls import TlsRefused, read_pem
+from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+
+AUTHORITY_ROLE: Final = "authority"
+"""What is said of ca.pem, which has no role in the cluster."""
+
+CERTIFICATES_LISTED_MAX: Final = 10_000
+"""Files of one directory that are read, count: every user of a large site."""
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """One certificate. Times are instants, µs; `problem` says why nothing is known of a file, and is empty else."""
+
+    name: str
+    role: str
+    """replica, agent, operator, user; `authority` for ca.pem; empty where it cannot be read."""
+    cluster_id: str = ""
+    valid_from: Instant = NEVER
+    valid_until: Instant = NEVER
+    addresses: tuple[str, ...] = ()
+    has_key: bool = False
+    """Whether the private key lies beside it."""
+    problem: str = ""
+
+
+def certificates_in(directory: Path) -> list[Certificate]:
+    """Return the certificates of a directory by name; OSError if it cannot be read."""
+    names = sorted(name for name in os.listdir(directory) if name.endswith(".pem") and not name.startswith("."))
+    return [certificate_of(directory, name.removesuffix(".pem")) for name in names[:CERTIFICATES_LISTED_MAX]]
+
+
+def certificate_of(directory: Path, name: str) -> Certificate:
+    """Return what <name>.pem says; never raises: what is wrong with it is its `problem`."""
+    has_key = False
+    with contextlib.suppress(OSError):
+        has_key = (directory / f"{name}.key").exists()
+    try:
+        found = x509.load_pem_x509_certificate(read_pem(directory / f"{name}.pem", "the certificate"))
+    except (TlsRefused, ValueError) as error:
+        problem = str(error) if isinstance(error, TlsRefused) else f"{name}.pem is not a PEM certificate"
+        return Certificate(name=name, role="", has_key=has_key, problem=problem)
+    units = found.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    organisations = found.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    return Certificate(
+        name=name,
+        role=AUTHORITY_ROLE if name == AUTHORITY_NAME else str(units[0].value) if units else "",
+        cluster_id=str(organisations[0].value) if organisations else "",
+        valid_from=Instant(int(found.not_valid_before_utc.timestamp()) * MICROSECONDS_PER_SECOND),
+        valid_until=Instant(int(found.not_valid_after_utc.timestamp()) * MICROSECONDS_PER_SECOND),
+        addresses=_addresses(found),
+        has_key=has_key,
+    )
+
+
+def _addresses(found: x509.Certificate) -> tuple[str, ...]:
+    try:
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return ()
+    return tuple(str(name.value) for name in names)

@@ -1,0 +1,304 @@
+"""The channel from a program's side: many commands under way at once on one connection, each answered when durable.
+
+    async with Channel.from_config(config, "alice") as channel:
+        done = await channel.perform(SubmitCommand(command_id=…, script=…, time_limit_s=60, workdir="/home/alice"))
+
+`Channel` finds the leader, follows it, and sends a command again with the same id until its deadline; `Connection` is
+one connection to one replica, for programs that do this themselves.
+"""
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from cluster.address import Address, AddressError
+from cluster.client.backoff import BackOff
+from cluster.client.calls import DEADLINE_S, RETRY_STATUSES
+from cluster.client.channel_frames import (
+    ANSWER_BYTES_MAX,
+    CHANNEL_VERSION,
+    NOT_LEADER,
+    OUTSTANDING_MAX,
+    Ask,
+    ChannelRefused,
+    Cutter,
+    Done,
+    Failed,
+    Hello,
+    check_hello,
+    decode_from_replica,
+    encode_body,
+    encode_frame,
+)
+from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
+from cluster.client.requests import BulkCommand
+from cluster.config import Config, ConfigError
+from cluster.tls import TlsFiles, client_context
+
+CONNECT_S: Final = 3.0
+"""Seconds for connecting, TLS and the greeting; a LAN needs milliseconds, a loaded replica a second."""
+
+_REDIRECT: Final = 307
+
+
+class ChannelError(ApiError):
+    """An answer that says why a command was not carried out; `leader`: the channel to send it to instead, or empty."""
+
+    leader: str = ""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to one replica."""
+
+    def __init__(self, address: Address, cluster_id: str) -> None:
+        self.address = address
+        self._cluster_id = cluster_id
+        self._loop = asyncio.get_running_loop()
+        self._cutter = Cutter(ANSWER_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._greeting: asyncio.Future[None] = self._loop.create_future()
+        self._answers: dict[int, asyncio.Future[Done]] = {}
+        self._number = 0
+        self._out: list[bytes] = []
+        self._flush_soon = False
+
+    @classmethod
+    async def open(cls, address: Address, tls: ssl.SSLContext, cluster_id: str) -> "Connection":
+        """Connect and greet; ApiError if that fails within CONNECT_S. `tls` comes from `cluster.tls.client_context`."""
+        loop = asyncio.get_running_loop()
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await loop.create_connection(
+                    lambda: cls(address, cluster_id), address.host, address.port, ssl=tls, server_hostname=address.host
+                )
+                await asyncio.shield(connection._greeting)
+        except (OSError, TimeoutError, ChannelRefused) as error:
+            if connection is not None:
+                connection.close()
+            why = str(error) or type(error).__name__
+            raise ApiError(NO_ANSWER, UNREACHABLE, f"the channel of {address} cannot be used: {why}") from error
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def outstanding(self) -> int:
+        """Commands that wait for their answers."""
+        return len(self._answers)
+
+    def ask(self, command: BulkCommand) -> asyncio.Future[Done]:
+        """Send a command; the future gives its answer, or ApiError with `outcome` refused or unknown.
+
+        ApiError 429 at once where OUTSTANDING_MAX commands wait already, 413 for a command that no frame can hold.
+        """
+        answer: asyncio.Future[Done] = self._loop.create_future()
+        if not self.is_open:
+            raise ApiError(NO_ANSWER, UNREACHABLE, f"the channel to {self.address} is closed")
+        if len(self._answers) >= OUTSTANDING_MAX:
+            raise ApiError(429, "too_many_outstanding", f"{OUTSTANDING_MAX} commands wait for their answers already")
+        number = self._number = self._number + 1
+        try:
+            frame = encode_frame(Ask(number, msgspec.Raw(encode_body(command))))
+        except ValueError as error:
+            raise ApiError(413, "limit_exceeded", str(error), remedy="send a smaller command") from error
+        self._answers[number] = answer
+        self._out.append(frame)
+        if not self._flush_soon:
+            self._flush_soon = True
+            self._loop.call_soon(self._flush)
+        return answer
+
+    def close(self) -> None:
+        """End the connection; what waits gets an unknown outcome."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        self._flush_soon = False
+        out, self._out = self._out, []
+        if self.is_open and self._transport is not None:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(encode_frame(Hello(CHANNEL_VERSION, self._cluster_id)))
+
+    def data_received(self, data: bytes) -> None:
+        """Take the answers that are complete."""
+        try:
+            for body in self._cutter.feed(data):
+                self._take(body)
+        except (ChannelRefused, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if not self._greeting.done():
+                self._greeting.set_exception(ChannelRefused(str(error)))
+            self.close()
+
+    def _take(self, body: bytes) -> None:
+        message = decode_from_replica(body)
+        if isinstance(message, Hello):
+            check_hello(message, self._cluster_id)
+            if not self._greeting.done():
+                self._greeting.set_result(None)
+            return
+        answer = self._answers.pop(message.number, None)
+        if answer is None or answer.done():
+            return
+        if isinstance(message, Done):
+            answer.set_result(message)
+        else:
+            answer.set_exception(_error_of(message))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell who waits that nobody here knows."""
+        if not self._greeting.done():
+            self._greeting.set_exception(
+                ChannelRefused("it was closed at once; the replica may be refusing this certificate")
+            )
+            self._greeting.exception()
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(
+                    ApiError(
+                        NO_ANSWER,
+                        OUTCOME_UNKNOWN,
+                        f"the channel to {self.address} broke before the answer came",
+                        remedy="send it again with the same command_id: it is carried out once",
+                        outcome="unknown",
+                    )
+                )
+
+
+class Channel:
+    """A channel to whichever replica leads, as one identity."""
+
+    def __init__(
+        self,
+        addresses: Iterable[Address],
+        tls: TlsFiles,
+        cluster_id: str,
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """Prepare; nothing is connected yet. `addresses`: the channels of the replicas. TlsRefused for bad files."""
+        self._addresses = list(addresses)
+        if not self._addresses:
+            raise ValueError("no replica offers a channel")
+        self._tls = client_context(tls)
+        self._cluster_id = cluster_id
+        self._chance = chance
+        self._next = 0
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+
+    @classmethod
+    def from_config(cls, config: Config, identity: str) -> "Channel":
+        """Return a channel to the configured cluster; ConfigError where no replica offers one or there are no files."""
+        addresses = [replica.channel for replica in config.replicas if replica.channel is not None]
+        if not addresses:
+            raise ConfigError(
+                config.file, "replica.channel", "no replica offers a channel", 'write channel = "HOST:PORT" for each'
+            )
+        return cls(addresses, config.tls_files(identity), config.cluster.id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    async def perform(self, command: BulkCommand, *, deadline_s: float = DEADLINE_S) -> Done:
+        """Have one command carried out; sent again with its id where nobody knows. ApiError refused, or unknown."""
+        back_off = BackOff(self._chance)
+        may_have_happened = False
+        last: ApiError | None = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    connection: Connection | None = None
+                    try:
+                        connection = await self._connected()
+                        return await connection.ask(command)
+                    except ApiError as error:
+                        if error.status not in (NO_ANSWER, _REDIRECT) and error.status not in RETRY_STATUSES:
+                            raise
+                        may_have_happened = may_have_happened or error.outcome == "unknown"
+                        last = error
+                        moved = self._move(connection, error)
+                    if not moved:
+                        await asyncio.sleep(back_off.wait_s())
+        except TimeoutError:
+            why = f": {last}" if last is not None else ""
+            outcome = "unknown" if may_have_happened or last is None else last.outcome
+            raise ApiError(
+                NO_ANSWER,
+                OUTCOME_UNKNOWN if outcome == "unknown" else UNREACHABLE,
+                f"no replica carried the command out within {deadline_s:g} s{why}",
+                remedy="send it again with the same command_id",
+                outcome=outcome,
+                command_id=command.command_id,
+            ) from last
+
+    async def _connected(self) -> Connection:
+        async with self._connecting:
+            if self._connection is None or not self._connection.is_open:
+                address = self._addresses[self._next % len(self._addresses)]
+                try:
+                    self._connection = await Connection.open(address, self._tls, self._cluster_id)
+                except ApiError:
+                    self._next += 1
+                    raise
+            return self._connection
+
+    def _move(self, connection: Connection | None, error: ApiError) -> bool:
+        """Turn to another replica after `error`; True if it was named, so that there is no need to wait."""
+        if connection is None or connection is not self._connection:
+            return connection is not None  # somebody has turned already
+        leader = error.leader if isinstance(error, ChannelError) else ""
+        if error.code != NOT_LEADER and connection.is_open and not leader:
+            return False  # busy, or between two leaders: this replica is as good as any
+        self._connection = None
+        if connection.outstanding == 0:
+            connection.close()
+        try:
+            named = Address.parse(leader) if leader else None
+        except AddressError:
+            named = None
+        if named is not None and named in self._addresses:
+            self._next = self._addresses.index(named)
+            return named != connection.address
+        self._next += 1
+        return False
+
+
+def _error_of(message: Failed) -> ApiError:
+    error = ChannelError(
+        message.status,
+        message.code or BAD_ANSWER,
+        message.sentence,
+        remedy=message.remedy,
+        place=message.place,
+        outcome=message.outcome,
+    )
+    error.leader = message.leader
+    return error

@@ -1,0 +1,120 @@
+"""What programs and replicas say on the channel: MessagePack frames with a length before each, as between replicas.
+
+A frame is four bytes of length (big endian) and an array that begins with its kind. Kinds are for ever: append-only,
+never reused (law 12). The first frame of each side is its greeting, with the version and the cluster's id; after that
+a program sends commands, as many as it likes before the first answer, and a replica answers each with the program's own
+number, in whatever order they are settled.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+CHANNEL_VERSION: Final = 1
+
+FRAME_BYTES_MAX: Final = 512 * 1024
+"""Bytes of one frame: one command with a script and an environment of the largest size."""
+
+ANSWER_BYTES_MAX: Final = 64 * 1024
+"""Bytes of one answer: numbers, or a sentence with its remedy."""
+
+OUTSTANDING_MAX: Final = 1024
+"""Commands of one connection that wait for their answers, count: a whole batch. A replica reads no further meanwhile,
+so whoever sends more waits in its own socket."""
+
+LENGTH: Final = struct.Struct(">I")
+
+NOT_LEADER: Final = "not_leader"
+"""The code of an answer that says where to send the command instead."""
+
+Number = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class ChannelRefused(Exception):
+    """The other side sent what is not a frame of this cluster; the connection is closed. The message says why."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
+    """The first frame of either side."""
+
+    version: int
+    cluster: Annotated[str, Meta(max_length=64)]
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
+    """A command: one of `cluster.client.requests.BulkCommand`, as in POST /v1/commands."""
+
+    number: Number
+    command: msgspec.Raw
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
+    """The command was carried out and is durable. `job`: the one it made or concerned, 0 for none."""
+
+    number: Number
+    revision: int
+    job: int
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
+    """The command was not carried out, or nobody here knows: the same words as the API's errors.
+
+    `status` is the API's; 307 says that another replica leads, `leader` where its channel is, if that is known.
+    """
+
+    number: Number
+    status: int
+    code: str
+    sentence: str
+    remedy: str
+    place: str
+    outcome: Literal["refused", "unknown"]
+    leader: str = ""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+encode_body: Final = _encoder.encode
+decode_from_client: Final = msgspec.msgpack.Decoder(Hello | Ask).decode
+decode_from_replica: Final = msgspec.msgpack.Decoder(Hello | Done | Failed).decode
+
+
+def encode_frame(message: Hello | Ask | Done | Failed) -> bytes:
+    """Return the message with its length before it; ValueError for one that no other side would take."""
+    body = _encoder.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"the frame has {len(body)} bytes; at most {FRAME_BYTES_MAX} are sent")
+    return LENGTH.pack(len(body)) + body
+
+
+def check_hello(hello: Hello, cluster_id: str) -> None:
+    """Refuse a greeting of another version or cluster; ChannelRefused."""
+    if hello.version != CHANNEL_VERSION:
+        raise ChannelRefused(f"the other side speaks version {hello.version}; this release speaks {CHANNEL_VERSION}")
+    if hello.cluster != cluster_id:
+        raise ChannelRefused(f"the other side is of cluster {hello.cluster!r}; this is cluster {cluster_id!r}")
+
+
+class Cutter:
+    """Cuts a stream of bytes into the bodies of frames, and holds at most one unfinished frame and one read."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the body of each frame that is complete with `data`; ChannelRefused for one that is too long."""
+        buffer = self._buffer + data if self._buffer else data
+        start, size = 0, len(buffer)
+        while size - start >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(buffer, start)
+            if length > self._bytes_max:
+                raise ChannelRefused(f"a frame of {length} bytes is announced; the bound is {self._bytes_max}")
+            end = start + LENGTH.size + length
+            if end > size:
+                break
+            yield buffer[start + LENGTH.size : end]
+            start = end
+        self._buffer = buffer[start:]

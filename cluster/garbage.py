@@ -1,0 +1,72 @@
+"""When Python looks for garbage in cycles: often among what is new, seldom and at a chosen moment among everything.
+
+A collection of everything walks over each object of the state; with 100,000 jobs that takes most of a second, in which
+a leader sends no heartbeat. The state itself is a tree and never part of a cycle, so such a collection finds nearly
+nothing. Python starts them by itself, at any moment; here that is switched off, and one is run by hand: at the start,
+and later where it cannot cost the leadership: on a follower, or where the last one was short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+from cluster.clock import Clock
+
+YOUNG_OBJECTS = 20_000
+"""New objects after which the young are looked through, count: a batch of 1,024 commands makes about as many. With
+Python's 700 it took a fifth of a leader's time (docs/BENCHMARKS.md)."""
+
+MIDDLE_ROUNDS = 20
+"""Rounds among the young after which the middle-aged are looked through too, count."""
+
+NEVER_ROUNDS = 1_000_000_000
+"""As good as never: the old are looked through by hand."""
+
+FULL_PERIOD_S = 600.0
+"""How often everything is looked through if that is possible, seconds: cycles that grow old are rare and small."""
+
+FULL_SHARE = 0.25
+"""The part of the shortest election timeout that a leader may spend on it."""
+
+
+class Collector:
+    """Collects everything once now and then periodically, when that harms nobody."""
+
+    def __init__(self, *, leads: Callable[[], bool], election_min_s: float, clock: Clock) -> None:
+        """`leads`: whether a pause of this process would cost the cluster its leader."""
+        self._leads = leads
+        self._bound_s = FULL_SHARE * election_min_s
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self.last_s = 0.0
+        """How long the last full collection took, seconds."""
+        self.passed_over = 0
+        """How often one was due and would have been too long, since the last one."""
+
+    def start(self) -> None:
+        """Take over from Python's own timing, with everything that is loaded looked through once."""
+        gc.set_threshold(YOUNG_OBJECTS, MIDDLE_ROUNDS, NEVER_ROUNDS)
+        self._collect()
+        self._timer = asyncio.get_running_loop().call_later(FULL_PERIOD_S, self.due)
+
+    def stop(self) -> None:
+        """Collect no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def due(self) -> None:
+        """Collect everything, unless this replica leads and the last time took too long for a leader."""
+        self._timer = asyncio.get_running_loop().call_later(FULL_PERIOD_S, self.due)
+        if self._leads() and self.last_s > self._bound_s:
+            self.passed_over += 1
+            return
+        self._collect()
+
+    def _collect(self) -> None:
+        started_s = self._clock.monotonic_s()
+        gc.collect()
+        self.last_s = self._clock.monotonic_s() - started_s
+        self.passed_over = 0

@@ -1,0 +1,91 @@
+"""How a replica without data becomes a member of a cluster that is there: never by itself, and never as who it was.
+
+The cluster adds it first (`forebay member add`, or `member replace` for one that lost its data) and gives it an id
+that nobody had before. Then it is started with `--join`: it asks who it is, notes that durably, and starts without
+data. From then on the note says who it is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from cluster.client import ApiError, Client
+from cluster.clock import Clock
+from cluster.config import Config
+from cluster.identity import is_name
+from cluster.storage import StorageRefused, allow_first_start, member_note
+from cluster.tls import TlsRefused
+
+ASK_S: Final = 30.0
+"""How long the cluster may take to say who this replica is, seconds: some elections, and the operator's patience."""
+
+
+class JoiningRefused(Exception):
+    """This replica cannot join now; the message is a sentence with the remedy."""
+
+
+async def join(config: Config, name: str, *, clock: Clock) -> str:
+    """Ask the cluster who replica `name` is to be, note it, and let it start without data; return its id.
+
+    JoiningRefused, StorageRefused.
+    """
+    directory = config.wal_directory(name)
+    if directory.is_dir() and any(directory.iterdir()):
+        raise JoiningRefused(
+            f"{directory} holds data, so {name} has joined already; start it without --join, or move its directory "
+            f"{directory.parent} away"
+        )
+    identity = await _ask(config, name, clock)
+    note = member_note(config, name)
+    if note.exists() and note.read_text(encoding="ascii").strip() == identity:
+        raise JoiningRefused(
+            f"{name} joined as {identity} before and lost its data since; run `forebay member replace {name}` and "
+            "start it with --join again"
+        )
+    _write(note, identity)
+    allow_first_start(config, name)
+    return identity
+
+
+async def _ask(config: Config, name: str, clock: Clock) -> str:
+    """Return the id under which the cluster has added this replica."""
+    try:
+        async with Client.from_config(config, name, clock=clock, deadline_s=ASK_S) as client:
+            answer = await client.members()
+    except (ApiError, TlsRefused) as error:
+        raise JoiningRefused(f"no replica could say who {name} is: {error}") from error
+    found = next((member for member in answer.members if member.name == name), None)
+    if found is None:
+        raise JoiningRefused(
+            f"{name} is no member; run `forebay member add {name} --peer HOST:PORT --api HOST:PORT` first"
+        )
+    if found.votes:
+        raise JoiningRefused(
+            f"{name} is a member that votes, and what it promised must not be forgotten; if its data is lost, run "
+            f"`forebay member replace {name}` first"
+        )
+    base, _, number = found.id.partition("#")
+    if base != name or not is_name(base) or not number.isdigit():
+        raise JoiningRefused(f"the cluster knows {name} as {found.id!r}, which is no id of somebody who joins")
+    return found.id
+
+
+def _write(note: Path, identity: str) -> None:
+    """Write the note durably, whole or not at all."""
+    temporary = note.with_name(f".{note.name}.new")
+    try:
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with temporary.open("w", encoding="ascii") as file:
+            file.write(f"{identity}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, note)
+        directory = os.open(note.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise StorageRefused(f"{note} cannot be written ({error.strerror})") from error

@@ -1,0 +1,577 @@
+"""Membership (H12, H13) and leadership transfer: each rule as a scenario, in the simulator or on the bench."""
+
+from typing import Any
+
+import pytest
+
+from cluster.consensus.changes import Wanted
+from cluster.consensus.changing import HEIR_LAG_ENTRIES, PROMOTION_LAG_ENTRIES
+from cluster.consensus.engine import Engine
+from cluster.consensus.frames import (
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    Removed,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
+from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
+from tests.cluster.consensus.rig import TIMING, Rig
+from tests.cluster.consensus.simulator import SimClock, Simulation, carries
+from wal.configuration import (
+    Action,
+    Configuration,
+    Member,
+    Placed,
+    decode_configuration,
+    encode_configuration,
+    initial,
+    is_configuration,
+    unknown,
+)
+from wal.failures import BrokenInvariant
+
+FOUNDERS = initial(tuple(map(Member, ("r1", "r2", "r3"))))
+
+
+def world(seed: int = 1, replicas: int = 3) -> Simulation:
+    return Simulation(seed, replicas=replicas, membership=True)
+
+
+def changed(sim: Simulation, action: Action, name: str) -> Configuration:
+    """Carry out a change at the leader, until it is applied there."""
+    leader = sim.elect()
+    assert sim.run(5.0, until=lambda: leader.change(action, name)), (action, name)
+    sim.tick(leader)
+    index = leader.journal.last_index
+    engine = sim.engine(leader.name)
+    assert sim.run(5.0, until=lambda: engine.applied_index >= index)
+    return engine.configuration
+
+
+def promoted(sim: Simulation, identity: str) -> Configuration:
+    leader = sim.elect()
+    assert sim.run(5.0, until=lambda: sim.engine(leader.name).promotable() == identity)
+    return changed(sim, Action.PROMOTE, identity)
+
+
+def refusal(sim: Simulation, action: Action, name: str) -> str:
+    leader = sim.elect()
+    with pytest.raises(ChangeRefused) as refused:
+        sim.engine(leader.name).change(Wanted(action=action, name=name))
+    return refused.value.code
+
+
+def pump(sim: Simulation, number: int) -> None:
+    for count in range(number):
+        sim.commit(b"\x01%d" % count)
+
+
+class Bench(Rig):
+    """An engine alone, whose members are in its journal."""
+
+    def __init__(self, *, me: str = "r1", disk: Disk | None = None, **given: Any) -> None:
+        super().__init__(3, me=me, disk=disk)
+        self.engine = Engine(
+            me=me,
+            journal=self.journal,
+            machine=self,
+            timing=TIMING,
+            clock=self.clock,
+            uniform=lambda low, high: low,
+            links=self,
+            **(given or {"founding": FOUNDERS}),
+        )
+        for peer in self.peers:
+            self.engine.connected(peer)
+
+
+# ---- founding ----
+
+
+def test_h13_the_first_leader_puts_the_founders_into_the_journal_and_nobody_asks_a_file_again() -> None:
+    with world() as sim:
+        sim.commit(b"\x01a")
+        for replica in sim.replicas.values():
+            first = replica.journal.entry(1).data
+            assert is_configuration(first)
+            founding = decode_configuration(first)
+            assert (founding.version, founding.voter_ids) == (1, ("r1", "r2", "r3"))
+            # A file that somebody edited since says nothing to a replica that starts again.
+            replica.founding = initial((Member("r1"), Member("r9")))
+            replica.crash()
+        for replica in sim.replicas.values():
+            replica.start()
+            assert replica.engine is not None
+            assert replica.engine.configuration.voter_ids == ("r1", "r2", "r3")
+        sim.connect_all()
+        sim.commit(b"\x01b")
+        sim.converge()
+
+
+def test_h12_a_founder_whose_file_names_other_founders_stops_and_says_so() -> None:
+    bench = Bench(founding=initial((Member("r1"), Member("r2"))))
+    entry = encode_configuration(initial(FOUNDERS.voters, version=1))
+    with pytest.raises(BrokenInvariant, match="founded with the replicas r1, r2, r3.*file says r1, r2"):
+        bench.give("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, entry)]))
+
+
+# ---- one change at a time ----
+
+
+def test_h12_a_second_change_is_refused_until_the_first_is_committed_and_applied() -> None:
+    with world() as sim:
+        leader = sim.elect()
+        for other in sim.others(leader):
+            sim.isolate(other.name)
+        assert leader.change(Action.ADD, "r4")
+        assert refusal(sim, Action.ADD, "r5") == "change_under_way"
+        sim.heal()
+        engine = sim.engine(leader.name)
+        assert sim.run(5.0, until=lambda: engine.applied_index == leader.journal.last_index)
+        assert sim.elect() is leader
+        assert changed(sim, Action.ADD, "r5").version == 3
+
+
+def test_h12_a_leader_changes_nothing_before_its_own_first_entry_is_applied() -> None:
+    bench = Bench()
+    bench.win()
+    with pytest.raises(NotLeader, match="own first entry"):
+        bench.engine.change(Wanted(action=Action.ADD, name="r4"))
+
+
+def test_h12_a_change_cannot_come_in_as_an_ordinary_proposal() -> None:
+    bench = Bench()
+    bench.lead()
+    with pytest.raises(ValueError, match="configuration"):
+        bench.engine.propose(encode_configuration(initial(FOUNDERS.voters, version=2)))
+
+
+def test_h12_a_leader_that_appends_two_steps_at_once_stops_whoever_receives_them() -> None:
+    bench = Bench()
+    founding = encode_configuration(initial(FOUNDERS.voters, version=1))
+    leap = encode_configuration(initial((Member("r1"), Member("r8#2"), Member("r9#2")), version=2))
+    with pytest.raises(BrokenInvariant, match="version 2"):
+        bench.give("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, founding), (1, leap)]))
+
+
+def test_h12_two_leaders_that_remove_each_other_never_both_commit() -> None:
+    with world() as sim:
+        old = sim.elect()
+        sim.commit(b"\x01a")
+        kept, gone = sim.others(old)
+        assert old.change(Action.REMOVE, gone.name)  # in force at once: the two that are left are a majority
+        sim.isolate(old.name)
+        sim.tick(old)
+        assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
+        new = sim.leader()
+        assert new is not None
+        assert sim.run(5.0, until=lambda: sim.engine(new.name).promotable() is None and new.propose(b"\x01b"))
+        sim.tick(new)
+        assert sim.run(5.0, until=lambda: b"\x01b" in sim.acknowledged)
+        assert sim.engine(old.name).configuration.voter_ids != ("r1", "r2", "r3")
+        sim.converge()
+        assert sim.engine(old.name).configuration.voter_ids == ("r1", "r2", "r3")
+        assert kept.removed is None and gone.removed is None
+
+
+# ---- learners ----
+
+
+def test_h12_a_learner_is_not_counted_for_commits_votes_or_reads() -> None:
+    with world() as sim:
+        added = changed(sim, Action.ADD, "r4")
+        assert added.learners[0].id == "r4#2"
+        learner = sim.join("r4#2")
+        leader = sim.elect()
+        assert sim.run(5.0, until=lambda: sim.engine(leader.name).promotable() == "r4#2")
+        for other in sim.others(leader):
+            if other is not learner:
+                other.crash()
+        answers: list[int | None] = []
+        engine = sim.engine(leader.name)
+        engine.read(answers.append)
+        leader.propose(b"\x01lonely")
+        sim.tick(leader)
+        sim.run(3.0)
+        assert b"\x01lonely" not in sim.acknowledged
+        assert answers == [None]
+        assert engine.role is not Role.LEADER
+        assert sim.engine("r4#2").role is Role.FOLLOWER
+
+
+def test_h12_a_learner_gets_its_vote_only_when_it_has_caught_up() -> None:
+    with world() as sim:
+        changed(sim, Action.ADD, "r4")
+        sim.filter = lambda sender, receiver, message: receiver != "r4#2" or not carries(message)
+        sim.join("r4#2")
+        pump(sim, PROMOTION_LAG_ENTRIES + 5)
+        leader = sim.elect()
+        assert sim.engine(leader.name).promotable() is None
+        assert refusal(sim, Action.PROMOTE, "r4") == "lagging"
+        sim.filter = lambda sender, receiver, message: True
+        assert promoted(sim, "r4#2").voter_ids == ("r1", "r2", "r3", "r4#2")
+        sim.converge()
+
+
+def test_h12_a_replica_that_joined_counts_once_it_votes() -> None:
+    with world() as sim:
+        changed(sim, Action.ADD, "r4")
+        sim.join("r4#2")
+        promoted(sim, "r4#2")
+        changed(sim, Action.ADD, "r5")
+        sim.join("r5#4")
+        promoted(sim, "r5#4")
+        for name in ("r2", "r3"):
+            sim.replicas[name].crash()
+        sim.commit(b"\x01three of five")
+        sim.converge()
+
+
+# ---- removal ----
+
+
+def test_a_removed_replica_is_told_so_and_stops_with_a_sentence() -> None:
+    with world() as sim:
+        leader = sim.elect()
+        gone = sim.others(leader)[0]
+        changed(sim, Action.REMOVE, gone.name)
+        assert sim.run(5.0, until=lambda: gone.removed is not None)
+        assert f"{gone.name} was removed from the cluster by version 2" in str(gone.removed)
+        sim.commit(b"\x01without it")
+        sim.converge()
+
+
+def test_a_removed_replica_that_slept_meanwhile_disturbs_nobody_and_stops_when_it_starts() -> None:
+    with world() as sim:
+        leader = sim.elect()
+        gone = sim.others(leader)[0]
+        sim.isolate(gone.name)
+        assert sim.run(3.0, until=lambda: sim.engine(gone.name).role is Role.CANDIDATE)
+        term = sim.engine(leader.name).term
+        assert sim.run(5.0, until=lambda: leader.change(Action.REMOVE, gone.name))
+        sim.tick(leader)
+        sim.run(1.0)
+        sim.heal()
+        assert sim.run(5.0, until=lambda: gone.removed is not None)
+        assert sim.leader() is leader and sim.engine(leader.name).term == term
+        gone.removed = None
+        gone.start()
+        sim.connect_all()
+        assert sim.run(5.0, until=lambda: gone.removed is not None)
+
+
+def test_h13_a_replica_whose_own_journal_says_that_it_was_removed_does_not_start() -> None:
+    disk = Disk()
+    disk.applied = disk.commit = 2
+    later = Configuration(2, FOUNDERS.voters[1:], (), FOUNDERS.change)
+    with pytest.raises(RemovedFromCluster, match="r1 was removed"):
+        Engine(
+            me="r1",
+            journal=MemoryJournal(_with_base(disk, 2)),
+            machine=Bench(),
+            timing=TIMING,
+            clock=SimClock(),
+            uniform=lambda low, high: low,
+            links=Bench(),
+            configuration=Placed(2, later),
+        )
+
+
+def _with_base(disk: Disk, index: int) -> Disk:
+    disk.base = (index, 1)
+    disk.hard = (1, None)
+    return disk
+
+
+def test_a_leader_is_removed_only_after_it_has_handed_over() -> None:
+    with world() as sim:
+        old = sim.elect()
+        assert refusal(sim, Action.REMOVE, old.name) == "leader"
+        assert refusal(sim, Action.REPLACE, old.name) == "leader"
+        sim.engine(old.name).transfer()
+        sim.tick(old)
+        assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
+        changed(sim, Action.REMOVE, old.name)
+        assert sim.run(5.0, until=lambda: old.removed is not None)
+        sim.converge()
+
+
+def test_a_removal_that_would_leave_no_majority_that_answers_is_refused() -> None:
+    with world() as sim:
+        leader = sim.elect()
+        sim.commit(b"\x01a")
+        dead, alive = sim.others(leader)
+        dead.crash()
+        sim.run(2.0)
+        assert refusal(sim, Action.REMOVE, alive.name) == "no_majority"
+        changed(sim, Action.REMOVE, dead.name)
+        assert refusal(sim, Action.REMOVE, leader.name) == "leader"
+
+
+@pytest.mark.parametrize(
+    ("me", "own", "told", "stops"),
+    [
+        ("r1", 3, 2, False),  # older than what this replica has, which names it
+        ("r1", 3, 4, True),
+        ("r1#5", 5, 4, False),  # of before it was added
+        ("r1#5", 5, 6, True),
+    ],
+)
+def test_a_notice_of_removal_counts_only_if_it_is_newer(me: str, own: int, told: int, stops: bool) -> None:
+    members = tuple(sorted((Member(me), Member("r2"), Member("r3")), key=lambda member: member.id))
+    disk = _with_base(Disk(), 4)
+    disk.applied = disk.commit = 4
+    bench = Bench(me=me, disk=disk, configuration=Placed(4, initial(members, version=own)))
+    notice = Removed(1, 1, told)
+    if stops:
+        with pytest.raises(RemovedFromCluster):
+            bench.give("r2", notice)
+    else:
+        bench.give("r2", notice)
+        assert bench.engine.role is Role.FOLLOWER
+
+
+def test_a_stranger_changes_nothing_and_is_told_that_it_is_none_once_that_is_committed() -> None:
+    bench = Bench()
+    bench.lead()
+    term = bench.engine.term
+    for message in (VoteRequest(term + 5, 1, 99, 99, False), AppendReply(term, 1, 1), Heartbeat(term + 5, 1, 0, True)):
+        bench.give("r9", message)
+        assert bench.take(Removed, "r9") == [Removed(term, 1, 1)]
+    assert (bench.engine.role, bench.engine.term) == (Role.LEADER, term)
+
+
+def test_a_member_that_this_replica_has_not_heard_of_yet_is_followed() -> None:
+    bench = Bench()
+    founding = encode_configuration(initial(FOUNDERS.voters, version=1))
+    bench.give("r2", AppendRequest(1, 1, 0, 0, 1, True, [(1, founding)]))
+    bench.give("r4#3", AppendRequest(2, 1, 1, 1, 1, True, [(2, b"\x01a")]))
+    assert bench.engine.leader == "r4#3"
+    assert bench.take(AppendReply, "r4#3")[-1].match_index == 2
+
+
+# ---- in force when appended, undone when truncated, there after a restart ----
+
+
+def test_h13_a_configuration_that_is_not_applied_is_in_force_after_a_restart() -> None:
+    bench = Bench()
+    bench.lead()
+    bench.engine.change(Wanted(action=Action.ADD, name="r4"))
+    bench.engine.tick()
+    assert bench.disk.applied <= bench.disk.commit < len(bench.disk.entries)
+    again = Bench(disk=bench.disk)
+    assert again.engine.configuration.learners[0].id == "r4#2"
+    assert set(again.engine.addresses) == {"r2", "r3", "r4#2"}
+
+
+def test_h13_a_configuration_is_undone_when_its_entry_is_truncated() -> None:
+    with world() as sim:
+        old = sim.elect()
+        sim.commit(b"\x01a")
+        sim.isolate(old.name)
+        assert old.change(Action.ADD, "r4")
+        sim.tick(old)
+        assert sim.engine(old.name).configuration.version == 2
+        assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
+        sim.commit(b"\x01b")
+        sim.converge()
+        assert sim.engine(old.name).configuration.version == 1
+        assert changed(sim, Action.ADD, "r5").learners[0].id == "r5#2"
+
+
+def test_h13_a_replica_that_gets_a_snapshot_gets_the_members_with_it() -> None:
+    with world() as sim:
+        changed(sim, Action.ADD, "r4")
+        pump(sim, 20)
+        for name in ("r1", "r2", "r3"):
+            sim.replicas[name].take_snapshot()
+        joined = sim.join("r4#2")
+        assert sim.run(5.0, until=lambda: joined.installs == 1)
+        assert sim.engine("r4#2").configuration.learners[0].id == "r4#2"
+        promoted(sim, "r4#2")
+        joined.crash()
+        joined.start()
+        assert sim.engine("r4#2").configuration.votes("r4#2")
+        sim.connect_all()
+        sim.converge()
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+def test_h13_a_crash_of_everybody_in_the_middle_of_a_replacement_loses_neither_data_nor_the_way(step: int) -> None:
+    with world(seed=step) as sim:
+        leader = sim.elect()
+        sim.commit(b"\x01a")
+        lost = sim.others(leader)[0]
+        lost.crash()
+        lost.removed = RemovedFromCluster(lost.name, 0)  # its disk is gone: it never starts again
+        joined = False
+
+        def drive() -> None:
+            nonlocal joined
+            for replica in list(sim.replicas.values()):
+                engine = replica.engine
+                if engine is None or engine.role is not Role.LEADER:
+                    continue
+                if engine.configuration.holds(lost.name):
+                    replica.change(Action.REPLACE, lost.name)
+                learner = engine.promotable()
+                if learner is not None:
+                    replica.change(Action.PROMOTE, learner)
+                placed = replica.placed()
+                new = None if placed is None else placed.configuration.member(lost.name)
+                if new is not None and new.id != lost.name and not joined:
+                    joined = True
+                    sim.join(new.id)
+                sim.tick(replica)
+
+        for moment in range(400):
+            sim.run(0.005)
+            drive()
+            if moment == 3 * step:
+                for replica in sim.replicas.values():
+                    if replica.engine is not None:
+                        replica.crash()
+                for replica in sim.replicas.values():
+                    if replica.removed is None:
+                        replica.start()
+                sim.connect_all()
+        sim.commit(b"\x01b")
+        assert sim.run(
+            10.0, until=lambda: drive() is None and len(sim.engine(sim.elect().name).configuration.voters) == 3
+        )
+        configuration = sim.engine(sim.elect().name).configuration
+        assert not configuration.holds(lost.name) and configuration.member(lost.name) is not None
+        sim.converge()
+
+
+# ---- a disk that is gone ----
+
+
+def test_h12_an_empty_replica_under_a_new_id_gets_nobody_elected_who_counts_its_earlier_self() -> None:
+    """r3 lacks what r1 and r2 promised. r2 lost its disk and comes back empty: with r3 it must be no majority."""
+    with world() as sim:
+        sim.commit(b"\x01a")
+        r1, r2, r3 = (sim.replicas[name] for name in ("r1", "r2", "r3"))
+        sim.engine(sim.elect().name).transfer("r1") if sim.elect() is not r1 else None
+        assert sim.run(5.0, until=lambda: sim.leader() is r1)
+        sim.isolate("r3")
+        sim.commit(b"\x01promised")
+        r1.crash()
+        r2.crash()
+        r2.removed = RemovedFromCluster("r2", 0)
+        sim.cut.clear()
+        sim.join("r2#2")
+        sim.connect_all()
+        sim.run(5.0)
+        assert sim.leader() is None and r3.engine is not None and r3.engine.role is not Role.LEADER
+        r1.start()
+        sim.connect_all()
+        changed(sim, Action.REPLACE, "r2")
+        promoted(sim, "r2#2")
+        sim.converge()
+
+
+def test_a_replica_that_joins_votes_for_nobody_before_it_knows_the_members() -> None:
+    bench = Bench(me="r2", founding=unknown())
+    bench.give("r3", VoteRequest(4, 1, 9, 3, False))
+    bench.wait(3 * TIMING.election_max_s)
+    assert bench.take(VoteReply) == [] and bench.take(VoteRequest) == []
+    assert bench.engine.term == 0
+
+
+# ---- transfer ----
+
+
+def test_a_transfer_costs_no_election_timeout_and_under_load_loses_nothing() -> None:
+    with world() as sim:
+        number = 0
+        for _ in range(12):
+            old = sim.elect()
+            for _ in range(5):
+                assert old.propose(b"\x01%d" % number)
+                number += 1
+            began_s = sim.clock.now_s
+            heir = sim.engine(old.name).transfer()
+            with pytest.raises(NotLeader, match="hands the leadership over"):
+                sim.engine(old.name).propose(b"\x01late")
+            sim.tick(old)
+            assert sim.run(1.0, until=lambda old=old: sim.leader() not in (None, old))  # type: ignore[misc]
+            assert sim.clock.now_s - began_s < TIMING.election_min_s / 2
+            assert sim.elect().name == heir
+        sim.run(1.0)
+        sim.converge()
+        history = sim.elect().history
+        assert sum(1 for _, _, data in history if data[:1] == b"\x01") == number
+
+
+def test_a_transfer_to_somebody_who_lags_learns_is_silent_unknown_or_leads_is_refused() -> None:
+    with world() as sim:
+        leader = sim.elect()
+        sim.commit(b"\x01a")
+        behind, dead = sim.others(leader)
+        changed(sim, Action.ADD, "r4")
+        sim.join("r4#2")
+        sim.filter = lambda sender, receiver, message: receiver != behind.name or not carries(message)
+        pump(sim, HEIR_LAG_ENTRIES + 5)
+        dead.crash()
+        assert sim.elect() is leader
+        wanted = {behind.name: "lagging", dead.name: "silent", "r4": "learner", "r9": "unknown_member"}
+        for name, code in {**wanted, leader.name: "leader"}.items():
+            with pytest.raises(ChangeRefused) as refused:
+                sim.engine(leader.name).transfer(name)
+            assert refused.value.code == code, name
+        with pytest.raises(ChangeRefused, match="entries behind"):
+            sim.engine(leader.name).transfer()
+        assert sim.engine(leader.name).ready
+
+
+def test_a_leader_goes_on_when_its_heir_does_not_take_over() -> None:
+    with world() as sim:
+        leader = sim.elect()
+        sim.commit(b"\x01a")
+        sim.filter = lambda sender, receiver, message: not isinstance(message, TimeoutNow)
+        engine = sim.engine(leader.name)
+        engine.transfer()
+        sim.tick(leader)
+        assert not engine.ready
+        assert sim.run(2 * TIMING.election_max_s, until=lambda: engine.ready)
+        sim.filter = lambda sender, receiver, message: True
+        assert sim.commit(b"\x01b") is leader
+
+
+def test_a_read_is_answered_while_leadership_is_handed_over() -> None:
+    with world() as sim:
+        leader = sim.elect()
+        sim.commit(b"\x01a")
+        sim.filter = lambda sender, receiver, message: not isinstance(message, TimeoutNow)
+        engine = sim.engine(leader.name)
+        engine.transfer()
+        answers: list[int | None] = []
+        engine.read(answers.append)
+        sim.tick(leader)
+        assert sim.run(0.1, until=lambda: bool(answers))
+        assert answers == [engine.commit_index]
+
+
+def test_only_the_leader_that_is_followed_may_tell_a_replica_to_stand() -> None:
+    bench = Bench()
+    founding = encode_configuration(initial(FOUNDERS.voters, version=1))
+    bench.give("r2", AppendRequest(3, 1, 0, 0, 1, True, [(3, founding)]))
+    for peer, message in (("r3", TimeoutNow(3, 2)), ("r2", TimeoutNow(2, 2))):
+        bench.give(peer, message)
+        assert (bench.engine.role, bench.engine.term) == (Role.FOLLOWER, 3)
+    bench.give("r2", TimeoutNow(3, 2))
+    assert bench.engine.term == 4
+    assert {message.transfer for message in bench.take(VoteRequest)} == {True}
+
+
+def test_h14_a_vote_request_of_a_transfer_is_heeded_although_the_leader_lives_and_no_other_is() -> None:
+    for transfer in (False, True):
+        bench = Bench(me="r3")
+        founding = encode_configuration(initial(FOUNDERS.voters, version=1))
+        bench.give("r1", AppendRequest(3, 1, 0, 0, 1, True, [(3, founding)]))
+        bench.give("r2", VoteRequest(4, 9, 1, 3, False, transfer))
+        assert [reply.granted for reply in bench.take(VoteReply, "r2")] == ([True] if transfer else [])

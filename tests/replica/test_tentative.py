@@ -1,0 +1,122 @@
+"""A batch that is decided entry by entry on one Draft comes to what deciding and settling one at a time comes to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica import commands as c
+from replica import events as e
+from replica.commit import Batch, Entry
+from replica.decide import Decision, decide, is_by_key
+from replica.directives import parse_request
+from replica.fold import LedgerViolation
+from replica.jobs import Hold, JobSpec
+from replica.pools import Pool
+from replica.refusals import Refusal
+from replica.settle import Tentative, receipt_for, settle, settle_entry
+from replica.state import State
+from replica.units import Instant
+from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
+
+JOBS = st.integers(1, 6)
+
+
+def submission(who: str, bb: str, hold: Hold) -> c.SubmitJob:
+    spec = JobSpec(name="job", user=who, script=SCRIPT, workdir="/out", time_limit_s=60)
+    return c.SubmitJob(spec, parse_request(SCRIPT, bb), hold)
+
+
+REQUESTS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(
+    st.builds(
+        lambda bb, hold: (submission("alan", bb, hold), user()),
+        st.sampled_from(["", "capacity=10", "capacity=60", "capacity=1000", "capacity=5 pool=nowhere"]),
+        st.sampled_from([Hold.NONE, Hold.USER]),
+    ),
+    st.builds(lambda job, hurry: (c.CancelJob(job, hurry), user()), JOBS, st.booleans()),
+    st.builds(lambda job, who: (c.HoldJob(job), who), JOBS, st.sampled_from([user(), user("ada"), OPERATOR])),
+    st.builds(lambda job, who: (c.ReleaseJob(job), who), JOBS, st.sampled_from([user(), OPERATOR])),
+    st.builds(lambda instance: (c.RegisterNode("n1", 8, instance, "s1"), agent("n1")), st.sampled_from(["i1", "i2"])),
+    st.builds(lambda drained: (c.DrainNode("n1", "") if drained else c.ResumeNode("n1"), OPERATOR), st.booleans()),
+    st.builds(lambda down: (c.MarkNodeDown("n1", "") if down else c.MarkNodeBack("n1"), c.CONTROLLER), st.booleans()),
+    st.builds(lambda size: (c.SetPool(Pool("fast", size, 1, is_default=True)), OPERATOR), st.integers(50, 200)),
+    st.just((c.RunSchedulingPass(), c.CONTROLLER)),
+    st.builds(
+        lambda job, attempt: (
+            c.ReportOperation("n1", job, attempt, e.Stage.STAGE_IN, c.OperationDone(1, 1)),
+            agent("n1"),
+        ),
+        JOBS,
+        st.integers(1, 3),
+    ),
+)
+
+
+def entry_of(request: c.Request, decision: Decision) -> Entry:
+    if isinstance(decision, Refusal):
+        return Entry(request.id, request.actor, c.kind_of(request.command), (), decision)
+    return Entry(request.id, request.actor, c.kind_of(request.command), decision.events)
+
+
+@settings(max_examples=150, deadline=None)
+@given(asked=st.lists(REQUESTS, max_size=25), wholes=st.sets(st.integers(0, 25)))
+def test_one_draft_for_all_is_the_same_as_a_state_for_each(
+    asked: list[tuple[c.Command, c.Actor]], wholes: set[int]
+) -> None:
+    base = World().state
+    at = Instant(base.at + 1)
+    batch, single = Tentative(base, at), base
+    for number, (command, actor) in enumerate(asked):
+        command_id = b"" if actor == c.CONTROLLER else bytes([255]) * 6 + number.to_bytes(10, "big")
+        request = c.Request(command_id, actor, command)
+        if number in wholes:
+            assert batch.state() == single  # asking for the whole in between changes nothing
+        decided = decide(batch.facts if is_by_key(command) else batch.state(), request, at)
+        assert decided == decide(single, request, at)
+        entry = entry_of(request, decided)
+        batch.add(entry)
+        single = settle_entry(single, entry, at)
+        assert batch.revision == single.revision
+        if command_id:
+            assert receipt_for(batch.facts, command_id) == receipt_for(single, command_id)
+    assert batch.state() == single
+    assert settle(base, Batch(base.revision, at, tuple(batch.entries))) == (single if asked else base_at(base, at))
+
+
+def base_at(base: State, at: Instant) -> State:
+    """An empty batch changes nothing."""
+    found = settle(base, Batch(base.revision, at, ()))
+    assert found is not None
+    return found
+
+
+def test_an_entry_that_cannot_be_folded_leaves_nothing_behind_even_of_its_first_events() -> None:
+    base = World().state
+    at = Instant(base.at + 1)
+    batch = Tentative(base, at)
+    request = c.Request(b"\xff" * 15 + b"1", user(), submission("alan", "capacity=10", Hold.USER))
+    good = entry_of(request, decide(batch.facts, request, at))
+    batch.add(good)
+    job = base.next_job
+    broken = Entry(b"\xff" * 15 + b"2", user(), "hold_job", (e.JobReleased(job), e.JobHeld(job + 7, Hold.USER)))
+    with pytest.raises(LedgerViolation, match="does not exist"):
+        batch.add(broken)
+    assert batch.entries == [good]
+    assert batch.facts.jobs[job].hold is Hold.USER
+    assert batch.state() == settle_entry(base, good, at)
+
+
+def test_what_walks_over_jobs_is_not_decided_on_a_draft() -> None:
+    batch = Tentative(World().state, Instant(World().at))
+    batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_pass", ()))
+    for command in (c.RunSchedulingPass(), c.MarkNodeBack("n1")):
+        assert not is_by_key(command)
+        with pytest.raises(TypeError, match="whole State"):
+            decide(batch.facts, c.Request(b"", c.CONTROLLER, command), batch.at)
+
+
+def test_a_clock_that_goes_back_is_refused_before_anything_is_decided() -> None:
+    base = World().state
+    with pytest.raises(ValueError, match="go back"):
+        Tentative(base, Instant(base.at - 1))
