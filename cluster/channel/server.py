@@ -1,0 +1,287 @@
+"""The replica's end of the channel: reads commands, has them settled, and answers each when its entry is applied.
+
+Who may send what is decided where the API decides it (`cluster.api.service.Service.admit`), and refusals carry the
+same codes and sentences. What differs is the cost: no HTTP, no task for a command, and whatever is answered in one turn
+of the loop leaves in one TLS record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import ssl
+from collections import deque
+
+import msgspec
+
+from cluster.accepting import Acceptor
+from cluster.address import Address
+from cluster.api.authentication import PEOPLE, identity_of, permit
+from cluster.api.bodies import bad_body
+from cluster.api.problems import Problem, Redirect, no_leader, outcome_unknown, refused
+from cluster.api.service import COMMIT_WAIT_S, Service
+from cluster.client.channel_frames import (
+    CHANNEL_VERSION,
+    FRAME_BYTES_MAX,
+    NOT_LEADER,
+    OUTSTANDING_MAX,
+    Ask,
+    ChannelRefused,
+    Cutter,
+    Done,
+    Failed,
+    Hello,
+    check_hello,
+    decode_from_client,
+    encode_frame,
+)
+from cluster.client.requests import BulkCommand
+from cluster.identity import Identity
+from cluster.proposer import Answer, Settled
+from wal import BrokenInvariant, StorageFailed
+
+LOGGER = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 1024
+"""Open connections, count: each carries many clients' commands."""
+
+IDLE_S_MAX = 300.0
+"""How long a connection may say nothing while nothing of it waits, seconds; a program opens another when it wakes."""
+
+SWEEP_PERIOD_S = 0.5
+"""How often commands that wait for too long and idle connections are looked for, seconds."""
+
+UNREAD_BYTES_MAX = 1024 * 1024
+"""Answers that a program has not read, bytes: all that may be outstanding. One that does not read is cut."""
+
+_command_decoder = msgspec.msgpack.Decoder(BulkCommand)
+
+
+class ChannelServer:
+    """Listens at a replica's channel address."""
+
+    def __init__(self, service: Service, *, address: Address, tls: ssl.SSLContext) -> None:
+        """`tls` must ask for client certificates of the cluster's authority."""
+        self.service = service
+        self.connections: set[_Connection] = set()
+        self._acceptor = Acceptor(lambda: _Connection(self), address, tls)
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._acceptor.port
+
+    async def start(self) -> None:
+        """Listen; OSError if the address cannot be used."""
+        await self._acceptor.start()
+        self._sweep()
+
+    async def stop(self) -> None:
+        """Stop listening and close; whoever waits for an answer must ask again, elsewhere."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._acceptor.stop()
+        for connection in list(self.connections):
+            connection.close()
+
+    def leader_address(self) -> str:
+        """Return where the channel of the replica that leads is, or the empty string."""
+        leader = self.service.controller.engine.leader
+        for replica in self.service.config.replicas:
+            if replica.name == leader and replica.channel is not None:
+                return str(replica.channel)
+        return ""
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(SWEEP_PERIOD_S, self._sweep)
+        now_s = loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now_s)
+
+
+class _Connection(asyncio.Protocol):
+    """One program. Everything runs in callbacks: what it reads, and the answers that the proposer resolves."""
+
+    def __init__(self, server: ChannelServer) -> None:
+        self._server = server
+        self._service = server.service
+        self._loop = asyncio.get_running_loop()
+        self._cutter = Cutter(FRAME_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._identity: Identity | None = None
+        self._greeted = False
+        self._waiting: dict[int, float] = {}
+        """Number -> the loop's time at which its command was taken, oldest first."""
+        self._out: list[bytes] = []
+        self._flush_soon = False
+        self._bodies: deque[bytes] = deque()
+        """Frames of the last read that wait for room: one read of the transport at most, since no further comes."""
+        self._paused = False
+        self._heard_s = self._loop.time()
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        try:
+            identity = identity_of(transport, self._service.config.cluster.id)
+            permit(identity, PEOPLE, "use the channel")
+        except Problem as problem:
+            LOGGER.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), problem)
+            transport.abort()
+            return
+        if len(self._server.connections) >= CONNECTIONS_MAX:
+            transport.abort()
+            return
+        self._identity = identity
+        self._server.connections.add(self)
+        self._send(Hello(CHANNEL_VERSION, self._service.config.cluster.id))
+
+    def data_received(self, data: bytes) -> None:
+        if self._identity is None or self._transport is None or self._transport.is_closing():
+            return
+        self._heard_s = self._loop.time()
+        try:
+            self._bodies.extend(self._cutter.feed(data))
+            self._work()
+        except ChannelRefused as error:
+            LOGGER.warning("the channel of %s is closed: %s", self._identity, error)
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Its commands stand: whoever sends them again is answered from the receipts.
+        self._server.connections.discard(self)
+        self._waiting.clear()
+        self._bodies.clear()
+        self._identity = None
+
+    # Commands
+
+    def _work(self) -> None:
+        """Take what was read while there is room; read no further while there is none."""
+        assert self._transport is not None
+        while self._bodies and len(self._waiting) < OUTSTANDING_MAX:
+            self._take(self._bodies.popleft())
+        full = bool(self._bodies)
+        if full != self._paused:
+            self._paused = full
+            (self._transport.pause_reading if full else self._transport.resume_reading)()
+
+    def _take(self, body: bytes) -> None:
+        assert self._identity is not None
+        try:
+            message = decode_from_client(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ChannelRefused(f"not a frame of version {CHANNEL_VERSION}: {error}") from error
+        if isinstance(message, Hello):
+            check_hello(message, self._service.config.cluster.id)
+            self._greeted = True
+            return
+        if not self._greeted:
+            raise ChannelRefused("a command came before the greeting")
+        number = message.number
+        if number in self._waiting:
+            raise ChannelRefused(f"number {number} is in use by a command that waits")
+        try:
+            answer = self._begin(message, self._identity)
+        except Problem as problem:
+            self._fail(number, problem)
+        except Redirect:
+            self._redirect(number)
+        except (StorageFailed, BrokenInvariant) as error:
+            self._service.fail(error)
+        else:
+            self._waiting[number] = self._heard_s
+            answer.add_done_callback(functools.partial(self._answered, number))
+
+    def _begin(self, ask: Ask, identity: Identity) -> Answer:
+        try:
+            command = _command_decoder.decode(ask.command)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise bad_body(error) from error
+        if not self._service.controller.state.revision:
+            raise no_leader("the cluster is being founded")
+        return self._service.admit(identity, command)[1]
+
+    def _answered(self, number: int, answer: Answer) -> None:
+        if self._waiting.pop(number, None) is None:
+            return  # the program has gone, or was told already that the outcome is not known
+        try:
+            self._settled(number, answer.result())
+        except Exception as error:
+            self._failed(number, error)
+        if self._paused and len(self._waiting) == OUTSTANDING_MAX // 2:
+            self._loop.call_soon(self._resume)
+
+    def _settled(self, number: int, settled: Settled) -> None:
+        if settled.refusal is not None:
+            self._fail(number, refused(settled.refusal))
+        else:
+            self._send(Done(number, settled.revision, settled.job))
+
+    def _failed(self, number: int, error: Exception) -> None:
+        found = self._service.problem_of(error)
+        if isinstance(found, Redirect):
+            self._redirect(number)
+        else:
+            self._fail(number, found)
+
+    def _fail(self, number: int, problem: Problem) -> None:
+        view = problem.view
+        leader = self._server.leader_address() if problem.status == 503 else ""
+        self._send(
+            Failed(number, problem.status, view.code, view.sentence, view.remedy, view.place, view.outcome, leader)
+        )
+
+    def _redirect(self, number: int) -> None:
+        leader = self._server.leader_address()
+        sentence = "this replica does not lead; nothing has happened"
+        remedy = f"send it to {leader}" if leader else "ask another replica"
+        self._send(Failed(number, 307, NOT_LEADER, sentence, remedy, "", "refused", leader))
+
+    # Bounds
+
+    def sweep(self, now_s: float) -> None:
+        """Answer what waits for too long, and end a connection that idles or does not read."""
+        for number, since_s in list(self._waiting.items()):
+            if now_s - since_s < COMMIT_WAIT_S:
+                break  # the others came later
+            del self._waiting[number]
+            self._fail(number, outcome_unknown())
+        if not self._waiting and not self._out and now_s - self._heard_s > IDLE_S_MAX:
+            self.close()
+        if self._paused and len(self._waiting) <= OUTSTANDING_MAX // 2:
+            self._resume()
+
+    def close(self) -> None:
+        """Send what is ready and end the connection."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _resume(self) -> None:
+        if not self._paused or self._transport is None or self._transport.is_closing():
+            return
+        self.data_received(b"")
+
+    def _send(self, message: Hello | Done | Failed) -> None:
+        self._out.append(encode_frame(message))
+        if not self._flush_soon:
+            self._flush_soon = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_soon = False
+        transport = self._transport
+        if transport is None or transport.is_closing() or not self._out:
+            self._out.clear()
+            return
+        out, self._out = self._out, []
+        transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            LOGGER.warning("%s does not read its answers; its channel is cut", self._identity)
+            transport.abort()

@@ -1,0 +1,295 @@
+"""The channel does what the API does, for the same people, with the same answers; and it is bounded."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+import cluster.channel.server as server_module
+from cluster.address import Address
+from cluster.channel import ChannelServer
+from cluster.client import requests as r
+from cluster.client.channel import Channel, ChannelError, Connection
+from cluster.client.channel_frames import CHANNEL_VERSION, FRAME_BYTES_MAX, LENGTH, Ask, Hello, encode_frame
+from cluster.client.errors import ApiError
+from cluster.config import Config
+from cluster.tls import client_context, server_context
+from replica.limits import SCRIPT_BYTES_MAX
+from tests.cluster.rig import PLAIN, SCRIPT, Rig, free_port, story, until
+
+
+@contextlib.asynccontextmanager
+async def channel_of(rig: Rig) -> AsyncIterator[ChannelServer]:
+    tls = server_context(rig.config.tls_files("r1"))
+    server = ChannelServer(rig.service, address=Address("127.0.0.1", 0), tls=tls)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def connect(rig: Rig, server: ChannelServer, who: str = "alice") -> Connection:
+    tls = client_context(rig.config.tls_files(who))
+    return await Connection.open(Address("127.0.0.1", server.port), tls, rig.config.cluster.id)
+
+
+def submission(rig: Rig, **changes: Any) -> r.SubmitCommand:
+    body = {"script": PLAIN, "time_limit_s": 60, "workdir": str(rig.config.file.parent / "out"), "hold": True}
+    return r.SubmitCommand(command_id=rig.new_id(), **{**body, **changes})
+
+
+@story
+async def test_commands_sent_together_are_settled_in_one_batch_and_each_is_answered(config: Config) -> None:
+    async with Rig(config) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        batches = rig.controller.proposer.counts.batches
+        done = await asyncio.gather(*[connection.ask(submission(rig)) for _ in range(50)])
+        assert [answer.job for answer in done] == list(range(1, 51))
+        assert [answer.revision for answer in done] == list(range(done[0].revision, done[0].revision + 50))
+        assert rig.controller.proposer.counts.batches <= batches + 3
+        assert rig.controller.state.jobs[50].spec.user == "alice"
+        connection.close()
+
+
+COMMANDS: list[Callable[[Rig], r.BulkCommand]] = [
+    lambda rig: submission(rig),
+    lambda rig: submission(rig, user="bob"),
+    lambda rig: submission(rig, script="#!/bin/sh\n#DW jobdw capacity=lots\n"),
+    lambda rig: submission(rig, script=SCRIPT, bb="pool=nowhere capacity=1MiB"),
+    lambda rig: submission(rig, dependencies=("never:1",)),
+    lambda rig: submission(rig, script="#!/bin/sh\n" + "#" * SCRIPT_BYTES_MAX),
+    lambda rig: r.HoldCommand(command_id=rig.new_id(), job_id=1),
+    lambda rig: r.ReleaseCommand(command_id=rig.new_id(), job_id=1),
+    lambda rig: r.CancelCommand(command_id=rig.new_id(), job_id=77),
+    lambda rig: r.PoolCommand(command_id=rig.new_id(), name="fast", quantity="96MiB", granularity="8MiB"),
+    lambda rig: r.PoolCommand(command_id=rig.new_id(), name="fast", quantity="many", granularity="8MiB"),
+    lambda rig: r.DrainCommand(command_id=rig.new_id(), node="n9", reason="x"),
+    lambda rig: r.HoldCommand(command_id="0" * 32, job_id=1),
+    lambda rig: r.HoldCommand(command_id="000000000000700080" + "0" * 14, job_id=1),
+]
+
+
+@story
+async def test_each_identity_gets_the_same_answer_to_each_command_as_in_bulk_over_http(config: Config) -> None:
+    async with Rig(config) as rig, channel_of(rig) as server:
+        await rig.submit(who="bob", hold=True)
+        for who, make in itertools.product(("operator", "alice", "bob"), COMMANDS):
+            connection = await connect(rig, server, who)
+            # Two of a kind: the same id again would be answered from the receipts.
+            over_http = await rig.ask("POST", "/v1/commands", {"commands": [msgspec.to_builtins(make(rig))]}, who=who)
+            (expected,) = over_http.body["results"]
+            await rig.ask("POST", "/v1/jobs/1/hold", {"command_id": rig.new_id()}, who="bob")  # as it was
+            try:
+                await connection.ask(make(rig))
+            except ChannelError as error:
+                view = expected["error"]
+                found = {
+                    "code": error.code,
+                    "sentence": error.sentence,
+                    "remedy": error.remedy,
+                    "place": error.place,
+                    "outcome": error.outcome,
+                }
+                assert error.status == expected["status"]
+                assert {key: value for key, value in found.items() if key != "sentence"} == {
+                    key: view[key] for key in found if key != "sentence"
+                }
+                assert error.sentence == view["sentence"] or "ago by the leader's clock" in error.sentence
+            else:
+                assert expected["status"] in (200, 201), expected
+            await rig.ask("POST", "/v1/jobs/1/hold", {"command_id": rig.new_id()}, who="bob")
+            connection.close()
+
+
+@pytest.mark.parametrize("who", ["n1", "r1"])
+def test_agents_and_replicas_are_turned_away_as_the_api_does(config: Config, who: str) -> None:
+    @story
+    async def run() -> None:
+        async with Rig(config) as rig, channel_of(rig) as server:
+            answer = await rig.ask("POST", "/v1/commands", {"commands": []}, who=who)
+            assert answer.status == 403
+            with pytest.raises(ApiError, match="closed at once"):
+                await connect(rig, server, who)
+            assert not server.connections
+
+    run()
+
+
+@story
+async def test_a_retry_over_the_channel_of_what_came_over_http_gets_the_first_answer(config: Config) -> None:
+    async with Rig(config) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        body = rig.job()
+        first = await rig.ask("POST", "/v1/jobs", body, who="alice")
+        done = await connection.ask(r.SubmitCommand(**body))
+        assert (done.job, len(rig.controller.state.jobs)) == (first.body["job_id"], 1)
+        connection.close()
+
+
+@story
+async def test_who_does_not_lead_says_where_the_leaders_channel_is(config: Config) -> None:
+    other = msgspec.structs.replace(config.replicas[0], name="r2", channel=Address("127.0.0.1", free_port()))
+    config = msgspec.structs.replace(config, replicas=(*config.replicas, other))
+    async with Rig(config) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        rig.engine.depose("r2")
+        with pytest.raises(ChannelError) as told:
+            await connection.ask(submission(rig))
+        assert (told.value.status, told.value.outcome, told.value.leader) == (307, "refused", str(other.channel))
+        rig.engine.depose(None)
+        with pytest.raises(ChannelError) as told:
+            await connection.ask(submission(rig))
+        assert (told.value.status, told.value.code, told.value.leader) == (503, "no_leader", "")
+        connection.close()
+
+
+@story
+async def test_leadership_lost_under_way_leaves_the_outcome_unknown_and_the_same_id_settles_it_once(
+    config: Config,
+) -> None:
+    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        command = submission(rig)
+        answer = connection.ask(command)
+        await until(lambda: rig.engine.uncommitted > 0)
+        rig.engine.depose("r1", lose=False)
+        with pytest.raises(ChannelError) as told:
+            await answer
+        assert (told.value.status, told.value.outcome) == (503, "unknown")
+        rig.engine.lead()
+        again = connection.ask(command)
+        await until(lambda: again.done())
+        assert again.result().job == 1
+        assert len(rig.controller.state.jobs) == 1
+        connection.close()
+
+
+@story
+async def test_an_entry_that_is_not_committed_in_time_is_answered_as_unknown(config: Config) -> None:
+    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        answer = connection.ask(submission(rig))
+        await until(lambda: rig.engine.uncommitted > 0)
+        for known in server.connections:
+            known.sweep(asyncio.get_running_loop().time() + server_module.COMMIT_WAIT_S + 1)
+        with pytest.raises(ChannelError) as told:
+            await answer
+        assert told.value.outcome == "unknown"
+        rig.engine.commit()
+        connection.close()
+
+
+@story
+async def test_a_broken_connection_leaves_the_outcome_unknown_and_the_command_stands(config: Config) -> None:
+    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        answer = connection.ask(submission(rig))
+        await until(lambda: rig.engine.uncommitted > 0)
+        connection.close()
+        with pytest.raises(ApiError) as told:
+            await answer
+        assert told.value.outcome == "unknown"
+        rig.engine.commit()
+        assert len(rig.controller.state.jobs) == 1
+
+
+@story
+async def test_no_more_than_the_bound_is_outstanding_and_what_is_sent_beyond_it_waits(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "OUTSTANDING_MAX", 4)
+    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        answers = [connection.ask(submission(rig)) for _ in range(30)]
+        jobs = 0
+        while jobs < 30:
+            await until(lambda: rig.engine.uncommitted > 0)
+            assert all(len(known._waiting) <= 4 for known in server.connections)
+            rig.engine.commit()
+            assert len(rig.controller.state.jobs) - jobs <= 4
+            jobs = len(rig.controller.state.jobs)
+        assert [(await answer).job for answer in answers] == list(range(1, 31))
+        connection.close()
+
+
+def hello(rig: Rig, **changes: Any) -> bytes:
+    fields = {"version": CHANNEL_VERSION, "cluster": rig.config.cluster.id, **changes}
+    return encode_frame(Hello(**fields))
+
+
+def ask(number: int, command: Any) -> bytes:
+    return encode_frame(Ask(number, msgspec.Raw(msgspec.msgpack.encode(command))))
+
+
+WRONG: dict[str, Callable[[Rig], bytes]] = {
+    "another cluster": lambda rig: hello(rig, cluster="0" * 32),
+    "another version": lambda rig: hello(rig, version=99),
+    "no greeting": lambda rig: ask(1, submission(rig)),
+    "too long": lambda rig: hello(rig) + LENGTH.pack(FRAME_BYTES_MAX + 1),
+    "not MessagePack": lambda rig: hello(rig) + LENGTH.pack(3) + b"\xc1\xc1\xc1",
+    "unknown kind": lambda rig: hello(rig) + LENGTH.pack(2) + msgspec.msgpack.encode([77]),
+    "a number twice": lambda rig: hello(rig) + ask(1, submission(rig)) + ask(1, submission(rig)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_channel_of_this_cluster_is_closed_and_nobody_else_notices(config: Config, wrong: str) -> None:
+    @story
+    async def run() -> None:
+        async with Rig(config) as rig, channel_of(rig) as server:
+            good = await connect(rig, server)
+            tls = client_context(rig.config.tls_files("alice"))
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls)
+            writer.write(WRONG[wrong](rig))
+            await reader.read()  # until it is closed
+            writer.close()
+            assert (await good.ask(submission(rig))).job >= 1
+            good.close()
+
+    run()
+
+
+@story
+async def test_a_command_that_is_malformed_is_refused_by_its_number_and_the_connection_goes_on(config: Config) -> None:
+    async with Rig(config) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        body = msgspec.to_builtins(submission(rig))
+        bad = connection.ask({**body, "colour": "red"})  # type: ignore[arg-type]
+        with pytest.raises(ChannelError) as told:
+            await bad
+        assert (told.value.status, told.value.place) == (400, "colour")
+        assert (await connection.ask(submission(rig))).job == 1
+        connection.close()
+
+
+@story
+async def test_a_program_follows_the_leader_and_sends_the_same_id_until_it_is_carried_out(config: Config) -> None:
+    async with Rig(config) as rig, channel_of(rig) as server:
+        dead = Address("127.0.0.1", free_port())
+        live = Address("127.0.0.1", server.port)
+        async with Channel([dead, live], rig.config.tls_files("alice"), rig.config.cluster.id) as channel:
+            assert (await channel.perform(submission(rig))).job == 1
+            rig.engine.depose(None)
+            waiting = asyncio.create_task(channel.perform(submission(rig)))
+            await until(lambda: rig.controller.proposer.counts.commands > 0 and not waiting.done())
+            rig.engine.lead()
+            assert (await waiting).job == 2
+            with pytest.raises(ChannelError) as told:
+                await channel.perform(r.CancelCommand(command_id=rig.new_id(), job_id=99))
+            assert told.value.status == 404
+
+
+@story
+async def test_when_nobody_leads_until_the_deadline_the_program_is_told_that_nothing_happened(config: Config) -> None:
+    async with Rig(config) as rig, channel_of(rig) as server:
+        live = Address("127.0.0.1", server.port)
+        rig.engine.depose(None)
+        async with Channel([live], rig.config.tls_files("alice"), rig.config.cluster.id) as channel:
+            with pytest.raises(ApiError) as told:
+                await channel.perform(submission(rig), deadline_s=0.3)
+            assert told.value.outcome == "refused"
