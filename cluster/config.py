@@ -16,7 +16,7 @@ import msgspec
 from cluster.address import Address, AddressError
 from cluster.identity import NAME_RULE, is_name
 from cluster.pki import AUTHORITY_NAME
-from cluster.tls import TlsFiles, TlsRefused, find_unsafe_keys
+from cluster.tls import TlsFiles, find_unsafe_keys, is_there
 from cluster.toml_table import ConfigError, Table, near
 from replica.limits import CPUS_MAX, NODES_MAX, POOLS_MAX
 from replica.policy import Policy, check_policy
@@ -189,14 +189,7 @@ class Config(msgspec.Struct, frozen=True):
             certificate=self.tls.certificates / f"{name}.pem",
             key=self.tls.certificates / f"{name}.key",
         )
-        try:
-            exists = files.certificate.exists()
-        except OSError as error:
-            raise TlsRefused(
-                f"{files.certificate} may not be read ({error.strerror}); use a copy of {self.file.name} whose [tls] "
-                f"names a directory of your own, made by an operator with `forebay certificate issue NAME --into DIR`"
-            ) from error
-        if not exists:
+        if not is_there(files.certificate):
             raise ConfigError(
                 self.file,
                 "tls.certificates",

@@ -14,19 +14,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
 from cluster.clock import Clock
 from cluster.config import Config
-from cluster.consensus import ChangeRefused, Machine, NotLeader, Role, SnapshotRef, SnapshotSink, Wanted
+from cluster.consensus import Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine
 from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
+from cluster.membership import Membership
 from cluster.past import Past
-from cluster.proposer import Answer, NotLeading, OutcomeUnknown, Proposer, QueueFull
+from cluster.proposer import Answer, NotLeading, Proposer, QueueFull
 from cluster.storage import Storage
 from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
 from replica.commit import Batch
@@ -35,20 +35,13 @@ from replica.settle import settle
 from replica.state import State
 from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant
-from wal.configuration import Action, Configuration, Placed
+from wal.configuration import Placed
 from wal.journal import Entry
 
 LOGGER = logging.getLogger(__name__)
 
 READ_WAIT_S = 4.0
 """How long a linearizable read may take, seconds: a few elections, and less than a client waits for one replica."""
-
-CHANGE_WAIT_S = 4.0
-"""How long an answer may wait for a change of membership, seconds: less than a client waits for one replica."""
-
-HAND_OVER_S = 2.0
-"""How long a leader that is asked to stop may take to hand over, seconds: what is left of a service manager's
-patience is for writing."""
 
 JOURNAL_FILL_MAX = 0.9
 """How full the journal may be for new jobs. The rest is for what the jobs there are still need: a journal that is full
@@ -108,6 +101,7 @@ class Controller:
         self.liveness = Liveness(clock, node_down_s=node_down_s)
         self.orders = OrderWatch(storage.state.revision)
         self.engine = make_engine(self, self._on_change, fail)
+        self.membership = Membership(config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied)
         self.proposer = Proposer(engine=self.engine, applied=lambda: self._state, clock=clock, fail=fail)
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         self._snapshot_index = self._newest_snapshot_index()
@@ -233,65 +227,6 @@ class Controller:
             future.add_done_callback(lambda done: _call_soon(loop, self._saved, image, done))
         return future
 
-    # The members
-
-    def api_of(self, name: str) -> str | None:
-        """Return where clients reach the replica called `name`: as its cluster says, else as the file does."""
-        member = self.engine.configuration.member(name)
-        if member is not None and member.api:
-            return member.api
-        return next((str(replica.api) for replica in self.config.replicas if replica.name == name), None)
-
-    async def change_members(self, wanted: Wanted) -> Configuration:
-        """Change who is a member; return the configuration once it is applied.
-
-        A command whose id the present configuration carries was carried out already. NotLeading, ChangeRefused, and
-        OutcomeUnknown if this replica lost its leadership before it knew. `wanted.action`: as consensus takes it.
-        """
-        if wanted.id and self.engine.configuration.change.id == wanted.id and self.leads:
-            index, term = self.engine.last_index, self.engine.term
-        else:
-            try:
-                index, term = self.engine.change(wanted)
-            except NotLeader as error:
-                raise NotLeading(error.leader) from error
-        known = self.engine.configuration
-        try:
-            async with asyncio.timeout(CHANGE_WAIT_S):
-                await self.wait_applied(index)
-        except TimeoutError as error:
-            raise OutcomeUnknown from error
-        if self.engine.term != term:
-            raise OutcomeUnknown  # another leader may have put something else there
-        return known
-
-    async def transfer(self, target: str | None) -> str | None:
-        """Hand the leadership over; return who leads now. NotLeading, ChangeRefused."""
-        try:
-            return await self.engine.transfer(target)
-        except NotLeader as error:
-            raise NotLeading(error.leader) from error
-
-    async def hand_over(self) -> None:
-        """Before a leader stops on request: let another one lead, so that nobody waits for an election timeout."""
-        if not self.leads or len(self.engine.configuration.voters) < 2:
-            return
-        with suppress(NotLeader, ChangeRefused, TimeoutError):
-            async with asyncio.timeout(HAND_OVER_S):
-                LOGGER.info("the leadership goes to %s", await self.engine.transfer() or "somebody else")
-
-    def _promote(self) -> None:
-        """Let a learner vote that has caught up: what `member add` and `member replace` have begun."""
-        learner = self.engine.promotable()
-        if learner is None:
-            return
-        added = self.engine.configuration.change
-        command_id = added.id if added.member == learner else b""
-        try:
-            self.engine.change(Wanted(action=Action.PROMOTE, name=learner, id=command_id))
-        except (ChangeRefused, NotLeader) as error:
-            LOGGER.info("%s does not vote yet: %s", learner, error)
-
     # What consensus calls
 
     def apply(self, index: int, term: int, data: bytes) -> None:
@@ -396,7 +331,7 @@ class Controller:
         self._looking = asyncio.get_running_loop().call_later(LOOK_PERIOD_S, self._look)
         if not self.leads:
             return
-        self._promote()
+        self.membership.promote()
         for node, silence_s in self.liveness.silent(self._state):
             self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
 

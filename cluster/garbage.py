@@ -16,7 +16,7 @@ from cluster.clock import Clock
 
 YOUNG_OBJECTS = 20_000
 """New objects after which the young are looked through, count: a batch of 1,024 commands makes about as many. With
-Python's 700 it took a fifth of a leader's time (docs/BENCHMARKS.md)."""
+Python's 700 it took a fifth of a leader's time at 1,000 clients."""
 
 MIDDLE_ROUNDS = 20
 """Rounds among the young after which the middle-aged are looked through too, count."""

@@ -1,17 +1,106 @@
-"""The replicas of the cluster as this one sees them: who they are, who leads, how far each is."""
+"""The replicas of the cluster as this one sees them, and what operators and a leader do about them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from cluster.client.views import MemberView
-from cluster.consensus import Role
+from cluster.config import Config
+from cluster.consensus import ChangeRefused, NotLeader, Role, Wanted
 from cluster.engine import Engine, Peer
+from cluster.proposer import NotLeading, OutcomeUnknown
 from replica.units import Revision
-from wal.configuration import Member
+from wal.configuration import Action, Configuration, Member
+
+LOGGER = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
 LEARNER = "learner"
+
+CHANGE_WAIT_S = 4.0
+"""How long an answer may wait for a change of membership, seconds: less than a client waits for one replica."""
+
+HAND_OVER_S = 2.0
+"""How long a leader that is asked to stop may take to hand over, seconds: what is left of a service manager's
+patience is for writing."""
+
+
+class Membership:
+    """Changes who is a member and who leads, through consensus, and knows where the members are."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        *,
+        leads: Callable[[], bool],
+        wait_applied: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """Ask `engine`; `leads` says whether this replica may decide, `wait_applied` waits for an entry."""
+        self._config = config
+        self._engine = engine
+        self._leads = leads
+        self._wait_applied = wait_applied
+
+    def api_of(self, name: str) -> str | None:
+        """Return where clients reach the replica called `name`: as its cluster says, else as the file does."""
+        member = self._engine.configuration.member(name)
+        if member is not None and member.api:
+            return member.api
+        return next((str(replica.api) for replica in self._config.replicas if replica.name == name), None)
+
+    async def change(self, wanted: Wanted) -> Configuration:
+        """Change who is a member; return the configuration once it is applied.
+
+        A command whose id the present configuration carries was carried out already. NotLeading, ChangeRefused, and
+        OutcomeUnknown if this replica lost its leadership before it knew. `wanted.action`: as consensus takes it.
+        """
+        if wanted.id and self._engine.configuration.change.id == wanted.id and self._leads():
+            index, term = self._engine.last_index, self._engine.term
+        else:
+            try:
+                index, term = self._engine.change(wanted)
+            except NotLeader as error:
+                raise NotLeading(error.leader) from error
+        known = self._engine.configuration
+        try:
+            async with asyncio.timeout(CHANGE_WAIT_S):
+                await self._wait_applied(index)
+        except TimeoutError as error:
+            raise OutcomeUnknown from error
+        if self._engine.term != term:
+            raise OutcomeUnknown  # another leader may have put something else there
+        return known
+
+    async def transfer(self, target: str | None) -> str | None:
+        """Hand the leadership over; return who leads now. NotLeading, ChangeRefused."""
+        try:
+            return await self._engine.transfer(target)
+        except NotLeader as error:
+            raise NotLeading(error.leader) from error
+
+    async def hand_over(self) -> None:
+        """Before a leader stops on request: let another one lead, so that nobody waits for an election timeout."""
+        if not self._leads() or len(self._engine.configuration.voters) < 2:
+            return
+        with suppress(NotLeader, ChangeRefused, TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                LOGGER.info("the leadership goes to %s", await self._engine.transfer() or "somebody else")
+
+    def promote(self) -> None:
+        """Let a learner vote that has caught up: what `member add` and `member replace` have begun."""
+        learner = self._engine.promotable()
+        if learner is None:
+            return
+        added = self._engine.configuration.change
+        command_id = added.id if added.member == learner else b""
+        try:
+            self._engine.change(Wanted(action=Action.PROMOTE, name=learner, id=command_id))
+        except (ChangeRefused, NotLeader) as error:
+            LOGGER.info("%s does not vote yet: %s", learner, error)
 
 
 def members(

@@ -26,10 +26,11 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import msgspec
 
+from cluster.answers import Answer, InFlight, Settled, Waiter, Waiting, reject, resolve
 from cluster.clock import Clock
 from cluster.consensus import NotLeader, Role
 from cluster.engine import Engine
@@ -44,6 +45,17 @@ from replica.settle import Tentative, job_concerned, receipt_for
 from replica.state import State
 from replica.units import Instant, Revision
 from wal.codec import encode_batch
+
+__all__ = [
+    "Answer",
+    "CannotDecide",
+    "Counts",
+    "NotLeading",
+    "OutcomeUnknown",
+    "Proposer",
+    "QueueFull",
+    "Settled",
+]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -83,49 +95,6 @@ class CannotDecide(Exception):
     """Deciding the command failed with a fault of the program; nothing has happened."""
 
 
-class Settled(NamedTuple):
-    """The answer to one command. `state` is the applied state when it is given; `revision` that of the command."""
-
-    revision: Revision
-    job: int
-    refusal: Refusal | None
-    state: State
-    fresh: bool
-    """False where the answer came from a receipt: this was a retry."""
-
-
-Answer = asyncio.Future[Settled]
-
-
-class _Waiting(NamedTuple):
-    request: Request
-    answer: Answer
-    weight_bytes: int
-
-
-class _Waiter(NamedTuple):
-    answer: Answer
-    revision: Revision
-    job: int
-    refusal: Refusal | None
-    fresh: bool
-
-
-class _InFlight:
-    __slots__ = ("after", "batch", "before", "data", "first", "index", "last", "term", "waiters")
-
-    def __init__(self, before: State, batch: Batch, data: bytes, after: State, waiters: list[_Waiter]) -> None:
-        self.index = 0
-        self.term = 0
-        self.before = before
-        self.batch = batch
-        self.data = data
-        self.first = Revision(before.revision + 1)
-        self.last = after.revision
-        self.after = after
-        self.waiters = waiters
-
-
 class Counts(msgspec.Struct):
     """What the proposer has done since the process started."""
 
@@ -153,9 +122,9 @@ class Proposer:
         self._applied = applied
         self._clock = clock
         self._fail = fail
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[Waiting] = deque()
         self._queue_bytes = 0
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._pump_handle: asyncio.Handle | None = None
         self._pacer = PassPacer(applied=applied, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail)
         self._leading_term = 0
@@ -192,7 +161,7 @@ class Proposer:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         answer: Answer = self._loop.create_future()
-        self._queue.append(_Waiting(request, answer, weight_bytes))
+        self._queue.append(Waiting(request, answer, weight_bytes))
         self._queue_bytes += weight_bytes
         self._wake()
         return answer
@@ -242,7 +211,7 @@ class Proposer:
                 else:
                     self._in_flight.popleft()
                     for waiter in head.waiters:
-                        _resolve(
+                        resolve(
                             waiter.answer,
                             Settled(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh),
                         )
@@ -290,7 +259,7 @@ class Proposer:
     def _propose_batch(self) -> None:
         base = self._in_flight[-1].after if self._in_flight else self._applied()
         batch = Tentative(base, Instant(max(self._clock.now(), base.at)))
-        waiters: list[_Waiter] = []
+        waiters: list[Waiter] = []
         size_bytes, decided = 0, False
         queue = self._queue
         while queue and len(batch.entries) < COMMANDS_PER_BATCH_MAX - 1:
@@ -315,7 +284,7 @@ class Proposer:
             size_bytes += entry_bytes
             decided = decided or bool(entry.events)
             revision = Revision(batch.revision)
-            waiters.append(_Waiter(waiting.answer, revision, job_concerned(entry), entry.refusal, True))
+            waiters.append(Waiter(waiting.answer, revision, job_concerned(entry), entry.refusal, True))
         if self._pacer.wanted(decided=decided):
             entry_of_pass = self._pass(batch.state(), batch.at, decided)
             if entry_of_pass is not None:
@@ -329,9 +298,9 @@ class Proposer:
             return
         self._propose(batch, waiters)
 
-    def _propose(self, batch: Tentative, waiters: list[_Waiter]) -> None:
+    def _propose(self, batch: Tentative, waiters: list[Waiter]) -> None:
         agreed = Batch(batch.base.revision, batch.at, tuple(batch.entries))
-        flight = _InFlight(batch.base, agreed, encode_batch(agreed), batch.state(), waiters)
+        flight = InFlight(batch.base, agreed, encode_batch(agreed), batch.state(), waiters)
         self._in_flight.append(flight)
         try:
             flight.index, flight.term = self._engine.propose(flight.data)
@@ -347,7 +316,7 @@ class Proposer:
     def _dequeue(self) -> None:
         self._queue_bytes -= self._queue.popleft().weight_bytes
 
-    def _answered_before(self, waiting: _Waiting, batch: Tentative, waiters: list[_Waiter]) -> bool:
+    def _answered_before(self, waiting: Waiting, batch: Tentative, waiters: list[Waiter]) -> bool:
         """Answer, or attach to the batch that will, a command whose id is known; False if it is new."""
         command_id = waiting.request.id
         if not command_id:
@@ -359,13 +328,13 @@ class Proposer:
         if isinstance(known, Refusal):
             # Nothing was and nothing will be decided: no entry says so, and none is needed.
             self.counts.refusals[known.code.name.lower()] += 1
-            _resolve(waiting.answer, Settled(applied.revision, 0, known, applied, True))
+            resolve(waiting.answer, Settled(applied.revision, 0, known, applied, True))
             return True
         self.counts.receipts_answered += 1
         if known.revision <= applied.revision:
-            _resolve(waiting.answer, Settled(known.revision, known.job, known.refusal, applied, False))
+            resolve(waiting.answer, Settled(known.revision, known.job, known.refusal, applied, False))
             return True
-        waiter = _Waiter(waiting.answer, known.revision, known.job, known.refusal, False)
+        waiter = Waiter(waiting.answer, known.revision, known.job, known.refusal, False)
         if known.revision > batch.base.revision:
             waiters.append(waiter)
             return True
@@ -375,7 +344,7 @@ class Proposer:
                 return True
         raise AssertionError(f"no batch in flight carries revision {known.revision}")
 
-    def _decide(self, waiting: _Waiting, batch: Tentative) -> Entry | None:
+    def _decide(self, waiting: Waiting, batch: Tentative) -> Entry | None:
         """Return the entry that settles the command; None where deciding it failed, which is answered."""
         request = waiting.request
         try:
@@ -387,7 +356,7 @@ class Proposer:
             return _entry(request, refusal=outcome)
         return _entry(request, outcome.events)
 
-    def _settle(self, waiting: _Waiting, batch: Tentative, entry: Entry) -> bool:
+    def _settle(self, waiting: Waiting, batch: Tentative, entry: Entry) -> bool:
         """Add the entry to the batch; False where its events cannot be folded, which is answered."""
         try:
             batch.add(entry)
@@ -396,7 +365,7 @@ class Proposer:
             return False
         return True
 
-    def _cannot_decide(self, waiting: _Waiting, error: Exception) -> None:
+    def _cannot_decide(self, waiting: Waiting, error: Exception) -> None:
         request = waiting.request
         if request.actor == CONTROLLER:
             raise error
@@ -404,7 +373,7 @@ class Proposer:
             "deciding %s of %s failed; it is not proposed", kind_of(request.command), request.actor, exc_info=error
         )
         if not waiting.answer.done():
-            _reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
+            reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
 
     def _pass(self, tentative: State, at: Instant, decided: bool) -> Entry | None:
         if tentative.revision == 0:
@@ -432,25 +401,13 @@ class Proposer:
             for waiter in flight.waiters:
                 if not waiter.answer.done():
                     self.counts.outcomes_unknown += 1
-                    _reject(waiter.answer, OutcomeUnknown("leadership was lost while the command was under way"))
+                    reject(waiter.answer, OutcomeUnknown("leadership was lost while the command was under way"))
         if not self.leading:
             queue, self._queue = self._queue, deque()
             self._queue_bytes = 0
             for waiting in queue:
                 if not waiting.answer.done():
-                    _reject(waiting.answer, NotLeading(self._engine.leader))
-
-
-def _resolve(answer: Answer, settled: Settled) -> None:
-    # The waiter may have gone, by its deadline or its connection: the command stands all the same.
-    if not answer.done():
-        answer.set_result(settled)
-
-
-def _reject(answer: Answer, error: Exception) -> None:
-    answer.set_exception(error)
-    # Read once here: where the waiter has gone, asyncio would report the exception as forgotten.
-    answer.exception()
+                    reject(waiting.answer, NotLeading(self._engine.leader))
 
 
 def _too_large(request: Request, size_bytes: int) -> Entry:

@@ -36,7 +36,7 @@ from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Environment, RecoveryRefused, StorageFailed
 from wal.configuration import Configuration, Member, initial, unknown
 
-LOGGER = logging.getLogger(__name__)
+LOGGER = logging.getLogger("cluster.serve")  # not __main__, whichever way it is started
 
 EXIT_OK = 0
 EXIT_USAGE = 64
@@ -194,7 +194,7 @@ class Replica:
     async def stop(self) -> None:
         """Hand the leadership over, stop accepting, write what is known."""
         assert self.controller.checkpoints is not None
-        await self.controller.hand_over()
+        await self.controller.membership.hand_over()
         self.collector.stop()
         await self.controller.checkpoints.stop()
         if self.channel is not None:
@@ -207,7 +207,7 @@ class Replica:
         return tuple(peer.name for peer in self.controller.engine.peers())
 
     async def _digests_of(self, peer: str) -> Mapping[int, str]:
-        api = self.controller.api_of(peer)
+        api = self.controller.membership.api_of(peer)
         if api is None:
             raise LookupError(f"nobody says where the API of {peer} is")
         return (await self._client.digests(Address.parse(api))).digests

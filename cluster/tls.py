@@ -78,6 +78,17 @@ def check_key_file(path: Path) -> None:
         raise TlsRefused(f"{path}: the private key has mode {mode:04o}, others may use it; run: chmod 600 {path}")
 
 
+def is_there(certificate: Path) -> bool:
+    """Say whether a certificate exists; TlsRefused if its directory is somebody else's and may not be looked into."""
+    try:
+        return certificate.exists()
+    except OSError as error:
+        raise TlsRefused(
+            f"{certificate} may not be read ({error.strerror}); use a copy of forebay.toml whose [tls] names a "
+            f"directory of your own, made by an operator with `forebay certificate issue NAME --into DIR`"
+        ) from error
+
+
 def find_unsafe_keys(directory: Path) -> tuple[str, str] | None:
     """Return (sentence, remedy) if others may change the directory of keys or read a key in it, else None.
 

@@ -161,7 +161,7 @@ async def members(call: Call) -> Reply:
     rows = member_rows(
         controller.name,
         engine,
-        api_of=controller.api_of,
+        api_of=controller.membership.api_of,
         peer_of=controller.config.members.get,
         applied_index=controller.applied_index,
         revision=state.revision,
@@ -196,7 +196,7 @@ async def status(call: Call) -> Reply:
         role=str(engine.role),
         term=engine.term,
         leader=leader,
-        leader_api=None if leader is None else controller.api_of(leader),
+        leader_api=None if leader is None else controller.membership.api_of(leader),
         ready=not why_not,
         not_ready=why_not,
         commit_index=engine.commit_index,

@@ -58,7 +58,7 @@ async def transfer(call: Call) -> Reply:
 
 async def _transfer(call: Call, target: str | None) -> str | None:
     try:
-        return await call.service.controller.transfer(target)
+        return await call.service.controller.membership.transfer(target)
     except NotLeading as error:
         raise call.service.elsewhere(error.leader) from error
     except ChangeRefused as error:
@@ -70,7 +70,7 @@ async def _change(call: Call, action: Action, name: str, *, peer: str = "", api:
     command_id = call.service.check_age(call.body.command_id)
     wanted = Wanted(action=action, name=name, peer=peer, api=api, actor=str(call.identity), id=command_id)
     try:
-        await call.service.controller.change_members(wanted)
+        await call.service.controller.membership.change(wanted)
     except NotLeading as error:
         raise call.service.elsewhere(error.leader) from error
     except OutcomeUnknown as error:

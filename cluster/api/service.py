@@ -122,7 +122,7 @@ class Service:
         """Return where to go instead."""
         if leader is None or leader == self.controller.name:
             return no_leader()
-        api = self.controller.api_of(leader)
+        api = self.controller.membership.api_of(leader)
         if api is None:
             return no_leader(f"the leader {leader!r} is not in this replica's configuration")
         return Redirect(Address.parse(api).url)

@@ -26,7 +26,7 @@ from snapshots.restore import inspect as inspect_snapshot
 from wal.codec import CodecError
 from wal.environment import Environment
 from wal.failures import Condition, RecoveryRefused, StorageFailed
-from wal.ledger import Ledger, LedgerBroken
+from wal.ledger import Ledger, LedgerBroken, Verified
 
 OTHER_REPLICA = "do not start this replica on it; compare with the other replicas, and replace what is broken from them"
 
@@ -121,13 +121,21 @@ def verify(options: dict[str, Any]) -> None:
     show(
         fields_table(
             [
-                ("Verified", f"{verified.entries} entries, {verified.first_index} to {verified.last_index}"),
+                ("Verified", verified_words(verified)),
                 ("Revision", revision),
                 ("LedgerDigest", verified.digest.hex()),
                 ("NotHeldHere", missing),
             ]
         )
     )
+
+
+def verified_words(verified: Verified) -> str:
+    """Return how much was verified; a replica that has just been made has nothing."""
+    if not verified.entries:
+        return "nothing: the ledger is empty"
+    entries = "1 entry" if verified.entries == 1 else f"{verified.entries} entries"
+    return f"{entries}, {verified.first_index} to {verified.last_index}"
 
 
 def replay_ledger(options: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import click
 
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import plain, show, show_json, size
+from cluster.cli.output import note, plain, show, show_json, size
 from cluster.cli.session import session
 from cluster.cli.tables import buffers_table, nodes_table, pools_table, transfers_table
 from cluster.client import Client
@@ -71,6 +71,12 @@ def set_pool(
         return await client.set_pool(name, request)
 
     pool = session().ask(change)
+    rest_bytes = pool.quantity_bytes % pool.granularity_bytes
+    if rest_bytes:
+        note(
+            f"forebay: warning: {size(pool.quantity_bytes)} is no multiple of {size(pool.granularity_bytes)}: "
+            f"the last {size(rest_bytes)} cannot be given to anybody"
+        )
     if as_json:
         show_json(pool)
     else:
@@ -98,11 +104,12 @@ def buffer_group() -> None:
 
 
 @buffer_group.command("list")
+@click.option("--all", "everything", is_flag=True, help="Also buffers that are gone.")
 @JSON_OPTION
-def list_buffers(as_json: bool) -> None:
-    """List the buffers of jobs, their state, and what they hold."""
+def list_buffers(everything: bool, as_json: bool) -> None:
+    """List the buffers of jobs, their state, and what they hold; by default those that are not gone."""
     current = session()
-    answer = current.ask(lambda client: client.buffers(stale=current.stale))
+    answer = current.ask(lambda client: client.buffers(live=not everything, stale=current.stale))
     if as_json:
         show_json(answer)
     else:

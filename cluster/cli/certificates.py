@@ -15,7 +15,7 @@ from cluster.cli.tables import moment
 from cluster.clock import format_instant
 from cluster.config import OPERATOR_NAME, Config
 from cluster.founding import replica_hosts
-from cluster.identity import Role
+from cluster.identity import NAME_RULE, Role, is_name
 from cluster.pki import AUTHORITY_NAME, CERTIFICATE_MODE, PkiRefused, issue, load_authority
 from replica.units import MICROSECONDS_PER_SECOND
 
@@ -159,6 +159,10 @@ def issue_certificate(name: str, role: str, hosts: tuple[str, ...], replace: boo
 
 def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the hosts of the certificate; Failure for a name that is somebody else's, warnings for an unknown one."""
+    if not is_name(name) or name == AUTHORITY_NAME:
+        raise bad_input(
+            f"{name!r} cannot name a certificate", f"{NAME_RULE}, and {AUTHORITY_NAME!r} is the authority's own"
+        )
     replicas = {replica.name: replica for replica in config.replicas}
     agents = {agent.name for agent in config.agents}
     taken = {**dict.fromkeys(replicas, Role.REPLICA), **dict.fromkeys(agents, Role.AGENT), OPERATOR_NAME: Role.OPERATOR}
@@ -174,7 +178,7 @@ def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tup
 
 
 def _article(role: str) -> str:
-    return f"{'an' if role[:1] in 'aeiou' else 'a'} {role}"
+    return f"{'an' if role[:1] in 'ao' else 'a'} {role}"
 
 
 def _remedy(text: str) -> str:

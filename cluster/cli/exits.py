@@ -40,6 +40,18 @@ MEANINGS: Final = MappingProxyType(
 )
 """One phrase for each exit code, as shown in --help and docs/cli.md."""
 
+SERVE_MEANINGS: Final = MappingProxyType(
+    {
+        0: "stopped on request",
+        64: "wrong usage",
+        66: "its storage is refused: damaged, of another replica or cluster, or empty where it must not be",
+        69: "an address of it cannot be used",
+        70: "it stopped itself rather than guess on: what it said last on stderr is why",
+        78: "the configuration or a certificate is refused",
+    }
+)
+"""One phrase for each code with which the process of `forebay serve` ends, numbered as in sysexits.h."""
+
 INVALID_REQUEST_LINE: Final = "Burst Buffer request invalid"
 """Slurm's one sentence for every refused burst-buffer request: printed last, for scripts that look for it."""
 

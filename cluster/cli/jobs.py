@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -17,6 +18,15 @@ from cluster.cli.tables import jobs_table
 from cluster.client import ApiError, Client
 from cluster.client.views import JobsAnswer, JobView
 from replica.jobs import ENDED, JobState
+
+LIMIT: Final = 1_000
+"""Jobs that are listed when nobody says otherwise, count."""
+
+LIMIT_MAX: Final = 1_000_000
+"""Jobs that one listing may have, count: a hundred pages, and about a gigabyte of memory."""
+
+PAGE_JOBS: Final = 10_000
+"""Jobs asked for in one request, count: what the API answers at most."""
 
 JOB_ID_MAX: Final = 2**63 - 1
 REVISION_MAX: Final = 2**63 - 1
@@ -55,11 +65,17 @@ def _states(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--state", "states", callback=_states, metavar="STATE,…", help="Only these states, e.g. PENDING or PD,R.")
 @click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
 @click.option("--user", "owner", metavar="NAME", help="Only the jobs of one user.")
-@click.option("--limit", type=click.IntRange(1, 1_000_000), help="At most so many.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT,
+    show_default=True,
+    help="At most so many, the newest ones.",
+)
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @JSON_OPTION
 def list_jobs(
-    states: tuple[str, ...], everything: bool, owner: str | None, limit: int | None, watch: bool, as_json: bool
+    states: tuple[str, ...], everything: bool, owner: str | None, limit: int, watch: bool, as_json: bool
 ) -> None:
     """List jobs, by default those that have not ended; columns as in squeue."""
     if everything and states:
@@ -70,7 +86,9 @@ def list_jobs(
     current = session()
 
     async def ask(client: Client) -> JobsAnswer:
-        return await client.jobs(states=wanted, user=owner, limit=limit, stale=current.stale)
+        if limit <= PAGE_JOBS:
+            return await client.jobs(states=wanted, user=owner, limit=limit, stale=current.stale)
+        return await _newest(client, wanted, owner, limit, stale=current.stale)
 
     if watch:
         current.ask(lambda client: _watch(lambda: ask(client)))
@@ -84,6 +102,19 @@ def list_jobs(
         note("No unfinished jobs; --all shows those that have ended too.")
     if answer.truncated:
         note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, a --state or a --user.")
+
+
+async def _newest(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
+    """Read all jobs page by page and keep the newest. What is submitted meanwhile may or may not be among them."""
+    kept: deque[JobView] = deque(maxlen=limit)
+    seen = last = 0
+    while True:
+        page = await client.jobs(states=states, user=owner, limit=PAGE_JOBS, after=last, stale=stale)
+        kept.extend(page.jobs)
+        seen += len(page.jobs)
+        if not page.truncated or not page.jobs:
+            return JobsAnswer(revision=page.revision, jobs=tuple(kept), truncated=seen > limit)
+        last = page.jobs[-1].job_id
 
 
 async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:

@@ -8,14 +8,16 @@ from typing import Final, Literal, NoReturn, cast
 
 import click
 
+from cluster.certificates import certificate_of
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.local_cluster import children_of, module_command, run
 from cluster.cli.output import note
 from cluster.cli.session import Session, config_failure, session
+from cluster.cli.tables import moment
 from cluster.client import Client
 from cluster.client import run as run_to_end
-from cluster.clock import SystemClock
-from cluster.config import Config, ConfigError
+from cluster.clock import SystemClock, format_instant
+from cluster.config import OPERATOR_NAME, Config, ConfigError
 from cluster.founding import Founding, FoundingRefused, PoolSpec, found
 
 READY_S: Final = 60.0
@@ -76,8 +78,21 @@ def init(
     except FoundingRefused as error:
         sentence, _, remedy = str(error).partition("; ")
         raise bad_input(sentence, remedy or "see forebay init --help") from error
-    click.echo(f"Wrote {config.file} and certificates for {_count(config)}.")
+    until = certificate_of(config.tls.certificates, OPERATOR_NAME).valid_until
+    click.echo(
+        f"Wrote {config.file} and certificates for {_count(config)}, valid until "
+        f"{moment(format_instant(until)).partition('T')[0]}."
+    )
     click.echo(f"Next: forebay --config {config.file} up")
+    if not allow_root and os.geteuid() == 0:
+        note(
+            "forebay: warning: you are root, and root may not submit jobs to this cluster: see --allow-root and --user"
+        )
+    for root in dict.fromkeys((*founding.source_roots, *founding.destination_roots)):
+        # What is there depends on the job's user where the root names it.
+        known = Path(str(root).partition("%u")[0])
+        if not known.is_dir():
+            note(f"forebay: warning: the staging root {known} is no directory yet: make it before jobs use it")
     if not sources or not destinations:
         note(f"forebay: warning: jobs may not stage {_missing(sources, destinations)} yet: add roots to [staging]")
 

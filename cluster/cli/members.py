@@ -12,11 +12,15 @@ from cluster.cli.output import Cell, fields_table, note, plain, show, show_json,
 from cluster.cli.session import config_failure, session
 from cluster.cli.tables import members_table, snapshot_fields
 from cluster.client import ApiError, Client
-from cluster.client.views import MembersAnswer, StatusView
+from cluster.client.views import MembersAnswer, MemberView, StatusView
 from cluster.config import Config, ConfigError, ReplicaConfig
 
 DIGEST_DIGITS_SHOWN = 16
 """Digits of a digest in a table: enough to see a difference; `--json` has all 64."""
+
+
+MEMBER_ANSWER_S = 2.0
+"""How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +47,44 @@ def member_group() -> None:
 @member_group.command("list")
 @JSON_OPTION
 def list_members(as_json: bool) -> None:
-    """List the replicas as the leader sees them: role, term, commit index, lag."""
+    """List the replicas: role, term, commit index, lag.
+
+    Who is a member and how far behind is what the leader says; the rest of each is what it says of itself.
+    """
     current = session()
-    answer = current.ask(lambda client: client.members(stale=current.stale))
+
+    async def ask(client: Client) -> MembersAnswer:
+        answer = await client.members(stale=current.stale)
+        rows = await asyncio.gather(*(_completed(client, member) for member in answer.members))
+        return msgspec.structs.replace(answer, members=tuple(rows))
+
+    answer = current.ask(ask)
     if as_json:
         show_json(answer)
     else:
         show(members_table(answer.members))
+
+
+async def _completed(client: Client, member: MemberView) -> MemberView:
+    """Return the row with what only that replica knows, if it answers at once."""
+    if not member.reachable or None not in (
+        member.term,
+        member.commit_index,
+        member.applied_index,
+        member.revision,
+    ):
+        return member
+    try:
+        found = await client.status(Address.parse(member.api), deadline_s=MEMBER_ANSWER_S)
+    except (ApiError, AddressError):
+        return member
+    return msgspec.structs.replace(
+        member,
+        term=found.term,
+        commit_index=found.commit_index,
+        applied_index=found.applied_index,
+        revision=found.revision,
+    )
 
 
 @member_group.command("add")
@@ -134,7 +169,18 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
     if as_json:
         show_json(StatusAnswer(replicas=tuple(answers)))
     else:
-        columns = ("REPLICA", "ROLE", "READY", "TERM", "LEADER", "COMMIT", "APPLIED", "REVISION", "SNAPSHOT", "DIGEST")
+        columns = (
+            "REPLICA",
+            "ROLE",
+            "READY",
+            "TERM",
+            "LEADER",
+            "COMMIT",
+            "APPLIED",
+            "REVISION",
+            "SNAPSHOT",
+            "STATE-DIGEST",
+        )
         show(
             table(
                 columns,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from cluster.cli.app import cli
-from cluster.cli.exits import MEANINGS
+from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
 from cluster.cli.sbatch import OPTIONS
 
 
@@ -23,7 +23,13 @@ def render() -> str:
 
 def _exit_codes() -> str:
     rows = "\n".join(f"| {int(code)} | {meaning} |" for code, meaning in MEANINGS.items())
-    return f"## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}\n"
+    serve = "\n".join(f"| {code} | {meaning} |" for code, meaning in SERVE_MEANINGS.items())
+    return (
+        f"## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}\n\n"
+        "`forebay serve` becomes the process of the replica once it has read the configuration, and ends with its own:"
+        "\n\n"
+        f"| code | meaning |\n|---|---|\n{serve}\n"
+    )
 
 
 def _sbatch_options() -> str:

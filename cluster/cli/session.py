@@ -1,5 +1,6 @@
 """What every command needs: the configuration, an identity, a client; and how a refusal becomes an exit code."""
 
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -28,12 +29,23 @@ _CODES: Final = {
     403: ExitCode.PERMISSION_DENIED,
     404: ExitCode.NOT_FOUND,
     413: ExitCode.BAD_INPUT,
+    414: ExitCode.BAD_INPUT,
     415: ExitCode.BAD_INPUT,
     422: ExitCode.BAD_INPUT,
+    431: ExitCode.BAD_INPUT,
     502: ExitCode.UNREACHABLE,
     503: ExitCode.UNREACHABLE,
     504: ExitCode.UNREACHABLE,
 }
+
+_COMMANDS: Final = (
+    (re.compile(r"/v1/jobs/(\d+)/history"), r"`forebay job history \1`"),
+    (re.compile(r"/v1/jobs\b(?!/)"), "`forebay job list --all`"),
+    (re.compile(r"/v1/status\b"), "`forebay member status`"),
+    (re.compile(r"/v1/nodes\b(?!/)"), "`forebay node list`"),
+    (re.compile(r"/v1/pools\b(?!/)"), "`forebay pool list`"),
+)
+"""What remedies of the API name, and the command that shows the same."""
 
 _T = TypeVar("_T")
 
@@ -90,7 +102,14 @@ def config_failure(error: ConfigError) -> Failure:
 
 def failure_of(error: ApiError) -> Failure:
     """Return the failure for a call that did not succeed."""
-    return Failure(exit_code_of(error), error.sentence, error.remedy, place=error.place)
+    return Failure(exit_code_of(error), error.sentence, in_commands(error.remedy), place=error.place)
+
+
+def in_commands(remedy: str) -> str:
+    """Return what the API advises with the commands that ask it, for somebody who types them."""
+    for pattern, command in _COMMANDS:
+        remedy = pattern.sub(command, remedy)
+    return remedy
 
 
 def exit_code_of(error: ApiError) -> ExitCode:

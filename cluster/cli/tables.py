@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from typing import Final
 
-from rich.table import Table
 from rich.text import Text
 
 from cluster.cli.moments import format_elapsed
-from cluster.cli.output import NOTHING, plain, readable_size, size, table, text_of
+from cluster.cli.output import NOTHING, Listing, plain, readable_size, size, table, text_of
 from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView, TransferView
 from cluster.clock import parse_instant
 from replica.jobs import JobState
@@ -48,7 +47,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= NAME_CHARACTERS_SHOWN else name[: NAME_CHARACTERS_SHOWN - 1] + "…"
 
 
-def jobs_table(jobs: Iterable[JobView], now: Instant) -> Table:
+def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
     """Return the listing of jobs, columns as in squeue."""
     return table(
         ("JOBID", "NAME", "USER", "ST", "TIME", "NODE", "BUFFER", "POOL", "CAPACITY", "REASON"),
@@ -76,7 +75,7 @@ def _styled(code: str) -> Text:
     return Text(plain(code), style=_STATE_STYLES.get(code, ""))
 
 
-def pools_table(pools: Iterable[PoolView]) -> Table:
+def pools_table(pools: Iterable[PoolView]) -> Listing:
     """Return the listing of pools; free is what the controller derived."""
     return table(
         ("POOL", "DEFAULT", "TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS"),
@@ -97,7 +96,7 @@ def pools_table(pools: Iterable[PoolView]) -> Table:
     )
 
 
-def buffers_table(buffers: Iterable[BufferView]) -> Table:
+def buffers_table(buffers: Iterable[BufferView]) -> Listing:
     """Return the listing of buffers."""
     return table(
         ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED"),
@@ -121,7 +120,7 @@ def buffers_table(buffers: Iterable[BufferView]) -> Table:
     )
 
 
-def transfers_table(transfers: Iterable[TransferView]) -> Table:
+def transfers_table(transfers: Iterable[TransferView]) -> Listing:
     """Return the listing of operations under way, as their agents reported them last."""
     return table(
         ("JOBID", "STAGE", "NODE", "ATTEMPT", "FILES", "BYTES", "RATE"),
@@ -141,7 +140,7 @@ def transfers_table(transfers: Iterable[TransferView]) -> Table:
     )
 
 
-def nodes_table(nodes: Iterable[NodeView]) -> Table:
+def nodes_table(nodes: Iterable[NodeView]) -> Listing:
     """Return the listing of nodes."""
     return table(
         ("NODE", "STATE", "CPUS", "JOBS", "LAST-CONTACT", "REASON"),
@@ -161,7 +160,7 @@ def nodes_table(nodes: Iterable[NodeView]) -> Table:
     )
 
 
-def members_table(members: Iterable[MemberView]) -> Table:
+def members_table(members: Iterable[MemberView]) -> Listing:
     """Return the listing of replicas as the one that answered sees them."""
     return table(
         ("REPLICA", "ROLE", "REACHABLE", "TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT", "API", "PEER"),

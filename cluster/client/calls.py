@@ -168,7 +168,9 @@ class _Run:
             if outcome.status == NO_ANSWER and outcome.code == UNREACHABLE:
                 silent.add(target)
             troubles.append(outcome)
-            self._last = outcome
+            if self._last is None or outcome.status != NO_ANSWER or self._left_s() > 0:
+                # What the call's own deadline cut short says less than what was answered before.
+                self._last = outcome
             target = self._endpoints.next_after(tried)
         if any(trouble.untrusted for trouble in troubles) and all(trouble.status == NO_ANSWER for trouble in troubles):
             refused = next(trouble for trouble in troubles if trouble.untrusted)

@@ -316,7 +316,7 @@ def keyed(file: Path) -> Config:
 def test_the_files_of_an_identity_are_found_or_the_remedy_said(keyed: Config) -> None:
     files = keyed.tls_files("operator")
     assert (files.certificate.name, files.key.name, files.authority.name) == ("operator.pem", "operator.key", "ca.pem")
-    with pytest.raises(ConfigError, match="there is no certificate .*alice.pem; issue one for 'alice'"):
+    with pytest.raises(ConfigError, match="there is no certificate .*alice.pem; issue one with .* issue alice"):
         keyed.tls_files("alice")
     with pytest.raises(ConfigError, match="is not a name"):
         keyed.tls_files("../../etc/operator")
@@ -369,3 +369,13 @@ def test_a_relative_file_is_resolved_once(file: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir("/")
     assert config.file == file
     assert os.path.isabs(config.wal_directory("r1"))
+
+
+def test_a_channel_is_offered_only_where_the_configuration_says_so(file: Path) -> None:
+    place = 'api = "127.0.0.1:7412"\n'
+    assert TEXT.count(place) == 1
+    file.write_text(TEXT.replace(place, place + 'channel = "127.0.0.1:7422"\n'))
+    assert [str(replica.channel) for replica in Config.load(file).replicas] == ["None", "127.0.0.1:7422", "None"]
+    error = refusal(file, (place, place + 'channel = "127.0.0.1:7401"\n'))
+    assert error.key == "replica[2].channel"
+    assert "taken by replica[1].peer" in error.sentence

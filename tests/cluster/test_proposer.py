@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 
+import msgspec
 import pytest
 
 from cluster.clock import ManualClock
@@ -23,8 +24,12 @@ from replica.jobs import Hold, JobSpec
 from replica.limits import COMMANDS_PER_BATCH_MAX
 from replica.policy import Policy
 from replica.refusals import RefusalCode
+from replica.settle import settle
+from replica.state import State
+from replica.state_digest import state_digest
 from replica.units import Instant, seconds
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
+from wal.codec import decode_batch
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 ALICE = c.Actor(c.ActorRole.USER, "alice")
@@ -430,3 +435,50 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
             assert (await answer).job == number
         assert passes == 1
         await until(lambda: passes == 2)
+
+
+@story
+async def test_what_the_leader_foresaw_is_what_settling_its_entries_comes_to(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with manual(config) as rig:
+        proposer, compared = rig.controller.proposer, 0
+        foresee = proposer.foreseen
+
+        def compare(before: State, data: bytes) -> tuple[Batch, State] | None:
+            nonlocal compared
+            foreseen = foresee(before, data)
+            if foreseen is not None:
+                batch, after = foreseen
+                decoded = decode_batch(data)
+                settled = settle(before, decoded)
+                assert decoded == batch
+                assert settled == after
+                assert settled is not None and state_digest(settled) == state_digest(after)
+                compared += 1
+            return foreseen
+
+        monkeypatch.setattr(proposer, "foreseen", compare)
+        answers = [submit(rig, script=SCRIPT, hold=Hold.NONE) for _ in range(9)]
+        await until(lambda: rig.engine.uncommitted > 0)
+        rig.engine.commit()
+        answers += [rig.controller.submit(c.Request(command_id(), ALICE, c.CancelJob(job))) for job in (1, 2, 77)]
+        while not all(answer.done() for answer in answers):
+            await until(lambda: rig.engine.uncommitted > 0)
+            rig.engine.commit()
+        assert compared >= 2
+
+
+@story
+async def test_nothing_is_foreseen_for_other_bytes_or_another_state(config: Config) -> None:
+    async with manual(config) as rig:
+        answer = submit(rig)
+        await until(lambda: rig.engine.uncommitted == 1)
+        proposer, before = rig.controller.proposer, rig.controller.state
+        data = rig.engine.journal.entry(rig.engine.last_index).data
+        assert proposer.foreseen(before, data) is not None
+        assert proposer.foreseen(before, data + b"\0") is None
+        assert proposer.foreseen(msgspec.structs.replace(before), data) is None
+        rig.engine.commit()
+        assert proposer.foreseen(before, data) is None
+        assert (await answer).job == 1

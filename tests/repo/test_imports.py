@@ -32,6 +32,7 @@ REMOTE_MAY_IMPORT = {
         "cluster.identity",
         "cluster.tls",
         "cluster.pki",
+        "cluster.certificates",
         "cluster.founding",
         "cluster.address",
         "cluster.agent",

@@ -41,7 +41,7 @@ async def test_every_method_of_the_client_gets_its_answer(config: Config) -> Non
             pool = r.PoolRequest(command_id=operator.new_command_id(), quantity="1GiB", granularity="1MiB")
             assert (await operator.set_pool("new", pool)).free_bytes == 2**30
             assert (await alice.buffers()).buffers[0].state == "pre-run"
-            assert (await operator.drain("n1", reason="dust")).state == "DRAINED"
+            assert (await operator.drain("n1", reason="dust")).state == "DRAINING"
             assert (await operator.resume("n1")).state == "UP"
             assert (await alice.nodes(stale=True)).nodes[0].last_contact_s is not None
             assert (await alice.transfers()).transfers == ()

@@ -177,7 +177,9 @@ def test_full_rooms_of_people_leave_the_agents_theirs_and_large_bodies_leave_sma
 def test_a_whole_body_of_the_largest_size_fits_into_the_share_of_whoever_sends_it() -> None:
     for role in Role:
         for announced in (1, SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1, AGENT_BODY_BYTES, BODY_BYTES_MAX):
-            BodyBudget().claim(Identity(role, "x"), announced).take(announced)
+            budget = BodyBudget()
+            budget.claim(Identity(role, "x"), announced).take(announced)
+            assert budget.held_bytes == announced
 
 
 @story

@@ -17,6 +17,7 @@ from replica.state_digest import state_digest
 from snapshots.image import Image
 from tests.replica.world import World
 from wal.codec import NO_OP, encode_batch
+from wal.configuration import Member, encode_configuration, initial
 from wal.environment import Environment
 from wal.journal import Entry, Journal
 
@@ -72,7 +73,8 @@ def lived() -> list[Batch]:
 def make(directory: Path) -> Made:
     """Write the ledger of `lived` into `directory`/wal, closed afterwards as by a replica that was stopped."""
     batches = lived()
-    data = [NO_OP, *map(encode_batch, batches[:3])]
+    members = initial((Member(REPLICA, "r1:7401", "r1:7411"),), version=1)
+    data = [encode_configuration(members), *map(encode_batch, batches[:3])]
     # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.
     data += [encode_batch(msgspec.structs.replace(batches[1], at=batches[2].at)), NO_OP]
     data += [encode_batch(batch) for batch in batches[3:]]

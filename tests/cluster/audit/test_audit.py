@@ -6,7 +6,7 @@ import lmdb
 import msgspec
 import pytest
 
-from cluster.audit.entries import BATCH, NO_OP, VOID
+from cluster.audit.entries import BATCH, CONFIGURATION, NO_OP, VOID
 from cluster.cli.exits import ExitCode
 from cluster.client.views import LedgerEntryView, SnapshotView
 from replica.settle import settle, settle_entry
@@ -128,15 +128,26 @@ def test_one_flipped_bit_is_found_by_every_command(tmp_path: Path, command: list
     assert "Traceback" not in result.stderr
 
 
+def test_a_ledger_without_entries_is_said_to_be_empty(tmp_path: Path) -> None:
+    Environment.open(
+        tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
+    ).close()
+    result = typed("ledger", "verify", "--data", tmp_path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "nothing: the ledger is empty" in result.stdout
+    assert "1 to 0" not in result.stdout
+
+
 def test_a_dump_is_one_json_line_for_each_entry_and_names_what_each_is(made: Made) -> None:
     result = typed("ledger", "dump", "--data", made.directory)
     rows = [msgspec.json.decode(line, type=LedgerEntryView) for line in result.stdout.splitlines()]
     assert [row.index for row in rows] == list(range(1, len(made.entries) + 1))
-    assert [row.kind for row in rows[:6]] == [NO_OP, BATCH, BATCH, BATCH, VOID, NO_OP]
+    assert [row.kind for row in rows[:6]] == [CONFIGURATION, BATCH, BATCH, BATCH, VOID, NO_OP]
+    assert (rows[0].records[0]["change"], rows[0].records[0]["voters"][0]["id"]) == ("found", REPLICA)
     assert rows[-1].digest == made.applied_digest
     assert rows[-1].revision == made.state.revision
     assert rows[1].records[0]["events"][0]["event"] == "cluster_founded"
-    refused = [record for row in rows for record in row.records if record["refusal"] is not None]
+    refused = [record for row in rows[1:] for record in row.records if record["refusal"] is not None]
     assert [record["command"] for record in refused] == ["submit_job"]
 
 
@@ -211,7 +222,8 @@ def test_a_snapshot_is_inspected_and_its_free_capacity_is_shown(made: Made, tmp_
         free = {name: pool.usable_bytes - made.state.held_bytes.get(name, 0) for name, pool in made.state.pools.items()}
         assert {pool.name: pool.free_bytes for pool in view.pools} == free
     shown = typed("snapshot", "inspect", path)
-    assert f"Revision   {made.state.revision}" in shown.stdout
+    assert f"Revision      {made.state.revision}" in shown.stdout
+    assert "\nLedgerDigest  " in shown.stdout and "\nDigest" not in shown.stdout
 
 
 def test_a_damaged_snapshot_is_a_failed_verification_and_a_missing_one_is_not_found(made: Made, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -60,7 +61,7 @@ STATUS = StatusView(
     applied_index=9, last_index=9, revision=5, state_digest="ab" * 32,
 )  # fmt: skip
 SNAPSHOT = SnapshotView(
-    path="/x/snapshot-9.fbs", index=9, term=3, revision=5, at=None, size_bytes=4096, digest="ab" * 32
+    path="/x/snapshot-9.fbs", index=9, term=3, revision=5, at=None, size_bytes=4096, ledger_digest="ab" * 32
 )
 WHY = WhyView(
     revision=77, at="2026-01-31T09:00:00.000000Z", job_id=42, state="PENDING", reason="BurstBufferResources",
@@ -194,7 +195,8 @@ def test_a_repeated_submit_carries_the_id_it_was_given(double: Double, script: s
 )
 def test_each_kind_of_refusal_has_its_exit_code(double: Double, status: int, code: str, expected: ExitCode) -> None:
     double.refuse("GET", "/v1/jobs/42", status, code, "it was refused", remedy="do otherwise")
-    result = forebay(double.config, "job", "show", "42", deadline_s=0.2)
+    # Only what may pass is asked again until the deadline.
+    result = forebay(double.config, "job", "show", "42", deadline_s=2.0 if status in (429, 503) else 60.0)
     assert result.exit_code == expected
     assert expected in MEANINGS
     assert result.stdout == ""
@@ -234,6 +236,36 @@ def test_a_key_that_others_may_read_is_refused(double: Double) -> None:
     assert double.asked == []
 
 
+def test_a_directory_of_certificates_of_somebody_else_is_permission_denied_in_a_sentence(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = Path.exists
+
+    def denied(path: Path) -> bool:
+        # As the kernel does for everybody but the owner, and for root too, whom it would let in.
+        if path.parent == double.config.tls.certificates:
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    result = forebay(double.config, "job", "list")
+    assert result.exit_code == ExitCode.PERMISSION_DENIED
+    assert "operator.pem may not be read (Permission denied)" in result.stderr
+    assert "forebay certificate issue" in result.stderr and "fault" not in result.stderr
+
+
+def test_a_configuration_of_somebody_else_is_permission_denied(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def denied(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == double.config.file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert forebay(double.config, "job", "list").exit_code == ExitCode.PERMISSION_DENIED
+
+
 def test_a_certificate_that_cannot_be_used_is_permission_denied(double: Double) -> None:
     key = double.config.tls.certificates / "alice.key"
     text = key.read_bytes()
@@ -253,9 +285,9 @@ def test_jobs_that_have_ended_are_listed_on_request_only(double: Double) -> None
         assert forebay(double.config, "job", "list", *words).exit_code == 0
     unfinished = "PENDING%2CCONFIGURING%2CRUNNING%2CSUSPENDED%2CSTAGE_OUT"
     assert [asked.target for asked in double.asked] == [
-        f"/v1/jobs?state={unfinished}",
-        "/v1/jobs",
-        "/v1/jobs?state=PENDING%2CRUNNING",
+        f"/v1/jobs?state={unfinished}&limit=1000",
+        "/v1/jobs?limit=1000",
+        "/v1/jobs?state=PENDING%2CRUNNING&limit=1000",
         f"/v1/jobs?state={unfinished}&user=bob&limit=5",
     ]
 
@@ -269,6 +301,57 @@ def test_an_unknown_job_state_is_refused_with_the_near_one(double: Double) -> No
 def test_a_list_that_was_cut_off_says_so_on_stderr(double: Double) -> None:
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(PENDING,), truncated=True))
     assert "more than these 1 jobs" in forebay(double.config, "job", "list").stderr
+
+
+@pytest.mark.parametrize(("limit", "cut"), [(12_345, True), (25_000, False), (20_003, False)])
+def test_more_jobs_than_one_page_are_read_page_by_page_and_the_newest_are_kept(
+    double: Double, limit: int, cut: bool
+) -> None:
+    def page(first: int, last: int, truncated: bool) -> JobsAnswer:
+        jobs = tuple(msgspec.structs.replace(PENDING, job_id=number) for number in range(first, last + 1))
+        return JobsAnswer(revision=last, jobs=jobs, truncated=truncated)
+
+    double.answer("GET", r"/v1/jobs\?limit=10000&after=0", page(1, 10_000, True))
+    double.answer("GET", r"/v1/jobs\?limit=10000&after=10000", page(10_001, 20_000, True))
+    double.answer("GET", r"/v1/jobs\?limit=10000&after=20000", page(20_001, 20_003, False))
+    result = forebay(double.config, "job", "list", "--all", "--limit", str(limit), "--json", deadline_s=60.0)
+    assert result.exit_code == 0
+    found = msgspec.json.decode(result.stdout, type=JobsAnswer)
+    assert [job.job_id for job in found.jobs] == list(range(max(1, 20_004 - limit), 20_004))
+    assert (found.revision, found.truncated) == (20_003, cut)
+
+
+def test_buffers_that_are_gone_are_listed_on_request_only(double: Double) -> None:
+    double.answer("GET", "/v1/buffers.*", BuffersAnswer(revision=5, buffers=(BUFFER,)))
+    for words in ([], ["--all"]):
+        assert forebay(double.config, "buffer", "list", *words).exit_code == 0
+    assert [asked.target for asked in double.asked] == ["/v1/buffers?live=yes", "/v1/buffers"]
+
+
+def test_what_the_api_advises_is_said_with_the_commands_of_the_command_line(double: Double) -> None:
+    double.refuse("GET", "/v1/jobs/99", 404, "unknown_job", "there is no job 99", remedy="see /v1/jobs")
+    assert "what to do: see `forebay job list --all`\n" in forebay(double.config, "job", "show", "99").stderr
+    double.refuse("GET", "/v1/jobs/99", 404, "unknown_job", "job 99 is over", remedy="see /v1/jobs/99/history")
+    assert "what to do: see `forebay job history 99`\n" in forebay(double.config, "job", "show", "99").stderr
+
+
+def test_the_list_of_replicas_is_completed_by_what_each_says_of_itself(double: Double) -> None:
+    api = str(double.config.replicas[0].api)
+    follower = msgspec.structs.replace(
+        MEMBER, name="r2", api=api, role="follower", term=None, commit_index=None, applied_index=None, revision=None
+    )
+    away = msgspec.structs.replace(follower, name="r3", reachable=False)
+    answer = MembersAnswer(revision=5, replica="r1", leader="r1", term=3, members=(MEMBER, follower, away))
+    double.answer("GET", "/v1/members", answer)
+    double.answer("GET", "/v1/status", msgspec.structs.replace(STATUS, replica="r2", applied_index=8, revision=4))
+    result = forebay(double.config, "member", "list", "--json", deadline_s=60.0)
+    found = msgspec.json.decode(result.stdout, type=MembersAnswer).members
+    assert found[0] == MEMBER and found[2] == away
+    assert (found[1].term, found[1].commit_index, found[1].applied_index, found[1].revision) == (3, 9, 8, 4)
+    assert found[1].lag_entries == follower.lag_entries, "how far behind it is, the leader says"
+    double.refuse("GET", "/v1/status", 403, "permission_denied", "no")
+    result = forebay(double.config, "member", "list", "--json", deadline_s=60.0)
+    assert msgspec.json.decode(result.stdout, type=MembersAnswer) == answer
 
 
 def test_watching_shows_the_list_again_until_it_is_interrupted(double: Double) -> None:
@@ -366,6 +449,15 @@ def test_changing_one_thing_of_a_pool_keeps_the_others(double: Double) -> None:
     assert result.stdout == "Pool fast: total 96MiB, free 80MiB, granularity 8MiB, default\n"
     sent = double.asked[-1].body
     assert (sent["quantity"], sent["granularity"], sent["default"]) == ("64MiB", str(8 * 1024**2), True)
+
+
+def test_a_quantity_that_is_no_multiple_of_the_granularity_is_warned_of(double: Double) -> None:
+    double.answer("GET", "/v1/pools", PoolsAnswer(revision=5, pools=(POOL,)))
+    for granularity, warning in ((10 * 1024**2, "the last 6MiB cannot be given"), (8 * 1024**2, "")):
+        double.answer("PUT", "/v1/pools/fast", msgspec.structs.replace(POOL, granularity_bytes=granularity))
+        result = forebay(double.config, "pool", "set", "fast", "--granularity", str(granularity))
+        assert result.exit_code == 0
+        assert warning in result.stderr and bool(warning) == bool(result.stderr)
 
 
 def test_a_new_pool_needs_quantity_and_granularity(double: Double) -> None:

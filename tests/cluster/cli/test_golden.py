@@ -3,6 +3,7 @@
 With FOREBAY_REWRITE_GOLDEN=1 the files are written again: look at the difference before it is committed.
 """
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from cluster.cli.job_text import job_block, spans, timeline, why_text
-from cluster.cli.output import show
+from cluster.cli.output import ROWS_STYLED_MAX, Listing, show, table
 from cluster.cli.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table, transfers_table
 from cluster.clock import parse_instant
 from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, TRANSFER, WHY
@@ -89,6 +93,47 @@ def test_every_table_has_a_word_in_each_cell_so_that_columns_can_be_counted(
     show(jobs_table([PENDING, NO_BUFFER], NOW))
     header, *rows = capsys.readouterr().out.splitlines()
     assert {len(row.split()) for row in rows} == {len(header.split())}
+
+
+@pytest.mark.parametrize("name", [name for name in SHOWN if name.endswith("list")])
+def test_what_fits_is_written_exactly_as_rich_draws_it(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    SHOWN[name]()
+    written = capsys.readouterr().out
+    monkeypatch.setattr("cluster.cli.output.Listing.width", 10**6)
+    SHOWN[name]()
+    assert written == capsys.readouterr().out
+
+
+# Rich drops blanks at the end of a cell that stands on the right.
+_CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6).map(str.strip)
+
+
+@given(
+    st.lists(st.tuples(*[_CELLS] * 3), max_size=5),
+    st.booleans(),
+)
+def test_any_cells_are_written_as_rich_draws_them(rows: list[tuple[str, str, str]], header: bool) -> None:
+    made = table(("A", "LONGER", "C"), rows, right=frozenset({"LONGER"}), flexible=frozenset({"C"}), header=header)
+    console = Console(file=io.StringIO(), width=1_000, highlight=False, markup=False, emoji=False, no_color=True)
+    console.print(made)
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = [line.rstrip() for line in drawn.split("\n")]
+    assert made.text().split("\n") == lines
+
+
+def test_a_very_long_table_is_not_drawn_by_rich(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(self: Listing) -> None:
+        raise AssertionError("rich takes half a millisecond a row")
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(Listing, "__rich__", drawn)
+    show(jobs_table([job(reason="x" * 500)] * (ROWS_STYLED_MAX + 1), NOW))
+    assert len(capsys.readouterr().out.splitlines()) == ROWS_STYLED_MAX + 2
 
 
 def test_the_spans_of_a_history_fill_it_without_overlap() -> None:

@@ -15,6 +15,7 @@ from cluster.cli.app import cli
 from cluster.cli.exits import ExitCode
 from cluster.cli.local_cluster import Child, children_of, run
 from cluster.config import Config
+from cluster.tls import describe_certificate
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,9 +49,12 @@ def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_pa
     result = typed(
         "init", str(tmp_path / "c"), "--replicas", "3", "--agents", "1", "--pool", "fast=96MiB/8MiB,default", "--pool",
         "slow=1GiB/64MiB", "--source-root", str(tmp_path), "--destination-root", "out", "--user", "alice",
-        "--base-port", "17401",
+        "--base-port", "17401", "--allow-root",
     )  # fmt: skip
-    assert (result.exit_code, result.stderr) == (0, "")
+    missing = (
+        f"forebay: warning: the staging root {Path.cwd() / 'out'} is no directory yet: make it before jobs use it\n"
+    )
+    assert (result.exit_code, result.stderr) == (0, missing)
     config = Config.load(tmp_path / "c" / "forebay.toml")
     assert [pool.name for pool in config.pools] == ["fast", "slow"]
     assert config.policy.sources == (str(tmp_path),)
@@ -87,6 +91,34 @@ def test_init_refuses_what_cannot_be_and_leaves_nothing_behind(tmp_path: Path, w
     assert result.exit_code == ExitCode.BAD_INPUT
     assert expected in result.stderr
     assert not (tmp_path / "c").exists() or not list((tmp_path / "c").iterdir())
+
+
+def test_init_says_until_when_the_certificates_are_valid(tmp_path: Path) -> None:
+    result = typed("init", str(tmp_path / "c"))
+    until = describe_certificate(tmp_path / "c" / "tls" / "operator.pem").rpartition("valid until ")[2].rstrip(")")
+    assert f"valid until {until}." in result.stdout
+
+
+def test_init_asks_for_the_fixed_part_of_a_root_only(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    roots = (("home/%u", False), ("home/%u/data", False), ("work/%u", True), ("work", True))
+    for number, (root, warned) in enumerate(roots):
+        result = typed("init", str(tmp_path / f"c{number}"), "--source-root", str(tmp_path / root))
+        assert ("is no directory yet" in result.stderr) == warned, root
+
+
+@pytest.mark.parametrize(
+    ("user_id", "words", "warned"), [(0, [], True), (0, ["--allow-root"], False), (1000, [], False)]
+)
+def test_init_tells_root_that_root_may_not_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_id: int, words: list[str], warned: bool
+) -> None:
+    founded = typed("init", str(tmp_path / "first"))
+    assert founded.exit_code == 0
+    config = Config.load(tmp_path / "first" / "forebay.toml")
+    monkeypatch.setattr("cluster.cli.local.found", lambda *_, **__: config)
+    monkeypatch.setattr("cluster.cli.local.os.geteuid", lambda: user_id)
+    assert ("root may not submit" in typed("init", str(tmp_path / "c"), *words).stderr) == warned
 
 
 def test_init_warns_when_jobs_may_stage_nothing(tmp_path: Path) -> None:

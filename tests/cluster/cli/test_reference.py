@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 import pytest
 
+import cluster.serve
 from cluster.cli.app import cli
 from cluster.cli.audit_commands import audit_commands, words_of
-from cluster.cli.exits import MEANINGS, ExitCode
+from cluster.cli.exits import MEANINGS, SERVE_MEANINGS, ExitCode
 from cluster.cli.reference import render
 from cluster.cli.sbatch import OPTIONS
 from cluster.cli.submit import submit
@@ -93,3 +94,10 @@ def test_words_that_are_passed_on_mean_the_same_there(words: list[str]) -> None:
     command.main(words_of(command, seen[0][1]), standalone_mode=False)
     assert seen[0] == seen[1]
     assert seen[0][0] == tuple(words[:2])
+
+
+def test_the_codes_with_which_a_replica_ends_are_those_of_its_process() -> None:
+    codes = {value for name, value in vars(cluster.serve).items() if name.startswith("EXIT_")}
+    assert set(SERVE_MEANINGS) == codes
+    for code, meaning in SERVE_MEANINGS.items():
+        assert f"| {code} | {meaning} |" in render()

@@ -68,7 +68,7 @@ class Script(Exchange):
         return happening
 
 
-def perform(happenings: list[str]) -> tuple[Script, Answer | ApiError, float]:
+def perform(happenings: list[str], deadline_s: float = DEADLINE_S) -> tuple[Script, Answer | ApiError, float]:
     """Perform one write against the script; return it, what came of it, and how long it took, seconds."""
     clock = ManualClock()
     script = Script(clock, happenings)
@@ -77,7 +77,7 @@ def perform(happenings: list[str]) -> tuple[Script, Answer | ApiError, float]:
         clock.advance(duration_s)
 
     caller = Caller(script, Endpoints(REPLICAS), clock, sleep=sleep, chance=lambda: 0.5)
-    call = Call(method="POST", target="/v1/jobs", body=b"{}", command_id=COMMAND_ID, deadline_s=DEADLINE_S)
+    call = Call(method="POST", target="/v1/jobs", body=b"{}", command_id=COMMAND_ID, deadline_s=deadline_s)
 
     async def run() -> Answer | ApiError:
         try:
@@ -140,6 +140,12 @@ def test_only_untrusted_replicas_end_a_call_in_its_first_round() -> None:
     assert isinstance(came, ApiError)
     assert came.code == UNTRUSTED
     assert [request[0] for request in script.sent] == list(REPLICAS)
+
+
+def test_an_answer_says_more_than_the_silence_that_the_deadline_cut_short() -> None:
+    script, came, _ = perform(["busy", "busy", "busy", "silent"], deadline_s=3.0)
+    assert script.happened == ["busy", "busy", "busy", "silent"]
+    assert isinstance(came, ApiError) and came.status == 429
 
 
 def test_each_round_gives_a_new_connection_twice_the_time_of_the_one_before() -> None:

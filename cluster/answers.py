@@ -1,0 +1,75 @@
+"""Who waits for what: commands in the leader's queue, batches in flight, and how their answers are given."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from replica.commands import Request
+from replica.commit import Batch
+from replica.refusals import Refusal
+from replica.state import State
+from replica.units import Revision
+
+
+class Settled(NamedTuple):
+    """The answer to one command. `state` is the applied state when it is given; `revision` that of the command."""
+
+    revision: Revision
+    job: int
+    refusal: Refusal | None
+    state: State
+    fresh: bool
+    """False where the answer came from a receipt: this was a retry."""
+
+
+Answer = asyncio.Future[Settled]
+
+
+class Waiting(NamedTuple):
+    """A command in the queue."""
+
+    request: Request
+    answer: Answer
+    weight_bytes: int
+
+
+class Waiter(NamedTuple):
+    """Who waits for an entry that is in flight, and what the answer will be."""
+
+    answer: Answer
+    revision: Revision
+    job: int
+    refusal: Refusal | None
+    fresh: bool
+
+
+class InFlight:
+    """A batch that was proposed: the states before and after it, and who waits for it."""
+
+    __slots__ = ("after", "batch", "before", "data", "first", "index", "last", "term", "waiters")
+
+    def __init__(self, before: State, batch: Batch, data: bytes, after: State, waiters: list[Waiter]) -> None:
+        self.index = 0
+        self.term = 0
+        self.before = before
+        self.batch = batch
+        self.data = data
+        self.first = Revision(before.revision + 1)
+        self.last = after.revision
+        self.after = after
+        self.waiters = waiters
+
+
+def resolve(answer: Answer, settled: Settled) -> None:
+    """Give the answer, if somebody still waits for it."""
+    # The waiter may have gone, by its deadline or its connection: the command stands all the same.
+    if not answer.done():
+        answer.set_result(settled)
+
+
+def reject(answer: Answer, error: Exception) -> None:
+    """Give an exception as the answer."""
+    answer.set_exception(error)
+    # Read once here: where the waiter has gone, asyncio would report the exception as forgotten.
+    answer.exception()

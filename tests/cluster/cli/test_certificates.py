@@ -1,0 +1,133 @@
+"""`certificate issue` and `certificate list`: who gets which certificate, and what is refused."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from cluster.cli.certificates import EXPIRY_NOTICE_DAYS
+from cluster.cli.exits import ExitCode
+from cluster.clock import ManualClock, SystemClock
+from cluster.config import Config
+from cluster.founding import Founding, found
+from cluster.identity import Role
+from cluster.pki import CERTIFICATE_LIFETIME_DAYS
+from cluster.tls import client_context, server_context
+from replica.units import MICROSECONDS_PER_SECOND, Instant
+from tests.cluster.cli.double import forebay
+
+DAY = 24 * 3600 * MICROSECONDS_PER_SECOND
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return found(tmp_path_factory.mktemp("site"), Founding(replicas=1, agents=1, users=("alice",)), clock=SystemClock())
+
+
+def listed(config: Config, **options: Any) -> dict[str, str]:
+    result = forebay(config, "certificate", "list", **options)
+    assert result.exit_code == 0
+    return {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
+
+
+def issued(config: Config, name: str, role: str, *words: str) -> Result:
+    return forebay(config, "certificate", "issue", name, "--role", role, *words)
+
+
+def test_the_certificates_are_listed_with_role_and_expiry_and_nothing_to_warn_of(founded: Config) -> None:
+    assert listed(founded)["alice"] == "user"
+    assert (
+        listed(founded).items() >= {"ca": "authority", "n1": "agent", "operator": "operator", "r1": "replica"}.items()
+    )
+    assert forebay(founded, "certificate", "list").stderr == ""
+
+
+def test_a_certificate_that_ends_soon_and_one_that_has_ended_are_warned_of(founded: Config) -> None:
+    now = SystemClock().now()
+    for days, expected in (
+        (CERTIFICATE_LIFETIME_DAYS - EXPIRY_NOTICE_DAYS + 1, "of alice expires in 58 days"),
+        (CERTIFICATE_LIFETIME_DAYS + 1, "of alice has expired"),
+    ):
+        clock = ManualClock(Instant(now + days * DAY))
+        assert expected in forebay(founded, "certificate", "list", clock=clock).stderr
+
+
+@pytest.mark.parametrize(("name", "role"), [("bob", "user"), ("carol", "operator"), ("n7", "agent")])
+def test_an_issued_certificate_is_one_of_the_cluster_and_its_key_is_private(
+    founded: Config, name: str, role: str
+) -> None:
+    result = issued(founded, name, role)
+    assert result.exit_code == 0
+    assert f"for {role} {name}, valid until 20" in result.stdout
+    files = founded.tls_files(name)
+    client_context(files)
+    assert stat.S_IMODE(files.key.stat().st_mode) == 0o600
+    assert listed(founded)[name] == role
+    again = issued(founded, name, role)
+    assert again.exit_code == ExitCode.BAD_INPUT and "--replace" in again.stderr
+    key = files.key.read_bytes()
+    assert issued(founded, name, role, "--replace").exit_code == 0
+    assert files.key.read_bytes() != key
+
+
+def test_a_replica_is_reached_where_the_configuration_says_unless_told_otherwise(founded: Config) -> None:
+    assert issued(founded, "r1", "replica", "--replace").exit_code == 0
+    server_context(founded.tls_files("r1"))
+    assert "127.0.0.1" in forebay(founded, "certificate", "list").stdout
+    assert "--host" in issued(founded, "r9", "replica").stderr
+    assert issued(founded, "r9", "replica", "--host", "10.0.0.9").exit_code == 0
+    assert "10.0.0.9" in forebay(founded, "certificate", "list").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "words", "expected"),
+    [
+        ("r1", "user", ["--replace"], "r1 is a replica of"),
+        ("n1", "operator", ["--replace"], "n1 is an agent of"),
+        ("operator", "user", ["--replace"], "operator is an operator of"),
+        ("alice", "operator", ["--replace"], "alice is a user already"),
+        ("ca", "user", [], "the authority's own"),
+        ("../x", "user", [], "cannot name a certificate"),
+        ("dora", "user", ["--host", "x"], "serves nobody"),
+    ],
+)
+def test_nobody_gets_the_name_or_the_role_of_somebody_else(
+    founded: Config, name: str, role: str, words: list[str], expected: str
+) -> None:
+    before = {path: path.read_bytes() for path in founded.tls.certificates.iterdir()}
+    result = issued(founded, name, role, *words)
+    assert (result.exit_code, result.stdout) == (ExitCode.BAD_INPUT, "")
+    assert expected in result.stderr
+    assert {path: path.read_bytes() for path in founded.tls.certificates.iterdir()} == before
+
+
+def test_a_person_gets_a_directory_that_is_enough_to_talk_to_the_cluster(founded: Config, tmp_path: Path) -> None:
+    result = issued(founded, "erin", "user", "--into", str(tmp_path / "tls"))
+    assert result.exit_code == 0 and "chown" in result.stderr
+    assert {path.name for path in (tmp_path / "tls").iterdir()} == {"ca.pem", "erin.pem", "erin.key"}
+    (tmp_path / "forebay.toml").write_text(founded.file.read_text())
+    client_context(Config.load(tmp_path / "forebay.toml").tls_files("erin"))
+
+
+def test_without_the_authoritys_key_nothing_is_issued_and_the_remedy_says_where(
+    founded: Config, tmp_path: Path
+) -> None:
+    assert issued(founded, "frank", "user", "--into", str(tmp_path / "tls")).exit_code == 0
+    (tmp_path / "forebay.toml").write_text(founded.file.read_text())
+    result = issued(Config.load(tmp_path / "forebay.toml"), "grace", "user")
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "ca.key" in result.stderr
+    assert not (tmp_path / "tls" / "grace.pem").exists()
+
+
+def test_the_authority_of_another_cluster_issues_nothing_for_this_one(founded: Config, tmp_path: Path) -> None:
+    other = found(tmp_path / "other", Founding(replicas=1, agents=0), clock=SystemClock())
+    (other.file.parent / "forebay.toml").write_text(founded.file.read_text())
+    result = issued(Config.load(other.file), "heidi", "user")
+    assert result.exit_code == ExitCode.BAD_INPUT and "is of cluster" in result.stderr
+
+
+def test_every_role_can_be_issued() -> None:
+    assert {role.value for role in Role} == {"replica", "agent", "operator", "user"}
