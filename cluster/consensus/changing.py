@@ -119,7 +119,7 @@ class Changing(Leading):
             return True
         if committed.version > 0 and not isinstance(message, Removed):
             self._send(peer, Removed(self.term, message.seq, committed.version))
-        return isinstance(message, Removed)
+        return False
 
     def _on_removed(self, notice: Removed) -> None:
         """A peer says that this replica is out. Ids are never given again, so what a later version says is final."""

@@ -18,6 +18,7 @@ from replica.state import State
 from replica.state_index import derive
 from replica.units import Instant, Revision
 from snapshots.image import Image
+from wal.configuration import Action, Change, Configuration, Member, Placed
 
 MIB = 1024 * 1024
 DIGEST = bytes(range(32))
@@ -133,8 +134,20 @@ def states(draw: st.DrawFn) -> State:
     )
 
 
+MEMBERS = Configuration(
+    6,
+    (Member("r1", "r1:7401", "r1:7411"), Member("r2#4", "r2:7401", "r2:7411")),
+    (Member("r3#6", "r3:7401", "r3:7411"),),
+    Change(Action.ADD, "r3#6", "operator admin", 99, b"i" * 16),
+)
+
 images = st.builds(
-    Image, states(), st.integers(1, 2**63 - 1), st.integers(1, 2**63 - 1), st.binary(min_size=32, max_size=32)
+    Image,
+    states(),
+    st.integers(1, 2**63 - 1),
+    st.integers(1, 2**63 - 1),
+    st.binary(min_size=32, max_size=32),
+    st.sampled_from([None, Placed(1, MEMBERS)]),
 )
 
 
@@ -164,6 +177,7 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
         index,
         term,
         DIGEST,
+        Placed(1, MEMBERS),
     )
 
 

@@ -34,7 +34,8 @@ from snapshots.image import (
     Slice,
     to_sections,
 )
-from tests.snapshots.states import DIGEST, MIB, images, ledgers, many_jobs, small_image
+from tests.snapshots.states import DIGEST, MEMBERS, MIB, images, ledgers, many_jobs, small_image
+from wal.configuration import Placed
 
 _replace = msgspec.structs.replace
 
@@ -282,3 +283,18 @@ def test_a_state_that_could_not_be_read_back_is_not_written(change: dict[str, An
 def test_a_record_too_large_to_be_read_is_not_written() -> None:
     with pytest.raises(ImageRefused, match="section jobs has a record of more than"):
         list(to_sections(many_jobs(1, script_bytes=5 * MIB)))
+
+
+@pytest.mark.parametrize(
+    "placed",
+    [
+        Placed(8, MEMBERS),
+        Placed(0, MEMBERS),
+        Placed(1, _replace(MEMBERS, voters=())),
+        Placed(1, _replace(MEMBERS, version=5)),
+    ],
+    ids=["of a later entry", "of no entry", "nobody votes", "a member of the future"],
+)
+def test_members_that_cannot_be_are_refused(placed: Placed) -> None:
+    with pytest.raises(ImageRefused, match="members are not sound"):
+        _through(_replace(small_image(), configuration=placed))

@@ -23,10 +23,19 @@ M = TypeVar("M")
 class Rig:
     """Engine `me` among `replicas` replicas (r1, r2, ...), all links up. `out` is what left, in order."""
 
-    def __init__(self, replicas: int = 3, *, me: str = "r1", disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        replicas: int = 3,
+        *,
+        me: str = "r1",
+        disk: Disk | None = None,
+        journal: Any = None,
+        **members: Any,
+    ) -> None:
+        """`members`: founding and configuration, as Core takes them."""
         self.clock = SimClock()
         self.disk = disk or Disk()
-        self.journal = MemoryJournal(self.disk)
+        self.journal = journal or MemoryJournal(self.disk)
         self.peers = [f"r{number}" for number in range(1, replicas + 1) if f"r{number}" != me]
         self.out: list[tuple[str, AnyMessage]] = []
         self.applied: list[tuple[int, int, bytes]] = []
@@ -42,6 +51,7 @@ class Rig:
             uniform=lambda low, high: low,
             links=self,
             on_change=self.on_change,
+            **members,
         )
         for peer in self.peers:
             self.engine.connected(peer)

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.node import Node
 
 from cluster.consensus.changes import Wanted
 from cluster.consensus.changing import HEIR_LAG_ENTRIES, PROMOTION_LAG_ENTRIES
@@ -18,7 +20,7 @@ from cluster.consensus.frames import (
 )
 from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
-from tests.cluster.consensus.rig import TIMING, Rig
+from tests.cluster.consensus.rig import STAND_S, TIMING, Rig, StockRig
 from tests.cluster.consensus.simulator import SimClock, Simulation, carries
 from wal.configuration import (
     Action,
@@ -73,19 +75,7 @@ class Bench(Rig):
     """An engine alone, whose members are in its journal."""
 
     def __init__(self, *, me: str = "r1", disk: Disk | None = None, **given: Any) -> None:
-        super().__init__(3, me=me, disk=disk)
-        self.engine = Engine(
-            me=me,
-            journal=self.journal,
-            machine=self,
-            timing=TIMING,
-            clock=self.clock,
-            uniform=lambda low, high: low,
-            links=self,
-            **(given or {"founding": FOUNDERS}),
-        )
-        for peer in self.peers:
-            self.engine.connected(peer)
+        super().__init__(3, me=me, disk=disk, **(given or {"founding": FOUNDERS}))
 
 
 # ---- founding ----
@@ -177,7 +167,38 @@ def test_h12_two_leaders_that_remove_each_other_never_both_commit() -> None:
         assert kept.removed is None and gone.removed is None
 
 
+def test_h12_stock_two_changes_are_in_flight_at_once() -> None:
+    def engine(me: Any, others: Any, *, conf: Any, **given: Any) -> SyncObj:
+        return SyncObj(me, others, conf=SyncObjConf(autoTick=False, dynamicMembershipChange=True), **given)
+
+    stock = StockRig(engine=engine)  # type: ignore[arg-type]
+    stock.win()
+    last = stock.private("raftLog")[-1][1]
+    stock.give("r2", type="next_node_idx", next_node_idx=last + 1, reset=False, success=True)
+    stock.engine.doTick()  # its own first entry is committed and applied
+    before, applied = len(stock.private("raftLog")), stock.private("raftLastApplied")
+    for name in ("r4", "r5"):
+        stock.engine.addNodeToCluster(Node(name))
+        stock.engine.doTick()
+    assert stock.private("raftLastApplied") == applied, "neither is committed"
+    assert len(stock.private("raftLog")) == before + 2
+    assert {node.id for node in stock.private("otherNodes")} == {"r2", "r3", "r4", "r5"}
+
+
 # ---- learners ----
+
+
+def test_h12_a_vote_of_a_learner_is_not_counted() -> None:
+    members = Configuration(2, FOUNDERS.voters, (Member("r4#2"),), FOUNDERS.change)
+    bench = Bench(configuration=Placed(0, members))
+    bench.wait(STAND_S)
+    (request, *_) = bench.take(VoteRequest)
+    assert request.pre
+    for peer in ("r4#2", "r9"):
+        bench.give(peer, VoteReply(bench.engine.term, request.seq, True, True))
+    assert (bench.engine.role, bench.engine.term) == (Role.CANDIDATE, 0)
+    bench.give("r3", VoteReply(bench.engine.term, request.seq, True, True))
+    assert bench.engine.term == 1, "it stands, with the vote of a voter"
 
 
 def test_h12_a_learner_is_not_counted_for_commits_votes_or_reads() -> None:
@@ -341,7 +362,9 @@ def test_a_stranger_changes_nothing_and_is_told_that_it_is_none_once_that_is_com
     for message in (VoteRequest(term + 5, 1, 99, 99, False), AppendReply(term, 1, 1), Heartbeat(term + 5, 1, 0, True)):
         bench.give("r9", message)
         assert bench.take(Removed, "r9") == [Removed(term, 1, 1)]
-    assert (bench.engine.role, bench.engine.term) == (Role.LEADER, term)
+    bench.give("r9", Removed(term, 1, 1 << 40))
+    assert bench.take(Removed, "r9") == [], "notices are not answered with notices"
+    assert (bench.engine.role, bench.engine.term, bench.engine.stopped) == (Role.LEADER, term, False)
 
 
 def test_a_member_that_this_replica_has_not_heard_of_yet_is_followed() -> None:

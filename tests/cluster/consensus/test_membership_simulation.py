@@ -8,7 +8,7 @@ from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromClu
 from tests.cluster.consensus.simulator import Replica, Simulation
 from wal.configuration import Action
 
-SEEDS = 120
+SEEDS = 80
 GROUPS = 8
 FAULTY_S = 5.0
 VOTERS_LEAST = 3

@@ -63,10 +63,19 @@ class Site:
         self.ear = Ear()
         self.links = self.make("r1", self.ear)
 
-    def make(self, name: str, ear: Ear, *, files: PeerTls | None = None, cluster_id: str = CLUSTER) -> TlsLinks:
+    def make(
+        self,
+        name: str,
+        ear: Ear,
+        *,
+        files: PeerTls | None = None,
+        cluster_id: str = CLUSTER,
+        me: str | None = None,
+    ) -> TlsLinks:
+        members = self.members if name in self.members else {**self.members, **make_members([name])}
         return TlsLinks(
-            me=name,
-            members=self.members,
+            me=me or name,
+            members=members,
             cluster_id=cluster_id,
             tls=files or certify(self.authority, self.tls, name),
             timing=FAST,
@@ -274,5 +283,53 @@ def test_an_address_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="replica r2 cannot listen at 127.0.0.1:"):
             await second.start()
         await second.stop()
+
+    run(tmp_path, work)
+
+
+def test_peers_come_and_go_and_the_links_that_stay_are_not_disturbed(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        ears = {name: Ear() for name in ("r2", "r3")}
+        others = {name: site.make(name, ear) for name, ear in ears.items()}
+        for other in others.values():
+            await other.start()
+        await site.ear.until(lambda: site.ear.up == {"r2", "r3"})
+        site.links.set_peers({"r2": site.members["r2"]})
+        await site.ear.until(lambda: site.ear.up == {"r2"})
+        site.links.set_peers({"r2": site.members["r2"], "r3#6": site.members["r3"]})
+        await site.ear.until(lambda: site.ear.up == {"r2", "r3#6"})
+        assert site.ear.downs == 1
+        for other in others.values():
+            await other.stop()
+
+    run(tmp_path, work)
+
+
+def test_who_is_not_dialled_is_answered_on_the_connection_that_it_opened(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        site.links.set_peers({})
+        ear = Ear()
+        other = site.make("r9", ear, me="r9#4")
+        await other.start()
+        await ear.until(lambda: "r1" in ear.up)
+        other.send("r1", BEAT)
+        other.flush()
+        await site.ear.until(lambda: site.ear.frames == [("r9#4", BEAT)])
+        for stranger in ("r9", "r9#5"):
+            site.links.send(stranger, BEAT)
+        site.links.send("r9#4", Heartbeat(2, 2, 0, True))
+        await ear.until(lambda: bool(ear.frames))
+        assert ear.frames == [("r1", Heartbeat(2, 2, 0, True))]
+        await other.stop()
+
+    run(tmp_path, work)
+
+
+def test_h05_nobody_speaks_for_a_member_of_another_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(site: Site) -> None:
+        member = certify(site.authority, site.tls, "r2")
+        for sender in ("r3", "r3#2", "r22#2"):
+            assert await site.is_turned_away(member, encode_frame(CLUSTER, sender, BEAT)), sender
+        assert "a frame of 'r3#2' on the connection of 'r2'" in caplog.text
 
     run(tmp_path, work)

@@ -1,0 +1,126 @@
+"""The bytes of a configuration: one encoding, canonical, refused when it is not sound."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wal.codec import CodecError, Kind, decode_batch, kind_of, revision_after
+from wal.configuration import (
+    Action,
+    Change,
+    Configuration,
+    Member,
+    decode_configuration,
+    encode_configuration,
+    identity_of,
+    incarnation_of,
+    initial,
+    is_configuration,
+    name_of,
+    unknown,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+FOUNDERS = tuple(Member(name, f"{name}:7401", f"{name}:7411") for name in ("r1", "r2", "r3"))
+CHANGED = Configuration(
+    7,
+    (*FOUNDERS[:2], Member("r3#5", "r3:7401", "r3:7411")),
+    (Member("r4#7", "r4:7401", "r4:7411"),),
+    Change(Action.ADD, "r4#7", "operator admin", 1_760_000_000_000_000, b"\x01" * 16),
+)
+
+names = st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> Configuration:
+    version = draw(st.integers(1, 1 << 40))
+    found = draw(st.lists(names, min_size=1, max_size=8, unique=True))
+    members = sorted(
+        (
+            Member(
+                identity_of(name, draw(st.integers(1, version))) if draw(st.booleans()) else name,
+                f"{name}:1",
+                f"{name}:2",
+            )
+            for name in found
+        ),
+        key=lambda member: member.id,
+    )
+    learners = members[1:][: draw(st.integers(0, min(4, len(members) - 1)))]
+    voters = tuple(member for member in members if member not in learners)
+    change = Change(draw(st.sampled_from(Action)), draw(st.none() | names), draw(names), draw(st.integers(0, 1 << 60)))
+    return Configuration(version, voters, tuple(learners), change)
+
+
+@given(configurations())
+def test_a_configuration_has_one_encoding_and_is_read_as_what_was_written(configuration: Configuration) -> None:
+    data = encode_configuration(configuration)
+    assert decode_configuration(data) == configuration
+    assert encode_configuration(decode_configuration(data)) == data
+    assert kind_of(data) is Kind.CONFIGURATION and is_configuration(data)
+    assert revision_after(data, 41) == 41
+    with pytest.raises(CodecError):
+        decode_batch(data)
+
+
+@given(configurations(), st.data())
+def test_a_configuration_with_a_byte_changed_or_cut_is_refused_or_is_another_one(
+    configuration: Configuration, draw: st.DataObject
+) -> None:
+    data = bytearray(encode_configuration(configuration))
+    if draw.draw(st.booleans()):
+        del data[draw.draw(st.integers(2, len(data) - 1)) :]
+    else:
+        data[draw.draw(st.integers(1, len(data) - 1))] ^= draw.draw(st.integers(1, 255))
+    try:
+        read = decode_configuration(bytes(data))
+    except CodecError:
+        return
+    assert read != configuration and encode_configuration(read) == bytes(data)
+
+
+def test_the_bytes_of_a_configuration_stay_as_they_were_released() -> None:
+    golden = (GOLDEN / "configuration-1.bin").read_bytes()
+    assert encode_configuration(CHANGED) == golden
+    assert decode_configuration(golden) == CHANGED
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (initial(FOUNDERS), "no version"),
+        (msgspec.structs.replace(CHANGED, version=6), "later version"),
+        (msgspec.structs.replace(CHANGED, voters=()), "nobody votes"),
+        (msgspec.structs.replace(CHANGED, voters=CHANGED.voters[::-1]), "not sorted"),
+        (msgspec.structs.replace(CHANGED, voters=(FOUNDERS[0], FOUNDERS[0])), "each once"),
+        (msgspec.structs.replace(CHANGED, learners=(Member("r1#7"),)), "twice"),
+        (msgspec.structs.replace(CHANGED, learners=(Member("r4#0"),)), "no member's id"),
+        (msgspec.structs.replace(CHANGED, voters=tuple(Member(f"v{n}") for n in range(10))), "length"),
+    ],
+)
+def test_a_configuration_that_is_not_sound_is_neither_written_nor_read(wrong: Configuration, sentence: str) -> None:
+    with pytest.raises(CodecError, match=sentence):
+        encode_configuration(wrong)
+    raw = bytes([Kind.CONFIGURATION, 1]) + msgspec.msgpack.encode(wrong)
+    with pytest.raises(CodecError, match=sentence):
+        decode_configuration(raw)
+
+
+def test_an_unknown_format_or_field_is_refused_by_name() -> None:
+    data = encode_configuration(CHANGED)
+    with pytest.raises(CodecError, match="format 02"):
+        decode_configuration(data[:1] + b"\x02" + data[2:])
+    longer = [*msgspec.msgpack.decode(data[2:]), 1]
+    with pytest.raises(CodecError, match="cannot be decoded"):
+        decode_configuration(data[:2] + msgspec.msgpack.encode(longer))
+
+
+def test_an_id_says_name_and_incarnation_and_a_bare_name_is_a_founder() -> None:
+    assert (name_of("r2#6"), incarnation_of("r2#6")) == ("r2", 6)
+    assert (name_of("r2"), incarnation_of("r2")) == ("r2", 0)
+    assert identity_of("r2", 6) == "r2#6"
+    assert not unknown().voters and initial(FOUNDERS[::-1]).voters == FOUNDERS
