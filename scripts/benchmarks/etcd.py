@@ -70,10 +70,14 @@ class EtcdCluster:
     name = "etcd"
     operation = f"POST /v3/kv/put of {VALUE_BYTES} bytes (v3 JSON gateway, HTTPS)"
 
+    timing: tuple[str, ...] = ()
+    """Flags for other times than etcd's defaults."""
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._processes = Processes()
         self._api: dict[str, int] = {}
+        self._base = ""
         self._files: TlsFiles | None = None
         self._value = base64.b64encode(bytes(range(256)) * (VALUE_BYTES // 256)).decode()
 
@@ -109,12 +113,17 @@ class EtcdCluster:
                     f"--peer-trusted-ca-file={files.authority}",
                     f"--peer-cert-file={files.certificate}",
                     f"--peer-key-file={files.key}",
+                    *self.timing,
                     "--logger=zap",
                     "--log-level=error",
                 ],
                 self._directory / f"{member}.output",
             )
         self._files = issue(authority, tls, role=Role.OPERATOR, name="bench", at=at)
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
+        """Return when all members know the same leader."""
         deadline = time.monotonic() + START_WAIT_S
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
             while True:
@@ -164,6 +173,27 @@ class EtcdCluster:
     def cpu_s(self) -> float:
         """Return the processor time of the three members so far, seconds."""
         return self._processes.cpu_s()
+
+    def bases(self) -> dict[str, str]:
+        """Return the address of each member's API."""
+        return {name: f"https://127.0.0.1:{port}" for name, port in self._api.items()}
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a member."""
+        return self._processes.process(name).pid
+
+    def revive(self, name: str) -> None:
+        """End a member, if it has not ended, and start it again on its data."""
+        self._processes.end(name)
+        self._processes.again(name)
+
+    def run_s(self) -> float:
+        """Return the time that the three have run so far, seconds."""
+        return self._processes.run_s()
+
+    def bytes_written(self) -> int:
+        """Return what the three have written to disks so far, bytes."""
+        return self._processes.bytes_written()
 
     def check(self) -> None:
         """Raise ServerFailed if a member has ended by itself."""

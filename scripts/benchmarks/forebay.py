@@ -27,6 +27,9 @@ PORTS = 32
 INIT_WAIT_S = 60.0
 """Seconds for `forebay init`."""
 
+CHANNEL_PORT_OFFSET = 24
+"""From the first peer's port to the first channel's: beyond what `forebay init` lays out."""
+
 USER = "bench"
 """The user whose certificate submits the jobs."""
 
@@ -43,6 +46,12 @@ class ForebayCluster:
 
     name = "forebay"
     operation = "POST /v1/jobs once, then /v1/jobs/ID/release and /hold in turn (HTTPS)"
+
+    channels = False
+    """Whether the replicas offer their channels too."""
+
+    timing: Mapping[str, int] = {}
+    """Keys of [timing] that differ from the standard, milliseconds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -70,12 +79,34 @@ class ForebayCluster:
         from cluster.config import Config
 
         configuration = self._directory / "forebay.toml"
-        config = Config.load(configuration)
+        self._adapt(configuration, base_port)
+        config = self.config = Config.load(configuration)
         self._api = {replica.name: f"https://{replica.api}" for replica in config.replicas}
         self._files = config.tls_files(USER)
         for name in self._api:
-            serve = [*self._command, "--config", str(configuration), "serve", "--name", name]
-            self._processes.start(name, serve, self._directory / f"{name}.output")
+            self._launch(name, configuration)
+        await self.wait_ready()
+
+    def _launch(self, name: str, configuration: Path) -> None:
+        serve = [*self._command, "--config", str(configuration), "serve", "--name", name]
+        self._processes.start(name, serve, self._directory / f"{name}.output")
+
+    def _adapt(self, configuration: Path, base_port: int) -> None:
+        """Add to the configuration that `forebay init` wrote what this measurement needs."""
+        lines, number = [], 0
+        for line in configuration.read_text(encoding="utf-8").splitlines():
+            key = line.partition("=")[0].strip()
+            if key not in self.timing:
+                lines.append(line)
+            if self.channels and key == "api":
+                lines.append(f'channel = "127.0.0.1:{base_port + CHANNEL_PORT_OFFSET + number}"')
+                number += 1
+            if line.strip() == "[timing]":
+                lines += [f"{name} = {value}" for name, value in self.timing.items()]
+        configuration.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    async def wait_ready(self) -> None:
+        """Return when all replicas are ready."""
         deadline = time.monotonic() + START_WAIT_S
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
             for base in self._api.values():
@@ -134,6 +165,32 @@ class ForebayCluster:
     def cpu_s(self) -> float:
         """Return the processor time of the three replicas so far, seconds."""
         return self._processes.cpu_s()
+
+    def bases(self) -> dict[str, str]:
+        """Return the address of each member's API."""
+        return dict(self._api)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a member."""
+        return self._processes.process(name).pid
+
+    def revive(self, name: str) -> None:
+        """End a member, if it has not ended, and start it again on its data."""
+        self._processes.end(name)
+        self._processes.again(name)
+
+    def run_s(self) -> float:
+        """Return the time that the three have run so far, seconds."""
+        return self._processes.run_s()
+
+    def bytes_written(self) -> int:
+        """Return what the three have written to disks so far, bytes."""
+        return self._processes.bytes_written()
+
+    def submission(self, number: int) -> tuple[str, Mapping[str, Any]]:
+        """Return the submission of a job that no other call makes, whatever became of earlier ones."""
+        self._jobs.pop(0, None)
+        return self.request(0, number)
 
     def check(self) -> None:
         """Raise ServerFailed if a replica has ended by itself."""

@@ -63,6 +63,13 @@ class Target(Protocol):
         """End the cluster and remove its data."""
 
 
+class HasProcesses(Protocol):
+    """What has servers whose processor time can be read."""
+
+    def cpu_s(self) -> float:
+        """Return the processor time of all server processes so far, seconds."""
+
+
 class Measurement(msgspec.Struct, frozen=True):
     """What one system did for one number of clients in one round."""
 
@@ -112,7 +119,7 @@ async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: fl
         start = time.perf_counter() + warm_up_s
         end = start + seconds
         loops = [_client(target, session, number, start, end, tally) for number in range(clients)]
-        cpu = asyncio.create_task(_cpu_between(target, start, end))
+        cpu = asyncio.create_task(cpu_between(target, start, end))
         await asyncio.gather(*loops)
         client_cpu_s, server_cpu_s = await cpu
         target.check()
@@ -172,7 +179,7 @@ async def _client(
             tally.latencies_s.append(answered - sent)
 
 
-async def _cpu_between(target: Target, start: float, end: float) -> tuple[float, float]:
+async def cpu_between(target: HasProcesses, start: float, end: float) -> tuple[float, float]:
     """Return the processor time of client and servers within the measured time, seconds."""
     await asyncio.sleep(max(0.0, start - time.perf_counter()))
     client_s, server_s = _own_cpu_s(), target.cpu_s()

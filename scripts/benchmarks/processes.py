@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import IO
 
+ROOT = Path(__file__).resolve().parents[2]
+
 LOG_TAIL_CHARACTERS = 1500
 """Characters of a server's output shown when it ended by itself."""
 
@@ -19,12 +21,38 @@ class Processes:
 
     def __init__(self) -> None:
         self._running: list[tuple[str, subprocess.Popen[bytes], Path, IO[bytes]]] = []
+        self._commands: dict[str, tuple[list[str], Path]] = {}
 
-    def start(self, name: str, command: list[str], log: Path) -> None:
-        """Start one server with its output in `log`."""
-        output = log.open("wb")
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    def start(self, name: str, command: list[str], log: Path, *, pipes: bool = False) -> None:
+        """Start one server with its output in `log`; with `pipes` only its errors, and orders come through `pipe`."""
+        output = log.open("ab")
+        self._commands[name] = command, log
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else output,
+            stderr=output,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"},
+        )
         self._running.append((name, process, log, output))
+
+    def process(self, name: str) -> "subprocess.Popen[bytes]":
+        """Return the server of that name."""
+        return next(process for known, process, _, _ in self._running if known == name)
+
+    def end(self, name: str) -> None:
+        """Kill one server, also a stopped one, and wait until it is gone."""
+        for known in [known for known in self._running if known[0] == name]:
+            known[1].kill()
+            known[1].wait()
+            known[3].close()
+            self._running.remove(known)
+
+    def again(self, name: str) -> None:
+        """Start a server that was ended on the same data."""
+        command, log = self._commands[name]
+        self.start(name, command, log)
 
     def check(self) -> None:
         """Raise ServerFailed if one has ended by itself."""
@@ -44,6 +72,27 @@ class Processes:
             ticks += int(fields[11]) + int(fields[12])  # utime and stime, counted after the name in parentheses
         return ticks / os.sysconf("SC_CLK_TCK")
 
+    def run_s(self) -> float:
+        """Return the time that the threads of all of them have run so far, seconds, to the nanosecond.
+
+        `cpu_s` counts in hundredths of a second, which is too coarse for servers that do next to nothing.
+        """
+        total_ns = 0
+        for _, process, _, _ in self._running:
+            for task in Path(f"/proc/{process.pid}/task").iterdir():
+                total_ns += int((task / "schedstat").read_text(encoding="ascii").split()[0])
+        return total_ns / 1e9
+
+    def bytes_written(self) -> int:
+        """Return what all of them have had written to disks so far, bytes."""
+        total = 0
+        for _, process, _, _ in self._running:
+            for line in Path(f"/proc/{process.pid}/io").read_text(encoding="ascii").splitlines():
+                key, _, value = line.partition(":")
+                if key == "write_bytes":
+                    total += int(value)
+        return total
+
     def stop(self) -> None:
         """End all of them and wait until they are gone.
 
@@ -54,6 +103,9 @@ class Processes:
         for _, process, _, output in self._running:
             process.wait()
             output.close()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
         self._running.clear()
 
 

@@ -20,8 +20,9 @@ from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 
-from benchmarks import load, machine, processes
+from benchmarks import load, machine, processes, report
 from benchmarks.forebay import ForebayCluster
+from benchmarks.http2 import put_request
 
 
 class Honest:
@@ -166,3 +167,19 @@ def test_impossible_options_are_refused_before_anything_starts() -> None:
 def test_a_measurement_can_be_written_as_json() -> None:
     result = measured(Honest(), 1)
     assert json.loads(json.dumps(msgspec.to_builtins(result)))["system"] == "honest"
+
+
+def test_the_ratio_that_is_shown_is_the_median_of_the_pairs_within_a_round() -> None:
+    def one(system: str, rate: float) -> load.Measurement:
+        return load.Measurement(system, 1, int(rate), 1.0, rate, 1.0, 2.0, 3.0, 0, (), 0.0, 0.0)
+
+    # The second round ran beside something else: both were slow, and the ratio says so little of it as can be.
+    results = [one("channel", 300), one("etcd-grpc", 100), one("channel", 20), one("etcd-grpc", 10)]
+    results += [one("channel", 330), one("etcd-grpc", 110)]
+    medians = report._medians(results, ["channel", "etcd-grpc"], [1], {"channel": "etcd-grpc"})
+    assert [median["of_etcd"] for median in medians] == [3.0, None]
+    assert [median["commits_per_s"] for median in medians] == [300, 100]
+
+
+def test_a_put_is_written_as_protocol_buffers_write_it() -> None:
+    assert put_request(b"k", b"v" * 300) == b"\x0a\x01k\x12\xac\x02" + b"v" * 300
