@@ -11,12 +11,15 @@ import msgspec
 
 from cluster.agent.accounts import Mode
 from cluster.agent.home import Home
+from cluster.agent.leftovers import SWEEP, jobs_with_leftovers
 from cluster.agent.limits import WORKERS_MAX
 from cluster.agent.operations import Operation
 from cluster.agent.outbox import Outbox
 from cluster.agent.progress import Rate
 from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, plan
 from cluster.agent.removal import RemovalFailed
+from cluster.agent.room import GivenUp
+from cluster.agent.sentences import order_named, result_said
 from cluster.agent.step_record import StepRecord, recorded_jobs, remove_record
 from cluster.agent.steps import Step
 from cluster.agent.work import failure
@@ -48,7 +51,8 @@ class Activity:
         self.work = work
         self.task: asyncio.Task[None] | None = None
         self.finished = work is None
-        self.unwanted = False
+        self.unwanted = asyncio.Event()
+        """Set when nobody asks for the result any more, or when this agent is to let go of it."""
         self.rate = Rate()
 
     @property
@@ -73,6 +77,10 @@ class Activities:
         self.started_moving = asyncio.Event()
         """Set when data begins to move, so that a long poll can give way to short ones."""
         self.broken = asyncio.Event()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._sweep: Operation | None = None
+        self._swept: set[int] = set()
+        """Jobs whose leftovers this agent has looked at already: once is enough until it starts again."""
 
     def take_up(self) -> None:
         """Take up what an earlier agent left: scripts that run or have ended, and results that are not acknowledged."""
@@ -102,7 +110,7 @@ class Activities:
                 case Cancel(job):
                     self._end(self._by_job[job])
                 case End(job):
-                    self._by_job[job].unwanted = True
+                    self._by_job[job].unwanted.set()
                     self._end(self._by_job[job])
                 case Forget(job):
                     del self._by_job[job]
@@ -152,11 +160,16 @@ class Activities:
             if activity.task is None or activity.task.done():
                 continue
             if isinstance(activity.work, Operation):
-                activity.unwanted = True
+                activity.unwanted.set()
                 activity.work.end()
             else:
                 activity.task.cancel()
             tasks.append(activity.task)
+        if self._sweeping is not None and not self._sweeping.done():
+            self._sweeping.cancel()
+            if self._sweep is not None:
+                self._sweep.end()
+            tasks.append(self._sweeping)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # How
@@ -175,7 +188,7 @@ class Activities:
             )
         else:
             work = Operation(self._home, order, settings.accounts, settings.copy_rate_bytes_s)
-        logger.info("job %s attempt %s: %s", order.job, order.attempt, order.stage)
+        logger.info("%s begins", order_named(order))
         activity = Activity(order, work)
         self._by_job[order.job] = activity
         activity.task = asyncio.get_running_loop().create_task(
@@ -204,21 +217,36 @@ class Activities:
         order, work = activity.order, activity.work
         assert work is not None
         result: OperationDone | OperationFailed | ScriptEnded | None = await work.run()
-        if activity.unwanted or result is None:
-            logger.info("job %s attempt %s: %s was ended", order.job, order.attempt, order.stage)
-            if isinstance(work, Step):
-                self._remove_record(order.job)
-            if self._by_job.get(order.job) is activity:
-                del self._by_job[order.job]
+        if activity.unwanted.is_set() or result is None:
+            self._drop(activity)
             return
         if order.stage == "teardown" and isinstance(result, OperationDone):
             try:
                 remove_record(self._home.steps, order.job)
             except RemovalFailed as error:
                 result = failure(str(error))
-        logger.info("job %s attempt %s: %s: %s", order.job, order.attempt, order.stage, result)
-        self._outbox.add(order.job, order.attempt, order.stage, result)
+        logger.info("%s %s", order_named(order), result_said(order.stage, result))
+        kept = result
+        try:
+            # Until it is durable it is not sent: an agent that forgot what it had said would do it again.
+            await self._home.room.keep_trying(
+                f"the result of {order_named(order)}",
+                lambda: self._outbox.add(order.job, order.attempt, order.stage, kept),
+                activity.unwanted,
+            )
+        except GivenUp:
+            self._drop(activity)
+            return
         activity.finished = True
+
+    def _drop(self, activity: Activity) -> None:
+        """Forget an activity whose result nobody asks for."""
+        order = activity.order
+        logger.info("%s was ended: it is not wanted any more", order_named(order))
+        if isinstance(activity.work, Step):
+            self._remove_record(order.job)
+        if self._by_job.get(order.job) is activity:
+            del self._by_job[order.job]
 
     def _remove_record(self, job: int) -> None:
         try:
@@ -235,6 +263,28 @@ class Activities:
             for job in recorded:
                 if job not in wanted:
                     self._remove_record(job)
+        if self._sweeping is None or self._sweeping.done():
+            left = [job for job in jobs_with_leftovers(self._home.leftovers) if self._is_orphan(job)]
+            if left:
+                self._sweeping = asyncio.get_running_loop().create_task(self._sweep_all(left), name=SWEEP)
+
+    def _is_orphan(self, job: int) -> bool:
+        """Whether what a stage-out left has nobody who will remove it."""
+        ordered = any(order.job == job for order in self._orders or ())
+        return not ordered and job not in self._by_job and job not in self._swept
+
+    async def _sweep_all(self, jobs: Iterable[int]) -> None:
+        settings = self._settings
+        for job in jobs:
+            if not self._is_orphan(job):
+                continue
+            self._swept.add(job)
+            order = Order(job=job, attempt=0, stage=SWEEP, user="", name="", workdir="")
+            self._sweep = Operation(self._home, order, settings.accounts, settings.copy_rate_bytes_s)
+            try:
+                await self._sweep.run()
+            except OSError as error:
+                logger.warning("job %s: what a killed stage_out left is not removed: %s", job, error.strerror)
 
 
 def _order_of(report: Report) -> Order:

@@ -1,18 +1,39 @@
-"""Files that are whole or absent, whatever happens: temporary name, fsync, rename, fsync of the directory."""
+"""Files that are whole or absent, whatever happens: temporary name, fsync, rename, fsync of the directory.
+
+A disk may be full just when a file has to be written. `reserve` puts room beside its name while there is some: blocks
+of its own, which are overwritten in place, so that nobody can take them meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from typing import Final
 
-from cluster.agent.limits import FILE_BYTES_MAX
+from cluster.agent.limits import FILE_BYTES_MAX, ROOM_BYTES
 
 TEMPORARY_SUFFIX: Final = ".new"
 """Ends the name of a file that is being written; one that is found at a start is what a crash left, and is removed."""
 
+ROOM_SUFFIX: Final = ".room"
+"""Ends the name of the room that is reserved for a file."""
+
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_ROOM: Final = _DISK_FULL | {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+
 
 class FileRefused(Exception):
     """A file of the agent's own that cannot be believed; the message names it and says what would be right."""
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether the disk, or a quota on it, is full: room that was reserved helps."""
+    return error.errno in _DISK_FULL
+
+
+def is_no_room(error: OSError) -> bool:
+    """Return whether waiting helps: the disk, the memory or the table of open files is full."""
+    return error.errno in _NO_ROOM
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -27,12 +48,30 @@ def write_durably(
 ) -> None:
     """Write `name` in the open directory so that a crash leaves the old file or the new one; durable on return.
 
-    `owner` is a user and group id to give it to. OSError if the disk does not take it.
+    `owner` is a user and group id to give it to. Where the disk is full, room that was reserved for `name` is used;
+    the file then ends in spaces. OSError if the disk does not take it.
     """
     temporary = name + TEMPORARY_SUFFIX
-    descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory
-    )
+    try:
+        _fill(directory, temporary, os.O_CREAT | os.O_TRUNC, data, mode, owner)
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError as error:
+        # A part of it would keep room that others need.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        if not is_disk_full(error) or len(data) > ROOM_BYTES:
+            raise
+        room = name + ROOM_SUFFIX
+        try:
+            _fill(directory, room, 0, data.ljust(ROOM_BYTES), mode, owner)
+            os.rename(room, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except FileNotFoundError:
+            raise error from None
+    os.fsync(directory)
+
+
+def _fill(directory: int, name: str, how: int, data: bytes, mode: int, owner: tuple[int, int] | None) -> None:
+    descriptor = os.open(name, os.O_WRONLY | how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         write_all(descriptor, data)
         if owner is not None:
@@ -41,8 +80,19 @@ def write_durably(
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    os.fsync(directory)
+
+
+def reserve(directory: int, name: str) -> None:
+    """Make an empty file of ROOM_BYTES whose blocks are its own; OSError if there is no room for it."""
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        os.posix_fallocate(descriptor, 0, ROOM_BYTES)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def read_bounded(directory: int, name: str) -> bytes | None:

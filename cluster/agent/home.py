@@ -6,6 +6,8 @@ buffers/JOB/  striped and private: what the job sees
 operations/JOB  held by the worker of the job's operation while it lives
 steps/JOB/    one run of one script (cluster.agent.steps)
 outbox/       results that the controller has not acknowledged
+spare/        room for results and locks when the disk is full (cluster.agent.spares)
+leftovers/JOB  where a stage-out may leave something if it is killed (cluster.agent.leftovers)
 """
 
 from __future__ import annotations
@@ -20,12 +22,11 @@ from typing import Final
 
 from cluster.agent.accounts import Mode
 from cluster.agent.beneath import Identity, identity_of
-from cluster.agent.durable import TEMPORARY_SUFFIX, open_directory, read_bounded, write_durably
-
-BUFFERS: Final = "buffers"
-OPERATIONS: Final = "operations"
-STEPS: Final = "steps"
-OUTBOX: Final = "outbox"
+from cluster.agent.durable import TEMPORARY_SUFFIX, is_no_room, open_directory, read_bounded, write_durably
+from cluster.agent.places import BUFFERS, LEFTOVERS, OPERATIONS, OUTBOX, SPARE, STEPS
+from cluster.agent.room import Room
+from cluster.agent.spares import Spares
+from cluster.clock import Clock, SystemClock
 
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PRIVATE: Final = 0o700
@@ -40,8 +41,11 @@ class AgentFailed(Exception):
 class Home:
     """An agent's directory, opened and locked."""
 
-    def __init__(self, path: Path, accounts: Mode) -> None:
-        """Open the directory, making it if need be; AgentFailed if another agent works in it or it cannot be used."""
+    def __init__(self, path: Path, accounts: Mode, clock: Clock | None = None) -> None:
+        """Open the directory, making it if need be; AgentFailed if another agent works in it or it cannot be used.
+
+        OSError if there is no room for what has to be made.
+        """
         self._open: list[int] = []
         try:
             path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
@@ -55,9 +59,14 @@ class Home:
             self.operations = self._subdirectory(OPERATIONS, _PRIVATE)
             self.steps = self._subdirectory(STEPS, mode)
             self.outbox = self._subdirectory(OUTBOX, _PRIVATE)
+            self.leftovers = self._subdirectory(LEFTOVERS, _PRIVATE)
             self.storage_id = self._storage_id()
+            self.room = Room(str(self.path), clock or SystemClock())
+            self.spares = Spares(self._subdirectory(SPARE, _PRIVATE))
         except OSError as error:
             self.close()
+            if is_no_room(error):
+                raise
             raise AgentFailed(f"{path}: the agent's directory cannot be used: {error.strerror}") from error
         except BaseException:
             self.close()
@@ -99,7 +108,7 @@ class Home:
         descriptor = self._keep(open_directory(name, dir_fd=self.descriptor))
         os.fchmod(descriptor, mode)
         for entry in os.listdir(descriptor):
-            if entry.endswith(TEMPORARY_SUFFIX) and name == OUTBOX:
+            if entry.endswith(TEMPORARY_SUFFIX) and name in (OUTBOX, LEFTOVERS):
                 os.unlink(entry, dir_fd=descriptor)
         return descriptor
 

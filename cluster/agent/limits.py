@@ -62,3 +62,22 @@ REPORTS_PER_REQUEST_MAX: Final = 256
 
 COMMAND_AGE_S_MAX: Final = 200
 """Seconds after which a report gets a new command id: the controller refuses ids that are 300 s off its clock."""
+
+ROOM_BYTES: Final = 8 * 1024
+"""Bytes of a file that is made in advance for a full disk: a report is at most 1,024 characters of message, six bytes
+each where they are escaped, and its numbers."""
+
+SPARES: Final = 64
+"""Such files that an agent keeps for results and locks, count: as many results as 32 operations and their scripts have
+at once. Acknowledged ones come back, so a disk may stay full as long as it likes."""
+
+ROOM_RETRY_S: Final = 0.2
+ROOM_RETRY_S_MAX: Final = 5.0
+"""First and longest wait for room on a full disk, seconds: a try costs a file that cannot be written."""
+
+ROOM_WARNING_S: Final = 60.0
+"""Seconds between two warnings that the disk is full: what everybody on the node suffers from needs no repetition."""
+
+SWEEP_TIMEOUT_S: Final = 60
+"""Seconds for removing what a killed stage-out left in a destination: one directory or two; a file server that hangs
+must not hold the teardown up."""

@@ -10,13 +10,14 @@ import contextlib
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import xxhash
 
 from cluster.agent.beneath import Identity, identity_of, join, kind_of
 from cluster.agent.durable import write_all
+from cluster.agent.leftovers import part_name
 from cluster.agent.limits import COPY_CHUNK_BYTES, COPY_TRIES_MAX, DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
 from cluster.agent.progress import Counters, SharedCounters
 from cluster.clock import Clock
@@ -75,13 +76,24 @@ class Mover:
     """Copies the files of one operation and keeps its counters."""
 
     def __init__(
-        self, job: int, counters: SharedCounters, throttle: Throttle, *, home: Identity, limit_bytes: int = 0
+        self,
+        job: int,
+        counters: SharedCounters,
+        throttle: Throttle,
+        *,
+        home: Identity,
+        storage_id: str,
+        limit_bytes: int = 0,
+        on_directory: Callable[[str], None] | None = None,
     ) -> None:
         """Begin an operation of `job`; more than `limit_bytes` in all is refused (0: no limit).
 
-        `home` is the agent's own directory: no tree that holds it is copied from or into it.
+        `home` is the agent's own directory: no tree that holds it is copied from or into it. `storage_id` is part of
+        temporary names. `on_directory` is told the path of each directory before a temporary file is made in it.
         """
         self._job = job
+        self._storage_id = storage_id
+        self._on_directory = on_directory
         self._shared = counters
         self._throttle = throttle
         self._home = home
@@ -190,7 +202,9 @@ class Mover:
     ) -> None:
         _check_target(destination, target, target_shown)
         _check_regular(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode, source_shown)
-        temporary = f".forebay-{self._job}-{xxhash.xxh3_64_hexdigest(os.fsencode(target))}.part"
+        temporary = part_name(self._job, self._storage_id, xxhash.xxh3_64_hexdigest(os.fsencode(target)))
+        if self._on_directory is not None:
+            self._on_directory(target_shown.removesuffix(target).rstrip("/") or "/")
         with contextlib.ExitStack() as stack:
             reading = os.open(name, _READ, dir_fd=source)
             stack.callback(os.close, reading)

@@ -1,21 +1,22 @@
 """Results that the controller has not acknowledged: on disk before they are sent, sent until they are acknowledged.
 
 A report is idempotent by (job, attempt): sent twice, the second is refused as stale, which acknowledges it too.
+While the disk is full, reports are written into spare files, which come back when they are acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 from typing import Final
 
 import msgspec
 
-from cluster.agent.durable import read_bounded, write_durably
+from cluster.agent.durable import ROOM_SUFFIX, is_disk_full, read_bounded, write_durably
 from cluster.agent.home import AgentFailed
 from cluster.agent.limits import COMMAND_AGE_S_MAX, REPORTS_PER_REQUEST_MAX
+from cluster.agent.spares import Spares
 from cluster.client.command_ids import instant_of, new_command_id
 from cluster.client.requests import Report
 from cluster.clock import Clock
@@ -27,9 +28,10 @@ _NAME: Final = re.compile(r"([0-9]{20})\.json", re.ASCII)
 class Outbox:
     """The reports of an agent, in the order in which they were made."""
 
-    def __init__(self, directory: int, clock: Clock) -> None:
+    def __init__(self, directory: int, clock: Clock, spares: Spares) -> None:
         """Read what is in the open directory; AgentFailed names a file that cannot be read."""
         self._directory = directory
+        self._spares = spares
         self._clock = clock
         self._reports: dict[int, Report] = {}
         self.changed = asyncio.Event()
@@ -37,6 +39,9 @@ class Outbox:
         for name in sorted(os.listdir(directory)):
             found = _NAME.fullmatch(name)
             if found is None:
+                # Lent and not used: it comes back.
+                if name.endswith(ROOM_SUFFIX):
+                    spares.drop(directory, name)
                 continue
             try:
                 self._reports[int(found.group(1))] = msgspec.json.decode(
@@ -59,7 +64,10 @@ class Outbox:
         return list(self._reports.values())
 
     def add(self, job: int, attempt: int, stage: str, result: object) -> None:
-        """Keep a result until it is acknowledged; durable on return."""
+        """Keep a result until it is acknowledged; durable on return.
+
+        OSError if the disk does not take it: nothing is kept then, and the same may be added again.
+        """
         report = msgspec.convert(
             {
                 "command_id": new_command_id(self._clock),
@@ -71,8 +79,15 @@ class Outbox:
             type=Report,
         )
         number = self._next
-        write_durably(self._directory, f"{number:020}.json", msgspec.json.encode(report))
+        name, data = f"{number:020}.json", msgspec.json.encode(report)
+        try:
+            write_durably(self._directory, name, data)
+        except OSError as error:
+            if not is_disk_full(error) or not self._spares.lend(self._directory, name + ROOM_SUFFIX):
+                raise
+            write_durably(self._directory, name, data)
         self._next += 1
+        self._spares.fill()
         self._reports[number] = report
         self.changed.set()
 
@@ -95,8 +110,7 @@ class Outbox:
         for number, report in self._reports.items():
             if report.command_id == command_id:
                 # Not synced: a report that comes back after a crash is refused as stale.
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{number:020}.json", dir_fd=self._directory)
+                self._spares.drop(self._directory, f"{number:020}.json")
                 del self._reports[number]
                 return report
         return None

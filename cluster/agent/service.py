@@ -18,6 +18,8 @@ from cluster.agent.durable import FileRefused
 from cluster.agent.home import AgentFailed, Home
 from cluster.agent.limits import BACK_OFF_S, BACK_OFF_S_MAX, POLL_WAIT_S, POLL_WHILE_MOVING_S
 from cluster.agent.outbox import Outbox
+from cluster.agent.room import GivenUp, Room
+from cluster.agent.sentences import named
 from cluster.client import ApiError, Client, new_command_id
 from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportsAnswer
@@ -31,6 +33,9 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 78
 """EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""As the replicas write theirs (cluster.serve), so that both can be read together."""
 
 CALL_DEADLINE_S: Final = 10.0
 """Seconds that one call may take beside its own wait: then the agent says that nobody answers, and tries again."""
@@ -48,6 +53,9 @@ REFUSED: Final = frozenset({400, 401, 403, 409})
 STALE_INSTANCE: Final = "stale_instance"
 UNKNOWN_NODE: Final = "unknown_node"
 """Codes with which a poll is refused (cluster.api): another agent of this name registered since; none ever has."""
+
+CLOCK_OFF: Final = "command_too_old"
+"""Code with which a registration is refused if its id is too far from the leader's clock: a clock can be set."""
 
 
 class Controller(Protocol):
@@ -77,7 +85,7 @@ class Agent:
         self._controller = controller
         self._clock = clock
         self._instance = uuid.uuid4().hex
-        self._outbox = Outbox(home.outbox, clock)
+        self._outbox = Outbox(home.outbox, clock, home.spares)
         self._activities = Activities(home, self._outbox, settings, clock)
         self._seen_revision = 0
         """The revision of the orders that are known; 0 until there are some, so that the first poll is answered at
@@ -178,7 +186,7 @@ class Agent:
             try:
                 answer = await self._controller.register(self._node, request)
             except ApiError as error:
-                if error.status in REFUSED and error.outcome == "refused":
+                if error.status in REFUSED and error.outcome == "refused" and error.code != CLOCK_OFF:
                     raise AgentFailed(f"the controller refused agent {self._node}: {error}") from error
                 await back_off.after(error)
                 continue
@@ -218,7 +226,9 @@ class Agent:
                 continue
             if result.outcome == "refused":
                 logger.warning(
-                    "job %s attempt %s: %s was refused: %s", report.job, report.attempt, report.stage, result.sentence
+                    "%s: the controller refused its result: %s",
+                    named(report.job, report.attempt, report.stage),
+                    result.sentence,
                 )
             self._activities.acknowledged(report, accepted=result.outcome == "accepted")
         if not len(self._outbox):
@@ -271,13 +281,19 @@ async def _serve(config: Config, name: str) -> None:
         raise AgentFailed(
             f'agent {name} has accounts = "switch" and does not run as root; run it as root, or use "own"'
         )
-    with contextlib.closing(Home(own.directory, own.accounts)) as home:
-        async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
-            settings = Settings(
-                node=name, accounts=own.accounts, copy_rate_bytes_s=own.copy_rate_bytes_s, kill_wait_s=own.kill_wait_s
+    settings = Settings(
+        node=name, accounts=own.accounts, copy_rate_bytes_s=own.copy_rate_bytes_s, kill_wait_s=own.kill_wait_s
+    )
+    stop = asyncio.Event()
+    with _stop_on_signals(stop):
+        try:
+            opened = await Room(str(own.directory), clock).keep_trying(
+                "the agent's directory", lambda: Home(own.directory, own.accounts, clock), stop
             )
-            stop = asyncio.Event()
-            with _stop_on_signals(stop):
+        except GivenUp:
+            return
+        with contextlib.closing(opened) as home:
+            async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
                 await Agent(home, settings, own.cpus, controller, clock).run(stop)
 
 
@@ -287,7 +303,7 @@ def serve(config: Config, name: str) -> int:
     What goes wrong is one sentence on standard error.
     """
     if not logging.getLogger().handlers:
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
     try:
         asyncio.run(_serve(config, name))
     except (ConfigError, TlsRefused) as error:

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -18,8 +19,9 @@ import msgspec
 
 from cluster.agent.accounts import AccountRefused, account_for
 from cluster.agent.beneath import identity_of
-from cluster.agent.durable import open_directory, write_all
-from cluster.agent.home import BUFFERS, STEPS
+from cluster.agent.durable import is_no_room, open_directory, write_all
+from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX
+from cluster.agent.places import BUFFERS, STEPS
 from cluster.agent.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
 from cluster.agent.script import CANNOT_EXECUTE, ScriptRefused, become_script, environment_of
 from cluster.agent.step_record import ProcessName, StepOrder, StepRecord
@@ -83,7 +85,13 @@ class Supervisor:
             _child(self._wanted, go_read, said_write, self._lock, me)
         os.close(go_read)
         os.close(said_write)
-        self._record.write_started(ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id()))
+        script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
+        if not insist(lambda: self._record.write_started(script), unless_ended=True):
+            # Without the word the child ends by itself: the script never ran.
+            os.close(go_write)
+            os.close(said_read)
+            os.waitpid(self._script, 0)
+            return ScriptEnded(JobState.CANCELLED)
         write_all(go_write, b"g")
         os.close(go_write)
         with os.fdopen(said_read, "rb") as said:
@@ -198,6 +206,25 @@ def _say(said: int, exit_code: int, sentence: str) -> None:
     write_all(said, msgspec.json.encode((exit_code, failure(sentence).message)))
 
 
+def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
+    """Write something down, waiting for room on the disk as long as it takes.
+
+    False, with nothing written, if `unless_ended` and SIGTERM arrived meanwhile; OSError that is not about room.
+    """
+    wait_s = ROOM_RETRY_S
+    while True:
+        try:
+            write()
+            return True
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+        received = signal.sigtimedwait(_BLOCKED, wait_s)
+        if unless_ended and received is not None and received.si_signo == signal.SIGTERM:
+            return False
+        wait_s = min(ROOM_RETRY_S_MAX, 2 * wait_s)
+
+
 def main(arguments: list[str]) -> int:
     """Supervise the script of the record; return the exit code."""
     directory, lock_text = arguments
@@ -210,8 +237,13 @@ def main(arguments: list[str]) -> int:
     if wanted is None or record.started() is not None or record.status() is not None:
         print(f"{directory}: there is nothing that may be started", file=sys.stderr)
         return 1
-    record.write_supervisor(ProcessName(pid=os.getpid(), started=start_time(os.getpid()) or 0, boot=boot_id()))
-    record.write_status(Supervisor(record, wanted, lock).run())
+    me = ProcessName(pid=os.getpid(), started=start_time(os.getpid()) or 0, boot=boot_id())
+    if not insist(lambda: record.write_supervisor(me), unless_ended=True):
+        # The record still says that the script never ran, which whoever holds the lock next can believe.
+        return 0
+    ended = Supervisor(record, wanted, lock).run()
+    # Nobody else will ever know it: it is kept until it can be written down, whoever wants it ended.
+    insist(lambda: record.write_status(ended), unless_ended=False)
     return 0
 
 

@@ -7,6 +7,7 @@
     supervisor.json  who the supervisor is
     started.json   written before the script can run: without it, it never has
     status.json    how it ended
+    *.room         room for those of the files above that are written later, when the disk may be full
 
 Whoever holds the lock and finds neither started.json nor status.json knows that the script never ran; with started.json
 alone the outcome is unknown. So the script runs at most once for one record, whatever is killed when."""
@@ -21,13 +22,16 @@ from typing import Final, TypeVar
 import msgspec
 
 from cluster.agent.accounts import Account, Mode
-from cluster.agent.durable import FileRefused, open_directory, read_bounded, write_durably
+from cluster.agent.durable import ROOM_SUFFIX, FileRefused, open_directory, read_bounded, reserve, write_durably
 from cluster.agent.removal import remove_tree
 from replica.commands import ScriptEnded
 from replica.orders import Order
 
 PREPARED_PREFIX: Final = ".new-"
 """A record that is being written has this before its name; one that is found at a start was never launched."""
+
+
+_WRITTEN_LATER: Final = ("launches", "supervisor.json", "started.json", "status.json", "reported")
 
 
 class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +167,11 @@ def create_record(steps: int, wanted: StepOrder, account: Account) -> StepRecord
             mode=0o500,
             owner=(account.uid, account.gid) if account.switch else None,
         )
+        # The script may fill the disk, and how it ended has to be written nevertheless.
+        for later in _WRITTEN_LATER:
+            reserve(directory, later + ROOM_SUFFIX)
+        for empty in ("lock", "supervisor.err"):
+            os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
         # The user passes through to his script; everything else in here stays the agent's.
         os.fchmod(directory, 0o711 if account.switch else 0o700)
     finally:

@@ -11,11 +11,13 @@ import subprocess
 from collections.abc import Callable
 
 from cluster.agent.accounts import AccountRefused, Mode, account_for
-from cluster.agent.durable import FileRefused
-from cluster.agent.home import STEPS, Home
-from cluster.agent.limits import STEP_LAUNCHES_MAX, STEP_WATCH_S
+from cluster.agent.durable import FileRefused, is_no_room
+from cluster.agent.home import Home
+from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, STEP_LAUNCHES_MAX, STEP_WATCH_S
+from cluster.agent.places import STEPS
 from cluster.agent.processes import boot_id, kill_job, start_time
 from cluster.agent.removal import RemovalFailed
+from cluster.agent.room import GivenUp
 from cluster.agent.script import CANNOT_EXECUTE
 from cluster.agent.spawning import spawn
 from cluster.agent.step_record import StepOrder, StepRecord, create_record, recorded_jobs, remove_record
@@ -43,6 +45,7 @@ class Step:
         self._on_started = on_started
         self._ending = asyncio.Event()
         self._child: subprocess.Popen[bytes] | None = None
+        self._start_reported = False
 
     def end(self) -> None:
         """Have the script ended: SIGTERM, grace, SIGKILL. `run` then returns how it ended."""
@@ -59,8 +62,10 @@ class Step:
                     )
                 if self._ending.is_set() or self._order.cancel:
                     return ScriptEnded(JobState.CANCELLED)
-                self._create()
+                await self._home.room.keep_trying(f"the script of job {self._order.job}", self._create, self._ending)
             record = StepRecord(self._home.steps, self._order.job)
+        except GivenUp:
+            return ScriptEnded(JobState.CANCELLED)
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
         except (FileRefused, RemovalFailed) as error:
@@ -110,18 +115,33 @@ class Step:
 
     async def _see_through(self, record: StepRecord) -> ScriptEnded:
         while True:
-            lock = record.try_lock()
-            if lock is None:
-                await self._watch(record)
-                continue
             try:
-                ended = self._settled(record)
-                if ended is not None:
-                    self._report_start(record)
-                    return ended
+                ended = await self._look(record)
+            except OSError as error:
+                if not is_no_room(error):
+                    raise
+                self._home.room.warn(f"the script of job {self._order.job}", error)
+                await asyncio.sleep(ROOM_RETRY_S_MAX)
+                continue
+            if ended is not None:
+                return ended
+
+    async def _look(self, record: StepRecord) -> ScriptEnded | None:
+        """Do what comes next for the script; return how it ended once that is known and its start is reported."""
+        lock = record.try_lock()
+        if lock is None:
+            await self._watch(record)
+            return None
+        try:
+            ended = self._settled(record)
+            if ended is None:
                 self._launch(record, lock)
-            finally:
-                os.close(lock)
+            elif not self._report_start(record) and record.started() is not None:
+                await asyncio.sleep(ROOM_RETRY_S)
+                return None
+            return ended
+        finally:
+            os.close(lock)
 
     def _settled(self, record: StepRecord) -> ScriptEnded | None:
         """With the lock held, return how the script ended, or None if it never began and is to be launched."""
@@ -143,7 +163,13 @@ class Step:
             )
         else:
             return None
-        record.write_status(ended)
+        try:
+            record.write_status(ended)
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            # Whoever looks again finds the same, so nothing depends on it.
+            self._home.room.warn(f"the record of job {self._order.job}", error)
         return ended
 
     def _lost(self, record: StepRecord) -> ScriptEnded:
@@ -190,7 +216,9 @@ class Step:
                     told = True
                     handle.send(signal.SIGTERM)
                 known = self._report_start(record)
-                await self._pause(handle, told, None if known else STEP_WATCH_S)
+                # A start that is known and cannot be reported waits for room.
+                soon_s = STEP_WATCH_S if record.started() is None else ROOM_RETRY_S
+                await self._pause(handle, told, None if known else soon_s)
         finally:
             over = handle.over
             handle.close()
@@ -228,11 +256,19 @@ class Step:
         """Report that the script runs, once; True if that is done or was not needed."""
         if record.started() is None:
             return False
-        if record.reported_attempt() != self._order.attempt:
+        if self._start_reported or record.reported_attempt() == self._order.attempt:
+            return True
+        try:
             if not self._order.started:
                 self._on_started()
+            self._start_reported = True
+            # For the next agent, which would report it once more: that is refused, and does no harm.
             record.write_reported(self._order.attempt)
-        return True
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            self._home.room.warn(f"the start of job {self._order.job}", error)
+        return self._start_reported
 
 
 def _node_fail(message: str) -> ScriptEnded:

@@ -24,6 +24,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Bytes per second; 0 is no limit."""
     progress: int
     """Descriptor of the shared counters."""
+    leftovers: int = -1
+    """stage_out: descriptor of the file that says where temporary files are made; -1: it is not recorded."""
+    directory: bytes = b""
+    """sweep: the directory to remove temporary files from."""
     agent: int
     """Process id of the agent: a worker does not outlive it."""
 

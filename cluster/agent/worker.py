@@ -19,9 +19,10 @@ import msgspec
 from cluster.agent.accounts import Account, AccountRefused, account_for, become
 from cluster.agent.beneath import Identity, PathRefused, identity_of
 from cluster.agent.durable import open_directory, write_all
-from cluster.agent.home import BUFFERS
+from cluster.agent.leftovers import SWEEP, Recorder, sweep
 from cluster.agent.limits import FILE_BYTES_MAX
 from cluster.agent.mover import Mover, Throttle, TransferFailed
+from cluster.agent.places import BUFFERS
 from cluster.agent.processes import die_with_parent, kill_job, sync_file_system
 from cluster.agent.progress import SharedCounters
 from cluster.agent.removal import RemovalFailed, remove_tree
@@ -48,7 +49,7 @@ def perform(work: Work) -> Outcome:
     """Do the operation and return its result; what is wrong with it is a result too."""
     try:
         return _OPERATIONS[work.order.stage](work)
-    except (AccountRefused, TransferFailed, RemovalFailed) as error:
+    except (AccountRefused, PathRefused, TransferFailed, RemovalFailed) as error:
         return failure(str(error), final=is_final(error))
     except OSError as error:
         traceback.print_exc()
@@ -98,7 +99,16 @@ def _stage_out(work: Work) -> Outcome:
     except FileNotFoundError:
         return failure(f"the buffer of job {work.order.job} is not on this node; nothing can be staged out")
     _become(account, work, home, buffers)
-    return stage_out(work.order, buffer, _mover(work, identity), identity)
+    return stage_out(work.order, buffer, _mover(work, identity, recorded=True), identity)
+
+
+def _sweep(work: Work) -> Outcome:
+    """Remove what a killed stage-out left, as the user whose it is."""
+    account = account_for(work.accounts, work.order.user)
+    home = open_directory(work.home)
+    identity = identity_of(home)
+    _become(account, work, home)
+    return OperationDone(files=sweep(work.order.job, work.storage_id, work.directory, work.order.roots, identity))
 
 
 def _become(account: Account, work: Work, *descriptors: int) -> None:
@@ -109,13 +119,15 @@ def _become(account: Account, work: Work, *descriptors: int) -> None:
     die_with_parent(work.agent)
 
 
-def _mover(work: Work, home: Identity, *, limit_bytes: int = 0) -> Mover:
+def _mover(work: Work, home: Identity, *, limit_bytes: int = 0, recorded: bool = False) -> Mover:
     return Mover(
         work.order.job,
         SharedCounters(work.progress),
         Throttle(work.copy_rate_bytes_s, SystemClock()),
         home=home,
+        storage_id=work.storage_id,
         limit_bytes=limit_bytes,
+        on_directory=Recorder(work.leftovers).enter if recorded and work.leftovers >= 0 else None,
     )
 
 
@@ -160,7 +172,13 @@ def _marker(work: Work) -> str:
     return f"{work.storage_id}.{work.order.job}"
 
 
-_OPERATIONS = {"stage_in": _stage_in, "stage_out": _stage_out, "post_run": _post_run, "teardown": _teardown}
+_OPERATIONS = {
+    "stage_in": _stage_in,
+    "stage_out": _stage_out,
+    "post_run": _post_run,
+    "teardown": _teardown,
+    SWEEP: _sweep,
+}
 
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -9,12 +9,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from cluster.agent.activities import Settings
+from cluster.agent.home import Home
+from cluster.agent.service import Agent
+from cluster.client import Client
 from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.identity import Role
@@ -139,6 +143,26 @@ class Site:
             yield controller, agent
         finally:
             await controller.stop()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[ControllerDouble]:
+        """Give a controller and a registered agent in the test's own loop: for what no agent's end has a part in."""
+        own, clock, stop = self.config.agent("n1"), SystemClock(), asyncio.Event()
+        settings = Settings(
+            node="n1", accounts=own.accounts, copy_rate_bytes_s=own.copy_rate_bytes_s, kill_wait_s=own.kill_wait_s
+        )
+        controller = ControllerDouble(self.config)
+        await controller.start()
+        with closing(Home(self.home, own.accounts, clock)) as home:
+            async with Client.from_config(self.config, "n1", deadline_s=5) as client:
+                agent = asyncio.create_task(Agent(home, settings, own.cpus, client, clock).run(stop))
+                try:
+                    await controller.wait(lambda: bool(controller.registrations))
+                    yield controller
+                finally:
+                    stop.set()
+                    await agent
+                    await controller.stop()
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,9 @@ from replica.orders import Order
 DEADLINE_S = 30.0
 """Seconds after which a test that waits for something says what it got instead."""
 
+STATUSES = {"stale_instance": 409, "unknown_node": 404, "command_too_old": 400, "forbidden": 403}
+"""With which status the API gives which code."""
+
 _Result = OperationDone | OperationFailed | ScriptStarted | ScriptEnded
 
 
@@ -44,6 +47,9 @@ class ControllerDouble:
         """Whether reports alone are answered with 503."""
         self.deaf = False
         """Whether reports are carried out and their answers lost."""
+        self.registering_refused: ErrorView | None = None
+        self.polling_refused: ErrorView | None = None
+        """What registrations and polls are answered with instead; the double goes by `STATUSES`."""
         self.automatic: Callable[[Report], None] | None = None
         """What follows from an accepted report; by default its order goes, unless the script has only started."""
 
@@ -112,6 +118,9 @@ class ControllerDouble:
         if self.silent:
             return _silence()
         self.heard.append("register")
+        if self.registering_refused is not None:
+            await self._tell()
+            return _refused(self.registering_refused)
         self.registrations.append(msgspec.json.decode(await request.read(), type=RegisterRequest))
         self.revision += 1
         await self._tell()
@@ -122,6 +131,9 @@ class ControllerDouble:
             return _silence()
         poll = msgspec.json.decode(await request.read(), type=PollRequest)
         self.polls.append(poll)
+        if self.polling_refused is not None:
+            await self._tell()
+            return _refused(self.polling_refused)
         async with self._changed:
             self._changed.notify_all()
             try:
@@ -167,6 +179,11 @@ def _json(answer: object) -> web.Response:
 def _silence() -> web.Response:
     error = ErrorView(code="no_leader", sentence="there is no leader", outcome="unknown")
     return web.Response(status=503, body=msgspec.json.encode(ErrorAnswer(error=error)), content_type="application/json")
+
+
+def _refused(error: ErrorView) -> web.Response:
+    body = msgspec.json.encode(ErrorAnswer(error=error))
+    return web.Response(status=STATUSES[error.code], body=body, content_type="application/json")
 
 
 def script_of(*lines: str) -> str:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 
+import pytest
+
+from cluster.client.views import ErrorView
+from cluster.clock import SystemClock
+from cluster.identity import Role
+from cluster.pki import create_authority, issue
 from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.jobs import JobState
 from tests.cluster.agent.conftest import Site
-from tests.cluster.agent.double import script_of, shown
+from tests.cluster.agent.double import ControllerDouble, script_of, shown
 
 
 def test_a_job_is_staged_in_run_staged_out_and_torn_down(site: Site) -> None:
@@ -21,7 +28,7 @@ def test_a_job_is_staged_in_run_staged_out_and_torn_down(site: Site) -> None:
     (tree / "more").write_text("5\n")
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             inwards = (
                 Transfer(TransferKind.FILE, str(site.sources / "data"), "$DW_JOB_STRIPED/data"),
                 Transfer(TransferKind.DIRECTORY, str(site.sources / "tree"), "${DW_JOB_STRIPED}/tree"),
@@ -114,7 +121,7 @@ def test_a_supervisor_that_is_killed_means_node_fail_and_nothing_of_the_script_i
     script = script_of("echo $$ > pids", "setsid sleep 600 & echo $! >> pids", "echo begun > begun", "sleep 600")
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             await controller.order(site.order(7, 2, "run", script=script))
             await controller.result(7, 2, ScriptStarted)
             await until((site.destinations / "begun").exists)
@@ -134,7 +141,7 @@ def test_a_script_over_its_time_limit_is_ended_even_if_it_ignores_sigterm(site: 
     script = script_of("trap 'echo asked > asked' TERM", "echo begun > begun", "while :; do sleep 0.1; done")
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             await controller.order(site.order(7, 2, "run", script=script, time_limit_s=1))
             ended = await controller.result(7, 2)
             assert isinstance(ended, ScriptEnded)
@@ -149,7 +156,7 @@ def test_a_cancelled_script_is_asked_to_end_and_reported_as_cancelled(site: Site
     script = script_of("trap 'echo asked > asked; exit 3' TERM", "echo begun > begun", "while :; do sleep 0.1; done")
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             order = site.order(7, 2, "run", script=script)
             await controller.order(order)
             await until((site.destinations / "begun").exists)
@@ -162,7 +169,7 @@ def test_a_cancelled_script_is_asked_to_end_and_reported_as_cancelled(site: Site
 
 def test_a_script_that_was_cancelled_before_it_began_never_begins(site: Site) -> None:
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             await controller.order(site.order(7, 2, "run", script=GATED, cancel=True))
             assert await controller.result(7, 2) == ScriptEnded(JobState.CANCELLED)
             assert not (site.destinations / "begun").exists()
@@ -172,7 +179,7 @@ def test_a_script_that_was_cancelled_before_it_began_never_begins(site: Site) ->
 
 def test_a_script_that_was_started_but_is_not_recorded_here_is_node_fail_and_never_launched(site: Site) -> None:
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             await controller.order(site.order(7, 2, "run", script=GATED, started=True))
             ended = await controller.result(7, 2)
             assert isinstance(ended, ScriptEnded) and ended.result is JobState.NODE_FAIL
@@ -187,7 +194,7 @@ def test_a_script_whose_order_is_withdrawn_is_ended_before_the_teardown(site: Si
     )
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             await controller.order(site.order(7, 2, "run", script=script))
             await controller.result(7, 2, ScriptStarted)
             await until((site.destinations / "begun").exists)
@@ -243,7 +250,7 @@ def test_what_is_done_while_nobody_answers_is_reported_when_somebody_does(site: 
 
 def test_a_report_whose_answer_is_lost_is_sent_again_with_the_same_id_and_counts_once(site: Site) -> None:
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             controller.deaf = True
             await controller.order(site.order(7, 2, "run", script=GATED))
             await controller.wait(lambda: len(controller.received) >= 2)
@@ -285,7 +292,7 @@ def test_progress_is_on_the_polls_while_data_moves(site: Site) -> None:
     (site.sources / "big").write_bytes(os.urandom(1536 * 1024))
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
             await controller.order(site.order(8, 1, "stage_in", transfers=(transfer,)))
             assert isinstance(await controller.result(8, 1), OperationDone)
@@ -304,7 +311,7 @@ def test_an_attempt_that_is_superseded_is_ended_before_the_next_begins(site: Sit
     (site.sources / "small").write_bytes(b"small")
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             for attempt, name in ((1, "big"), (2, "small")):
                 transfer = Transfer(TransferKind.FILE, str(site.sources / name), f"$DW_JOB_STRIPED/{name}")
                 await controller.order(site.order(8, attempt, "stage_in", transfers=(transfer,)))
@@ -319,7 +326,10 @@ def test_an_attempt_that_is_superseded_is_ended_before_the_next_begins(site: Sit
     asyncio.run(story())
 
 
-def test_a_staging_that_an_agents_death_interrupted_is_done_again_when_it_is_ordered_again(site: Site) -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_staging_that_an_agents_end_interrupted_is_done_again_when_it_is_ordered_again(
+    site: Site, end: signal.Signals
+) -> None:
     site.configure(more='copy_rate = "64KiB"')
     (site.sources / "big").write_bytes(os.urandom(256 * 1024))
 
@@ -328,7 +338,8 @@ def test_a_staging_that_an_agents_death_interrupted_is_done_again_when_it_is_ord
             transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
             await controller.order(site.order(8, 1, "stage_in", transfers=(transfer,)))
             await controller.wait(lambda: any(row.bytes_done for poll in controller.polls for row in poll.progress))
-            await site.kill_agent(agent)
+            agent.send_signal(end)
+            await site.ended(agent)
             site.configure()
             await controller.order(site.order(8, 2, "stage_in", transfers=(transfer,)))
             site.start_agent()
@@ -343,7 +354,7 @@ def test_an_operation_over_its_time_is_ended_and_reported_as_failed(site: Site) 
     (site.sources / "big").write_bytes(os.urandom(1024 * 1024))
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
             await controller.order(site.order(8, 1, "stage_in", transfers=(transfer,), timeout_s=1))
             failed = await controller.result(8, 1)
@@ -368,7 +379,7 @@ def test_what_a_script_leaves_behind_is_gone_when_its_end_is_reported(site: Site
     )
 
     async def story() -> None:
-        async with site.running() as (controller, _):
+        async with site.serving() as controller:
             await controller.order(site.order(7, 2, "run", script=script))
             assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
             assert not alive(int((site.destinations / "pid").read_text()))
@@ -391,5 +402,118 @@ def test_wherever_the_agent_is_killed_each_script_runs_once_and_is_reported_once
                 assert shown(site.destinations / f"over-{job}") == "over\n"
             ends = [report.job for report in controller.accepted if isinstance(report.result, ScriptEnded)]
             assert ends == [1, 2, 3, 4, 5, 6]
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_was_replaced_ends_by_name_and_leaves_its_scripts(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 2, "run", script=GATED))
+            await controller.result(7, 2, ScriptStarted)
+            controller.polling_refused = ErrorView(code="stale_instance", sentence="another agent has registered since")
+            await controller.order()
+            assert await site.ended(agent) == 1
+            assert "this agent was replaced: another agent has registered since" in shown(site.directory / "agent.log")
+            assert len(site.supervisors()) == 1
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_the_controller_does_not_know_registers_again_and_goes_on(site: Site) -> None:
+    async def story() -> None:
+        async with site.serving() as controller:
+            await controller.order(site.order(7, 2, "run", script=GATED))
+            await controller.result(7, 2, ScriptStarted)
+            # A cluster that was set up anew, or from an old snapshot.
+            controller.polling_refused = ErrorView(code="unknown_node", sentence="node n1 has not registered")
+            await controller.order()
+            await controller.wait(lambda: len(controller.registrations) >= 2)
+            controller.polling_refused = None
+            assert len({request.instance for request in controller.registrations}) == 1
+            (site.destinations / "gate").touch()
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+
+    asyncio.run(story())
+
+
+def test_an_agent_whose_clock_is_off_waits_until_it_is_set(site: Site) -> None:
+    async def story() -> None:
+        controller = ControllerDouble(site.config)
+        controller.registering_refused = ErrorView(code="command_too_old", sentence="the id was made 900 s from now")
+        await controller.start()
+        try:
+            site.start_agent()
+            await controller.wait(lambda: controller.heard.count("register") >= 2)
+            assert "could not register: the id was made 900 s from now" in shown(site.directory / "agent.log")
+            controller.registering_refused = None
+            await controller.wait(lambda: bool(controller.polls))
+        finally:
+            await controller.stop()
+
+    asyncio.run(story())
+
+
+def test_an_agent_with_somebody_elses_certificate_ends_by_name(site: Site) -> None:
+    async def story() -> None:
+        controller = ControllerDouble(site.config)
+        controller.registering_refused = ErrorView(code="forbidden", sentence="agent n2 may not act for node n1")
+        await controller.start()
+        try:
+            assert await site.ended(site.start_agent()) == 1
+            said = shown(site.directory / "agent.log")
+            assert "the controller refused agent n1: agent n2 may not act for node n1" in said
+        finally:
+            await controller.stop()
+
+    asyncio.run(story())
+
+
+def test_an_agent_of_another_authority_says_so_and_goes_on_asking(site: Site, tmp_path: Path) -> None:
+    now = SystemClock().now()
+    authority = create_authority(tmp_path / "other", cluster_name="other", cluster_id="f" * 32, at=now)
+    issue(authority, tmp_path / "other", role=Role.AGENT, name="n1", at=now)
+
+    async def story() -> None:
+        controller = ControllerDouble(site.config)
+        await controller.start()
+        try:
+            site.file.write_text(
+                site.file.read_text().replace(
+                    str(site.config.tls_files("n1").certificate.parent), str(tmp_path / "other")
+                )
+            )
+            agent = site.start_agent()
+            await until(lambda: "is not signed by the expected authority" in shown(site.directory / "agent.log"))
+            assert controller.heard == []
+            agent.terminate()
+            assert await site.ended(agent) == 0
+        finally:
+            await controller.stop()
+
+    asyncio.run(story())
+
+
+def test_the_log_is_sentences_with_a_job_in_front(site: Site) -> None:
+    (site.sources / "a").write_bytes(bytes(3 * 1024 * 1024))
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            transfer = Transfer(TransferKind.FILE, str(site.sources / "a"), "$DW_JOB_STRIPED/a")
+            missing = Transfer(TransferKind.FILE, str(site.sources / "b"), "$DW_JOB_STRIPED/b")
+            await controller.order(
+                site.order(7, 3, "stage_in", transfers=(transfer,)),
+                site.order(8, 1, "stage_in", transfers=(missing,)),
+                site.order(9, 2, "run", script=script_of("exit 5")),
+            )
+            for job, attempt in ((7, 3), (8, 1), (9, 2)):
+                await controller.result(job, attempt)
+            said = shown(site.directory / "agent.log")
+            assert " INFO cluster.agent.activities: job 7: stage_in attempt 3 begins\n" in said
+            assert " INFO cluster.agent.activities: job 7: stage_in attempt 3 done: 1 file, 3 MiB\n" in said
+            assert "job 8: stage_in attempt 1 failed: stage_in source=" in said
+            assert "does not exist; it is not tried again by itself\n" in said
+            assert "job 9: run attempt 2 ended: FAILED, exit code 5\n" in said
+            assert not re.search(r"\w+\(\w+=|<[A-Z]", said), said
 
     asyncio.run(story())

@@ -62,6 +62,7 @@ class Bench:
                 SharedCounters(counters),
                 Throttle(0, SystemClock()),
                 home=identity_of(home),
+                storage_id="0" * 32,
                 limit_bytes=order.capacity_bytes,
             )
             return stage(order, buffer, mover, identity_of(home))
@@ -380,7 +381,7 @@ def test_a_worker_ended_at_any_point_leaves_a_destination_absent_old_or_complete
     (bench.outside / "a").write_bytes(old)
     # Ten moments in the copies of two files of four chunks each, by what the worker itself has counted.
     worker = Worker(
-        bench, [Transfer(FILE, str(bench.outside / name), f"$DW_JOB_STRIPED/{name}") for name in "ab"], chunk * 40
+        bench, [Transfer(FILE, str(bench.outside / name), f"$DW_JOB_STRIPED/{name}") for name in "ab"], chunk * 100
     )
     worker.await_bytes(bytes_before * chunk)
     worker.end(end)

@@ -28,6 +28,7 @@ from cluster.agent.progress import Rate
 from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
 from cluster.agent.removal import RemovalFailed, remove_tree
 from cluster.agent.script import environment_of, output_path
+from cluster.agent.spares import Spares
 from cluster.agent.work import failure
 from cluster.client.command_ids import instant_of
 from cluster.clock import ManualClock, SystemClock
@@ -79,7 +80,9 @@ def test_no_job_is_started_while_it_has_an_activity(pairs: list[tuple[int, int]]
 
 
 def outbox_in(directory: Path, clock: ManualClock) -> Outbox:
-    return Outbox(open_directory(directory), clock)
+    spares = directory.parent / "spare"
+    spares.mkdir(exist_ok=True)
+    return Outbox(open_directory(directory), clock, Spares(open_directory(spares)))
 
 
 def test_reports_outlive_the_agent_in_their_order_until_they_are_acknowledged(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""What the agent's log says of orders and results: sentences with a job in front."""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+from replica.commands import OperationDone, OperationFailed, OperationResult, ScriptEnded, ScriptStarted
+from replica.orders import Order
+
+_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MOVING: Final = ("stage_in", "stage_out")
+
+
+def named(job: int, attempt: int, stage: str) -> str:
+    """Return how the log names one attempt: `job 7: stage_in attempt 3`."""
+    return f"job {job}: {stage} attempt {attempt}"
+
+
+def order_named(order: Order) -> str:
+    """Return how the log names an order."""
+    return named(order.job, order.attempt, order.stage)
+
+
+def result_said(stage: str, result: OperationResult) -> str:
+    """Return what became of it: `done: 2 files, 3 MiB`."""
+    match result:
+        case OperationDone(files, size_bytes):
+            return f"done: {count(files, 'file')}, {figure(size_bytes)}" if stage in _MOVING else "done"
+        case OperationFailed(message, final):
+            return f"failed: {message}{'; it is not tried again by itself' if final else ''}"
+        case ScriptStarted():
+            return "started"
+        case ScriptEnded(state, exit_code, number, message):
+            how = f"signal {_signal(number)}" if number else f"exit code {exit_code}"
+            return f"ended: {state.name}, {how}{f': {message}' if message else ''}"
+
+
+def figure(size_bytes: int) -> str:
+    """Return a size for people: `3 MiB`, `1.5 GiB`; at most one digit after the point."""
+    power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{f'{size_bytes / 1024**power:.1f}'.removesuffix('.0')} {_UNITS[power]}"
+
+
+def count(number: int, thing: str) -> str:
+    """Return so many of a thing: `1 file`, `2 files`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"{number} ({signal.Signals(number).name})"
+    except ValueError:
+        return str(number)

@@ -1,0 +1,566 @@
+"""A disk that is full: the agent goes on, keeps what it knows, says so once a minute, and reports nothing too early."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.agent import durable, spares
+from cluster.agent.activities import Settings
+from cluster.agent.durable import open_directory, read_bounded, reserve, write_durably
+from cluster.agent.home import Home
+from cluster.agent.limits import ROOM_BYTES, ROOM_WARNING_S, SPARES
+from cluster.agent.operations import Operation
+from cluster.agent.outbox import Outbox
+from cluster.agent.room import GivenUp, Room
+from cluster.agent.service import Agent
+from cluster.agent.spares import Spares
+from cluster.agent.step import insist
+from cluster.agent.step_record import StepRecord
+from cluster.agent.steps import Step
+from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
+from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.clock import ManualClock, SystemClock
+from replica.buffers import Transfer, TransferKind
+from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.jobs import JobState
+from replica.limits import MESSAGE_CHARACTERS_MAX
+from replica.orders import Order
+from tests.cluster.agent.conftest import Site
+from tests.cluster.agent.double import script_of, shown
+
+
+class Disk:
+    """What a test does to the disk: new files cannot be made on it while it is full; what exists can be overwritten."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.refused = 0
+        fill = durable._fill
+
+        def filling(directory: int, name: str, how: int, *rest: object) -> None:
+            if how & os.O_CREAT:
+                self.check()
+            fill(directory, name, how, *rest)  # type: ignore[arg-type]
+
+        def reserving(directory: int, name: str) -> None:
+            self.check()
+            reserve(directory, name)
+
+        patch.setattr(durable, "_fill", filling)
+        patch.setattr(spares, "reserve", reserving)
+
+    def check(self) -> None:
+        """Refuse as the kernel does."""
+        if self.full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with contextlib.closing(Home(tmp_path / "n1", "own")) as made:
+        yield made
+
+
+def order(job: int, stage: str, **fields: object) -> Order:
+    standard = {"job": job, "attempt": 1, "stage": stage, "user": "alice", "name": "x", "workdir": "/", "timeout_s": 30}
+    return msgspec.convert(standard | fields, type=Order)
+
+
+# Room that was reserved
+
+
+def test_a_file_with_reserved_room_is_written_on_a_full_disk_and_read_as_what_was_written(
+    tmp_path: Path, disk: Disk
+) -> None:
+    directory = open_directory(tmp_path)
+    reserve(directory, "f.room")
+    disk.full = True
+    write_durably(directory, "f", b'{"a": 1}')
+    assert msgspec.json.decode(read_bounded(directory, "f") or b"") == {"a": 1}
+    assert os.listdir(tmp_path) == ["f"]
+    with pytest.raises(OSError, match="No space left"):
+        write_durably(directory, "f", b'{"a": 2}')
+    assert msgspec.json.decode(read_bounded(directory, "f") or b"") == {"a": 1}
+    assert os.listdir(tmp_path) == ["f"]
+    os.close(directory)
+
+
+def test_the_longest_report_there_can_be_fits_into_a_spare_file() -> None:
+    longest = OperationFailed("\x01" * MESSAGE_CHARACTERS_MAX)
+    ended = ScriptEnded(JobState.NODE_FAIL, 255, 64, "\x01" * MESSAGE_CHARACTERS_MAX)
+    for result in (longest, ended):
+        report = Report(command_id="f" * 32, job=2**63, attempt=2**31, stage="stage_out", result=result)
+        assert len(msgspec.json.encode(report)) <= ROOM_BYTES
+
+
+def test_results_go_on_through_a_full_disk_for_ever_because_acknowledged_ones_come_back(home: Home, disk: Disk) -> None:
+    async def story() -> None:
+        outbox = Outbox(home.outbox, SystemClock(), home.spares)
+        disk.full = True
+        for job in range(3 * SPARES):
+            outbox.add(job, 1, "post_run", OperationDone())
+            assert Outbox(home.outbox, SystemClock(), home.spares).reports() == outbox.reports()
+            assert outbox.acknowledge(outbox.batch()[0].command_id) is not None
+        assert len(home.spares) == SPARES and os.listdir(home.outbox) == []
+
+    asyncio.run(story())
+
+
+def test_spare_files_that_are_used_up_are_made_again_when_there_is_room(home: Home, disk: Disk) -> None:
+    async def story() -> None:
+        outbox = Outbox(home.outbox, SystemClock(), home.spares)
+        disk.full = True
+        for job in range(SPARES):
+            outbox.add(job, 1, "post_run", OperationDone())
+        with pytest.raises(OSError, match="No space left"):
+            outbox.add(SPARES, 1, "post_run", OperationDone())
+        assert len(outbox) == SPARES and len(home.spares) == 0
+        disk.full = False
+        outbox.add(SPARES, 1, "post_run", OperationDone())
+        assert len(home.spares) == SPARES
+        assert [report.job for report in outbox.reports()] == list(range(SPARES + 1))
+
+    asyncio.run(story())
+
+
+def test_spare_files_are_taken_stock_of_at_a_start(tmp_path: Path) -> None:
+    (tmp_path / "3").write_bytes(bytes(ROOM_BYTES))
+    (tmp_path / "x").write_bytes(b"cut off by a crash")
+    directory = open_directory(tmp_path)
+    assert len(Spares(directory)) == len(Spares(directory)) == len(os.listdir(directory)) == SPARES
+    assert not (tmp_path / "x").exists()
+    os.close(directory)
+
+
+# Waiting
+
+
+def test_who_waits_for_room_says_so_once_a_minute_and_goes_on_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    room = Room("/n1", clock)
+    caplog.set_level(logging.INFO)
+    tries = 0
+
+    def act() -> str:
+        nonlocal tries
+        tries += 1
+        clock.advance(ROOM_WARNING_S / 4)
+        if tries <= 9:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return "done"
+
+    monkeypatch.setattr("cluster.agent.room.ROOM_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("cluster.agent.room.ROOM_RETRY_S", 0.001)
+    assert asyncio.run(room.keep_trying("a result", act, asyncio.Event())) == "done"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert (
+        warnings == ["/n1: No space left on device: a result waits until there is room; make some, nothing is lost"] * 3
+    )
+    assert caplog.records[-1].getMessage() == "/n1: there is room again"
+
+
+def test_what_has_nothing_to_do_with_room_is_not_waited_for_and_what_is_unwanted_gives_up() -> None:
+    def broken() -> None:
+        raise OSError(errno.EIO, "broken")
+
+    def full() -> None:
+        unwanted.set()
+        raise OSError(errno.EDQUOT, "over quota")
+
+    room, unwanted = Room("/n1", ManualClock()), asyncio.Event()
+    with pytest.raises(OSError, match="broken"):
+        asyncio.run(room.keep_trying("x", broken, unwanted))
+    with pytest.raises(GivenUp):
+        asyncio.run(room.keep_trying("x", full, unwanted))
+
+
+class Watching:
+    """A controller that answers every poll at once and looks, for each report, whether it is on the disk."""
+
+    def __init__(self, home: Home, orders: tuple[Order, ...]) -> None:
+        self._home = home
+        self._orders = orders
+        self.polls = 0
+        self.polled = asyncio.Condition()
+        self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.early: list[Report] = []
+
+    async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
+        return RegisterAnswer(revision=4)
+
+    async def poll(self, node: str, request: PollRequest) -> PollAnswer:
+        await asyncio.sleep(0.01)
+        async with self.polled:
+            self.polls += 1
+            self.polled.notify_all()
+        return PollAnswer(revision=5, orders=self._orders)
+
+    async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
+        kept = Outbox(os.dup(self._home.outbox), SystemClock(), self._home.spares).reports()
+        self.early.extend(report for report in request.reports if report not in kept)
+        for report in request.reports:
+            self.reports.put_nowait(report)
+        results = tuple(ReportResult(command_id=report.command_id, outcome="accepted") for report in request.reports)
+        return ReportsAnswer(revision=5, results=results)
+
+    async def polls_more(self, count: int) -> None:
+        """Wait for so many further polls."""
+        wanted = self.polls + count
+        async with self.polled:
+            await self.polled.wait_for(lambda: self.polls >= wanted)
+
+
+@contextlib.asynccontextmanager
+async def running(home: Home, controller: Watching):  # type: ignore[no-untyped-def]
+    """An agent at work."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(Agent(home, Settings(node="n1", accounts="own"), 2, controller, SystemClock()).run(stop))
+    try:
+        async with asyncio.timeout(30):
+            yield task
+    finally:
+        stop.set()
+        await task
+
+
+def without_spares(home: Home, disk: Disk) -> None:
+    """Use up every spare file, and let there be no room for more."""
+    disk.full = True
+    for number in range(SPARES):
+        assert home.spares.lend(home.descriptor, f"used-{number}")
+
+
+def test_a_result_that_finds_no_room_is_kept_and_reported_once_it_is_durable_while_the_agent_polls_on(
+    home: Home, disk: Disk
+) -> None:
+    async def story() -> None:
+        controller = Watching(home, (order(7, "post_run"),))
+        without_spares(home, disk)
+        async with running(home, controller) as agent:
+            while not disk.refused:
+                await controller.polls_more(1)
+            await controller.polls_more(5)
+            assert not agent.done() and controller.reports.empty() and os.listdir(home.outbox) == []
+            disk.full = False
+            report = await controller.reports.get()
+            assert (report.job, report.result) == (7, OperationDone())
+        assert controller.early == [] and controller.reports.empty()
+
+    asyncio.run(story())
+
+
+def test_a_result_that_waits_for_room_does_not_keep_the_agent_from_ending_and_its_script_is_reported_by_the_next(
+    home: Home, disk: Disk, tmp_path: Path
+) -> None:
+    script = order(7, "run", script=script_of("exit 5"), workdir=str(tmp_path), roots=(str(tmp_path),))
+
+    async def story() -> None:
+        controller = Watching(home, (script, order(8, "post_run")))
+        await prepared(home, script)
+        without_spares(home, disk)
+        async with running(home, controller):
+            await until_ended(home, 7)
+            while disk.refused < 3:
+                await controller.polls_more(1)
+        assert controller.reports.empty()
+        disk.full = False
+        later = Watching(home, (script,))
+        async with running(home, later):
+            while not isinstance((report := await later.reports.get()).result, ScriptEnded):
+                pass
+            assert report.result == ScriptEnded(JobState.FAILED, 5, 0)
+        assert later.early == []
+
+    asyncio.run(story())
+
+
+async def prepared(home: Home, script: Order) -> None:
+    """Make the record of a script while there is room."""
+    Step(home, script, "n1", "own", 1.0, lambda: None)._create()
+
+
+async def until_ended(home: Home, job: int) -> None:
+    """Wait for the status of a script, which only the file system tells."""
+    while True:
+        record = StepRecord(home.steps, job)
+        try:
+            if record.status() is not None:
+                return
+        finally:
+            record.close()
+        await asyncio.sleep(0.01)
+
+
+def test_a_script_that_finds_no_room_waits_and_is_cancelled_without_having_run_if_nobody_wants_it(
+    home: Home, disk: Disk, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        script = order(7, "run", script=script_of("echo ran > ran"), workdir=str(tmp_path), roots=(str(tmp_path),))
+        disk.full = True
+        steps = [Step(home, script, "n1", "own", 1.0, lambda: None) for _ in range(2)]
+        waiting = asyncio.create_task(steps[0].run())
+        while not disk.refused:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        steps[0].end()
+        assert await waiting == ScriptEnded(JobState.CANCELLED)
+        assert not (tmp_path / "ran").exists()
+        disk.full = False
+        assert await steps[1].run() == ScriptEnded(JobState.COMPLETED)
+        assert shown(tmp_path / "ran") == "ran\n"
+
+    asyncio.run(story())
+
+
+def test_the_start_of_a_script_that_finds_no_room_is_reported_once_when_there_is_some(
+    home: Home, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    def on_started() -> None:
+        told.append("asked")
+        if len(told) < 3:
+            raise OSError(errno.ENOSPC, "full")
+
+    script = order(7, "run", script=script_of("sleep 0.1"), workdir=str(tmp_path), roots=(str(tmp_path),))
+    assert asyncio.run(Step(home, script, "n1", "own", 1.0, on_started).run()) == ScriptEnded(JobState.COMPLETED)
+    assert len(told) == 3
+
+
+def test_an_operation_takes_a_spare_file_for_its_lock_and_gives_it_back(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opening(path: object, flags: int, *rest: object, dir_fd: int | None = None) -> int:
+        if dir_fd == home.operations and flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return opened(path, flags, *rest, dir_fd=dir_fd)  # type: ignore[arg-type]
+
+    opened = os.open
+    monkeypatch.setattr(os, "open", opening)
+    assert asyncio.run(Operation(home, order(7, "teardown"), "own", 0).run()) == OperationDone()
+    assert os.listdir(home.operations) == [] and len(home.spares) == SPARES
+
+
+@pytest.fixture
+def blocked() -> Iterator[None]:
+    """A supervisor's signals, blocked as in a supervisor."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT})
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.usefixtures("blocked")
+def test_a_supervisor_writes_its_status_however_long_that_takes_and_whoever_wants_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.agent.step.ROOM_RETRY_S_MAX", 0.001)
+    tries: list[str] = []
+
+    def write() -> None:
+        tries.append("try")
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        if len(tries) < 4:
+            raise OSError(errno.ENOSPC, "full")
+
+    assert insist(write, unless_ended=False) and len(tries) == 4
+    signal.sigtimedwait({signal.SIGTERM}, 0)
+
+    def refuse() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        raise OSError(errno.ENOSPC, "full")
+
+    assert not insist(refuse, unless_ended=True)
+
+
+# A disk that is really full
+
+
+class SmallDisk:
+    """A file system of a few megabytes for an agent's directory."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._ballast = site.home / "ballast"
+
+    def fill(self) -> None:
+        """Leave no byte on it."""
+        with self._ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            for size_bytes in (65536, 512, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size_bytes))
+
+    @property
+    def full(self) -> bool:
+        """Whether not even a small file can be made."""
+        probe = self.site.home / "probe"
+        try:
+            probe.write_bytes(bytes(ROOM_BYTES))
+        except OSError:
+            return True
+        finally:
+            probe.unlink(missing_ok=True)
+        return False
+
+    def free(self) -> None:
+        """Make room again."""
+        self._ballast.unlink()
+
+
+@pytest.fixture
+def small(site: Site) -> Iterator[SmallDisk]:
+    """The site's agent on a small disk, where this machine lets one be mounted."""
+    site.home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=400,mode=700", "tmpfs", str(site.home)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small disk needs more rights")
+    yield SmallDisk(site)
+    site.clean_up()
+    subprocess.run(["umount", "-l", str(site.home)], check=True)
+
+
+FILLING = {
+    "bytes": 'cat /dev/zero > "$DW_JOB_STRIPED/zeros" 2> /dev/null',
+    "files": 'i=0; while : 2> /dev/null > "$DW_JOB_STRIPED/f$i"; do i=$((i + 1)); done 2> /dev/null',
+}
+
+
+@pytest.mark.parametrize("what", FILLING)
+def test_a_job_that_fills_the_disk_is_reported_staged_out_and_torn_down_and_the_agent_lives(
+    small: SmallDisk, what: str
+) -> None:
+    site, full = small.site, []
+
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            controller.automatic = lambda _: full.append(small.full)
+            await controller.order(site.order(7, 1, "stage_in"))
+            await controller.result(7, 1)
+            # It waits until its start is reported, so that its end alone meets the full disk.
+            script = script_of(
+                "until [ -e gate ]; do sleep 0.02; done", f"({FILLING[what]})", "echo full >> full; exit 5"
+            )
+            await controller.order(site.order(7, 2, "run", script=script))
+            await controller.result(7, 2, ScriptStarted)
+            (site.destinations / "gate").touch()
+            assert await controller.result(7, 2) == ScriptEnded(JobState.FAILED, 5, 0)
+            assert full == [False, False, True]
+            # Neither its own death nor what follows needs room.
+            await site.kill_agent(agent)
+            agent = site.start_agent()
+            await controller.order(site.order(7, 3, "post_run"))
+            assert await controller.result(7, 3) == OperationDone()
+            await controller.order(site.order(7, 4, "teardown"))
+            assert await controller.result(7, 4) == OperationDone()
+            assert shown(site.destinations / "full") == "full\n"
+            assert agent.poll() is None and os.listdir(site.home / "buffers") == []
+
+    asyncio.run(story())
+
+
+def test_a_supervisor_on_a_full_disk_without_reserved_room_waits_and_loses_nothing(small: SmallDisk) -> None:
+    site = small.site
+
+    async def story() -> None:
+        async with site.serving() as controller:
+            script = script_of(
+                "echo begun > begun", "until [ -e gate ]; do sleep 0.02; done", "echo over > over; exit 5"
+            )
+            await controller.order(site.order(7, 2, "run", script=script))
+            await controller.result(7, 2, ScriptStarted)
+            record = site.home / "steps" / "7"
+            # Nothing else gives or takes room from here on.
+            while not (record / "reported").exists() or os.listdir(site.home / "outbox"):
+                await asyncio.sleep(0.01)
+            # As if an earlier release had made the record.
+            (record / "status.json.room").unlink()
+            small.fill()
+            before_ns = record.stat().st_mtime_ns
+            (site.destinations / "gate").touch()
+            (supervisor,) = site.supervisors()
+            children = Path(f"/proc/{supervisor}/task/{supervisor}/children")
+            while children.read_text().strip():
+                await asyncio.sleep(0.01)
+            # A try makes a file and removes it.
+            while record.stat().st_mtime_ns == before_ns:
+                await asyncio.sleep(0.01)
+            assert site.supervisors() == [supervisor] and not (record / "status.json").exists()
+            small.free()
+            assert await controller.result(7, 2) == ScriptEnded(JobState.FAILED, 5, 0)
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_starts_for_the_first_time_on_a_full_disk_waits_for_room(small: SmallDisk) -> None:
+    site = small.site
+    small.fill()
+
+    async def story() -> None:
+        agent = site.start_agent()
+        while "the agent's directory waits until there is room" not in shown(site.directory / "agent.log"):
+            await asyncio.sleep(0.05)
+        assert agent.poll() is None
+        agent.terminate()
+        assert await site.ended(agent) == 0
+        async with site_running_after(small) as registered:
+            assert registered
+
+    asyncio.run(story())
+
+
+@contextlib.asynccontextmanager
+async def site_running_after(small: SmallDisk):  # type: ignore[no-untyped-def]
+    """Start the agent on the full disk and make room."""
+    small.free()
+    async with small.site.serving() as controller:
+        yield controller.registrations
+
+
+def test_a_log_that_cannot_be_written_does_not_keep_the_agent_from_its_work(site: Site) -> None:
+    async def story() -> None:
+        (site.directory / "agent.log").symlink_to("/dev/full")
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 1, "stage_in"))
+            assert isinstance(await controller.result(7, 1), OperationDone)
+            agent.terminate()
+            assert await site.ended(agent) == 0
+        (site.directory / "agent.log").unlink()
+
+    asyncio.run(story())
+
+
+def test_staging_out_of_a_full_disk_needs_no_room_on_it(small: SmallDisk) -> None:
+    site = small.site
+
+    async def story() -> None:
+        async with site.serving() as controller:
+            await controller.order(site.order(7, 1, "stage_in"))
+            await controller.result(7, 1)
+            (site.home / "buffers" / "7" / "striped" / "r").write_text("42")
+            small.fill()
+            transfer = Transfer(TransferKind.FILE, str(site.destinations / "r"), "$DW_JOB_STRIPED/r")
+            await controller.order(site.order(7, 2, "stage_out", transfers=(transfer,)))
+            assert isinstance(await controller.result(7, 2), OperationDone)
+            assert shown(site.destinations / "r") == "42"
+
+    asyncio.run(story())

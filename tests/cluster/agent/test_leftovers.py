@@ -1,0 +1,233 @@
+"""What a killed stage-out leaves in a destination is removed, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.agent import leftovers
+from cluster.agent.accounts import Mode
+from cluster.agent.durable import FileRefused
+from cluster.agent.home import Home
+from cluster.agent.leftovers import SLOT_BYTES, Recorder, part_name
+from cluster.agent.operations import Operation
+from cluster.agent.work import Outcome
+from replica.buffers import Transfer, TransferKind
+from replica.commands import OperationDone, OperationFailed
+from replica.orders import Order
+from tests.cluster.agent.conftest import Site
+from tests.cluster.agent.double import shown
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+
+SLOW_BYTES_S = 64 * 1024
+
+
+class Place:
+    """An agent's home, and a destination."""
+
+    def __init__(self, directory: Path, accounts: Mode) -> None:
+        self.accounts: Mode = accounts
+        self.home = Home(directory / "n1", accounts)
+        self.outside = directory / "out"
+        self.outside.mkdir()
+        self.left = directory / "n1" / "leftovers"
+        self.striped = directory / "n1" / "buffers" / "7" / "striped"
+
+    def order(self, stage: str, **fields: object) -> Order:
+        transfer = Transfer(TransferKind.DIRECTORY, str(self.outside / "tree"), "$DW_JOB_STRIPED")
+        standard = {
+            "job": 7, "attempt": 1, "stage": stage, "user": "nobody", "name": "x", "workdir": "/", "timeout_s": 30,
+            "roots": (str(self.outside),), "transfers": (msgspec.to_builtins(transfer),),
+        }  # fmt: skip
+        return msgspec.convert(standard | fields, type=Order)
+
+    def operate(self, stage: str, **fields: object) -> Outcome | None:
+        return asyncio.run(Operation(self.home, self.order(stage, **fields), self.accounts, 0).run())
+
+    def fill(self, size_bytes: int) -> None:
+        """Let the buffer hold one file, two directories deep."""
+        (self.striped / "a" / "b").mkdir(parents=True)
+        (self.striped / "a" / "b" / "data").write_bytes(os.urandom(size_bytes))
+
+    def record(self, directory: Path) -> None:
+        """Record a directory as a worker does."""
+        descriptor = leftovers.begin(self.home.leftovers, self.home.spares, self.order("stage_out"))
+        Recorder(descriptor).enter(str(directory))
+        os.close(descriptor)
+
+    def part(self, directory: Path, *, job: int = 7, storage_id: str = "") -> Path:
+        """Make a temporary file."""
+        file = directory / part_name(job, storage_id or self.home.storage_id, "0" * 16)
+        file.write_text("half")
+        return file
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path, "own")
+    yield made
+    made.home.close()
+
+
+def parts_of(directory: Path) -> list[Path]:
+    return sorted(directory.rglob(".forebay-*.part"))
+
+
+def worker_of(parent: int) -> int | None:
+    """Return the worker that a process has, None if it has none."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if b"cluster.agent.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return None
+
+
+async def killed_stage_out(place: Place) -> Outcome | None:
+    """Let a worker be killed while it copies, and return the result."""
+    running = asyncio.create_task(Operation(place.home, place.order("stage_out"), "own", SLOW_BYTES_S).run())
+    while not parts_of(place.outside):
+        await asyncio.sleep(0.01)
+    worker = worker_of(os.getpid())
+    assert worker is not None
+    os.kill(worker, signal.SIGKILL)
+    return await running
+
+
+@pytest.mark.parametrize("stage", ["teardown", "stage_out"])
+def test_what_a_killed_stage_out_left_is_removed_by_what_follows(place: Place, stage: str) -> None:
+    place.fill(1024 * 1024)
+    failed = asyncio.run(killed_stage_out(place))
+    assert isinstance(failed, OperationFailed) and "was killed by signal 9" in failed.message
+    assert [part.parent for part in parts_of(place.outside)] == [place.outside / "tree" / "a" / "b"]
+    assert os.listdir(place.left) == ["7"]
+    if stage == "stage_out":
+        # It is not even the same file any more: only the record tells where the other one was.
+        shutil.rmtree(place.striped / "a")
+        (place.striped / "other").write_text("x")
+    assert isinstance(place.operate(stage), OperationDone)
+    assert parts_of(place.outside) == [] and os.listdir(place.left) == []
+
+
+def test_a_stage_out_that_comes_to_its_end_leaves_no_record_whatever_the_end(place: Place) -> None:
+    place.fill(10)
+    assert isinstance(place.operate("stage_out"), OperationDone)
+    assert os.listdir(place.left) == []
+    (place.outside / "tree" / "a" / "b" / "data").unlink()
+    (place.outside / "tree" / "a" / "b" / "data").mkdir()
+    failed = place.operate("stage_out")
+    assert isinstance(failed, OperationFailed) and "a file can only replace a regular file" in failed.message
+    assert os.listdir(place.left) == [] and parts_of(place.outside) == []
+
+
+def test_the_agent_removes_what_was_left_when_the_order_is_gone(site: Site) -> None:
+    site.configure(more='copy_rate = "64KiB"')
+
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 1, "stage_in"))
+            await controller.result(7, 1)
+            (site.home / "buffers" / "7" / "striped" / "big").write_bytes(os.urandom(1024 * 1024))
+            transfer = Transfer(TransferKind.FILE, str(site.destinations / "new" / "big"), "$DW_JOB_STRIPED/big")
+            await controller.order(site.order(7, 2, "stage_out", transfers=(transfer,)))
+            while not parts_of(site.destinations):
+                await asyncio.sleep(0.01)
+            # The kernel kills the worker with its agent, and the controller gives the job up meanwhile.
+            await site.kill_agent(agent)
+            assert len(parts_of(site.destinations)) == 1
+            await controller.withdraw(7)
+            site.start_agent()
+            while parts_of(site.destinations) or os.listdir(site.home / "leftovers"):
+                await asyncio.sleep(0.01)
+            assert "removed 1 temporary file of a stage_out that was killed" in shown(site.directory / "agent.log")
+            assert os.listdir(site.destinations / "new") == []
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_only_temporary_files_of_this_job_and_this_node_are_removed(place: Place) -> None:
+    mine = place.part(place.outside)
+    kept = {
+        place.part(place.outside, job=77),
+        place.part(place.outside, storage_id="f" * 32),
+        place.outside / "data",
+        place.outside / f"{mine.name}.keep",
+    }
+    for path in kept:
+        path.write_text("x")
+    place.record(place.outside)
+    assert isinstance(place.operate("teardown"), OperationDone)
+    assert set(place.outside.iterdir()) == kept
+
+
+@pytest.mark.parametrize("way", ["outside the roots", "through a link", "into the agent's own directory"])
+def test_a_forged_record_removes_nothing_where_the_job_may_not_write(place: Place, tmp_path: Path, way: str) -> None:
+    victim = tmp_path / "n1" / "buffers" if way.startswith("into") else tmp_path / "victim"
+    victim.mkdir(exist_ok=True)
+    precious = place.part(victim)
+    if way == "through a link":
+        (place.outside / "link").symlink_to(victim)
+        place.record(place.outside / "link")
+    else:
+        place.record(victim)
+    # The teardown itself is done: nobody has to wait for what cannot be put right.
+    assert isinstance(place.operate("teardown"), OperationDone)
+    assert precious.read_text() == "half" and os.listdir(place.left) == []
+
+
+def test_a_record_whose_directory_is_gone_or_was_never_written_is_nothing(place: Place) -> None:
+    place.record(place.outside / "gone")
+    assert isinstance(place.operate("teardown"), OperationDone)
+    assert os.listdir(place.left) == []
+    os.close(leftovers.begin(place.home.leftovers, place.home.spares, place.order("stage_out")))
+    assert isinstance(place.operate("teardown"), OperationDone)
+    assert os.listdir(place.left) == []
+
+
+def test_a_damaged_record_is_named_and_stops_no_teardown(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    (place.left / "7").write_bytes(b"{")
+    with pytest.raises(FileRefused, match=r"leftovers/7 is damaged .* and then this file"):
+        leftovers.read(place.home.leftovers, 7)
+    assert isinstance(place.operate("teardown"), OperationDone)
+    assert "leftovers/7 is damaged" in caplog.text
+
+
+def test_the_last_directory_counts_and_any_path_fits(place: Place) -> None:
+    long = "/" + "\udcff" * (SLOT_BYTES - 2)
+    descriptor = leftovers.begin(place.home.leftovers, place.home.spares, place.order("stage_out"))
+    recorder = Recorder(descriptor)
+    for path in (long, "/a/b", long, "/c"):
+        recorder.enter(path)
+        left = leftovers.read(place.home.leftovers, 7)
+        assert left is not None and left.directory == os.fsencode(path)
+        assert (left.whose.user, left.whose.roots) == ("nobody", (str(place.outside),))
+    os.close(descriptor)
+
+
+@needs_root
+def test_with_switched_accounts_what_is_left_is_removed_as_the_jobs_user_and_only_so() -> None:
+    # Not below pytest's own directory, which is closed to other users.
+    directory = Path(tempfile.mkdtemp(prefix="forebay-test-"))
+    directory.chmod(0o711)
+    place = Place(directory, "switch")
+    try:
+        of_root = place.part(place.outside)
+        place.record(place.outside)
+        assert isinstance(place.operate("teardown"), OperationDone)
+        assert of_root.exists(), "removed as root"
+        shutil.chown(place.outside, "nobody")
+        place.record(place.outside)
+        assert isinstance(place.operate("teardown"), OperationDone)
+        assert not of_root.exists()
+    finally:
+        place.home.close()
+        shutil.rmtree(directory)
