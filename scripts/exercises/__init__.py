@@ -1,1 +1,1 @@
-"""What scripts/demo and scripts/drill share: a real cluster on loopback, real jobs, checks on what came of them."""
+"""Exercises on real clusters: what scripts/demo, drill, powercut, partition and diskfault do, and what they share."""

@@ -1,0 +1,173 @@
+"""The judges of the exercises, judged: the linearizability checker by brute force, broken promises by telling some."""
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Hashable, Sequence
+from math import inf
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.client import Client
+from cluster.client.requests import HoldCommand, SubmitRequest
+from cluster.client.views import JobsAnswer, JobView
+from tests.repo.tree import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+
+from exercises.linearizability import HeldJob, Model, Operation, Register, Verdict, check, goes_back
+from exercises.local_cluster import ExerciseFailed
+from exercises.promises import Expected, Promises
+
+OPERATIONS_MAX = 6
+"""Operations of a random history, count: brute force tries every order of every subset."""
+
+
+def explained(history: Sequence[Operation], model: Model) -> bool:
+    """Say by brute force whether some order of the known and some of the unknown operations explains all answers."""
+    known = [operation for operation in history if operation.answer is not None]
+    unknown = [operation for operation in history if operation.answer is None]
+    for count in range(len(unknown) + 1):
+        for taken in itertools.combinations(unknown, count):
+            if any(works(order, model) for order in itertools.permutations([*known, *taken])):
+                return True
+    return False
+
+
+def works(order: Sequence[Operation], model: Model) -> bool:
+    """Say whether an order respects real time and the model."""
+    state: Hashable = model.initial
+    latest_call_s = -inf
+    for operation in order:
+        if operation.returned_s < latest_call_s:
+            return False
+        latest_call_s = max(latest_call_s, operation.called_s)
+        allowed, state = model.step(state, operation)
+        if not allowed:
+            return False
+    return True
+
+
+@st.composite
+def register_operations(draw: st.DrawFn) -> Operation:
+    called_s, length_s = draw(st.integers(0, 8)), draw(st.integers(1, 5))
+    if draw(st.booleans()):
+        action, value, answer = "write", draw(st.integers(1, 3)), draw(st.sampled_from(["done", None]))
+    else:
+        action, value, answer = "read", None, draw(st.integers(0, 3))
+    # Halves: no call at the very moment of an answer, where either order would do.
+    return Operation("x", action, value, answer, called_s, inf if answer is None else called_s + length_s - 0.5)
+
+
+@st.composite
+def job_operations(draw: st.DrawFn) -> Operation:
+    called_s, length_s = draw(st.integers(0, 8)), draw(st.integers(1, 5))
+    action = draw(st.sampled_from(["submit", "hold", "release", "show"]))
+    answers = {
+        "submit": ["done", None], "hold": ["done", None], "release": ["done", "refused", None],
+        "show": ["absent", "held", "free"],
+    }  # fmt: skip
+    answer = draw(st.sampled_from(answers[action]))
+    return Operation("x", action, None, answer, called_s, inf if answer is None else called_s + length_s - 0.5)
+
+
+@given(st.lists(register_operations(), max_size=OPERATIONS_MAX))
+def test_the_checker_agrees_with_brute_force_about_registers(history: list[Operation]) -> None:
+    found = check(history, Register(0))
+    assert (found.verdict is Verdict.LINEARIZABLE) == explained(history, Register(0))
+
+
+@given(st.lists(job_operations(), max_size=OPERATIONS_MAX))
+def test_the_checker_agrees_with_brute_force_about_jobs(history: list[Operation]) -> None:
+    found = check(history, HeldJob())
+    assert (found.verdict is Verdict.LINEARIZABLE) == explained(history, HeldJob())
+
+
+def test_a_read_that_misses_a_write_that_was_answered_is_not_linearizable() -> None:
+    history = [
+        Operation("a", "write", 1, "done", 0.0, 1.0),
+        Operation("b", "write", 2, "done", 2.0, 3.0),
+        Operation("a", "read", None, 1, 4.0, 5.0),
+    ]
+    found = check(history, Register())
+    assert (found.verdict, found.stuck_at) == (Verdict.NOT_LINEARIZABLE, history[2])
+    assert check([*history[:2], history[2]._replace(called_s=2.5)], Register()).verdict is Verdict.LINEARIZABLE
+
+
+def test_a_write_of_unknown_outcome_may_appear_late_or_never_but_not_vanish_again() -> None:
+    written = Operation("a", "write", 1, None, 0.0)
+    reads = [
+        Operation("b", "read", None, value, 2.0 * place + 1, 2.0 * place + 2) for place, value in enumerate([0, 1, 0])
+    ]
+    assert check([written, *reads[:2]], Register(0)).verdict is Verdict.LINEARIZABLE
+    assert check([written, reads[0]], Register(0)).verdict is Verdict.LINEARIZABLE
+    assert check([written, *reads], Register(0)).verdict is Verdict.NOT_LINEARIZABLE
+
+
+def test_a_check_that_runs_out_of_configurations_says_that_it_is_unfinished() -> None:
+    history = [Operation(str(place), "write", place, "done", 0.0, 1.0) for place in range(12)]
+    history.append(Operation("r", "read", None, 99, 2.0, 3.0))
+    assert check(history, Register(), configurations_max=100).verdict is Verdict.UNFINISHED
+    assert check(history[:-1], Register(), configurations_max=100).verdict is Verdict.LINEARIZABLE
+
+
+def test_a_later_answer_with_an_older_revision_is_found() -> None:
+    assert goes_back([(0.0, 1.0, 5), (2.0, 3.0, 4)]) == (5, 4)
+    assert goes_back([(0.0, 1.0, 5), (0.5, 3.0, 4), (4.0, 5.0, 5)]) is None
+
+
+class Told:
+    """A client that lists the jobs it was given."""
+
+    def __init__(self, *jobs: JobView) -> None:
+        self.answer = JobsAnswer(revision=9, jobs=jobs)
+
+    async def jobs(self, limit: int) -> JobsAnswer:
+        return self.answer
+
+
+def job(name: str, number: int, *, held: bool = True, cancelled: bool = False) -> JobView:
+    words = {field.name: None for field in msgspec.structs.fields(JobView) if field.required}
+    given: dict[str, Any] = {**words, "name": name, "job_id": number, "hold": "user" if held else None}
+    return JobView(**{**given, "cancelled": cancelled})
+
+
+def promises(**jobs: Expected) -> Promises:
+    made = Promises()
+    made.jobs.update(jobs)
+    return made
+
+
+REQUEST = SubmitRequest(command_id="0" * 32, script="", time_limit_s=1, workdir="/")
+KEPT = Expected(REQUEST, job_id=1)
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        ((), "1 acknowledged submits are lost"),
+        ((job("a", 1), job("a", 2)), "more than once"),
+        ((job("a", 1), job("b", 2)), "nobody submitted"),
+        ((job("a", 2),), "acknowledged as job 1 and is job 2"),
+        ((job("a", 1, held=False),), "(held, cancelled) = (False, False)"),
+        ((job("a", 1, cancelled=True),), "(held, cancelled) = (True, True)"),
+    ],
+)
+def test_a_broken_promise_is_told(told: tuple[JobView, ...], complaint: str) -> None:
+    with pytest.raises(ExerciseFailed) as failed:
+        asyncio.run(promises(a=KEPT).compare(cast(Client, Told(*told))))
+    assert complaint in str(failed.value)
+
+
+def test_what_is_unknown_may_have_happened_or_not_and_nothing_else() -> None:
+    hold = HoldCommand(command_id="0" * 32, job_id=1)
+    made = promises(a=Expected(REQUEST, job_id=1, shape=(False, False), pending=hold), b=Expected(REQUEST))
+    for held in (False, True):
+        asyncio.run(made.compare(cast(Client, Told(job("a", 1, held=held)))))
+        asyncio.run(made.compare(cast(Client, Told(job("a", 1, held=held), job("b", 2)))))
+    with pytest.raises(ExerciseFailed, match="under way"):
+        asyncio.run(made.compare(cast(Client, Told(job("a", 1, cancelled=True)))))

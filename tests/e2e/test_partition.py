@@ -1,0 +1,42 @@
+"""Cuts, freezes and kills of real processes in network namespaces, with a check of the clients' histories."""
+
+import shutil
+from pathlib import Path
+
+from tests.e2e.exercise import exercise
+
+FAULTS = (
+    "isolate the leader from its peers",
+    "the leader hears nothing",
+    "the leader is not heard",
+    "stop the leader",
+    "kill a majority",
+)
+ROUNDS = 4
+KILLS = 2
+
+
+def test_cuts_freezes_and_kills_leave_every_history_linearizable() -> None:
+    options = [word for fault in FAULTS for word in ("--fault", fault)]
+    done = exercise("partition", "--rounds", str(ROUNDS), *options)
+    assert done.code == 0, done.said
+    assert (done.summary["rounds"], done.summary["failed"]) == (ROUNDS, 0)
+    assert done.summary["objects_checked"] > 0
+    assert done.summary["operations"] > ROUNDS
+
+
+def test_killing_the_leader_while_clients_write_loses_doubles_and_ages_nothing() -> None:
+    done = exercise("partition", "--rounds", str(KILLS), "--leader-kills")
+    assert done.code == 0, done.said
+    assert (done.summary["rounds"], done.summary["failed"]) == (KILLS, 0)
+
+
+def test_the_checks_find_stale_reads() -> None:
+    done = exercise("partition", "--rounds", "3", "--fault", "isolate the leader from its peers", "--stale-reads")
+    assert done.code == 1, done.said
+    assert "stale: revision" in done.said or "not linearizable" in done.said
+    for line in done.said.splitlines():
+        if line.startswith("partition: seed"):
+            path = Path(line.rpartition(": ")[2])
+            assert path.name.startswith("forebay-partition-")
+            shutil.rmtree(path)
