@@ -1,0 +1,355 @@
+"""Bugs to plant: each takes one guard away from the code under test, by rebinding names, for as long as it is entered.
+
+The production code has no switch for any of them. They are what the simulator must be able to find.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Final
+from unittest.mock import patch
+
+import lmdb
+import msgspec
+
+from cluster import controller as controller_module
+from cluster import storage as storage_module
+from cluster.consensus import Role
+from cluster.consensus.core import Core
+from cluster.consensus.following import Following
+from cluster.consensus.leading import Leading
+from cluster.consensus.seam import _Bridge
+from cluster.controller import Controller
+from cluster.proposer import NotLeading, Proposer, Settled
+from replica.settle import settle
+from replica.state import EMPTY, State
+from snapshots import restore as restore_module
+from wal import environment as environment_module
+from wal import rows
+from wal.environment import Environment
+from wal.journal import Journal
+
+Plant = Callable[[], "list[Any]"]
+
+
+def no_sync() -> list[Any]:
+    """LMDB is opened without syncing (H1)."""
+
+    def unsafe(directory: Any, map_size_bytes: int, *, readonly: bool) -> Any:
+        return lmdb.open(
+            os.fspath(directory), map_size=map_size_bytes, sync=False, metasync=True, writemap=False, readonly=readonly
+        )
+
+    return [patch.object(environment_module, "_open_lmdb", unsafe)]
+
+
+def vote_not_stored() -> list[Any]:
+    """The term is written, the vote in it is not (H1)."""
+    write = rows.write
+
+    def forgetful(env: Any, changes: Any) -> None:
+        hard = None if changes.hard is None else changes.hard._replace(voted_for=None)
+        write(env, changes._replace(hard=hard))
+
+    return [patch.object(rows, "write", forgetful)]
+
+
+def promised_before_sync() -> list[Any]:
+    """Votes and acknowledgements leave as they are made, not after the sync (H2)."""
+
+    def send(self: Any, node: Any, message: Any) -> bool:
+        self._links.send(node.id, message)
+        return True
+
+    return [patch.object(_Bridge, "send", send)]
+
+
+def counted_before_sync() -> list[Any]:
+    """A leader counts its own entries, and answers, before they are on its disk (H2)."""
+
+    def hasty(self: Any) -> None:
+        self._bridge.flush()
+        self._durable_index = self._journal.last_index
+        self._bridge.release()
+        self._bridge.flush()
+
+    return [patch.object(Core, "_make_durable", hasty, create=True), patch.object(_engine(), "_make_durable", hasty)]
+
+
+def unconditional_truncation() -> list[Any]:
+    """The journal is cut after what the request begins with, whether or not it differs (H3)."""
+    original = Following._append_what_is_missing
+
+    def cut(self: Any, peer: str, entries: list[Any]) -> None:
+        journal = self._journal
+        if entries and max(self.commit_index, journal.base_index) < entries[0].index <= journal.last_index:
+            self._truncate_from(entries[0].index)
+        original(self, peer, entries)
+
+    return [patch.object(Following, "_append_what_is_missing", cut)]
+
+
+def stale_answer_counted() -> list[Any]:
+    """An acknowledgement counts whatever its term (H4)."""
+    original = Leading._on_reply
+
+    def trusting(self: Any, peer: str, reply: Any) -> None:
+        known = self._progress.get(peer)
+        if self._leads and known is not None and reply.term < self.term:
+            reply = msgspec.structs.replace(reply, term=self.term, seq=max(known.acked_seq + 1, 1))
+        original(self, peer, reply)
+
+    return [patch.object(Leading, "_on_reply", trusting)]
+
+
+def old_terms_committed() -> list[Any]:
+    """Entries of older terms are committed by counting replicas (Raft, figure 8)."""
+
+    def counting(self: Any) -> None:
+        index = self._reached(self._durable_index, lambda known: known.match)
+        if index > self.commit_index:
+            self._commit(index)
+
+    return [patch.object(Leading, "_advance_commit", counting)]
+
+
+def one_too_few() -> list[Any]:
+    """One replica less than a majority is enough to commit."""
+
+    def reached(self: Any, own: Any, of: Any) -> Any:
+        values = [own if one.id == self.me else of(self._progress[one.id]) for one in self.configuration.voters]
+        return sorted(values, reverse=True)[max(0, self.configuration.majority - 2)]
+
+    return [patch.object(Core, "_reached", reached)]
+
+
+def commit_unchecked() -> list[Any]:
+    """A follower takes the leader's commit index for all that it holds, checked or not (H25)."""
+
+    def take(self: Any, message: Any) -> None:
+        self._leader_ready = message.ready
+        self._commit(min(message.commit_index, self._journal.last_index))
+
+    return [patch.object(Following, "_take_commit", take)]
+
+
+def stale_snapshot_installed() -> list[Any]:
+    """A snapshot is installed although its entries are held, and what follows them is thrown away (H25)."""
+    original, reset = Following._on_chunk, Journal.reset_to
+
+    def on_chunk(self: Any, peer: str, chunk: Any) -> None:
+        checked, self._checked_index = self._checked_index, min(self._checked_index, self.applied_index)
+        original(self, peer, chunk)
+        self._checked_index = max(self._checked_index, min(checked, self._journal.last_index))
+
+    def reset_to(self: Any, index: int, term: int, digest: bytes, revision: int) -> None:
+        if index < self.last_index:
+            self._commit_index = min(self._commit_index, index)
+            self.truncate_from(index + 1)
+        reset(self, index, term, digest, revision)
+
+    return [patch.object(Following, "_on_chunk", on_chunk), patch.object(Journal, "reset_to", reset_to)]
+
+
+def leads_too_early() -> list[Any]:
+    """A leader decides and answers before it has applied its own first entry."""
+    return [patch.object(Leading, "_has_begun", property(lambda self: self._leads))]
+
+
+def starts_from_an_empty_state() -> list[Any]:
+    """A replica that cannot use a snapshot goes on with an empty state (H8)."""
+    replay: Any = storage_module._replay
+    return [
+        patch.object(storage_module, "_replay", lambda *given: (EMPTY, *replay(*given)[1:])),
+        patch.object(storage_module, "_check", lambda *given: None),
+    ]
+
+
+def applied_twice() -> list[Any]:
+    """After a restart the last entry of the ledger is folded again, past the fence (H7)."""
+    replay: Any = storage_module._replay
+
+    def again(ledger: Any, journal: Any, image: Any) -> Any:
+        state, *rest = replay(ledger, journal, image)
+        for entry in ledger.read(max(1, journal.applied_index), limit=1):
+            batch = storage_module.read_batch(entry.data)
+            if batch is not None:
+                batch = msgspec.structs.replace(
+                    batch, base=state.revision, entries=tuple(msgspec.structs.replace(e, id=b"") for e in batch.entries)
+                )
+                with suppress(Exception):
+                    state = settle(state, batch) or state
+        return (state, *rest)
+
+    return [
+        patch.object(storage_module, "_replay", again),
+        patch.object(storage_module, "_check", lambda *given: None),
+    ]
+
+
+def stale_read() -> list[Any]:
+    """Who believes to lead answers reads without asking anybody (H15)."""
+
+    async def current(self: Any) -> State:
+        if self.engine.role is not Role.LEADER:
+            raise NotLeading(self.engine.leader)
+        return self._state  # type: ignore[no-any-return]
+
+    return [patch.object(Controller, "current", current)]
+
+
+def receipts_dropped_at_snapshot() -> list[Any]:
+    """A state that comes from a snapshot has no receipts (law 6)."""
+    usable, installed = storage_module._usable_image, Controller.installed
+
+    def without(image: Any) -> Any:
+        empty: dict[str, Any] = {"receipts": EMPTY.receipts, "receipt_ids": EMPTY.receipt_ids}
+        return image and msgspec.structs.replace(image, state=msgspec.structs.replace(image.state, **empty))
+
+    def install(self: Any, image: Any, *rest: Any) -> Any:
+        return installed(self, without(image), *rest)
+
+    return [
+        patch.object(storage_module, "_usable_image", lambda *given: without(usable(*given))),
+        patch.object(Controller, "installed", install),
+    ]
+
+
+def failed_sync_ignored() -> list[Any]:
+    """A sync that fails is taken for one that did not (H23)."""
+
+    @contextmanager
+    def write(self: Any) -> Iterator[Any]:
+        self.check()
+        with suppress(lmdb.Error, OSError):
+            transaction = self._environment.begin(write=True)
+            yield transaction
+            self.commit(transaction)
+
+    return [patch.object(Environment, "write", write)]
+
+
+def capacity_leaked_on_failover() -> list[Any]:
+    """What a leader had given away tentatively stays given away when it loses its leadership (law 8)."""
+    original = Controller._on_change
+
+    def leaky(self: Any) -> None:
+        flights = self.proposer._in_flight
+        tentative = flights[-1].after if flights else None
+        original(self)
+        if tentative is not None and self.engine.role is not Role.LEADER:
+            self._state = msgspec.structs.replace(self._state, held_bytes=tentative.held_bytes)
+
+    return [patch.object(Controller, "_on_change", leaky)]
+
+
+class _Anything(bytes):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = bytes.__hash__
+
+
+class _NoDigest:
+    def __init__(self, data: bytes = b"") -> None:
+        self.update = lambda data: None
+
+    def digest(self) -> bytes:
+        return _Anything(32)
+
+
+class _AnyNumber(int):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+def digest_skipped() -> list[Any]:
+    """The checksums of a snapshot are not looked at (H8)."""
+    return [
+        patch.object(restore_module, "sha256", _NoDigest),
+        patch.object(restore_module, "frame_checksum", lambda *given: _AnyNumber()),
+    ]
+
+
+def fence_skipped() -> list[Any]:
+    """A batch is folded whatever revision it was decided on (law 4)."""
+
+    def fold_anyway(state: State, batch: Any) -> State | None:
+        return settle(state, msgspec.structs.replace(batch, base=state.revision, at=max(batch.at, state.at)))
+
+    return [patch.object(controller_module, "settle", fold_anyway), patch.object(storage_module, "settle", fold_anyway)]
+
+
+def receipts_not_asked() -> list[Any]:
+    """A leader decides a command again although its receipt is there (law 6)."""
+    return [patch.object(Proposer, "_answered_before", lambda *given: False)]
+
+
+def answered_before_commit() -> list[Any]:
+    """A client has its answer when the batch is proposed, not when it is applied (law 4)."""
+    original = Proposer._propose
+
+    def hasty(self: Any, batch: Any, waiters: Any) -> None:
+        original(self, batch, waiters)
+        if self._in_flight:
+            flight = self._in_flight[-1]
+            for waiter in flight.waiters:
+                if not waiter.answer.done():
+                    waiter.answer.set_result(
+                        Settled(waiter.revision, waiter.job, waiter.refusal, flight.after, waiter.fresh)
+                    )
+
+    return [patch.object(Proposer, "_propose", hasty)]
+
+
+def _engine() -> type[Any]:
+    from cluster.consensus.engine import Engine
+
+    return Engine
+
+
+PLANTS: Final[dict[str, Plant]] = {
+    plant.__name__: plant
+    for plant in (
+        no_sync,
+        vote_not_stored,
+        promised_before_sync,
+        counted_before_sync,
+        unconditional_truncation,
+        stale_answer_counted,
+        old_terms_committed,
+        one_too_few,
+        commit_unchecked,
+        stale_snapshot_installed,
+        leads_too_early,
+        starts_from_an_empty_state,
+        applied_twice,
+        stale_read,
+        receipts_dropped_at_snapshot,
+        failed_sync_ignored,
+        capacity_leaked_on_failover,
+        digest_skipped,
+        fence_skipped,
+        receipts_not_asked,
+        answered_before_commit,
+    )
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Have the bug of this name in the code while the block runs."""
+    with ExitStack() as stack:
+        for change in PLANTS[name]():
+            stack.enter_context(change)
+        yield

@@ -1,0 +1,350 @@
+"""Who uses the cluster: clients that retry with the same command id, and agents that report honestly, if often late."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from cluster.proposer import NotLeading, QueueFull, Settled
+from replica import commands as c
+from replica.buffers import Access, BufferRequest, Transfer, TransferKind
+from replica.events import Stage
+from replica.jobs import Hold, JobSpec, JobState
+from replica.orders import Order, orders_for
+from replica.pools import Pool
+from replica.refusals import RefusalCode
+from replica.state import State
+from tests.simulation.loop import EPOCH_US
+from tests.simulation.replicas import SimReplica
+from wal import BrokenInvariant, StorageFailed
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
+GRAIN_BYTES = 1 << 20
+TRIES_MAX = 60
+"""Tries of one command, count; a client that never got an answer gives it up, and does not know what became of it."""
+
+
+class Caller:
+    """Somebody outside who sends one request at a time to whom it believes to lead, until it is answered."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.rng = world.fork()
+        self.target = self.rng.choice(world.names)
+        self.patience_s = 0.6
+        self._number = 0
+        self._try = 0
+
+    def new_id(self) -> bytes:
+        """Return a command id as clients make them: the time, then what is unique."""
+        self._number += 1
+        ms = (EPOCH_US + round(self.world.timeline.now_s * 1e6)) // 1000
+        return ms.to_bytes(6, "big") + self.name.encode().rjust(6, b"\0")[-6:] + self._number.to_bytes(4, "big")
+
+    def begin(self, what: c.Request | None) -> None:
+        """Ask for a command to be settled, or with None for the state; `done` or `gave_up` follows."""
+        self.what = what
+        self.tries = 0
+        if what is None:
+            # Reads go to whoever believes to lead, also where that is not true any more.
+            self.target = self.rng.choice(
+                [name for name in self.world.names if self.world.believes(name)] or [self.target]
+            )
+        self.floor = self.world.oracle.floor
+        self._send()
+
+    def done(self, answer: Settled | State) -> None:
+        raise NotImplementedError
+
+    def gave_up(self) -> None:
+        raise NotImplementedError
+
+    def _send(self) -> None:
+        self.tries += 1
+        if self.tries > TRIES_MAX and not self.world.ending:
+            self._try += 1
+            self.gave_up()
+            return
+        self._try += 1
+        world, attempt = self.world, self._try
+        if world.rng.random() >= world.request_losses:
+            world.timeline.after(self._latency_s(), self._enter, attempt, self.what, self.target)
+            if world.rng.random() < world.request_copies:
+                # The same request by two ways: a retry that overtakes, or a proxy that repeats.
+                world.timeline.after(
+                    self._latency_s() * 5, self._enter, attempt, self.what, self.rng.choice(world.names)
+                )
+        world.timeline.after(self.patience_s, self._tire, attempt)
+
+    def _latency_s(self) -> float:
+        return 0.000_2 + 0.001 * self.rng.random()
+
+    def _enter(self, attempt: int, what: c.Request | None, target: str) -> None:
+        replica = self.world.replicas[target]
+        if replica.up:
+            replica.loop.call_soon(self._arrive, attempt, what, replica, replica.generation)
+        else:
+            self.world.timeline.after(self._latency_s(), self._refused, attempt, None)
+
+    def _arrive(self, attempt: int, what: c.Request | None, replica: SimReplica, generation: int) -> None:
+        """On the replica's loop: what its API does with the request."""
+        controller = replica.controller
+        if controller is None or not replica.serves:
+            return
+        if what is None:
+            task = asyncio.get_running_loop().create_task(controller.current())
+            task.add_done_callback(lambda done: self._leave(attempt, what, replica, generation, done))
+            return
+        try:
+            answer = controller.submit(what)
+        except NotLeading as error:
+            self._reply(replica, generation, self._refused, attempt, error.leader)
+        except (StorageFailed, BrokenInvariant) as error:
+            replica.stop_for(error)
+        except QueueFull:
+            self._reply(replica, generation, self._refused, attempt, replica.name)
+        else:
+            answer.add_done_callback(lambda done: self._leave(attempt, what, replica, generation, done))
+            if self.rng.random() < 0.02:
+                replica.loop.call_later(self.rng.uniform(0, 0.02), answer.cancel)  # the connection is gone
+
+    def _leave(
+        self, attempt: int, what: c.Request | None, replica: SimReplica, generation: int, done: asyncio.Future[Any]
+    ) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if isinstance(error, NotLeading):
+            self._reply(replica, generation, self._refused, attempt, error.leader)
+        elif error is not None:
+            self._reply(replica, generation, self._refused, attempt, None)
+        else:
+            answer = done.result()
+            if what is not None:
+                self._check(replica.name, what, answer)
+            self._reply(replica, generation, self._got, attempt, replica.name, answer)
+
+    def _check(self, name: str, what: c.Request, answer: Settled) -> None:
+        refusal = answer.refusal
+        if refusal is None or refusal.code is not RefusalCode.COMMAND_TOO_OLD:
+            code = None if refusal is None else int(refusal.code)
+            self.world.oracle.answered(name, what.id, answer.revision, answer.job, code)
+
+    def _reply(self, replica: SimReplica, generation: int, call: Any, *arguments: Any) -> None:
+        if replica.generation == generation and not replica.disk.dead:
+            if self.world.rng.random() >= self.world.request_losses:
+                leaves_s = replica.clock.monotonic_s()
+                self.world.timeline.at(leaves_s + self._latency_s(), call, *arguments)
+
+    def _refused(self, attempt: int, leader: str | None) -> None:
+        if attempt == self._try:
+            self.target = leader or self.rng.choice(self.world.names)
+            self._try += 1
+            self.world.timeline.after(self.rng.uniform(0.005, 0.06), self._again, self._try)
+
+    def _again(self, attempt: int) -> None:
+        if attempt == self._try:
+            self._send()
+
+    def _tire(self, attempt: int) -> None:
+        if attempt == self._try:
+            self.target = self.rng.choice(self.world.names)
+            self._send()
+
+    def _got(self, attempt: int, name: str, answer: Settled | State) -> None:
+        if attempt != self._try:
+            return
+        self._try += 1
+        oracle = self.world.oracle
+        if isinstance(answer, State):
+            oracle.read(name, self.floor, answer)
+            oracle.floor = max(oracle.floor, answer.revision)
+        else:
+            refusal = answer.refusal
+            assert self.what is not None
+            if refusal is None or refusal.code is not RefusalCode.COMMAND_TOO_OLD:
+                code = None if refusal is None else int(refusal.code)
+                oracle.heard(self.what.id, answer.revision, answer.job, code)
+                self.world.note("ack", self.name, answer.revision, answer.job, code)
+        self.done(answer)
+
+
+class SimClient(Caller):
+    """A user or an operator, one command after the other."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, f"c{number}")
+        self.actor = c.Actor(c.ActorRole.USER, f"user{number % 2}")
+        self.jobs: list[int] = []
+        self.think_s = self.rng.choice((0.01, 0.05, 0.2))
+        self.submitted = 0
+        self.stopped = False
+        self.answers = 0
+
+    def next(self) -> None:
+        """Think of something to do."""
+        if not self.stopped:
+            self.begin(self._idea())
+
+    def done(self, answer: Settled | State) -> None:
+        self.answers += 1
+        if isinstance(answer, Settled) and answer.refusal is None and self.what is not None:
+            if isinstance(self.what.command, c.SubmitJob):
+                self.jobs.append(answer.job)
+        self.gave_up()
+
+    def gave_up(self) -> None:
+        self.world.timeline.after(self.think_s * self.rng.uniform(0.2, 2.0), self.next)
+
+    def request(self, command: c.Command, *, operator: bool = False) -> c.Request:
+        """Make a request with an id of its own."""
+        return c.Request(self.new_id(), OPERATOR if operator else self.actor, command)
+
+    def _idea(self) -> c.Request | None:
+        rng, draw = self.rng, self.rng.random()
+        if draw < 0.25:
+            return None
+        if draw < 0.62 or not self.jobs:
+            return self.request(self.submission())
+        job = rng.choice(self.jobs[-4:])
+        if draw < 0.74:
+            return self.request(c.CancelJob(job, hurry=rng.random() < 0.3))
+        if draw < 0.80:
+            return self.request(c.HoldJob(job))
+        if draw < 0.92:
+            return self.request(c.ReleaseJob(job), operator=True)
+        if draw < 0.96:
+            pool = Pool("fast", rng.choice((6, 8, 10)) * GRAIN_BYTES, GRAIN_BYTES, is_default=True)
+            return self.request(c.SetPool(pool), operator=True)
+        node = rng.choice(self.world.nodes)
+        return self.request(rng.choice((c.DrainNode(node, "for a test"), c.ResumeNode(node))), operator=True)
+
+    def submission(self) -> c.SubmitJob:
+        """Make a job whose name is unique, so that its effects can be counted."""
+        rng = self.rng
+        self.submitted += 1
+        spec = JobSpec(
+            name=f"{self.name}-{self.submitted}",
+            user=self.actor.name,
+            script="#!/bin/sh\n",
+            workdir="/out",
+            time_limit_s=60,
+            cpus=rng.choice((1, 1, 2)),
+        )
+        request = None
+        if rng.random() < 0.85:
+            staged = (Transfer(TransferKind.FILE, "/in/a", "$DW_JOB_STRIPED/a"),)
+            request = BufferRequest(
+                pool="" if rng.random() < 0.8 else "slow",
+                capacity_bytes=rng.randrange(1, 4) * GRAIN_BYTES - 5,
+                access=(Access.STRIPED,),
+                type="scratch",
+                stage_in=staged if rng.random() < 0.7 else (),
+                stage_out=(),
+                text="#DW jobdw",
+            )
+        return c.SubmitJob(spec, request, Hold.USER if rng.random() < 0.1 else Hold.NONE)
+
+
+class SimAgent(Caller):
+    """The agent of one node: polls, works, reports; its reports wait until they are answered."""
+
+    def __init__(self, world: World, node: str) -> None:
+        super().__init__(world, node)
+        self.node = node
+        self.actor = c.Actor(c.ActorRole.AGENT, node)
+        self.instance = 0
+        self.silent_s = 0.0
+        self._outbox: list[c.ReportOperation | c.RegisterNode] = []
+        self._known: set[tuple[int, int, str]] = set()
+        self._ran: dict[int, int] = {}
+        self._epoch = 0
+        self._busy = False
+
+    def start(self) -> None:
+        """Start the agent's process: it registers, and begins to poll."""
+        self.instance += 1
+        self._epoch += 1
+        self._known = {known for known in self._known if known[2] == "run"}
+        self._outbox.append(c.RegisterNode(self.node, 8, f"i{self.instance}", f"{self.node}-disk"))
+        self._post()
+        self._poll(self._epoch)
+
+    def _poll(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            return
+        world = self.world
+        world.timeline.after(self.rng.uniform(0.03, 0.1), self._poll, epoch)
+        if world.timeline.now_s < self.silent_s:
+            return
+        replica = world.replicas[self.rng.choice(world.names)]
+        leaders = [name for name in world.names if world.replicas[name].leads]
+        if leaders and self.rng.random() < 0.9:
+            replica = world.replicas[self.rng.choice(leaders)]
+        if replica.up:
+            replica.loop.call_soon(self._ask, replica, epoch)
+
+    def _ask(self, replica: SimReplica, epoch: int) -> None:
+        controller = replica.controller
+        if controller is None or not replica.serves or not controller.leads:
+            return
+        replica.guarded(controller.node_heard, self.node)
+        orders = orders_for(controller.state, self.node)
+        self.world.timeline.after(self._latency_s(), self._take, epoch, orders)
+
+    def _take(self, epoch: int, orders: tuple[Order, ...]) -> None:
+        if epoch != self._epoch:
+            return
+        for order in orders:
+            key = (order.job, order.attempt, order.stage)
+            if key in self._known:
+                continue
+            self._known.add(key)
+            self.world.note("order", self.node, order.job, order.attempt, order.stage)
+            slow = self.rng.random() < self.world.slow_reports
+            took_s = self.rng.uniform(0.5, 3.0) if slow else self.rng.uniform(0.005, 0.1)
+            if order.stage == "run":
+                self._run(order, epoch, took_s)
+            else:
+                failed = self.rng.random() < self.world.failing_stages
+                result: c.OperationResult = c.OperationFailed("a test") if failed else c.OperationDone(1, 1)
+                self.world.timeline.after(took_s, self._finished, epoch, order, result)
+
+    def _run(self, order: Order, epoch: int, took_s: float) -> None:
+        if order.started:
+            self.world.violate(f"the script of job {order.job} is taken for started; its agent never started it")
+        known = self._ran.setdefault(order.job, order.attempt)
+        if known != order.attempt:
+            self.world.violate(f"the script of job {order.job} was ordered as attempt {known} and {order.attempt}")
+        self.world.timeline.after(took_s / 3, self._finished, None, order, c.ScriptStarted())
+        # A script outlives its agent: its end is found by whichever agent runs then.
+        self.world.timeline.after(took_s, self._finished, None, order, c.ScriptEnded(JobState.COMPLETED))
+
+    def _finished(self, epoch: int | None, order: Order, result: c.OperationResult) -> None:
+        if epoch is not None and epoch != self._epoch:
+            return  # a worker dies with its agent
+        report = c.ReportOperation(self.node, order.job, order.attempt, Stage[order.stage.upper()], result)
+        self._outbox.append(report)
+        if self.rng.random() < 0.05:
+            self.world.timeline.after(self.rng.uniform(0.5, 2.0), self._outbox.append, report)  # told twice, and late
+        self._post()
+
+    def _post(self) -> None:
+        if not self._busy and self._outbox:
+            self._busy = True
+            self.begin(c.Request(self.new_id(), self.actor, self._outbox[0]))
+
+    def done(self, answer: Settled | State) -> None:
+        self._busy = False
+        assert isinstance(answer, Settled)
+        if answer.refusal is None or answer.refusal.code is not RefusalCode.COMMAND_TOO_OLD:
+            del self._outbox[0]  # else it is sent again with a new id, as cluster.api.agents has it
+        self._post()
+
+    def gave_up(self) -> None:
+        self._busy = False
+        self._post()

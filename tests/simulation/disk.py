@@ -1,0 +1,410 @@
+"""The disk of one replica: a store with LMDB's semantics in memory, and files that forget what was not synced.
+
+Above it everything is real: `wal.Environment`, `Journal`, `Ledger`, recovery, `SnapshotStore`. A transaction is there
+whole or not at all; one that was not synced is lost in a crash, as are unsynced bytes and names of files. Every put,
+commit and file call is a place where the replica can die, or be told that the disk is full or broken.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from snapshots.seal import Disk
+from wal import environment as wal_environment
+from wal.environment import Environment
+from wal.failures import Condition, RecoveryRefused, StorageFailed
+from wal.records import Identity
+
+SYNC_S = 0.000_5
+"""What a sync takes on a disk that is well, seconds."""
+
+
+PAGE_BYTES = 4096
+
+
+class Table:
+    """One named table: keys in order, and what they hold."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.values: dict[bytes, bytes] = {}
+
+    def put(self, key: bytes, value: bytes) -> bytes | None:
+        before = self.values.get(key)
+        if before is None:
+            if not self.keys or key > self.keys[-1]:
+                self.keys.append(key)
+            else:
+                insort(self.keys, key)
+        self.values[key] = value
+        return before
+
+    def delete(self, key: bytes) -> bytes:
+        del self.keys[bisect_left(self.keys, key)]
+        return self.values.pop(key)
+
+
+Undo = list[tuple[Table, bytes, bytes | None]]
+
+
+class SimDisk:
+    """What one replica's disk holds and how it is today. Outlives the replica's processes."""
+
+    def __init__(self, rng: random.Random, directory: Path) -> None:
+        self.rng = rng
+        self.tables: dict[bytes, Table] = {}
+        self.transactions = 0
+        self.unsynced: list[Undo] = []
+        self.sync = True
+        self.files = SimFiles(self, directory)
+        self.dead = False
+        """No process uses the disk now."""
+        self.die: Callable[[str], None] = lambda where: None
+        """Ends the process that uses the disk, by raising."""
+        self.work: Callable[[float], None] = lambda duration_s: None
+        self.operations_left: int | None = None
+        """The process dies at the operation that makes this 0."""
+        self.sync_s = SYNC_S
+        self.stall_s = 0.0
+        """What the next sync takes besides."""
+        self.next_sync_fails = False
+        self.full = False
+        self.files_full = False
+        self.fatal = False
+        self.syncs = 0
+        self.injected = ""
+        """What was done to this disk that explains why its replica stops or is refused."""
+
+    def step(self, where: str) -> None:
+        """One operation: where the process may die."""
+        if self.dead:
+            self.die(where)
+        if self.operations_left is not None:
+            self.operations_left -= 1
+            if self.operations_left <= 0:
+                self.operations_left = None
+                self.die(where)
+
+    def lose_power(self) -> None:
+        """Forget what was not synced: all of it, or by chance only the newest part."""
+        self.dead = True
+        keep = self.rng.randrange(len(self.unsynced) + 1) if self.unsynced else 0
+        for undo in reversed(self.unsynced[keep:]):
+            self.take_back(undo)
+        self.unsynced.clear()
+        self.operations_left = None
+        self.next_sync_fails = False
+        self.files.lose_power()
+
+    def take_back(self, undo: Undo) -> None:
+        for table, key, before in reversed(undo):
+            if before is None:
+                table.delete(key)
+            else:
+                table.put(key, before)
+
+    def start(self, die: Callable[[str], None], work: Callable[[float], None]) -> None:
+        """A new process uses the disk."""
+        self.dead = False
+        self.fatal = False
+        self.die, self.work = die, work
+
+    def flip_a_bit(self) -> str | None:
+        """Damage one stored value; return where, None if nothing is stored yet."""
+        filled = [name for name in sorted(self.tables) if self.tables[name].keys]
+        if not filled:
+            return None
+        name = self.rng.choice(filled)
+        table = self.tables[name]
+        key = self.rng.choice(table.keys)
+        value = bytearray(table.values[key])
+        at = self.rng.randrange(len(value))
+        value[at] ^= 1 << self.rng.randrange(8)
+        table.values[key] = bytes(value)
+        return f"table {name.decode()}, key {key.hex()}, byte {at}"
+
+
+class SimLmdb:
+    """`lmdb.Environment` over a SimDisk, as far as wal uses it; anything else is an AttributeError."""
+
+    def __init__(self, disk: SimDisk, *, map_size: int, sync: bool, readonly: bool) -> None:
+        self.disk = disk
+        self.map_size = map_size
+        self.disk.sync = sync
+        self.readonly = readonly
+
+    def info(self) -> dict[str, int]:
+        stored_bytes = sum(len(value) for table in self.disk.tables.values() for value in table.values.values())
+        pages = stored_bytes // PAGE_BYTES + 2
+        return {"last_txnid": self.disk.transactions, "map_size": self.map_size, "last_pgno": pages}
+
+    def stat(self) -> dict[str, int]:
+        return {"psize": PAGE_BYTES}
+
+    def open_db(self, name: bytes, txn: SimTransaction | None = None, create: bool = True) -> Table:
+        tables = self.disk.tables
+        if name not in tables:
+            if not create:
+                raise lmdb.NotFoundError(f"no table {name.decode()}")
+            tables[name] = Table()
+            if txn is not None:
+                txn.made.append(name)
+        return tables[name]
+
+    def begin(self, db: Table | None = None, write: bool = False) -> SimTransaction:
+        if write and self.disk.fatal:
+            raise lmdb.PanicError("an earlier write failed")
+        return SimTransaction(self.disk, db, write=write)
+
+    def set_mapsize(self, size: int) -> None:
+        self.map_size = size or self.map_size
+
+    def close(self) -> None:
+        pass
+
+
+class SimTransaction:
+    """One transaction. Writes change the tables at once, with what takes them back: no reader runs meanwhile."""
+
+    def __init__(self, disk: SimDisk, db: Table | None, *, write: bool) -> None:
+        self._disk, self._db, self._write = disk, db, write
+        self._undo: Undo = []
+        self.made: list[bytes] = []
+        self._over = False
+
+    def __enter__(self) -> SimTransaction:
+        return self
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if self._write and not self._over:
+            if kind is None:
+                self.commit()
+            else:
+                self.abort()
+
+    def get(self, key: bytes, default: bytes | None = None, db: Table | None = None) -> bytes | None:
+        table = db or self._db
+        assert table is not None
+        return table.values.get(key, default)
+
+    def put(self, key: bytes, value: bytes, *, append: bool = False, db: Table | None = None) -> bool:
+        assert self._write
+        table = db or self._db
+        assert table is not None
+        self._disk.step("a write to the journal")
+        if self._disk.full:
+            raise lmdb.MapFullError("the disk is full")
+        if append and table.keys and key <= table.keys[-1]:
+            return False
+        self._undo.append((table, key, table.put(key, value)))
+        return True
+
+    def cursor(self, db: Table) -> SimCursor:
+        return SimCursor(db, self._undo if self._write else None)
+
+    def commit(self) -> None:
+        disk = self._disk
+        self._over = True
+        try:
+            disk.step("the sync of the journal, before it")
+        except BaseException:
+            self._take_back()
+            raise
+        disk.work(disk.sync_s + disk.stall_s)
+        disk.stall_s = 0.0
+        if disk.full:
+            self._take_back()
+            raise lmdb.DiskError("No space left on device")
+        if disk.next_sync_fails:
+            disk.next_sync_fails = False
+            # What a failed sync leaves on the disk is not known: nothing, or everything with the environment unusable.
+            if disk.rng.random() < 0.7:
+                self._take_back()
+            else:
+                disk.fatal = True
+            raise lmdb.DiskError("Input/output error")
+        disk.transactions += 1
+        disk.syncs += 1
+        if disk.sync:
+            disk.unsynced.clear()
+        else:
+            disk.unsynced.append(self._undo)
+        disk.step("the sync of the journal, after it")
+
+    def abort(self) -> None:
+        if not self._over:
+            self._over = True
+            self._take_back()
+
+    def _take_back(self) -> None:
+        self._disk.take_back(self._undo)
+        self._undo = []
+        for name in self.made:
+            self._disk.tables.pop(name, None)
+
+
+class SimCursor:
+    """A cursor as wal moves it."""
+
+    def __init__(self, table: Table, undo: Undo | None) -> None:
+        self._table, self._undo, self._at = table, undo, 0
+
+    def _stands(self) -> bool:
+        return self._at < len(self._table.keys)
+
+    def first(self) -> bool:
+        self._at = 0
+        return self._stands()
+
+    def set_range(self, key: bytes) -> bool:
+        self._at = bisect_left(self._table.keys, key)
+        return self._stands()
+
+    def next(self) -> bool:
+        self._at += 1
+        return self._stands()
+
+    def key(self) -> bytes:
+        return self._table.keys[self._at] if self._stands() else b""
+
+    def value(self) -> bytes:
+        return self._table.values[self.key()] if self._stands() else b""
+
+    def item(self) -> tuple[bytes, bytes]:
+        return self.key(), self.value()
+
+    def delete(self) -> bool:
+        if not self._stands():
+            return False
+        assert self._undo is not None
+        key = self.key()
+        self._undo.append((self._table, key, self._table.delete(key)))
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        for key in list(self._table.keys):
+            yield key, self._table.values[key]
+
+
+class SimFiles(Disk):
+    """The calls of `snapshots` that change a disk: files on tmpfs, of which a crash forgets what was not synced."""
+
+    def __init__(self, disk: SimDisk, directory: Path) -> None:
+        self._disk = disk
+        self.directory = directory
+        self._names: dict[int, str] = {}
+        """By descriptor; of those that are closed the entry is out of date until the number is used again."""
+        self._unsynced: set[str] = set()
+        self._renamed: list[tuple[str, str]] = []
+
+    def create(self, directory: int, name: str) -> int:
+        self._step("making a snapshot's file", needs_space=True)
+        file = super().create(directory, name)
+        self._names[file] = name
+        self._unsynced.add(name)
+        return file
+
+    def write(self, file: int, data: bytes) -> None:
+        self._step("writing a snapshot", needs_space=True)
+        self._unsynced.add(self._names[file])
+        super().write(file, data)
+
+    def sync(self, file: int) -> None:
+        self._step("syncing a snapshot")
+        self._disk.work(self._disk.sync_s)
+        self._unsynced.discard(self._names[file])
+
+    def rename(self, directory: int, old: str, new: str) -> None:
+        self._step("naming a snapshot")
+        super().rename(directory, old, new)
+        self._renamed.append((old, new))
+        self._unsynced.discard(new)
+        if old in self._unsynced:
+            self._unsynced.discard(old)
+            self._unsynced.add(new)
+
+    def sync_directory(self, directory: int) -> None:
+        self._step("syncing the snapshots' directory")
+        self._disk.work(self._disk.sync_s)
+        self._renamed.clear()
+
+    def remove(self, directory: int, name: str) -> None:
+        if self._disk.dead:
+            return
+        self._step("removing a snapshot")
+        super().remove(directory, name)
+        self._unsynced.discard(name)
+
+    def lose_power(self) -> None:
+        for name in sorted(self._unsynced):
+            path = self.directory / name
+            if path.exists():
+                os.truncate(path, self._disk.rng.randrange(path.stat().st_size + 1))
+        for old, new in reversed(self._renamed):
+            if (self.directory / new).exists() and self._disk.rng.random() < 0.5:
+                os.rename(self.directory / new, self.directory / old)
+        self._unsynced.clear()
+        self._names.clear()
+        self._renamed.clear()
+
+    def flip_a_bit(self) -> str | None:
+        """Damage one sealed snapshot; return its name, None if there is none."""
+        names = sorted(name for name in os.listdir(self.directory) if not name.startswith("."))
+        if not names:
+            return None
+        name = self._disk.rng.choice(names)
+        data = bytearray((self.directory / name).read_bytes())
+        if not data:
+            return None
+        data[self._disk.rng.randrange(len(data))] ^= 1 << self._disk.rng.randrange(8)
+        (self.directory / name).write_bytes(data)
+        return name
+
+    def _step(self, where: str, *, needs_space: bool = False) -> None:
+        self._disk.step(where)
+        if needs_space and self._disk.files_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class SimEnvironments:
+    """Stands in for the class `wal.Environment` where a replica opens its storage: the real one, over a SimDisk."""
+
+    def __init__(self) -> None:
+        self.disks: dict[Path, SimDisk] = {}
+        """By the directory of the journal."""
+
+    def open_lmdb(self, path: str, *, map_size: int, sync: bool, readonly: bool = False, **options: Any) -> SimLmdb:
+        """Stand in for `lmdb.open`: `wal.environment._open_lmdb` says how it wants to be synced."""
+        assert not options["writemap"] and options["metasync"]
+        return SimLmdb(self.disks[Path(path)], map_size=map_size, sync=sync, readonly=readonly)
+
+    def open(self, directory: Path, *, cluster_id: str, replica: str, map_size_bytes: int, create: bool) -> Environment:
+        """Open as `Environment.open` does, without its file lock and its look at the bytes of LMDB's meta pages."""
+        identity = Identity(cluster_id, replica)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / wal_environment.DATA_FILE).touch()  # that there is one is all that is asked of the file
+        opened: Any = wal_environment._open_lmdb(directory, map_size_bytes, readonly=False)
+        if self.disks[directory].transactions == 0:
+            if not create:
+                raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
+            try:
+                tables = wal_environment._create(opened, identity)
+            except lmdb.MapFullError as error:
+                raise StorageFailed(str(error)) from error
+            except lmdb.Error as error:
+                raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, str(error)) from error
+        else:
+            tables = wal_environment._open_tables(directory, opened)
+            wal_environment._check_identity(directory, opened, tables, identity)
+        return Environment(directory, opened, tables, identity)

@@ -1,0 +1,279 @@
+"""What must be true, whatever fails: asked after every step, from what all replicas together have shown.
+
+The oracle keeps the one history there may be: each entry from the moment when the first replica has applied it, and the
+state that follows, folded here from the first entry on. Every replica is compared with it, at every entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
+from replica import settle as settle_module
+from replica.buffers import TRANSITIONS, BufferState
+from replica.commit import Entry, Receipt
+from replica.events import JobSubmitted, RunStarted, job_of
+from replica.fold import Draft, LedgerViolation, fold_into
+from replica.invariants import check
+from replica.pools import Pool
+from replica.state import EMPTY, State
+from replica.state_digest import state_digest
+from replica.units import Revision
+from wal.codec import Kind, decode_batch, kind_of
+from wal.records import HARD_KEY, MARKS_KEY, STATE, unpack_hard, unpack_marks
+
+LEGAL = frozenset((before, after) for (before, _), after in TRANSITIONS.items())
+
+
+class Effect(NamedTuple):
+    """What became of a command."""
+
+    revision: int
+    job: int
+    refusal: int | None
+
+
+class Point(NamedTuple):
+    """The history up to one entry."""
+
+    term: int
+    data: bytes
+    revision: int
+    state: State
+
+
+class Oracle:
+    """The history, and what each replica has claimed. `violate` is told each broken promise, as a sentence."""
+
+    def __init__(self, violate: Callable[[str], None], holders: Callable[[int, int], tuple[int, int]]) -> None:
+        """`holders` says of an entry (index, term) on how many disks it is, and how many are needed."""
+        self._violate = violate
+        self._holders = holders
+        self.points: list[Point] = [Point(0, b"", 0, EMPTY)]
+        self.effects: dict[bytes, Effect] = {}
+        self.acknowledged: dict[bytes, Effect] = {}
+        self.leaders: dict[int, str] = {}
+        self._logs: dict[tuple[int, int], tuple[bytes, int]] = {}
+        self._votes: dict[tuple[str, int], str] = {}
+        self._committed: dict[int, tuple[int, str]] = {}
+        self._submitted: dict[str, int] = {}
+        self._started: dict[int, int] = {}
+        self.floor = 0
+        """The newest revision that anybody outside was told of: no later read may be older."""
+        self.void = 0
+        self.reads = 0
+        self.applied = 0
+
+    @property
+    def state(self) -> State:
+        """The state after everything that is agreed."""
+        return self.points[-1].state
+
+    @property
+    def index(self) -> int:
+        """The last agreed entry that some replica has applied."""
+        return len(self.points) - 1
+
+    # Raft's own promises
+
+    def appended(self, name: str, index: int, term: int, data: bytes, previous_term: int) -> None:
+        """Log matching: one entry for each index and term, with one history before it (Raft, figure 3)."""
+        shown = (blake2b(data, digest_size=8).digest(), previous_term)
+        known = self._logs.setdefault((index, term), shown)
+        if known != shown:
+            self._violate(f"log matching: {name} has another entry {index} of term {term}, or after another one")
+
+    def leads(self, name: str, term: int, term_of: Callable[[int], int | None]) -> None:
+        """Election safety: one leader a term; leader completeness: it has every committed entry."""
+        known = self.leaders.setdefault(term, name)
+        if known != name:
+            self._violate(f"election safety: {known} and {name} both lead term {term}")
+        elif known is name and self._committed:
+            last = max(self._committed)
+            held = term_of(last)
+            if held is not None and held != self._committed[last][0]:
+                self._violate(f"leader completeness: {name} leads term {term} with another entry {last}")
+
+    def led_without(self, name: str, term: int, last_index: int) -> None:
+        """A new leader's journal reaches as far as what is committed."""
+        if self._committed and last_index < max(self._committed):
+            self._violate(
+                f"leader completeness: {name} leads term {term} with {last_index} entries; {max(self._committed)} are "
+                "committed"
+            )
+
+    def committed(self, name: str, before: int, after: int, term_of: Callable[[int], int | None]) -> None:
+        """Commit never moves back, and never over an entry that differs from one that is committed."""
+        if after < before:
+            self._violate(f"{name}'s commit index moved back from {before} to {after}")
+        for index in range(before + 1, after + 1):
+            term = term_of(index)
+            if term is None:
+                continue
+            if index not in self._committed:
+                self._on_majority(name, index, term)
+            known = self._committed.setdefault(index, (term, name))
+            if known[0] != term:
+                self._violate(f"{name} commits entry {index} of term {term}; {known[1]} committed that of {known[0]}")
+
+    def _on_majority(self, name: str, index: int, term: int) -> None:
+        held, needed = self._holders(index, term)
+        if held < needed:
+            self._violate(f"{name} commits entry {index} of term {term}, which is on {held} disks; {needed} are needed")
+
+    def promised(self, name: str, peer: str, message: AnyMessage, tables: dict[bytes, Any]) -> None:
+        """Durable before promised: what a vote or an acknowledgement claims is on the disk when it leaves."""
+        values = tables[STATE].values
+        hard = unpack_hard(values[HARD_KEY])
+        if isinstance(message, VoteReply | VoteRequest) and message.pre:
+            return
+        if isinstance(message, VoteReply) and not message.granted:
+            return
+        if message.term > hard.term:
+            self._violate(f"{name} speaks in term {message.term} to {peer}, but term {hard.term} is on its disk")
+            return
+        candidate = {VoteReply: peer, VoteRequest: name}.get(type(message))
+        if candidate is not None:
+            if message.term == hard.term and hard.voted_for != candidate:
+                self._violate(f"{name} votes for {candidate} in term {message.term}; its disk says {hard.voted_for}")
+            known = self._votes.setdefault((name, message.term), candidate)
+            if known != candidate:
+                self._violate(f"{name} votes for {known} and for {candidate} in term {message.term}")
+        elif isinstance(message, AppendReply | SnapshotReply) and message.match_index:
+            last = unpack_marks(values[MARKS_KEY]).last_index
+            if message.match_index > last:
+                self._violate(f"{name} acknowledges entry {message.match_index} to {peer}; its disk ends at {last}")
+
+    # The state machine's
+
+    def applied_at(self, name: str, index: int, term: int, data: bytes, state: State) -> None:
+        """State machine safety: every replica applies the same entries and has the same state after each."""
+        self.applied += 1
+        if index == len(self.points):
+            self.extend(index, term, data)
+        if index >= len(self.points):
+            self._violate(f"{name} applied entry {index}; the history ends at {len(self.points) - 1}")
+            return
+        point = self.points[index]
+        if (point.term, point.data) != (term, data):
+            self._violate(f"{name} applied another entry {index}, of term {term} instead of {point.term}")
+            return
+        self.holds(name, index, state)
+
+    def holds(self, name: str, index: int, state: State) -> None:
+        """The state of a replica at an entry is the one that the history gives, derived parts included."""
+        if index >= len(self.points):
+            self._violate(f"{name} is at entry {index}; the history ends at {len(self.points) - 1}")
+            return
+        point = self.points[index]
+        if state is point.state:
+            return
+        if state == point.state:
+            return  # the whole of it, so its digest is the same too
+        if state.revision != point.revision:
+            self._violate(f"{name} is at revision {state.revision} after entry {index} instead of {point.revision}")
+        elif state_digest(state) != state_digest(point.state):
+            self._violate(
+                f"{name} has another state at revision {state.revision} (entry {index}): {_differ(state, point)}"
+            )
+        else:
+            self._violate(
+                f"{name} derives something else after entry {index}: it holds {dict(state.held_bytes)}, its buffers "
+                f"{dict(point.state.held_bytes)}"
+            )
+
+    def extend(self, index: int, term: int, data: bytes) -> None:
+        """Take in the next entry, which was applied for the first time: fold it, and check what it does."""
+        before = self.state
+        after = before
+        if kind_of(data) is Kind.BATCH:
+            batch = decode_batch(data)
+            if batch.base != before.revision:
+                self.void += 1
+            else:
+                draft = Draft(before)
+                try:
+                    for entry in batch.entries:
+                        self._settle(draft, entry, batch.at, index)
+                except LedgerViolation as error:
+                    self._violate(f"entry {index} holds what no ledger can hold: {error}")
+                after = draft.finish()
+                if batch.at < before.at:
+                    self._violate(f"entry {index}: the clock goes back from {before.at} to {batch.at}")
+                for fault in check(after):
+                    self._violate(f"after entry {index}: {fault}")
+                self._check_capacity(before, after, index)
+        self.points.append(Point(term, data, after.revision, after))
+
+    def _settle(self, draft: Draft, entry: Entry, at: int, index: int) -> None:
+        draft.at = at
+        draft.revision += 1
+        for event in entry.events:
+            job = job_of(event)
+            before = None if job is None else draft.buffers.get(job)
+            fold_into(draft, (event,))
+            after = None if job is None else draft.buffers.get(job)
+            self._check_step(event, job, before, after, index)
+        if entry.id:
+            job = next((job for job in map(job_of, entry.events) if job is not None), 0)
+            if entry.id in self.effects:
+                self._violate(f"exactly once: command {entry.id.hex()} is settled again by entry {index}")
+            code = None if entry.refusal is None else int(entry.refusal.code)
+            self.effects[entry.id] = Effect(draft.revision, job, code)
+            receipt = Receipt(Revision(draft.revision), job, entry.refusal, entry.digest)
+            draft.settle(entry.id, receipt, settle_module.RECEIPTS_MAX)
+
+    def _check_step(self, event: Any, job: int | None, before: Any, after: Any, index: int) -> None:
+        if before is not None and after is not None and before.state != after.state:
+            if (before.state, after.state) not in LEGAL:
+                self._violate(f"entry {index}: job {job} goes from {before.state.word} to {after.state.word}")
+        if before is None and after is not None and after.state is not BufferState.PENDING:
+            self._violate(f"entry {index}: job {job} begins as {after.state.word}")
+        if isinstance(event, JobSubmitted):
+            known = self._submitted.setdefault(event.spec.name, event.job)
+            if known != event.job:
+                self._violate(f"exactly once: {event.spec.name} is job {known} and job {event.job}")
+        if isinstance(event, RunStarted):
+            self._started[event.job] = self._started.get(event.job, 0) + 1
+            if self._started[event.job] > 1:
+                self._violate(f"exactly once: the script of job {event.job} started again in entry {index}")
+
+    def _check_capacity(self, before: State, after: State, index: int) -> None:
+        for name, pool in after.pools.items():
+            held, was = after.held_bytes.get(name, 0), before.held_bytes.get(name, 0)
+            if held < 0 or (held > was and held > _usable(pool)):
+                self._violate(f"entry {index}: pool {name} holds {held} bytes of {_usable(pool)}")
+
+    # What clients were told
+
+    def answered(self, name: str, command_id: bytes, revision: int, job: int, refusal: int | None) -> None:
+        """An answer follows a commit, and is the one answer that there is for its command."""
+        told, truth = Effect(revision, job, refusal), self.effects.get(command_id)
+        if truth is None:
+            self._violate(f"{name} answers command {command_id.hex()} with revision {revision}; it is not committed")
+        elif truth != told:
+            self._violate(f"{name} answers command {command_id.hex()} with {told}; it was settled as {truth}")
+
+    def heard(self, command_id: bytes, revision: int, job: int, refusal: int | None) -> None:
+        """A client has its answer."""
+        self.acknowledged[command_id] = Effect(revision, job, refusal)
+        self.floor = max(self.floor, revision)
+
+    def read(self, name: str, floor: int, state: State) -> None:
+        """A linearizable read is not older than what anybody knew when it was asked for."""
+        self.reads += 1
+        if state.revision < floor:
+            self._violate(f"stale read: {name} gave revision {state.revision}; {floor} was known when it was asked for")
+
+
+def _usable(pool: Pool) -> int:
+    return pool.usable_bytes
+
+
+def _differ(state: State, point: Point) -> str:
+    """Say in which fields two states differ."""
+    theirs = point.state
+    fields = [name for name in State.__struct_fields__ if getattr(state, name) != getattr(theirs, name)]
+    return ", ".join(fields) or "only in what is derived"

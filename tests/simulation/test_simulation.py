@@ -1,0 +1,153 @@
+"""Seeds of every profile keep every promise; the simulator itself is repeatable, and says how to repeat it."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from tests.simulation import runner
+from tests.simulation.bugs import planted
+from tests.simulation.disk import SimDisk, SimLmdb
+from tests.simulation.faults import PROFILES
+from tests.simulation.world import World, simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 3
+"""Seeds of each profile that every run of the tests tries, count; CI runs 300 more with scripts/simulate."""
+
+
+@pytest.mark.parametrize("replicas", [3, 5])
+@pytest.mark.parametrize("profile", [*PROFILES, "all"])
+def test_whatever_goes_wrong_every_promise_is_kept(profile: str, replicas: int) -> None:
+    seeds = range(1, 1 + (SEEDS if replicas == 3 else 1))
+    outcomes = [simulate(seed, replicas=replicas, profile=profile) for seed in seeds]
+    assert [(outcome.seed, outcome.violations) for outcome in outcomes if outcome.violations] == []
+    assert sum(outcome.acknowledged for outcome in outcomes) > 0, "nothing was tried"
+
+
+def traces(hash_seed: str, *arguments: str) -> list[str]:
+    """Run a fresh process; return its lines about seeds."""
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--traces", "--jobs", "1", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return [line for line in found.stdout.splitlines() if line.startswith("seed ")]
+
+
+def test_a_seed_is_the_same_in_fresh_processes_and_under_any_hash_seed() -> None:
+    first = traces("0", "--start", "7", "--count", "2", "--profile", "net")
+    assert len(set(first)) == 2
+    assert traces("0", "--start", "7", "--count", "2", "--profile", "net") == first
+    assert traces("77", "--start", "7", "--count", "2", "--profile", "net") == first
+
+
+def test_a_failing_seed_names_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with planted("answered_before_commit"):
+        assert runner.main(["--start", "1", "--count", "1", "--replicas", "3", "--profile", "net", "--jobs", "1"]) == 1
+        told = capsys.readouterr().out
+        line = next(line for line in told.splitlines() if "replay it: " in line)
+        command = line.split("replay it: ")[1].split()
+        assert command[0] == "scripts/simulate"
+        assert runner.main(command[1:]) == 1
+    transcript = capsys.readouterr().out
+    assert "VIOLATION" in transcript
+    assert json.loads(transcript.splitlines()[-1])["violations"] == 1
+
+
+def test_the_last_line_is_json_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(["--start", "5", "--count", "2", "--profile", "net", "--jobs", "1"]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures["seeds"] == 2
+    assert figures["violations"] == 0
+    assert {"acknowledged", "crashes", "elections", "seconds"} <= set(figures)
+
+
+def test_the_world_is_set_right_again_afterwards() -> None:
+    before = lmdb.open
+    with World(1) as world:
+        assert lmdb.open != before
+        directory = world.directory
+    assert lmdb.open is before
+    assert not directory.exists()
+
+
+class Death(Exception):
+    """The process that used the disk died."""
+
+
+def disk_at(directory: Path, *, sync: bool = True) -> tuple[SimDisk, SimLmdb]:
+    """Return a disk and an environment on it."""
+
+    def die(where: str) -> None:
+        raise Death(where)
+
+    disk = SimDisk(random.Random(1), directory)
+    disk.start(die, lambda duration_s: None)
+    return disk, SimLmdb(disk, map_size=1 << 20, sync=sync, readonly=False)
+
+
+def put(environment: SimLmdb, key: bytes, value: bytes) -> None:
+    """Write one key in a transaction of its own."""
+    transaction = environment.begin(write=True)
+    transaction.put(key, value, db=environment.open_db(b"t"))
+    transaction.commit()
+
+
+def test_the_disk_keeps_what_was_synced_and_forgets_what_was_not(tmp_path: Path) -> None:
+    for sync in (True, False):
+        disk, environment = disk_at(tmp_path, sync=sync)
+        put(environment, b"a", b"1")
+        disk.rng = random.Random(3)
+        disk.rng.randrange = lambda *given: 0  # type: ignore[method-assign]  # everything that may be lost is lost
+        disk.lose_power()
+        assert (disk.tables[b"t"].values == {b"a": b"1"}) is sync
+
+
+def test_a_transaction_that_dies_on_its_way_leaves_nothing(tmp_path: Path) -> None:
+    disk, environment = disk_at(tmp_path)
+    put(environment, b"a", b"1")
+    disk.operations_left = 2
+    with pytest.raises(Death):
+        put(environment, b"a", b"2")
+    assert disk.tables[b"t"].values == {b"a": b"1"}
+
+
+def test_a_failed_sync_and_a_full_disk_are_errors_of_lmdb(tmp_path: Path) -> None:
+    disk, environment = disk_at(tmp_path)
+    disk.next_sync_fails = True
+    with pytest.raises(lmdb.DiskError):
+        put(environment, b"a", b"1")
+    disk.fatal, disk.full = False, True
+    with pytest.raises(lmdb.MapFullError):
+        put(environment, b"b", b"1")
+    disk.full = False
+    put(environment, b"c", b"1")  # the next transaction succeeds, which is why a replica must stop itself (HAZARDS.md)
+    assert disk.tables[b"t"].values[b"c"] == b"1"
+
+
+def test_a_damaged_value_is_refused_when_the_replica_starts_again() -> None:
+    with World(4, profile="crash") as world:
+        world.begin()
+        world.run(1.5)
+        replica = world.replicas["r1"]
+        if replica.up:
+            replica.crash()
+        assert b"state" in replica.disk.tables
+        table = replica.disk.tables[b"state"]
+        value = table.values[b"hard"]
+        table.values[b"hard"] = value[:-1] + bytes([value[-1] ^ 1])
+        replica.damaged = "table state, key hard"
+        replica.start()
+        assert "hard state damaged" in replica.lost
+        world.end()
+        assert world.violations == []

@@ -1,0 +1,82 @@
+"""The simulator finds each planted bug: by chance within a stated number of seeds, or by the story written for it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation import scenarios
+from tests.simulation.bugs import PLANTS, planted
+from tests.simulation.world import World, simulate
+
+SEEDS_MAX = 60
+"""Seeds within which each of these is found, count. Most need fewer than ten; any change of the code shifts that."""
+
+BY_CHANCE = {
+    "no_sync": "crash",
+    "vote_not_stored": "crash",
+    "promised_before_sync": "crash",
+    "counted_before_sync": "crash",
+    "one_too_few": "net",
+    "commit_unchecked": "net",
+    "leads_too_early": "crash",
+    "starts_from_an_empty_state": "crash",
+    "applied_twice": "crash",
+    "receipts_dropped_at_snapshot": "crash",
+    "failed_sync_ignored": "disk",
+    "capacity_leaked_on_failover": "net",
+    "digest_skipped": "disk",
+    "fence_skipped": "net",
+    "receipts_not_asked": "net",
+    "answered_before_commit": "net",
+}
+"""Bug -> the profile that is run against it."""
+
+STORIES: dict[str, tuple[Callable[[World], None], int, str]] = {
+    "a_resent_prefix": (scenarios.a_resent_prefix, 3, "unconditional_truncation"),
+    "a_late_answer": (scenarios.a_late_answer, 5, "stale_answer_counted"),
+    "figure_8": (scenarios.figure_8, 5, "old_terms_committed"),
+    "a_late_snapshot": (scenarios.a_late_snapshot, 3, "stale_snapshot_installed"),
+    "a_second_vote": (scenarios.a_second_vote, 3, "vote_not_stored"),
+    "a_deposed_reader": (scenarios.a_deposed_reader, 3, "stale_read"),
+}
+"""Story -> how it goes, with how many replicas, and the bug that it is written for."""
+
+
+def told(story: str) -> list[str]:
+    """Run a story; return the broken promises."""
+    scenario, replicas, _ = STORIES[story]
+    # The vote is looked for by what the voter says, not by what is on its disk.
+    with World(1, replicas=replicas, profile="net", look_inside=story != "a_second_vote") as world:
+        scenarios.tell(scenario, world)
+        return world.violations
+
+
+def test_every_planted_bug_has_what_finds_it() -> None:
+    assert set(PLANTS) == set(BY_CHANCE) | {bug for _, _, bug in STORIES.values()}
+    assert len(PLANTS) >= 14
+
+
+@pytest.mark.parametrize("bug", BY_CHANCE)
+def test_a_planted_bug_is_found_by_chance(bug: str) -> None:
+    with planted(bug):
+        for seed in range(1, SEEDS_MAX + 1):
+            if simulate(seed, replicas=3 + 2 * (seed % 4 == 0), profile=BY_CHANCE[bug]).violations:
+                return
+    pytest.fail(f"{bug} was not found in {SEEDS_MAX} seeds")
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_ends_well(story: str) -> None:
+    assert told(story) == []
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_finds_the_bug_that_it_is_written_for(story: str) -> None:
+    with planted(STORIES[story][2]):
+        assert told(story) != []
+
+
+def test_a_disk_that_does_not_sync_loses_what_was_promised_even_if_nobody_looks_inside() -> None:
+    with planted("no_sync"):
+        found = [simulate(seed, profile="crash", look_inside=False).violations for seed in range(1, 9)]
+    assert any(found)
