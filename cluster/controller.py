@@ -33,7 +33,7 @@ from replica.commit import Batch
 from replica.refusals import RefusalCode
 from replica.settle import settle
 from replica.state import State
-from snapshots import Image, SnapshotStore
+from snapshots import Image, SnapshotFailed, SnapshotStore
 from wal import BrokenInvariant
 from wal.configuration import Placed
 from wal.journal import Entry
@@ -291,6 +291,11 @@ class Controller:
         self.chronicle.reset(image.index, image.state.revision)
         self._release_appliers()
         LOGGER.info("caught up by a snapshot of entry %d, revision %d", image.index, image.state.revision)
+        try:
+            # Only now: before the journal stood on this one, an older one was what a restart would have needed.
+            self.snapshots.prune()
+        except SnapshotFailed as error:
+            LOGGER.error("older snapshots could not be removed: %s", error)
 
     def _on_change(self) -> None:
         leading_term = self.engine.term if self.engine.role == Role.LEADER else 0

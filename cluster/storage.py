@@ -18,7 +18,7 @@ from cluster.config import Config
 from cluster.founding import FIRST_START_NAME
 from replica.settle import settle
 from replica.state import EMPTY, State
-from snapshots import Image, SnapshotRefused, SnapshotStore, load_snapshot
+from snapshots import Image, SnapshotRefused, SnapshotStore
 from wal import Environment, Journal
 from wal.configuration import Placed, name_of
 from wal.ledger import Ledger
@@ -159,42 +159,34 @@ def _has_files(directory: Path) -> bool:
 
 
 def _usable_image(store: SnapshotStore, journal: Journal) -> Image | None:
-    """Return the newest snapshot that stands on this ledger.
+    """Return the newest snapshot that stands on this ledger; those that do not are not kept for their own sake.
 
     The newest one may not: a replica that was killed while it installed one has the file, but not yet the mark.
     """
-    found = store.newest_valid()
-    for skipped in store.skipped:
-        LOGGER.warning("snapshot %s is passed over: %s", skipped.path, skipped.sentence)
-    if found is None:
-        return None
-    path, image = found
-    if _stands(path, image, journal):
-        return image
+    usable: Image | None = None
     for name in store.names():
-        if name.index >= image.index or name.index > journal.applied_index:
-            continue
         path = store.directory / str(name)
         try:
-            older = load_snapshot(path)
+            image = store.load(name)
         except SnapshotRefused as error:
             LOGGER.warning("snapshot %s is passed over: %s", path, error.sentence)
             continue
-        if _stands(path, older, journal):
-            return older
-    return None
+        why_not = _why_not(image, journal)
+        if why_not is None:
+            usable = image
+            break
+        LOGGER.warning("snapshot %s is passed over: %s", path, why_not)
+        store.pass_over(name, why_not)
+    return usable
 
 
-def _stands(path: Path, image: Image, journal: Journal) -> bool:
+def _why_not(image: Image, journal: Journal) -> str | None:
+    """Return why a sound snapshot is of no use on this ledger, or None."""
     if image.index > journal.applied_index:
-        LOGGER.warning("snapshot %s is ahead of the applied mark %d; it is not used", path, journal.applied_index)
-        return False
+        return f"it is ahead of the applied mark {journal.applied_index}"
     if journal.digest_at(image.index) != image.chain_digest:
-        LOGGER.warning(
-            "snapshot %s is of another history than entry %d of the ledger; it is not used", path, image.index
-        )
-        return False
-    return True
+        return f"it is of another history than entry {image.index} of the ledger"
+    return None
 
 
 def _replay(ledger: Ledger, journal: Journal, image: Image | None) -> tuple[State, int, Placed | None]:

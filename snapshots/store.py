@@ -114,25 +114,35 @@ class SnapshotStore:
 
     def newest_valid(self) -> tuple[Path, Image] | None:
         """Return the newest snapshot that can be loaded, or None; `skipped` has those passed over, with the reason."""
+        for name in self.names():
+            try:
+                return self._directory / str(name), self.load(name)
+            except SnapshotRefused:
+                continue
+        return None
+
+    def load(self, name: SnapshotName) -> Image:
+        """Return the image of one snapshot, and remember whether it is sound. Raises SnapshotRefused."""
+        path = self._directory / str(name)
         folder = open_directory(self._directory)
         try:
-            for name in self.names():
-                path = self._directory / str(name)
-                try:
-                    image = load_open(open_beneath(folder, str(name), path), path)
-                    sentence = self._foreign(image)
-                    if sentence is not None:
-                        raise SnapshotRefused(path, sentence)
-                except SnapshotRefused as why:
-                    with self._lock:
-                        self._skipped[name] = why.sentence
-                        self._sound.discard(name)
-                    continue
-                self._trust(name)
-                return path, image
+            image = load_open(open_beneath(folder, str(name), path), path)
+            sentence = self._foreign(image)
+            if sentence is not None:
+                raise SnapshotRefused(path, sentence)
+        except SnapshotRefused as why:
+            self.pass_over(name, why.sentence)
+            raise
         finally:
             os.close(folder)
-        return None
+        self._trust(name)
+        return image
+
+    def pass_over(self, name: SnapshotName, sentence: str) -> None:
+        """Note that a snapshot is of no use here, sound or not: it is not sent, and pruning does not keep it."""
+        with self._lock:
+            self._skipped[name] = sentence
+            self._sound.discard(name)
 
     def newest(self) -> Stored | None:
         """Return the newest snapshot that this process wrote, received or loaded; reads no content."""
@@ -205,11 +215,8 @@ class SnapshotStore:
                 return f"it was announced as {index} of term {term}; it holds {image.index} of {image.term}"
             return self._foreign(image)
 
-        def finished(received: SnapshotName) -> None:
-            self._trust(received)
-            self.prune()
-
-        self._receiver = Receiver(self._directory, name, accept=accept, finished=finished, disk=self._disk)
+        # Nothing is pruned yet: until whoever asked has adopted it durably, an older one may be what a restart needs.
+        self._receiver = Receiver(self._directory, name, accept=accept, finished=self._trust, disk=self._disk)
         return self._receiver
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -345,3 +346,46 @@ def tell(scenario: Callable[[World], None], world: World) -> None:
     """Run a scenario to its end, or to the first violation."""
     with suppress(Ended):
         scenario(world)
+
+
+def installs_that_do_not_last(world: World) -> None:
+    """A replica with a gap in its ledger receives snapshots, and each time dies before its journal can adopt them.
+
+    What it stood on before must still be there: else it refuses its own storage for ever.
+    """
+    story = Story(world)
+    a = story.elect()
+    b, _ = story.others(a)
+    assert a.controller is not None
+    leader = a.controller
+
+    def fall_behind_and_meet(adopts: bool) -> None:
+        story.isolate(b)
+        for _ in range(3):
+            told = story.ask(a)
+            story.must(partial(told.__contains__, "settled"))
+        at = leader.applied_index
+        a.loop.call_now(leader.save_snapshot)
+        story.must(lambda: leader.snapshot_index >= at)
+        a.loop.call_now(a.engine.compact_to, at)
+        if not adopts:
+            story.network.tamper = fill_the_disk
+        story.join()
+        story.must(lambda: world.counts["installs"] > 0 if adopts else not b.up)
+        story.network.tamper = None
+
+    def fill_the_disk(sender: str, receiver: str, message: AnyMessage) -> AnyMessage:
+        # The journal has no room; snapshots, on a file system of their own, do.
+        if isinstance(message, SnapshotChunk) and receiver == b.name and not b.disk.full:
+            b.disk.injected, b.disk.full = "the disk is full", True
+        return message
+
+    fall_behind_and_meet(adopts=True)
+    for _ in range(3):
+        fall_behind_and_meet(adopts=False)
+        b.disk.full = False
+        if not b.up:
+            b.start()
+        if world.violations:
+            raise Ended
+    story.must(world.converged)

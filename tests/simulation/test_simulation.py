@@ -10,7 +10,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from tests.simulation import runner
+from tests.simulation import runner, scenarios
 from tests.simulation.bugs import planted
 from tests.simulation.disk import SimDisk, SimLmdb
 from tests.simulation.faults import PROFILES
@@ -150,4 +150,10 @@ def test_a_damaged_value_is_refused_when_the_replica_starts_again() -> None:
         replica.start()
         assert "hard state damaged" in replica.lost
         world.end()
+        assert world.violations == []
+
+
+def test_snapshots_that_were_received_but_not_adopted_do_not_push_out_the_one_that_is_needed() -> None:
+    with World(1, profile="disk") as world:
+        scenarios.tell(scenarios.installs_that_do_not_last, world)
         assert world.violations == []

@@ -173,7 +173,7 @@ def test_a_disk_that_fails_while_receiving_is_said_and_nothing_is_promised(
     assert os.listdir(tmp_path) == ([NAME] if call == 4 else [])
 
 
-def test_receiving_prunes_older_snapshots(tmp_path: Path) -> None:
+def test_receiving_keeps_older_snapshots_until_the_new_one_is_adopted(tmp_path: Path) -> None:
     (tmp_path / "sender").mkdir()
     sent = write_snapshot(tmp_path / "sender", many_jobs(50)).read_bytes()
     store = SnapshotStore(tmp_path / "store", keep=1)
@@ -181,5 +181,7 @@ def test_receiving_prunes_older_snapshots(tmp_path: Path) -> None:
     receiver = store.receive(50, 1)
     receiver.write(0, sent)
     receiver.finish()
+    assert [name.index for name in store.names()] == [50, 6]
+    store.prune()
     assert [name.index for name in store.names()] == [50]
     store.close()
