@@ -125,8 +125,8 @@ class LocalCluster:
                 os.kill(pid, signal.SIGKILL)
 
     def descendants(self, marker: str = "") -> list[int]:
-        """Return the pids of operations and job steps with `marker` in their command line: processes that name this
-        cluster's directory or carry its jobs' environment, other than the replicas and agents themselves."""
+        """Return the pids of operations and job steps with `marker` in their command line: processes of our agents, or
+        that name this cluster's directory or carry its jobs' environment; never the replicas and agents themselves."""
         own = {process.pid for process in self.processes.values()} | {os.getpid()}
         directory = str(self.directory).encode()
         found = []
@@ -136,7 +136,8 @@ class LocalCluster:
             with contextlib.suppress(OSError):
                 line = (entry / "cmdline").read_bytes()
                 environment = (entry / "environ").read_bytes()
-                names_it = (b"cluster.agent" in line and directory in line) or (
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                names_it = (b"cluster.agent" in line and (directory in line or parent in own)) or (
                     b"FOREBAY_JOB_DIR=" + directory
                 ) in environment
                 if names_it and marker.encode() in line:
