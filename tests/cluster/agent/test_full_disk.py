@@ -539,12 +539,15 @@ async def site_running_after(small: SmallDisk):  # type: ignore[no-untyped-def]
 def test_a_log_that_cannot_be_written_does_not_keep_the_agent_from_its_work(site: Site) -> None:
     async def story() -> None:
         (site.directory / "agent.log").symlink_to("/dev/full")
-        async with site.running() as (controller, agent):
-            await controller.order(site.order(7, 1, "stage_in"))
-            assert isinstance(await controller.result(7, 1), OperationDone)
-            agent.terminate()
-            assert await site.ended(agent) == 0
-        (site.directory / "agent.log").unlink()
+        try:
+            async with site.running() as (controller, agent):
+                await controller.order(site.order(7, 1, "stage_in"))
+                assert isinstance(await controller.result(7, 1), OperationDone)
+                agent.terminate()
+                assert await site.ended(agent) == 0
+        finally:
+            # Reading it has no end.
+            (site.directory / "agent.log").unlink()
 
     asyncio.run(story())
 
