@@ -361,6 +361,8 @@ def test_watching_shows_the_list_again_until_it_is_interrupted(double: Double) -
         [sys.executable, "-m", "cluster.cli", "--config", str(double.config.file), "job", "list", "--watch"],
         stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
         cwd=Path(__file__).parents[3],
+        # Where the tests run in the background of a shell, SIGINT is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     os.close(theirs)
     try:
