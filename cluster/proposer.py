@@ -321,7 +321,9 @@ class Proposer:
         command_id = waiting.request.id
         if not command_id:
             return False
-        known = receipt_for(batch.facts, command_id, command_digest(waiting.request))
+        # Compared with what was settled under this id; a new command's digest is made once, with its entry.
+        seen = command_id in batch.facts.receipts
+        known = receipt_for(batch.facts, command_id, command_digest(waiting.request) if seen else b"")
         if known is None:
             return False
         applied = self._applied()

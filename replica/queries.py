@@ -10,7 +10,6 @@ from replica.pending import Verdict, later_reason
 from replica.pools import Pool, free_bytes
 from replica.scheduling import plan
 from replica.state import State
-from replica.units import NEVER, Instant, seconds
 
 
 class PoolUse(msgspec.Struct, frozen=True):
@@ -45,11 +44,3 @@ def verdict_of(state: State, job_id: int) -> Verdict:
 def reason_of(state: State, job_id: int) -> str:
     """Return the reason of one job, byte for byte as Slurm spells it."""
     return str(verdict_of(state, job_id).reason)
-
-
-def expected_end(state: State, job_id: int) -> Instant:
-    """Return when a running job ends at the latest, or NEVER for one that does not run."""
-    job = state.jobs[job_id]
-    if job.started_at == NEVER or job.ended_at != NEVER:
-        return NEVER
-    return Instant(job.started_at + seconds(job.spec.time_limit_s))

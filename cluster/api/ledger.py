@@ -15,8 +15,6 @@ from cluster.client.views import (
     LedgerAnswer,
     LedgerEntryView,
     MembersAnswer,
-    SnapshotPoolView,
-    SnapshotView,
     StatusView,
 )
 from cluster.clock import format_instant
@@ -26,6 +24,7 @@ from cluster.divergence import Verdict
 from cluster.membership import members as member_rows
 from cluster.past import settled_at
 from cluster.proposer import NotLeading
+from cluster.snapshot_view import snapshot_view
 from replica.state_digest import state_digest
 from replica.units import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
@@ -122,22 +121,7 @@ async def save_snapshot(call: Call) -> Reply:
         raise Problem(
             507, "snapshot_failed", str(error), "see that the disk has space; older snapshots are kept"
         ) from error
-    view = SnapshotView(
-        path=str(path),
-        index=summary.index,
-        term=summary.term,
-        revision=summary.revision,
-        at=format_instant(Instant(summary.at)),
-        size_bytes=summary.size_bytes,
-        ledger_digest=summary.digest,
-        jobs=summary.jobs,
-        buffers=summary.buffers,
-        pools=tuple(
-            SnapshotPoolView(name=p.name, quantity_bytes=p.quantity_bytes, free_bytes=p.free_bytes)
-            for p in summary.pools
-        ),
-    )
-    return Reply(controller.state.revision, view)
+    return Reply(controller.state.revision, snapshot_view(path, summary))
 
 
 async def digests(call: Call) -> Reply:

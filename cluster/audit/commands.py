@@ -17,11 +17,10 @@ from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.output import fields_table, show, show_json, stderr_console
 from cluster.cli.session import load_config
 from cluster.cli.tables import moment, snapshot_fields
-from cluster.client.views import SnapshotPoolView, SnapshotView
 from cluster.clock import format_instant
-from replica.units import Instant
+from cluster.snapshot_view import snapshot_view
 from snapshots.image import Image
-from snapshots.restore import SnapshotRefused, Summary, load_snapshot
+from snapshots.restore import SnapshotRefused, load_snapshot
 from snapshots.restore import inspect as inspect_snapshot
 from wal.codec import CodecError
 from wal.environment import Environment
@@ -209,25 +208,6 @@ def inspect(options: dict[str, Any]) -> None:
         show_json(view)
     else:
         show(fields_table(snapshot_fields(view)))
-
-
-def snapshot_view(path: Path, summary: Summary) -> SnapshotView:
-    """Return what a snapshot's summary says in the shape of the API."""
-    return SnapshotView(
-        path=str(path),
-        index=summary.index,
-        term=summary.term,
-        revision=summary.revision,
-        at=format_instant(Instant(summary.at)),
-        size_bytes=summary.size_bytes,
-        ledger_digest=summary.digest,
-        jobs=summary.jobs,
-        buffers=summary.buffers,
-        pools=tuple(
-            SnapshotPoolView(name=pool.name, quantity_bytes=pool.quantity_bytes, free_bytes=pool.free_bytes)
-            for pool in summary.pools
-        ),
-    )
 
 
 _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
