@@ -348,7 +348,8 @@ def _storage(table: Table, base: Path) -> StorageConfig:
 def _timing(table: Table) -> TimingConfig:
     least = table.integer("election_min_ms", 300, least=20, most=TIMING_MS_MAX)
     most = table.integer("election_max_ms", 2 * least, least=20, most=2 * TIMING_MS_MAX)
-    heartbeat = table.integer("heartbeat_ms", max(1, least // 4), least=1, most=TIMING_MS_MAX)
+    # As seldom as HEARTBEATS_PER_ELECTION allows, nearly: what an idle cluster costs is its heartbeats.
+    heartbeat = table.integer("heartbeat_ms", max(1, least * 3 // 10), least=1, most=TIMING_MS_MAX)
     if most <= least:
         raise table.refuse(
             "election_max_ms",

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
 from cluster.clock import Clock
@@ -23,6 +23,7 @@ from cluster.config import Config
 from cluster.consensus import Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine
+from cluster.levels import FeatureLevels
 from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
 from cluster.membership import Membership
 from cluster.past import Past
@@ -33,7 +34,7 @@ from replica.commit import Batch
 from replica.refusals import RefusalCode
 from replica.settle import settle
 from replica.state import State
-from snapshots import Image, SnapshotFailed, SnapshotStore
+from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant
 from wal.configuration import Placed
 from wal.journal import Entry
@@ -101,6 +102,7 @@ class Controller:
         self.liveness = Liveness(clock, node_down_s=node_down_s)
         self.orders = OrderWatch(storage.state.revision)
         self.engine = make_engine(self, self._on_change, fail)
+        self.levels = FeatureLevels(name, self.engine)
         self.membership = Membership(config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied)
         self.proposer = Proposer(engine=self.engine, applied=lambda: self._state, clock=clock, fail=fail)
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
@@ -291,11 +293,8 @@ class Controller:
         self.chronicle.reset(image.index, image.state.revision)
         self._release_appliers()
         LOGGER.info("caught up by a snapshot of entry %d, revision %d", image.index, image.state.revision)
-        try:
-            # Only now: before the journal stood on this one, an older one was what a restart would have needed.
-            self.snapshots.prune()
-        except SnapshotFailed as error:
-            LOGGER.error("older snapshots could not be removed: %s", error)
+        # Only now: before the journal stood on this one, an older one was what a restart would have needed.
+        self.snapshots.prune_in_background()
 
     def _on_change(self) -> None:
         leading_term = self.engine.term if self.engine.role == Role.LEADER else 0
@@ -393,23 +392,37 @@ class _Install:
     def __init__(self, controller: Controller, index: int, term: int) -> None:
         self._controller = controller
         self._receiver = controller.snapshots.receive(index, term)
+        self._verified: Future[None] | None = None
+
+    @property
+    def received_bytes(self) -> int:
+        return self._receiver.next_offset
 
     def write(self, offset: int, data: bytes) -> None:
         self._receiver.write(offset, data)
 
+    def verify(self, done: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._verified = self._controller.snapshots.verify(self._receiver)
+        self._verified.add_done_callback(lambda verified: _call_soon(loop, done))
+
     def finish(self) -> Placed | None:
-        self._receiver.finish()
+        if self._verified is None:
+            raise BrokenInvariant("a snapshot that was not verified is to be installed")
+        self._verified.result()
         image = self._receiver.image
+        self._receiver.seal()
         self._controller.installed(image)
         return image.configuration
 
     def abort(self) -> None:
         self._receiver.abort()
 
+    def suspend(self) -> None:
+        self._receiver.suspend()
 
-def _call_soon(
-    loop: asyncio.AbstractEventLoop, call: Callable[[Image, Future[Path]], None], image: Image, done: Future[Path]
-) -> None:
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
     # The loop may be closed when a replica stops while its snapshot is being given up.
     if not loop.is_closed():
-        loop.call_soon_threadsafe(call, image, done)
+        loop.call_soon_threadsafe(call, *arguments)

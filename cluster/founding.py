@@ -207,7 +207,7 @@ def render(founding: Founding, cluster_id: str) -> str:
         "[timing]",
         "election_min_ms = 300",
         "election_max_ms = 600",
-        "heartbeat_ms = 75",
+        "heartbeat_ms = 90",
         "",
         "# Directories that jobs may stage in from and stage out to; %u is the job's user. None: staging is refused.",
         "[staging]",

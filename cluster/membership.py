@@ -19,6 +19,7 @@ LOGGER = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
 LEARNER = "learner"
+REFUSED = "refused"
 
 CHANGE_WAIT_S = 4.0
 """How long an answer may wait for a change of membership, seconds: less than a client waits for one replica."""
@@ -91,12 +92,15 @@ class Membership:
                 LOGGER.info("the leadership goes to %s", await self._engine.transfer() or "somebody else")
 
     def promote(self) -> None:
-        """Let a learner vote that has caught up: what `member add` and `member replace` have begun."""
+        """Let a learner vote that has caught up: what `member add` and `member replace` have begun.
+
+        The id of the operator's last command stays, whoever it was about: that command may be asked for again, its
+        answer having been lost, and must not replace somebody twice.
+        """
         learner = self._engine.promotable()
         if learner is None:
             return
-        added = self._engine.configuration.change
-        command_id = added.id if added.member == learner else b""
+        command_id = self._engine.configuration.change.id
         try:
             self._engine.change(Wanted(action=Action.PROMOTE, name=learner, id=command_id))
         except (ChangeRefused, NotLeader) as error:
@@ -156,6 +160,7 @@ def members(
                 lag_entries=peer.lag_entries if leads and peer is not None else None,
                 last_contact_s=None if peer is None else peer.last_contact_s,
                 sending_snapshot=peer is not None and peer.sending_snapshot,
+                forgot=peer is not None and peer.forgot,
             )
         )
     return rows
@@ -164,6 +169,8 @@ def members(
 def _role(member: Member, engine: Engine, peer: Peer | None, *, votes: bool) -> str:
     if member.name == engine.leader:
         return str(Role.LEADER)
+    if peer is not None and peer.forgot:
+        return REFUSED
     if not votes:
         return LEARNER
     if engine.role == Role.LEADER and peer is not None and peer.connected:

@@ -1,8 +1,8 @@
 """When the leader runs its next scheduling pass: with a batch, after a rest, when something is due by time, never idly.
 
-A pass looks at every job that is not over, so it is run no more often than it pays: with each batch while it is cheap,
-at a bounded share of the time when it is dear, by itself when the last one made more possible, and when an instant
-comes at which it could do something.
+A pass over an agenda costs what it does, not what waits (`replica.agenda`), so it is run with each batch; after one
+that was dear all the same, at a bounded share of the time. By itself it is run when the last one made more possible,
+and when an instant comes at which it could do something.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from cluster.clock import Clock
-from replica.scheduling import next_due
-from replica.state import State
 from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
@@ -25,12 +23,13 @@ slowed down to one pass in PASS_PAUSE_S rather than let fill the disk."""
 
 PASS_PAUSE_S = 1.0
 
-PASS_CHEAP_S = 0.0005
-"""A pass that took less than this is run with every batch, seconds: a small part of what any batch takes."""
+PASS_CHEAP_S = 0.001
+"""A pass that took less than this is run with every batch, seconds: more than the usual one with 100,000 jobs waiting,
+and a small part of what any batch takes."""
 
 PASS_REST = 5
-"""After a dearer pass the leader rests from passes for this many times what it took: with 100,000 jobs waiting,
-deciding and answering commands keep five sixths of the processor."""
+"""After a dearer pass the leader rests from passes for this many times what it took: whatever the jobs, deciding and
+answering commands keep five sixths of the processor."""
 
 ARM_DELAY_S = 0.02
 """When nothing is under way, what is due next is looked for after this long, seconds: one look serves many batches."""
@@ -45,14 +44,16 @@ class PassPacer:
     def __init__(
         self,
         *,
-        applied: Callable[[], State],
+        next_due: Callable[[Instant], Instant | None],
         idle: Callable[[], bool],
         wake: Callable[[], None],
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """`idle`: whether this replica leads and nothing is queued or in flight; `wake`: run the pump."""
-        self._applied = applied
+        """`next_due`: the earliest instant after another at which a pass over the applied state could do something by
+        time alone; `idle`: whether this replica leads and nothing is queued or in flight; `wake`: run the pump.
+        """
+        self._next_due = next_due
         self._idle = idle
         self._wake = wake
         self._clock = clock
@@ -135,7 +136,7 @@ class PassPacer:
                 LOGGER.error("the scheduler has not settled after %d passes; it goes on slowly", self._in_a_row)
                 self._timer = loop.call_later(PASS_PAUSE_S, self.schedule)
                 return
-            due = next_due(self._applied(), self._passed_at)
+            due = self._next_due(self._passed_at)
             if due is None:
                 return
             wait_s = (due - self._clock.now()) / MICROSECONDS_PER_SECOND

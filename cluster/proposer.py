@@ -35,16 +35,17 @@ from cluster.clock import Clock
 from cluster.consensus import NotLeader, Role
 from cluster.engine import Engine
 from cluster.pacing import PassPacer
+from cluster.planning import Planner
 from replica.commands import CONTROLLER, Request, RunSchedulingPass, SubmitJob, command_digest, kind_of
 from replica.commit import Batch, Entry
 from replica.decide import decide, is_by_key
 from replica.events import Event
 from replica.limits import BATCH_BYTES_MAX, COMMANDS_PER_BATCH_MAX
 from replica.refusals import Refusal, RefusalCode
-from replica.settle import Tentative, job_concerned, receipt_for
+from replica.settle import Tentative, is_new, job_concerned, receipt_for
 from replica.state import State
 from replica.units import Instant, Revision
-from wal.codec import encode_batch
+from wal.codec import batch_of_encoded, encode_entry
 
 __all__ = [
     "Answer",
@@ -60,7 +61,7 @@ __all__ = [
 LOGGER = logging.getLogger(__name__)
 
 QUEUE_COMMANDS_MAX = 4096
-"""Commands waiting to be decided, count: four full batches, a tenth of a second of work at the measured rate."""
+"""Commands waiting to be decided, count: 32 full batches, a tenth of a second of work at the measured rate."""
 
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 """Scripts and directives in the queue, bytes: 4096 of the largest ones would take more than a gigabyte."""
@@ -126,7 +127,8 @@ class Proposer:
         self._queue_bytes = 0
         self._in_flight: deque[InFlight] = deque()
         self._pump_handle: asyncio.Handle | None = None
-        self._pacer = PassPacer(applied=applied, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail)
+        self._planner = Planner()
+        self._pacer = PassPacer(next_due=self._next_due, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail)
         self._leading_term = 0
         self._open = False
         """Whether commands are taken."""
@@ -260,48 +262,51 @@ class Proposer:
         base = self._in_flight[-1].after if self._in_flight else self._applied()
         batch = Tentative(base, Instant(max(self._clock.now(), base.at)))
         waiters: list[Waiter] = []
+        entries: list[bytes] = []
         size_bytes, decided = 0, False
         queue = self._queue
-        while queue and len(batch.entries) < COMMANDS_PER_BATCH_MAX - 1:
+        while queue and len(batch.entries) < COMMANDS_PER_BATCH_MAX:
             waiting = queue[0]
             if waiting.answer.cancelled() or self._answered_before(waiting, batch, waiters):
                 self._dequeue()
                 continue
-            entry = self._decide(waiting, batch)
-            if entry is None:
+            decision = self._decide(waiting, batch)
+            if decision is None:
                 self._dequeue()
                 continue
-            entry_bytes = _size_bytes(entry)
-            if entry_bytes > ENTRIES_BYTES_MAX:
-                entry = _too_large(waiting.request, entry_bytes)
-                entry_bytes = _size_bytes(entry)
-            if size_bytes + entry_bytes > ENTRIES_BYTES_MAX:
+            entry, encoded = decision
+            if size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
                 break
             if not self._settle(waiting, batch, entry):
                 self._dequeue()
                 continue
             self._dequeue()
-            size_bytes += entry_bytes
+            size_bytes += len(encoded)
+            entries.append(encoded)
             decided = decided or bool(entry.events)
             revision = Revision(batch.revision)
             waiters.append(Waiter(waiting.answer, revision, job_concerned(entry), entry.refusal, True))
         if self._pacer.wanted(decided=decided):
-            entry_of_pass = self._pass(batch.state(), batch.at, decided)
+            entry_of_pass = self._pass(batch, decided)
             if entry_of_pass is not None:
-                if batch.entries and size_bytes + _size_bytes(entry_of_pass) > ENTRIES_BYTES_MAX:
+                encoded = encode_entry(entry_of_pass)
+                if batch.entries and size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
                     self._pacer.due = True
                 else:
                     batch.add(entry_of_pass)
+                    entries.append(encoded)
         if not batch.entries:
-            if not self._in_flight:
+            if not self._in_flight and not self._pacer.due:
                 self._pacer.rest()
             return
-        self._propose(batch, waiters)
+        self._propose(batch, entries, waiters)
 
-    def _propose(self, batch: Tentative, waiters: list[Waiter]) -> None:
+    def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter]) -> None:
         agreed = Batch(batch.base.revision, batch.at, tuple(batch.entries))
-        flight = InFlight(batch.base, agreed, encode_batch(agreed), batch.state(), waiters)
+        data = batch_of_encoded(agreed.base, agreed.at, entries)
+        flight = InFlight(batch.base, agreed, data, batch.state(), waiters)
         self._in_flight.append(flight)
+        self._planner.closed(batch)
         try:
             flight.index, flight.term = self._engine.propose(flight.data)
         except NotLeader:
@@ -319,13 +324,10 @@ class Proposer:
     def _answered_before(self, waiting: Waiting, batch: Tentative, waiters: list[Waiter]) -> bool:
         """Answer, or attach to the batch that will, a command whose id is known; False if it is new."""
         command_id = waiting.request.id
-        if not command_id:
+        if not command_id or is_new(batch.facts, command_id):
             return False
-        # Compared with what was settled under this id; a new command's digest is made once, with its entry.
-        seen = command_id in batch.facts.receipts
-        known = receipt_for(batch.facts, command_id, command_digest(waiting.request) if seen else b"")
-        if known is None:
-            return False
+        known = receipt_for(batch.facts, command_id, command_digest(waiting.request))
+        assert known is not None
         applied = self._applied()
         if isinstance(known, Refusal):
             # Nothing was and nothing will be decided: no entry says so, and none is needed.
@@ -346,17 +348,23 @@ class Proposer:
                 return True
         raise AssertionError(f"no batch in flight carries revision {known.revision}")
 
-    def _decide(self, waiting: Waiting, batch: Tentative) -> Entry | None:
-        """Return the entry that settles the command; None where deciding it failed, which is answered."""
+    def _decide(self, waiting: Waiting, batch: Tentative) -> tuple[Entry, bytes] | None:
+        """Return the entry that settles the command, and its bytes; None where that failed, which is answered."""
         request = waiting.request
         try:
             outcome = decide(batch.facts if is_by_key(request.command) else batch.state(), request, batch.at)
+            if isinstance(outcome, Refusal):
+                entry = _entry(request, refusal=outcome)
+            else:
+                entry = _entry(request, outcome.events)
+            encoded = encode_entry(entry)
+            if len(encoded) > ENTRIES_BYTES_MAX:
+                entry = _too_large(request, len(encoded))
+                encoded = encode_entry(entry)
         except Exception as error:
             self._cannot_decide(waiting, error)
             return None
-        if isinstance(outcome, Refusal):
-            return _entry(request, refusal=outcome)
-        return _entry(request, outcome.events)
+        return entry, encoded
 
     def _settle(self, waiting: Waiting, batch: Tentative, entry: Entry) -> bool:
         """Add the entry to the batch; False where its events cannot be folded, which is answered."""
@@ -377,20 +385,23 @@ class Proposer:
         if not waiting.answer.done():
             reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
 
-    def _pass(self, tentative: State, at: Instant, decided: bool) -> Entry | None:
-        if tentative.revision == 0:
+    def _pass(self, batch: Tentative, decided: bool) -> Entry | None:
+        """Return the entry of a scheduling pass over the batch so far; None where it finds nothing or must wait."""
+        if not batch.facts.feature_level:
             self._pacer.due = False
             return None
-        request = Request(b"", CONTROLLER, RunSchedulingPass())
-        started_s = self._clock.monotonic_s()
-        outcome = decide(tentative, request, at)
-        cost_s = self._clock.monotonic_s() - started_s
-        if isinstance(outcome, Refusal):
-            raise AssertionError(f"a scheduling pass was refused: {outcome.sentence}")
-        self._pacer.passed(at, cost_s=cost_s, found=bool(outcome.events), decided=decided)
-        if not outcome.events:
+        if not self._planner.prepare(batch):
+            # A new leader looks at all jobs once, a portion a turn of the loop: the pass comes after the last.
+            self._pacer.due = True
             return None
-        return Entry(b"", CONTROLLER, kind_of(request.command), outcome.events)
+        started_s = self._clock.monotonic_s()
+        events = self._planner.events_of_pass(batch)
+        cost_s = self._clock.monotonic_s() - started_s
+        self._pacer.passed(batch.at, cost_s=cost_s, found=bool(events), decided=decided)
+        return Entry(b"", CONTROLLER, kind_of(RunSchedulingPass()), events) if events else None
+
+    def _next_due(self, after: Instant) -> Instant | None:
+        return self._planner.next_due(self._applied(), after)
 
     def _is_idle(self) -> bool:
         return self.leading and not self._in_flight and not self._queue
@@ -398,6 +409,7 @@ class Proposer:
     # The end of leadership
 
     def _abandon(self) -> None:
+        self._planner.forget()
         flights, self._in_flight = self._in_flight, deque()
         for flight in flights:
             for waiter in flight.waiters:
@@ -424,13 +436,6 @@ def _too_large(request: Request, size_bytes: int) -> Entry:
 def _entry(request: Request, events: tuple[Event, ...] = (), refusal: Refusal | None = None) -> Entry:
     digest = command_digest(request) if request.id else b""
     return Entry(request.id, request.actor, kind_of(request.command), events, refusal, digest)
-
-
-def _size_bytes(entry: Entry) -> int:
-    return len(_ENCODER.encode(entry)) + ENTRY_OVERHEAD_BYTES
-
-
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 def _weight_bytes(request: Request) -> int:

@@ -1,7 +1,8 @@
 """The process of one replica: `python -m cluster.serve --config forebay.toml --name r1`.
 
 Exit codes: 0 stopped on request, 64 wrong usage, 66 the storage is refused, 69 an address cannot be used, 70 it stopped
-itself (law 10), 78 the configuration or a certificate is refused. Each but 0 comes with one sentence on standard error.
+itself (law 10), 76 it met what only a later release knows, 78 the configuration or a certificate is refused. Each but 0
+comes with one sentence on standard error.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from cluster.address import Address
 from cluster.api import Server, Service
 from cluster.channel import ChannelServer
 from cluster.client import Client
+from cluster.client.views import StatusView
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config, ConfigError
-from cluster.consensus import Consensus, Machine, RemovedFromCluster, Timing
+from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
 from cluster.controller import Controller
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine
 from cluster.garbage import Collector
 from cluster.joining import JoiningRefused, join
-from cluster.storage import StorageRefused, allow_first_start, open_storage
+from cluster.storage import StorageRefused, allow_first_start, note_forgotten, open_storage
 from cluster.tls import TlsRefused, server_context
+from replica.features import ReleaseNeeded
 from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Environment, RecoveryRefused, StorageFailed
 from wal.configuration import Configuration, Member, initial, unknown
@@ -43,6 +46,7 @@ EXIT_USAGE = 64
 EXIT_STORAGE_REFUSED = 66
 EXIT_ADDRESS_UNUSABLE = 69
 EXIT_STOPPED_ITSELF = 70
+EXIT_RELEASE_NEEDED = 76
 EXIT_CONFIGURATION_REFUSED = 78
 
 COMMIT_NOTICE_SHARE = 0.1
@@ -63,11 +67,14 @@ class Refused(Exception):
 
 
 def fail_stop(error: BaseException) -> NoReturn:
-    """End this process at once, with one sentence: nothing may be promised any more (law 10)."""
+    """End this process at once, with one sentence: nothing may be promised any more (law 10).
+
+    With EXIT_RELEASE_NEEDED where nothing is wrong but the age of this release, else EXIT_STOPPED_ITSELF.
+    """
     LOGGER.critical("stopping: %s", error, exc_info=error)
     logging.shutdown()
     _say(f"forebay: this replica stops itself: {type(error).__name__}: {error}")
-    os._exit(EXIT_STOPPED_ITSELF)
+    os._exit(EXIT_RELEASE_NEEDED if isinstance(error, ReleaseNeeded) else EXIT_STOPPED_ITSELF)
 
 
 def timing_of(config: Config) -> Timing:
@@ -122,6 +129,8 @@ class Replica:
             storage = open_storage(config, name)
         except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+        except ReleaseNeeded as error:
+            raise Refused(str(error), EXIT_RELEASE_NEEDED) from error
         if me.joins and storage.identity == name:
             storage.close()
             raise Refused(
@@ -132,6 +141,11 @@ class Replica:
         def make_engine(
             machine: Machine, on_change: Callable[[], None], stop: Callable[[BaseException], NoReturn]
         ) -> Engine:
+            def stop_for(error: BaseException) -> NoReturn:
+                if isinstance(error, PromisesForgotten):
+                    note_forgotten(config, name, str(error))
+                stop(error)
+
             return Consensus(
                 me=storage.identity,
                 members=config.members,
@@ -144,7 +158,7 @@ class Replica:
                 tls=tls,
                 clock=clock,
                 on_change=on_change,
-                fail=stop,
+                fail=stop_for,
             )
 
         try:
@@ -162,6 +176,8 @@ class Replica:
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
         self._client = Client.from_config(config, name, clock=clock, deadline_s=PEER_ANSWER_S)
         self.controller.checkpoints = Checkpoints(name, self._peers, self._digests_of, fail)
+        self.controller.levels.ask = self._status_of
+        self.controller.levels.version = release()
         self.service = Service(self.controller, version=release(), fail=fail)
         self.server = Server(self.service, address=me.api, tls=context)
         self.channel = (
@@ -207,10 +223,16 @@ class Replica:
         return tuple(peer.name for peer in self.controller.engine.peers())
 
     async def _digests_of(self, peer: str) -> Mapping[int, str]:
+        return (await self._client.digests(self._api_of(peer))).digests
+
+    async def _status_of(self, peer: str) -> StatusView:
+        return await self._client.status(self._api_of(peer))
+
+    def _api_of(self, peer: str) -> Address:
         api = self.controller.membership.api_of(peer)
         if api is None:
             raise LookupError(f"nobody says where the API of {peer} is")
-        return (await self._client.digests(Address.parse(api))).digests
+        return Address.parse(api)
 
 
 def _time_syncs(environment: Environment, clock: Clock, service: Service) -> None:
@@ -245,7 +267,7 @@ def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> N
     """Stop for what nobody caught in a callback of the replica's own; log what connections do."""
     error = context.get("exception")
     message = str(context.get("message", ""))
-    if isinstance(error, StorageFailed | BrokenInvariant):
+    if isinstance(error, StorageFailed | BrokenInvariant | ReleaseNeeded):
         fail_stop(error)
     if isinstance(error, OSError | asyncio.CancelledError):
         LOGGER.debug("%s: %s", message, error)
@@ -293,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refused as error:
         _say(f"forebay: {error}")
         return error.code
-    except (StorageFailed, BrokenInvariant, SnapshotFailed) as error:
+    except (StorageFailed, BrokenInvariant, SnapshotFailed, ReleaseNeeded) as error:
         fail_stop(error)
     return EXIT_OK
 

@@ -18,7 +18,7 @@ from cluster.config import Config
 from cluster.founding import FIRST_START_NAME
 from replica.settle import settle
 from replica.state import EMPTY, State
-from snapshots import Image, SnapshotRefused, SnapshotStore
+from snapshots import Image, SnapshotStore
 from wal import Environment, Journal
 from wal.configuration import Placed, name_of
 from wal.ledger import Ledger
@@ -27,6 +27,12 @@ LOGGER = logging.getLogger(__name__)
 
 MEMBER_NAME = "member"
 """A file beside `wal`, with the id under which the replica joined."""
+
+FORGOTTEN_NAME = "forgotten"
+"""A file beside `wal`: the replica was found to lack what it had acknowledged. It says so, and nothing is opened."""
+
+FORGOTTEN_CHARACTERS_MAX = 1_000
+"""What is read of it: a sentence."""
 
 MEMBER_CHARACTERS_MAX = 96
 """A name of at most 64 characters, '#' and a number."""
@@ -70,6 +76,7 @@ def open_storage(config: Config, name: str) -> Storage:
     """
     directory = config.wal_directory(name)
     snapshot_directory = config.snapshot_directory(name)
+    _refuse_if_forgotten(config, name)
     mark = first_start_mark(config, name)
     if not mark.exists() and not _has_files(directory):
         raise StorageRefused(
@@ -122,6 +129,30 @@ def identity_of(config: Config, name: str) -> str:
     return text
 
 
+def note_forgotten(config: Config, name: str, sentence: str) -> None:
+    """Note that replica `name` has lost what it promised, so that a restart does not begin again as if it had not."""
+    note = config.storage.directory / name / FORGOTTEN_NAME
+    try:
+        with note.open("w", encoding="utf-8") as file:
+            file.write(f"{sentence}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # it stops all the same, and the leader refuses it for as long as it leads
+        LOGGER.error("%s cannot be written: %s", note, error)
+
+
+def _refuse_if_forgotten(config: Config, name: str) -> None:
+    note = config.storage.directory / name / FORGOTTEN_NAME
+    try:
+        with note.open(encoding="utf-8", errors="replace") as file:
+            sentence = file.read(FORGOTTEN_CHARACTERS_MAX).strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise StorageRefused(f"{note} cannot be read ({error.strerror}); it says why {name} must not start") from error
+    raise StorageRefused(f"{note}: {sentence}")
+
+
 def first_start_mark(config: Config, name: str) -> Path:
     """Return the file whose existence lets a replica start without data: made by `forebay init`, or by an operator's
     `--first-start`, and consumed by the first start.
@@ -163,21 +194,8 @@ def _usable_image(store: SnapshotStore, journal: Journal) -> Image | None:
 
     The newest one may not: a replica that was killed while it installed one has the file, but not yet the mark.
     """
-    usable: Image | None = None
-    for name in store.names():
-        path = store.directory / str(name)
-        try:
-            image = store.load(name)
-        except SnapshotRefused as error:
-            LOGGER.warning("snapshot %s is passed over: %s", path, error.sentence)
-            continue
-        why_not = _why_not(image, journal)
-        if why_not is None:
-            usable = image
-            break
-        LOGGER.warning("snapshot %s is passed over: %s", path, why_not)
-        store.pass_over(name, why_not)
-    return usable
+    found = store.newest_usable(lambda image: _why_not(image, journal))
+    return None if found is None else found[1]
 
 
 def _why_not(image: Image, journal: Journal) -> str | None:

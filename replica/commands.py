@@ -171,6 +171,17 @@ class ReportOperation(msgspec.Struct, frozen=True):
     result: OperationResult
 
 
+class RaiseFeatureLevel(msgspec.Struct, frozen=True):
+    """Allow what came with the next feature level (operator).
+
+    `known` are the facts it is decided by: each member of the cluster with the highest level that it says it knows, 0
+    for one that did not say. They are no part of what the operator asks for, so a retry may bring others.
+    """
+
+    level: int
+    known: tuple[tuple[str, int], ...]
+
+
 class RunSchedulingPass(msgspec.Struct, frozen=True):
     """Give space and CPUs to whoever may have them now, and do what is due by time (controller)."""
 
@@ -189,6 +200,7 @@ Command = (
     | HoldJob
     | ReleaseJob
     | ReportOperation
+    | RaiseFeatureLevel
     | RunSchedulingPass
 )
 
@@ -221,7 +233,10 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 def command_digest(request: Request) -> bytes:
     """Return the digest of who asks for what: the same for a retry, another for another command with the same id."""
-    encoded = _ENCODER.encode((request.actor, kind_of(request.command), request.command))
+    command = request.command
+    if type(command) is RaiseFeatureLevel:
+        command = RaiseFeatureLevel(command.level, ())
+    encoded = _ENCODER.encode((request.actor, kind_of(command), command))
     return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 
 

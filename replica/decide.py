@@ -12,6 +12,7 @@ import msgspec
 
 from replica import commands as c
 from replica import events as e
+from replica import features
 from replica.buffers import BufferState
 from replica.jobs import ENDED, Hold, Job, JobState
 from replica.limits import CPUS_MAX, MESSAGE_CHARACTERS_MAX, NODES_MAX, POOLS_MAX
@@ -80,6 +81,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.SetPolicy: _OPERATOR,
     c.DrainNode: _OPERATOR,
     c.ResumeNode: _OPERATOR,
+    c.RaiseFeatureLevel: _OPERATOR,
     c.RegisterNode: _AGENT,
     c.ReportOperation: _AGENT,
     c.SubmitJob: _PEOPLE,
@@ -150,6 +152,34 @@ def _set_policy(state: Facts, actor: c.Actor, command: c.SetPolicy, at: Instant)
     if refusal is not None:
         return refusal
     return Accepted((e.PolicySet(command.policy),)) if command.policy != state.policy else _NOTHING
+
+
+def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLevel, at: Instant) -> Decision:
+    # Only codes that level 1 knows: a refusal is in the ledger, too.
+    if command.level != state.feature_level + 1:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"the cluster has feature level {state.feature_level}, which goes up by one, not to {command.level}",
+            "nothing is left to raise"
+            if state.feature_level == features.FEATURE_LEVEL_KNOWN
+            else f"raise it to {state.feature_level + 1}",
+            "level",
+        )
+    without = [(member, known) for member, known in command.known if known < command.level]
+    if without:
+        who = ", ".join(f"{member} knows {known}" if known else f"{member} did not answer" for member, known in without)
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"not every member is known to support feature level {command.level}: {who}"[:MESSAGE_CHARACTERS_MAX],
+            "start a release that knows it on each of them; remove a member that does not come back",
+            "level",
+        )
+    release = features.release_of(command.level)
+    if not release or not command.known:
+        return Refusal(
+            RefusalCode.INVALID_FIELD, f"feature level {command.level} is unknown", "let a leader gather who knows it"
+        )
+    return Accepted((e.FeatureLevelRaised(command.level, release),))
 
 
 def _register_node(state: State, actor: c.Actor, command: c.RegisterNode, at: Instant) -> Decision:
@@ -386,6 +416,7 @@ _BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.HoldJob: _hold_job,
     c.ReleaseJob: _release_job,
     c.ReportOperation: _report_operation,
+    c.RaiseFeatureLevel: _raise_feature_level,
 }
 _BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
     c.RegisterNode: _register_node,

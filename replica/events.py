@@ -262,6 +262,15 @@ class DeadlineMissed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
     job: int
 
 
+class FeatureLevelRaised(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
+    """All members know `level`, and what came with it may be written from here on. `release` is the first that knows
+    it: so a replica of an earlier one, which stops here, can say what it needs. These two fields never change.
+    """
+
+    level: int
+    release: str
+
+
 Event = (
     ClusterFounded
     | PoolSet
@@ -292,6 +301,7 @@ Event = (
     | JobRequeued
     | JobBecameEligible
     | DeadlineMissed
+    | FeatureLevelRaised
 )
 
 

@@ -10,18 +10,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from replica import events as e
+from replica import features
 from replica.buffers import Buffer, BufferInput, BufferState, IllegalTransition, step
 from replica.commit import Receipt
+from replica.failures import LedgerViolation as LedgerViolation
 from replica.jobs import ENDED, Hold, Job, JobState
 from replica.nodes import Node
 from replica.policy import Policy
 from replica.state import State
 from replica.state_index import is_finished
 from replica.units import NEVER, Instant, Revision
-
-
-class LedgerViolation(Exception):
-    """An event that no ledger can hold: a broken invariant, so the replica stops (law 10)."""
 
 
 class Draft:
@@ -44,13 +42,14 @@ class Draft:
         self.jobs = state.jobs.mutate()
         self.buffers = state.buffers.mutate()
         self.receipts = state.receipts.mutate()
-        self.receipt_ids = state.receipt_ids.mutate()
+        self._receipts_max: int | None = None
         self.held_bytes = state.held_bytes.mutate()
         self.unfinished = state.unfinished.mutate()
         self.finished = state.finished.mutate()
 
     def finish(self) -> State:
         """Return the next State; the draft must not be used afterwards."""
+        self._drop_receipts()
         return State(
             cluster_id=self.cluster_id,
             name=self.name,
@@ -66,7 +65,6 @@ class Draft:
             jobs=self.jobs.finish(),
             buffers=self.buffers.finish(),
             receipts=self.receipts.finish(),
-            receipt_ids=self.receipt_ids.finish(),
             held_bytes=self.held_bytes.finish(),
             unfinished=self.unfinished.finish(),
             finished=self.finished.finish(),
@@ -124,18 +122,15 @@ class Draft:
             raise LedgerViolation(f"job {buffer.job}: {error}") from None
 
     def settle(self, command_id: bytes, receipt: Receipt, receipts_max: int) -> None:
-        """Keep the first answer to a command id, and drop the oldest beyond `receipts_max` (law 6)."""
-        if command_id in self.receipts:
-            raise LedgerViolation(f"command {command_id.hex()} was settled twice")
-        self.receipts[command_id] = receipt
-        self.receipt_ids[receipt.revision] = command_id
-        while len(self.receipt_ids) > receipts_max:
-            dropped = self.receipt_ids.get(self.oldest_receipt)
-            if dropped is not None:
-                del self.receipt_ids[self.oldest_receipt]
-                del self.receipts[dropped]
-                self.receipts_horizon_ms = max(self.receipts_horizon_ms, int.from_bytes(dropped[:6], "big"))
-            self.oldest_receipt += 1
+        """Keep the first answer to a command id; at the end, the oldest beyond `receipts_max` are dropped (law 6)."""
+        self.receipts.add(command_id, receipt)
+        self._receipts_max = receipts_max
+
+    def _drop_receipts(self) -> None:
+        dropped = None if self._receipts_max is None else self.receipts.drop_beyond(self._receipts_max)
+        if dropped is not None:
+            self.oldest_receipt = dropped.revision + 1
+            self.receipts_horizon_ms = max(self.receipts_horizon_ms, int.from_bytes(dropped.greatest_id[:6], "big"))
 
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:
@@ -156,6 +151,7 @@ def _cluster_founded(draft: Draft, event: e.ClusterFounded) -> None:
     draft.cluster_id = event.cluster_id
     draft.name = event.name
     draft.policy = event.policy
+    features.check_level(event.feature_level, "", revision=draft.revision)
     draft.feature_level = event.feature_level
     for pool in event.pools:
         draft.pools = draft.pools.set(pool.name, pool)
@@ -442,4 +438,6 @@ _FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     e.JobRequeued: _job_requeued,
     e.JobBecameEligible: _job_became_eligible,
     e.DeadlineMissed: _deadline_missed,
+    e.FeatureLevelRaised: features.fold_raised,
 }
+_FOLDS |= {kind: features.since(level, _FOLDS[kind]) for kind, level in features.EVENT_LEVELS.items()}

@@ -35,8 +35,9 @@ DEPENDENCIES_MAX = 64
 RECEIPTS_MAX = 65_536
 """Answers kept for retries, count: more than a minute of retries at 1,000 commands/s; about 10 MiB of state."""
 
-COMMANDS_PER_BATCH_MAX = 1024
-"""Commands in one Raft entry: measured where coalescing stops paying (HAZARDS.md)."""
+COMMANDS_PER_BATCH_MAX = 128
+"""Commands in one Raft entry, count: while one is written and sent, the next is decided. Measured: larger ones leave
+the leader waiting for the disk, smaller ones cost the followers more than they save."""
 
 BATCH_BYTES_MAX = 1024 * 1024
 """A batch, bytes: entries are kept under 1 MiB so that one never stalls heartbeats (hazard H26)."""
@@ -52,7 +53,7 @@ PRIORITY_MAX = 2**32 - 1
 
 POOLS_MAX = 256
 NODES_MAX = 10_000
-"""Pools and nodes known to a cluster, count: a scheduling pass looks at each."""
+"""Pools and nodes known to a cluster, count: explaining why jobs wait looks at each."""
 
 EVENTS_PER_PASS_MAX = 512
 """Events of one scheduling pass, count: with messages of full length they stay well below BATCH_BYTES_MAX. What is left
@@ -60,3 +61,7 @@ over is done by the next pass, which follows at once."""
 
 JOBS_UNFINISHED_MAX = 100_000
 """Jobs that are not over, count; a further submit is refused. The first release is measured up to this."""
+
+CANDIDATES_BEHIND_MAX = 500
+"""Candidates behind the first in line for a pool that one pass looks at, count: whether one of them fits and may pass
+is asked one by one, and with a long queue those far behind would be asked in vain (Slurm's bf_max_job_test)."""

@@ -4,6 +4,8 @@ One function, `plan`, both decides (its events) and explains (its verdicts), ove
 by priority, then by number. Per pool, the first request that does not fit reserves: smaller ones may pass it if they
 will have given back before its expected start, if they fit beside it even then, or a configured number of times
 (SPUR.md, 3). Per node, a staged job that waits for CPUs keeps later ones off that node.
+
+It walks over all jobs that are not over. The leader decides with `agenda`, which gives the same events without that.
 """
 
 from __future__ import annotations
@@ -14,21 +16,17 @@ import msgspec
 
 from replica import events as e
 from replica.buffers import HOLDING, Buffer, BufferState
-from replica.jobs import ENDED, Hold, Job, JobState
-from replica.limits import EVENTS_PER_PASS_MAX
+from replica.due import due_at, due_events
+from replica.jobs import Job, JobState
+from replica.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
+from replica.line import Head, expected_end, release_at, run_until, start_of
 from replica.pending import Reason, Verdict, buffer_gate, early_gate, later_reason
 from replica.pools import free_bytes
-from replica.staging import active_stage, failed, timeout_at, timeout_s, waiting_stage
 from replica.state import State
 from replica.units import NEVER, Instant, format_size, seconds
 
 REPLAN_S = 30
 """How often a pass is repeated while a job waits for space, seconds: expected starts move with time alone."""
-
-DRAIN_TIME_S = 60
-"""What stage-out and teardown are expected to take in estimates of a start, seconds, until transfer rates are
-measured.
-"""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -53,18 +51,23 @@ def next_due(state: State, after: Instant) -> Instant | None:
     due: list[int] = []
     for job_id in state.unfinished:
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-        due.append(job.retry_at)
-        due.append(timeout_at(state.policy, job, buffer))
-        if job.state is JobState.PENDING:
-            due.append(job.spec.begin_at)
-            if job.spec.deadline != NEVER and not job.late:
-                due.append(job.spec.deadline - seconds(job.spec.time_limit_s) + 1)
-            if job.hold and state.policy.staged_hold_time_s:
-                due.append(job.held_at + seconds(state.policy.staged_hold_time_s))
-            if buffer is not None and buffer.state is BufferState.PENDING and not job.hold:
-                due.append(after + seconds(REPLAN_S))
-    later = [instant for instant in due if instant > after]
-    return Instant(min(later)) if later else None
+        due.append(due_at(state, job, buffer))
+        if waits_for_space(job, buffer) and early_gate(state, job) is None:
+            due.append(after + seconds(REPLAN_S))
+    return Instant(min(later)) if (later := [instant for instant in due if instant > after]) else None
+
+
+def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
+    """Whether a job that no early gate keeps back is a candidate for space in its pool."""
+    return job.state is JobState.PENDING and buffer is not None and buffer.state is BufferState.PENDING
+
+
+def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
+    """Whether CPUs of the job's node are taken: from the order to run to the end of post-run."""
+    return job.state in _ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
+
+
+_ON_CPUS = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
 
 
 class _Pass:
@@ -76,26 +79,38 @@ class _Pass:
         self.verdicts: dict[int, Verdict] = {}
         self.held = dict(state.held_bytes)
         self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.state.name == "UP"}
+        self.cpus_max = max((state.nodes[name].cpus for name in self.cpus_free), default=0)
         self.assigned = dict.fromkeys(self.cpus_free, 0)
-        self.heads: dict[str, _Head] = {}
+        self.heads: dict[str, Head] = {}
         self.waiting_nodes: dict[str, int] = {}
         self.waiting_anywhere = 0
         self.staging = 0
 
     def run(self) -> Plan:
         state = self.state
-        candidates: list[Job] = []
+        due: list[tuple[int, int]] = []
         for job_id in sorted(state.unfinished):
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             self._account(job, buffer)
-            if self._timed(job, buffer):
-                # The operation is ordered again or has failed in this very pass: what follows is for the next one.
-                self.verdicts[job_id] = self._still(job, buffer)
+            instant = due_at(state, job, buffer)
+            if instant != NEVER and instant <= self.at:
+                due.append((instant, job_id))
+        for _, job_id in sorted(due):
+            if len(self.events) >= EVENTS_PER_PASS_MAX:
+                break
+            job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+            # The operation is ordered again or has failed in this very pass: what follows is for the next one.
+            self.events.extend(due_events(state, job, buffer, self.at))
+            self.verdicts[job_id] = self._still(job, buffer)
+        candidates: list[Job] = []
+        for job_id in state.unfinished:
+            job = state.jobs[job_id]
+            if job_id in self.verdicts:
                 continue
             if job.state is JobState.PENDING:
                 candidates.append(job)
             else:
-                self.verdicts[job_id] = later_reason(job, buffer)
+                self.verdicts[job_id] = later_reason(job, state.buffers.get(job_id))
         candidates.sort(key=lambda job: (-job.priority, job.id))
         for job in candidates:
             self.verdicts[job.id] = self._judge(job, state.buffers.get(job.id))
@@ -105,11 +120,8 @@ class _Pass:
     def _account(self, job: Job, buffer: Buffer | None) -> None:
         if job.node in self.assigned:
             self.assigned[job.node] += 1
-        on_cpus = job.state in (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
-        if buffer is not None:
-            on_cpus = on_cpus or buffer.state is BufferState.POST_RUN
-            self.staging += buffer.state is BufferState.STAGING_IN
-        if on_cpus and job.node in self.cpus_free:
+        self.staging += buffer is not None and buffer.state is BufferState.STAGING_IN
+        if job.node in self.cpus_free and takes_cpus(job, buffer):
             self.cpus_free[job.node] -= job.spec.cpus
 
     def _still(self, job: Job, buffer: Buffer | None) -> Verdict:
@@ -120,56 +132,6 @@ class _Pass:
             or buffer_gate(buffer, job)
             or Verdict(Reason.NONE, "nothing holds the job back")
         )
-
-    def _timed(self, job: Job, buffer: Buffer | None) -> bool:
-        """Do what is due by time alone; return whether something was."""
-        state, at = self.state, self.at
-        if len(self.events) >= EVENTS_PER_PASS_MAX:
-            return False
-        if job.state is JobState.PENDING:
-            if job.eligible_at == NEVER and job.spec.begin_at <= at:
-                self.events.append(e.JobBecameEligible(job.id))
-                return True
-            if job.spec.deadline != NEVER and not job.late and at + seconds(job.spec.time_limit_s) > job.spec.deadline:
-                self.events.append(e.DeadlineMissed(job.id))
-                return True
-        node = state.nodes.get(job.node)
-        if buffer is None or (node is not None and node.down):
-            # The clocks of operations stand still while their agent cannot be heard.
-            return False
-        if job.retry_at != NEVER and job.retry_at <= at:
-            stage = waiting_stage(job, buffer)
-            assert stage is not None
-            self.events.append(
-                e.StageRetried(job.id, stage, job.attempt + 1, f"retry {job.failures} of {state.policy.stage_retries}")
-            )
-            return True
-        late_at = timeout_at(state.policy, job, buffer)
-        if late_at != NEVER and late_at <= at:
-            stage = active_stage(job, buffer)
-            assert stage is not None
-            self.events.extend(failed(state, job, stage, f"Timeout @ {timeout_s(state.policy, stage) * 1000} msec", at))
-            return True
-        reason = self._revocation(job, buffer)
-        if reason:
-            self.events.append(e.AllocationRevoked(job.id, job.attempt, reason))
-            self.events.append(e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason))
-            return True
-        return False
-
-    def _revocation(self, job: Job, buffer: Buffer) -> str:
-        """Return why a pending job's staged buffer is taken back, or the empty string."""
-        if job.state is not JobState.PENDING or buffer.state not in (BufferState.STAGING_IN, BufferState.STAGED_IN):
-            return ""
-        node = self.state.nodes.get(job.node)
-        if node is not None and node.drained and not node.down:
-            return f"node {job.node} is drained"
-        if node is not None and not node.down and node.cpus < job.spec.cpus:
-            return f"node {job.node} has only {node.cpus} CPUs now"
-        limit_s = self.state.policy.staged_hold_time_s
-        if limit_s and job.hold is not Hold.NONE and self.at >= job.held_at + seconds(limit_s):
-            return f"held for longer than StagedHoldTime, {limit_s} s"
-        return ""
 
     def _judge(self, job: Job, buffer: Buffer | None) -> Verdict:
         verdict = early_gate(self.state, job)
@@ -185,7 +147,7 @@ class _Pass:
     # Space -----------------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, buffer: Buffer, verdict: Verdict) -> Verdict:
-        node = self._node_for_stage_in(job)
+        placeable = job.spec.cpus <= self.cpus_max
         pool = self.state.pools.get(buffer.pool)
         free = 0 if pool is None else free_bytes(pool, self.held.get(pool.name, 0))
         figures: list[tuple[str, str]] = []
@@ -198,20 +160,24 @@ class _Pass:
         head = self.heads.get(buffer.pool) if buffer.granted_bytes else None
         if head is not None:
             figures.append(("first_in_line", str(head.job)))
-        counted = False
+        counted, looked = False, head
         if self.staging >= self.state.policy.operations_per_stage_max:
             sentence = f"{self.staging} stage-ins are under way, and no more may be"
-        elif not node:
+        elif not placeable:
             # Before it can become the first in line: who cannot be placed must not keep others from the pool.
             sentence = "no node that is up could hold the job"
+        elif head is not None and head.behind >= CANDIDATES_BEHIND_MAX:
+            sentence = f"{head.behind} jobs are between it and job {head.job}, which is first in line for the pool"
         elif buffer.granted_bytes > free:
             sentence = "its pool has not enough free space"
             if head is None:
                 head = self._head(job, buffer, free)
                 self.heads[buffer.pool] = head
-                if head.start_at != NEVER:
+                if self.explain and head.start_at != NEVER:
                     figures.append(("expected_start_us", str(head.start_at)))
-        elif head is not None and not self._may_pass(job, buffer, head):
+        elif head is not None and not head.may_be_passed(
+            buffer.granted_bytes, expected_end(job, self.at), self.at, self.state.policy.max_passes
+        ):
             sentence = f"job {head.job} is first in line for the pool and has been passed {head.passed} times"
         elif len(self.events) >= EVENTS_PER_PASS_MAX:
             sentence = "the job may have its space in the next pass"
@@ -220,6 +186,7 @@ class _Pass:
                 counted = not head.harmless
                 head.passed += counted
             self.held[buffer.pool] = self.held.get(buffer.pool, 0) + buffer.granted_bytes
+            node = self._node_for_stage_in(job)
             self.assigned[node] += 1
             self.staging += 1
             allocated = e.BufferAllocated(job.id, node, job.attempt + 1)
@@ -227,54 +194,33 @@ class _Pass:
                 allocated = e.BufferAllocated(job.id, node, job.attempt + 1, head.job, counted, head.start_at)
             self.events.append(allocated)
             sentence = "the job may have its space now"
+        if looked is not None and placeable:
+            looked.behind += 1
         return Verdict(verdict.reason, sentence, tuple(figures))
 
     def _node_for_stage_in(self, job: Job) -> str:
-        """Return the node with the fewest jobs that could run this one, or the empty string."""
+        """Return the node with the fewest jobs that could run this one; there must be one."""
         fitting = [name for name in self.cpus_free if self.state.nodes[name].cpus >= job.spec.cpus]
-        return min(fitting, key=lambda name: (self.assigned[name], name), default="")
+        return min(fitting, key=lambda name: (self.assigned[name], name))
 
-    def _head(self, job: Job, buffer: Buffer, free: int) -> _Head:
+    def _head(self, job: Job, buffer: Buffer, free: int) -> Head:
         """Return the first in line for a pool, with when it should get its space if every holder uses its time."""
-        releases: list[tuple[int, int]] = []
-        for other in self.state.unfinished:
-            holder = self.state.buffers.get(other)
-            if holder is not None and holder.pool == buffer.pool and holder.state in HOLDING:
-                releases.append((self._release_at(self.state.jobs[other], holder), holder.granted_bytes))
-        for event in self.events:
-            if isinstance(event, e.BufferAllocated) and self.state.buffers[event.job].pool == buffer.pool:
-                releases.append(
-                    (self._expected_end(self.state.jobs[event.job]), self.state.buffers[event.job].granted_bytes)
-                )
-        for release_at, size in sorted(releases):
-            free += size
-            if free >= buffer.granted_bytes:
-                start_at = release_at if job.promised_at == NEVER else min(release_at, job.promised_at)
-                return _Head(job.id, job.passed, Instant(start_at), free - buffer.granted_bytes)
-        return _Head(job.id, job.passed, NEVER, 0)
+        given = [event.job for event in self.events if isinstance(event, e.BufferAllocated)]
 
-    def _release_at(self, job: Job, buffer: Buffer) -> int:
-        if job.state in ENDED or job.state is JobState.STAGE_OUT:
-            return self.at + seconds(DRAIN_TIME_S)
-        # A job that has not started counts from its last step, not from now: else its end would move with every pass.
-        since = job.started_at if job.started_at != NEVER else buffer.changed_at
-        return max(self.at, since + seconds(job.spec.time_limit_s)) + seconds(DRAIN_TIME_S)
+        def estimate() -> tuple[Instant, int]:
+            releases: list[tuple[int, int]] = []
+            for other in self.state.unfinished:
+                holder = self.state.buffers.get(other)
+                if holder is not None and holder.pool == buffer.pool and holder.state in HOLDING:
+                    until = run_until(self.state.jobs[other], holder)
+                    releases.append((release_at(until, self.at), holder.granted_bytes))
+            for other in given:
+                holder = self.state.buffers[other]
+                if holder.pool == buffer.pool:
+                    releases.append((expected_end(self.state.jobs[other], self.at), holder.granted_bytes))
+            return start_of(sorted(releases), free, buffer.granted_bytes)
 
-    def _expected_end(self, job: Job) -> int:
-        return self.at + seconds(job.spec.time_limit_s) + seconds(DRAIN_TIME_S)
-
-    def _may_pass(self, job: Job, buffer: Buffer, head: _Head) -> bool:
-        # Estimates move, because holders start later than expected. What was expected at the first pass does not, so
-        # that passes which are not counted come to an end.
-        head.harmless = True
-        if head.start_at != NEVER and self.at < head.start_at:
-            if self._expected_end(job) <= head.start_at:
-                return True
-            if buffer.granted_bytes <= head.spare_bytes:
-                head.spare_bytes -= buffer.granted_bytes
-                return True
-        head.harmless = False
-        return head.passed < self.state.policy.max_passes
+        return Head(job, estimate)
 
     # CPUs ------------------------------------------------------------------------------------------------------
 
@@ -334,15 +280,3 @@ class _Pass:
         oldest = [job_id for job_id in sorted(self.state.finished) if job_id not in waited_for]
         for job_id in oldest[: max(0, min(surplus, EVENTS_PER_PASS_MAX - len(self.events)))]:
             self.events.append(e.JobPurged(job_id))
-
-
-class _Head:
-    """The first request in line for a pool."""
-
-    def __init__(self, job: int, passed: int, start_at: Instant, spare_bytes: int) -> None:
-        self.job = job
-        self.passed = passed
-        self.start_at = start_at
-        self.spare_bytes = spare_bytes
-        self.harmless = False
-        """Whether the last one let past does not delay this one."""

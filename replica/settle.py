@@ -56,7 +56,9 @@ class Tentative:
     @property
     def facts(self) -> Facts:
         """What is true after the entries so far; valid until the next one is added."""
-        return self._reached if self._draft is None else self._draft
+        if self._draft is None:
+            return self._reached
+        return self._draft
 
     @property
     def revision(self) -> int:
@@ -101,6 +103,11 @@ def job_concerned(entry: Entry) -> int:
         if job is not None:
             return job
     return 0
+
+
+def is_new(state: Facts, command_id: bytes) -> bool:
+    """Whether `receipt_for` would give None: the common case, asked for each command."""
+    return int.from_bytes(command_id[:6], "big") > state.receipts_horizon_ms and command_id not in state.receipts
 
 
 def receipt_for(state: Facts, command_id: bytes, digest: bytes = b"") -> Receipt | Refusal | None:

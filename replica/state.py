@@ -17,6 +17,7 @@ from replica.jobs import Job
 from replica.nodes import Node
 from replica.policy import Policy
 from replica.pools import Pool
+from replica.receipts import Receipts
 from replica.units import NEVER, Instant, Revision
 
 K = TypeVar("K", contravariant=True)
@@ -84,9 +85,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     nodes: immutables.Map[str, Node] = immutables.Map()
     jobs: immutables.Map[int, Job] = immutables.Map()
     buffers: immutables.Map[int, Buffer] = immutables.Map()
-    receipts: immutables.Map[bytes, Receipt] = immutables.Map()
-    receipt_ids: immutables.Map[int, bytes] = immutables.Map()
-    """Revision -> command id, for dropping the oldest receipt first."""
+    receipts: Receipts = Receipts()
     oldest_receipt: int = 1
     """No receipt has a smaller revision."""
     receipts_horizon_ms: int = 0

@@ -38,9 +38,8 @@ def state_records(state: State) -> Iterator[tuple[str, object]]:
         yield "job", state.jobs[job]
     for job in sorted(state.buffers):
         yield "buffer", state.buffers[job]
-    for revision in sorted(state.receipt_ids):
-        command_id = state.receipt_ids[revision]
-        yield "receipt", (command_id, state.receipts[command_id])
+    for item in state.receipts.items():
+        yield "receipt", item
 
 
 def state_digest(state: State) -> bytes:

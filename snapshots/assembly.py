@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import immutables
 import msgspec
 
-from replica.commit import Receipt
+from replica import features
+from replica.failures import LedgerViolation
 from replica.invariants import check
 from replica.pools import Pool
+from replica.receipts import Receipts
 from replica.state import State
 from replica.state_index import derive
 from replica.units import Instant, Revision
@@ -24,7 +27,9 @@ from snapshots.image import (
     Header,
     Image,
     ImageRefused,
+    LevelledHeader,
     PoolCapacity,
+    ReceiptRecord,
     Section,
     compare_capacity,
     decode,
@@ -32,8 +37,8 @@ from snapshots.image import (
 )
 from wal.configuration import check as check_members
 
-FEATURE_LEVEL_KNOWN = 1
-"""The highest replicated feature level that this release can carry out (law 12)."""
+MAP_STEP_RECORDS = 4096
+"""Records put into a map at once, count: a millisecond or two in which no other thread of Python's runs."""
 
 
 def from_sections(slices: Iterable[tuple[int, bytes]]) -> Image:
@@ -45,8 +50,8 @@ def from_sections(slices: Iterable[tuple[int, bytes]]) -> Image:
 
 
 class Assembly:
-    """Takes the slices of an image in order, checks each, and gives the image. `keep=False` drops jobs and receipts as
-    they are read: for a summary.
+    """Takes the slices of an image in order, checks each, and gives the image; ReleaseNeeded for a feature level above
+    what this release knows. `keep=False` drops jobs and receipts as they are read: for a summary.
     """
 
     def __init__(self, *, keep: bool = True) -> None:
@@ -100,7 +105,12 @@ class Assembly:
         else:
             self._take_records(section, found, first=before is not section)
 
-    def _take_header(self, header: Header) -> None:
+    def _take_header(self, header: LevelledHeader) -> None:
+        features.check_level(
+            header.feature_level,
+            header.release,
+            place=f"a snapshot of entry {header.index}, revision {header.revision}",
+        )
         for kind, known, written in zip(SHAPED, SHAPES, header.shapes, strict=False):
             if written > known:
                 raise ImageRefused(
@@ -109,11 +119,6 @@ class Assembly:
                 )
         if len(header.shapes) > len(SHAPED):
             raise ImageRefused("it holds kinds of records that this release does not know; upgrade this replica")
-        if header.feature_level > FEATURE_LEVEL_KNOWN:
-            raise ImageRefused(
-                f"its cluster has feature level {header.feature_level}, this release knows {FEATURE_LEVEL_KNOWN}; "
-                "upgrade this replica"
-            )
         placed = header.configuration
         wrong = None if placed is None else check_members(placed.configuration)
         if placed is not None and (wrong is not None or not 0 < placed.index <= header.index):
@@ -166,17 +171,21 @@ class Assembly:
         derived = derived_capacity({pool.name: pool for pool in self.pools}, self._held)
         compare_capacity(self.capacity, derived, self._held, "the snapshot says")
 
-    def image(self) -> Image:
-        """Return the image; raises ImageRefused for capacity that differs, or an invariant that does not hold."""
+    def image(self, breathe: Callable[[], None] = lambda: None) -> Image:
+        """Return the image; raises ImageRefused for capacity that differs, or an invariant that does not hold.
+
+        `breathe` is called now and then, may wait there to let other threads run, and may raise.
+        """
+
+        def mapped(items: Mapping[Any, Any]) -> immutables.Map[Any, Any]:
+            return _mapped(items, breathe)
+
         self.finish()
         header, records = self.header, self._records
-        receipts: dict[bytes, Receipt] = {}
-        receipt_ids: dict[int, bytes] = {}
-        for revision, record in records[Section.RECEIPTS].items():
-            if record.id in receipts:
-                raise ImageRefused(f"section receipts: the id of revision {revision} has a receipt already")
-            receipts[record.id] = record.receipt
-            receipt_ids[revision] = record.id
+        try:
+            receipts = _receipts(records[Section.RECEIPTS].values(), breathe)
+        except LedgerViolation as error:
+            raise ImageRefused(f"section receipts: {error}") from error
         state = derive(
             State(
                 cluster_id=header.cluster_id,
@@ -186,12 +195,11 @@ class Assembly:
                 at=Instant(header.at),
                 policy=header.policy,
                 next_job=header.next_job,
-                pools=immutables.Map(records[Section.POOLS]),
-                nodes=immutables.Map(records[Section.NODES]),
-                jobs=immutables.Map(records[Section.JOBS]),
-                buffers=immutables.Map(records[Section.BUFFERS]),
-                receipts=immutables.Map(receipts),
-                receipt_ids=immutables.Map(receipt_ids),
+                pools=mapped(records[Section.POOLS]),
+                nodes=mapped(records[Section.NODES]),
+                jobs=mapped(records[Section.JOBS]),
+                buffers=mapped(records[Section.BUFFERS]),
+                receipts=receipts,
                 oldest_receipt=header.oldest_receipt,
                 receipts_horizon_ms=header.receipts_horizon_ms,
             )
@@ -201,3 +209,24 @@ class Assembly:
             more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
             raise ImageRefused(f"an invariant does not hold: {broken[0]}{more}")
         return Image(state, header.index, header.term, header.chain_digest, header.configuration)
+
+
+def _receipts(records: Iterable[ReceiptRecord], breathe: Callable[[], None]) -> Receipts:
+    receipts, left = Receipts(), iter(records)
+    while step := list(islice(left, MAP_STEP_RECORDS)):
+        draft = receipts.mutate()
+        for record in step:
+            draft.add(record.id, record.receipt)
+        receipts = draft.finish()
+        breathe()
+    return receipts
+
+
+def _mapped(items: Mapping[Any, Any], breathe: Callable[[], None]) -> immutables.Map[Any, Any]:
+    """Return a persistent map of the items. All at once would hold the interpreter as long as an election takes."""
+    made = immutables.Map[Any, Any]().mutate()
+    left = iter(items.items())
+    while step := list(islice(left, MAP_STEP_RECORDS)):
+        made.update(step)
+        breathe()
+    return made.finish()

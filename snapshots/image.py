@@ -17,6 +17,7 @@ import immutables
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
+from replica import features
 from replica.buffers import Buffer, BufferRequest, Transfer
 from replica.commit import Receipt
 from replica.jobs import Dependency, Job, JobSpec
@@ -126,6 +127,13 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     """Who is a member, and the index of the entry that says so: what consensus counts by (HAZARDS.md, H13)."""
 
 
+class LevelledHeader(Header, frozen=True, array_like=True):
+    """The header from feature level 2 on; at level 1 an earlier release may have to read it, so it is as it was."""
+
+    release: str = ""
+    """The first release that knows the feature level: what a replica needs that does not (law 12)."""
+
+
 class ReceiptRecord(msgspec.Struct, frozen=True, array_like=True):
     """A receipt with the command id that it answers."""
 
@@ -171,7 +179,7 @@ RECORDS_MAX: Mapping[Section, int] = {
     Section.RECEIPTS: 2 * RECEIPTS_MAX,
 }
 _DECODERS: Mapping[Section, msgspec.msgpack.Decoder[Any]] = {
-    Section.HEADER: msgspec.msgpack.Decoder(Header),
+    Section.HEADER: msgspec.msgpack.Decoder(LevelledHeader),
     Section.POOLS: msgspec.msgpack.Decoder(list[Pool]),
     Section.NODES: msgspec.msgpack.Decoder(list[Node]),
     Section.JOBS: msgspec.msgpack.Decoder(list[Job]),
@@ -206,8 +214,6 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iter
     for section, count in zip(COUNTED, counts, strict=True):
         if count > RECORDS_MAX[section]:
             raise ImageRefused(f"there are {count} {section.word}; a snapshot holds at most {RECORDS_MAX[section]}")
-    if len(state.receipt_ids) != len(state.receipts):
-        raise ImageRefused(f"{len(state.receipts)} receipts, but {len(state.receipt_ids)} places in their order")
     header = Header(
         index=image.index,
         term=image.term,
@@ -225,6 +231,9 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iter
         policy=state.policy,
         configuration=image.configuration,
     )
+    if state.feature_level > features.FOUNDING_LEVEL:
+        release = features.release_of(state.feature_level)
+        header = LevelledHeader(**msgspec.structs.asdict(header), release=release)
     payload = _encode(Section.HEADER, header)
     decode(Section.HEADER, payload)
     yield Slice(Section.HEADER, payload, 1)
@@ -236,12 +245,10 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iter
             yield buffer
 
     def receipts() -> Iterator[ReceiptRecord]:
-        for revision in _ordered(state.receipt_ids, breathe):
-            key = state.receipt_ids[revision]
-            receipt = state.receipts.get(key)
-            if receipt is None or receipt.revision != revision:
-                raise ImageRefused(f"the receipt of revision {revision} is missing, or is that of another revision")
+        for number, (key, receipt) in enumerate(state.receipts.items(), start=1):
             yield ReceiptRecord(key, receipt)
+            if number % RUN_KEYS == 0:
+                breathe()
 
     yield from _sliced(Section.POOLS, _records(Section.POOLS, state.pools, breathe), breathe)
     yield from _sliced(Section.NODES, _records(Section.NODES, state.nodes, breathe), breathe)

@@ -1,8 +1,13 @@
-"""A snapshot that comes from a peer in chunks: not believed, and without a name, before all of it was verified."""
+"""A snapshot that comes from a peer in chunks: not believed, and without a name, before all of it was verified.
+
+Lifecycle: `write` until all is there; `verify`, the slow part, which may run in another thread; `seal`, which gives the
+file its name. `abort` throws it away at any time, `suspend` leaves it for the next process to go on with.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +17,13 @@ from snapshots.restore import SnapshotRefused, load_open
 from snapshots.seal import (
     SNAPSHOT_BYTES_MAX,
     Disk,
+    SnapshotAbandoned,
     SnapshotFailed,
     SnapshotName,
     create_temporary,
     failure,
     open_directory,
+    reopen_temporary,
 )
 
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
@@ -25,8 +32,13 @@ CHUNK_BYTES_MAX = 8 * 1024 * 1024
 RECEIVING_SUFFIX = ".receiving"
 
 
+def receiving_name(name: SnapshotName) -> str:
+    """Return the name of the file that a snapshot is received into."""
+    return f".{name}{RECEIVING_SUFFIX}"
+
+
 class Receiver:
-    """Takes the chunks of one file. It holds a temporary file, so it must end in `finish` or `abort`."""
+    """Takes the chunks of one file. It holds a temporary file, so it must end in `seal`, `abort` or `suspend`."""
 
     def __init__(
         self,
@@ -36,20 +48,31 @@ class Receiver:
         accept: Callable[[Image], str | None],
         finished: Callable[[SnapshotName], None],
         disk: Disk,
+        breathe: Callable[[], None] = lambda: None,
+        resume_bytes: int = 0,
     ) -> None:
-        """Open the temporary file; raises SnapshotFailed. `accept` may refuse a verified image by a sentence."""
+        """Open the temporary file; raises SnapshotFailed.
+
+        `accept` may refuse a verified image by a sentence; `breathe` is called between two steps of verifying and may
+        raise SnapshotAbandoned. `resume_bytes`: how much of a file that an earlier process left is sound and kept.
+        """
         self._name = name
         self._path = directory / str(name)
-        self._temporary = f".{name}{RECEIVING_SUFFIX}"
+        self._temporary = receiving_name(name)
         self._accept = accept
         self._finished = finished
         self._disk = disk
+        self._breathe = breathe
         self._image: Image | None = None
         self._received_bytes = 0
+        self._lock = threading.Lock()
+        self._verifying = False
+        self._over = False
         self._folder = open_directory(directory)
-        self._file = -1
         try:
-            self._file = create_temporary(disk, self._folder, self._temporary)
+            self._file = self._reopen(resume_bytes) if resume_bytes else -1
+            if self._file < 0:
+                self._file = create_temporary(disk, self._folder, self._temporary)
         except OSError as why:
             os.close(self._folder)
             raise failure(self._path, why) from why
@@ -60,8 +83,13 @@ class Receiver:
         return self._received_bytes
 
     @property
+    def verifying(self) -> bool:
+        """Whether `verify` runs now, in whatever thread."""
+        return self._verifying
+
+    @property
     def image(self) -> Image:
-        """The verified image, so that nobody has to read the file again; only after `finish`."""
+        """The verified image, so that nobody has to read the file again; only after `verify`."""
         if self._image is None:
             raise SnapshotRefused(self._path, "it has not been received as a whole")
         return self._image
@@ -74,6 +102,8 @@ class Receiver:
         takes the right one. Raises SnapshotFailed if the disk does not take it; the receiver then is over.
         """
         self._must_be_open()
+        if self._verifying or self._image is not None:
+            raise SnapshotRefused(self._path, "it is complete, and takes no more")
         if len(data) > CHUNK_BYTES_MAX:
             raise SnapshotRefused(self._path, f"a chunk has {len(data)} bytes; at most {CHUNK_BYTES_MAX} are taken")
         if offset < 0 or offset > self._received_bytes:
@@ -96,20 +126,48 @@ class Receiver:
         self._received_bytes = max(self._received_bytes, offset + len(data))
         return self._received_bytes
 
-    def finish(self) -> Path:
-        """Verify everything, give the file its name durably and return its path.
+    def verify(self) -> None:
+        """Read and check the whole and make its content durable: seconds for a large one, and nothing has its name yet.
 
         Raises SnapshotRefused if it is not a sound snapshot of the announced index and term, and SnapshotFailed if the
-        disk fails; nothing is left of it then, and the other snapshots are as they were.
+        disk fails; nothing is left of it then, and the other snapshots are as they were. SnapshotAbandoned if the
+        receiver was ended meanwhile, by another thread or by `breathe`; in the second case the file stays, to go on.
         """
-        self._must_be_open()
+        with self._lock:
+            self._must_be_open()
+            self._verifying = True
         try:
             os.lseek(self._file, 0, os.SEEK_SET)
-            image = load_open(os.dup(self._file), self._path)
+            image = load_open(os.dup(self._file), self._path, breathe=self._breathe_unless_over)
             sentence = self._accept(image)
             if sentence is not None:
                 raise SnapshotRefused(self._path, sentence)
+            self._breathe_unless_over()
             self._disk.sync(self._file)
+            self._image = image
+        except SnapshotAbandoned:
+            self.suspend()
+            raise
+        except OSError as why:
+            self.abort()
+            raise failure(self._path, why) from why
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            with self._lock:
+                self._verifying = False
+                if self._over:
+                    self._close()
+
+    def seal(self) -> Path:
+        """Give the verified file its name, durably, and return its path.
+
+        Raises SnapshotRefused before it is verified, SnapshotFailed if the disk fails.
+        """
+        self._must_be_open()
+        _ = self.image
+        try:
             self._disk.rename(self._folder, self._temporary, str(self._name))
             self._disk.sync_directory(self._folder)
         except OSError as why:
@@ -118,18 +176,52 @@ class Receiver:
         except BaseException:
             self.abort()
             raise
-        self._close()
-        self._image = image
+        self.suspend()
         self._finished(self._name)
         return self._path
 
     def abort(self) -> None:
         """Remove what was received; does nothing when the receiver is over."""
-        if self._file < 0:
-            return
-        with suppress(OSError):
-            self._disk.remove(self._folder, self._temporary)
-        self._close()
+        self._end(remove=True)
+
+    def suspend(self) -> None:
+        """Let go of the file and leave it where it is; does nothing when the receiver is over."""
+        self._end(remove=False)
+
+    def _reopen(self, resume_bytes: int) -> int:
+        """Return the file that an earlier process left, to go on with; -1 if it is not there any more."""
+        try:
+            file = reopen_temporary(self._disk, self._folder, self._temporary)
+        except (FileNotFoundError, BlockingIOError):
+            return -1
+        try:
+            is_whole = os.fstat(file).st_size >= resume_bytes
+            if is_whole:
+                self._disk.truncate(file, resume_bytes)
+        except BaseException:
+            os.close(file)
+            raise
+        if not is_whole:
+            os.close(file)
+            return -1
+        self._received_bytes = resume_bytes
+        return file
+
+    def _breathe_unless_over(self) -> None:
+        if self._over:
+            raise SnapshotAbandoned(f"{self._path}: it is not wanted any more")
+        self._breathe()
+
+    def _end(self, *, remove: bool) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            if remove:
+                with suppress(OSError):
+                    self._disk.remove(self._folder, self._temporary)
+            if not self._verifying:
+                self._close()
 
     def _close(self) -> None:
         os.close(self._file)
@@ -137,5 +229,5 @@ class Receiver:
         self._file = self._folder = -1
 
     def _must_be_open(self) -> None:
-        if self._file < 0:
+        if self._over:
             raise SnapshotFailed(f"{self._path}: receiving it is over; begin again")

@@ -111,20 +111,40 @@ def inspect(path: Path) -> Summary:
     )
 
 
-def load_open(file: int, path: Path) -> Image:
-    """Return the image in an open file, which is closed; `path` is for sentences. Raises SnapshotRefused."""
+def load_open(file: int, path: Path, *, breathe: Callable[[], None] | None = None) -> Image:
+    """Return the image in an open file, which is closed; `path` is for sentences. Raises SnapshotRefused.
+
+    `breathe` is called between two slices, may wait there to let other threads run, and may raise.
+    """
     # Records hold no cycles, and looking for some while they are made takes twice as long as all the rest.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        assembly, _, _ = _read(file, path, keep=True)
-        return assembly.image()
+        assembly, _, _ = _read(file, path, keep=True, breathe=breathe or _nothing)
+        return assembly.image(breathe or _nothing)
     except ImageRefused as why:
         raise SnapshotRefused(path, why.sentence) from why
     finally:
         os.close(file)
         if collecting:
             gc.enable()
+
+
+def sound_prefix_bytes(file: int) -> int:
+    """Return how much of an unfinished snapshot is sound: whole frames, in order, that match their checksums; bytes.
+
+    What a power cut may have left behind them is not believed. Reads the file from its start. Raises OSError.
+    """
+    size_bytes = os.fstat(file).st_size
+    os.lseek(file, 0, os.SEEK_SET)
+    sound_bytes = 0
+    try:
+        _check_preamble(_exactly(file, len(PREAMBLE)))
+        for sound_bytes, _, _ in _frames(file, size_bytes - len(PREAMBLE), _nothing_of):  # noqa: B007
+            pass
+    except ImageRefused:
+        pass
+    return sound_bytes
 
 
 def open_beneath(directory: int, name: str, path: Path) -> int:
@@ -142,7 +162,15 @@ def _open(path: Path) -> int:
         raise SnapshotRefused(path, f"it cannot be opened: {why.strerror}") from why
 
 
-def _read(file: int, path: Path, *, keep: bool) -> tuple[Assembly, bytes, int]:
+def _nothing() -> None:
+    return None
+
+
+def _nothing_of(data: bytes) -> None:
+    return None
+
+
+def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = _nothing) -> tuple[Assembly, bytes, int]:
     """Return everything in the file, its digest, and its size, bytes."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
@@ -158,6 +186,7 @@ def _read(file: int, path: Path, *, keep: bool) -> tuple[Assembly, bytes, int]:
         digest = sha256(preamble)
         assembly = Assembly(keep=keep)
         for offset, section, payload in _frames(file, size_bytes - len(PREAMBLE) - TRAILER_BYTES, digest.update):
+            breathe()
             try:
                 assembly.add(section, payload)
             except ImageRefused as why:

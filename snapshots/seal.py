@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -71,6 +72,15 @@ class Disk:
     def create(self, directory: int, name: str) -> int:
         """Create a file that must not exist, readable by its owner only."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+
+    def reopen(self, directory: int, name: str) -> int:
+        """Open a file that is there, to go on writing it."""
+        return os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+
+    def truncate(self, file: int, size_bytes: int) -> None:
+        """Cut a file to its first bytes, and write from there on."""
+        os.ftruncate(file, size_bytes)
+        os.lseek(file, size_bytes, os.SEEK_SET)
 
     def write(self, file: int, data: bytes) -> None:
         """Write all of it."""
@@ -138,6 +148,22 @@ def create_temporary(disk: Disk, directory: int, name: str) -> int:
             raise
         return file
     raise AssertionError("the second round returns or raises")
+
+
+def reopen_temporary(disk: Disk, directory: int, name: str) -> int:
+    """Return a temporary file that an earlier process left, locked as `create_temporary` does.
+
+    Raises OSError, BlockingIOError if another process writes it.
+    """
+    file = disk.reopen(directory, name)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "it is no regular file")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def remove_if_abandoned(disk: Disk, directory: int, name: str) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from snapshots.image import Image
-from snapshots.receive import RECEIVING_SUFFIX, Receiver
-from snapshots.restore import SnapshotRefused, load_open, open_beneath
+from snapshots.receive import RECEIVING_SUFFIX, Receiver, receiving_name
+from snapshots.restore import SnapshotRefused, load_open, open_beneath, sound_prefix_bytes
 from snapshots.seal import (
     DISK,
     TEMPORARY_SUFFIX,
@@ -23,8 +26,11 @@ from snapshots.seal import (
     failure,
     open_directory,
     remove_if_abandoned,
+    reopen_temporary,
     write_snapshot,
 )
+
+LOGGER = logging.getLogger(__name__)
 
 KEPT_DEFAULT = 2
 """Snapshots kept: the newest, and one to fall back on should its disk blocks go bad."""
@@ -53,15 +59,37 @@ class Stored(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
+class Background(Protocol):
+    """What carries out slow work beside the loop, one piece after the other: a thread, or a simulation of one."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any) -> Future[Any]: ...
+    def shutdown(self, wait: bool = True) -> None: ...
+
+
+class Partial(NamedTuple):
+    """A snapshot that an earlier process received in part, and how much of the file is sound."""
+
+    name: SnapshotName
+    sound_bytes: int
+
+
 class SnapshotStore:
     """The snapshot directory of one replica. Used from one thread, except for its own background thread."""
 
     def __init__(
-        self, directory: Path, keep: int = KEPT_DEFAULT, *, cluster_id: str | None = None, disk: Disk = DISK
+        self,
+        directory: Path,
+        keep: int = KEPT_DEFAULT,
+        *,
+        cluster_id: str | None = None,
+        disk: Disk = DISK,
+        background: Background | None = None,
     ) -> None:
         """Open the directory, make it if it is not there, and remove what dead writers left behind.
 
-        `cluster_id`: a snapshot of another cluster is refused; None accepts any. Raises SnapshotFailed.
+        Of what was being received the newest part is kept, as far as it is sound, for `receive` to go on with: reading
+        it is the slow part of opening. `cluster_id`: a snapshot of another cluster is refused; None accepts any.
+        `background`: what saves and verifies; None for a thread. Raises SnapshotFailed.
         """
         if not 1 <= keep <= KEPT_MAX:
             raise ValueError(f"{keep} snapshots cannot be kept; use a number from 1 to {KEPT_MAX}")
@@ -75,12 +103,18 @@ class SnapshotStore:
         self._stop = threading.Event()
         self._saving: Future[Path] | None = None
         self._receiver: Receiver | None = None
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
+        self._partial: Partial | None = None
+        self._executor: Background = background or ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as why:
             raise failure(directory, why) from why
         self._clean()
+
+    @property
+    def partial(self) -> Partial | None:
+        """What is left of a snapshot that an earlier process received in part; there is never more than one."""
+        return self._partial
 
     @property
     def directory(self) -> Path:
@@ -112,13 +146,23 @@ class SnapshotStore:
             raise failure(self._directory, why) from why
         return sorted((name for name in found if name is not None), reverse=True)
 
-    def newest_valid(self) -> tuple[Path, Image] | None:
-        """Return the newest snapshot that can be loaded, or None; `skipped` has those passed over, with the reason."""
+    def newest_usable(self, why_not: Callable[[Image], str | None] = lambda image: None) -> tuple[Path, Image] | None:
+        """Return the newest snapshot that is sound and against which `why_not` has nothing to say, or None.
+
+        `skipped` has those passed over, with the reason; they are not sent to peers, and pruning does not keep them.
+        """
         for name in self.names():
             try:
-                return self._directory / str(name), self.load(name)
-            except SnapshotRefused:
+                image = self.load(name)
+            except SnapshotRefused as error:
+                LOGGER.warning("snapshot %s is passed over: %s", error.path, error.sentence)
                 continue
+            path = self._directory / str(name)
+            sentence = why_not(image)
+            if sentence is None:
+                return path, image
+            LOGGER.warning("snapshot %s is passed over: %s", path, sentence)
+            self.pass_over(name, sentence)
         return None
 
     def load(self, name: SnapshotName) -> Image:
@@ -197,15 +241,34 @@ class SnapshotStore:
                 removed.append(path)
         finally:
             os.close(folder)
+        self._forget_old_part()
         return removed
+
+    def prune_in_background(self) -> None:
+        """Prune beside the loop: a large file takes long to remove. What fails is logged, and tried again later."""
+
+        def prune() -> None:
+            try:
+                self.prune()
+            except SnapshotFailed as error:
+                LOGGER.error("older snapshots could not be removed: %s", error)
+
+        if not self._stop.is_set():
+            self._executor.submit(prune)
 
     def receive(self, index: int, term: int) -> Receiver:
         """Return what takes a snapshot from a peer in chunks; one that was still being received is given up.
 
-        Raises SnapshotFailed.
+        If an earlier process received a part of this one, it goes on there; a part of another one is removed. Raises
+        SnapshotFailed, also while the one that was given up is still being verified: there are never two in memory.
         """
         if self._receiver is not None:
             self._receiver.abort()
+            if self._receiver.verifying:
+                raise SnapshotFailed(
+                    f"{self._directory}: the snapshot that was received before is still being verified; "
+                    "offer this one again in a moment"
+                )
         name = SnapshotName(index, term)
         if SnapshotName.parse(str(name)) != name or index < 1 or term < 1:
             raise SnapshotRefused(self._directory, f"there is no snapshot of index {index} and term {term}")
@@ -216,14 +279,35 @@ class SnapshotStore:
             return self._foreign(image)
 
         # Nothing is pruned yet: until whoever asked has adopted it durably, an older one may be what a restart needs.
-        self._receiver = Receiver(self._directory, name, accept=accept, finished=self._trust, disk=self._disk)
+        partial = self._take_partial()
+        resumes = partial is not None and partial.name == name
+        if partial is not None and not resumes:
+            self._remove_part(partial.name)
+        self._receiver = Receiver(
+            self._directory,
+            name,
+            accept=accept,
+            finished=self._trust,
+            disk=self._disk,
+            breathe=self._breathe,
+            resume_bytes=partial.sound_bytes if partial is not None and resumes else 0,
+        )
         return self._receiver
 
+    def verify(self, receiver: Receiver) -> Future[None]:
+        """Verify in the background what was received; the future says how that ended (`Receiver.verify`).
+
+        Raises SnapshotFailed.
+        """
+        if self._stop.is_set():
+            raise SnapshotFailed(f"{self._directory}: the store is closed")
+        return self._executor.submit(receiver.verify)
+
     def close(self) -> None:
-        """Stop a save at its next slice, give up what is being received, and wait for the thread."""
+        """Stop a save at its next slice, leave what is being received for the next process, wait for the thread."""
         self._stop.set()
         if self._receiver is not None:
-            self._receiver.abort()
+            self._receiver.suspend()
         self._executor.shutdown(wait=True)
 
     def _save(self, image: Image) -> Path:
@@ -248,13 +332,61 @@ class SnapshotStore:
         return f"it is of cluster {theirs!r}; this replica belongs to {self._cluster_id!r}"
 
     def _clean(self) -> None:
+        """Remove what dead writers left, except the newest part of a snapshot that is newer than those there are."""
         folder = open_directory(self._directory)
         try:
-            for name in os.listdir(folder):
-                for suffix in (TEMPORARY_SUFFIX, RECEIVING_SUFFIX):
-                    if name.startswith(".") and name.endswith(suffix) and SnapshotName.parse(name[1 : -len(suffix)]):
-                        remove_if_abandoned(self._disk, folder, name)
+            left = os.listdir(folder)
+            parts = sorted(_temporaries(left, RECEIVING_SUFFIX))
+            sealed = max(filter(None, map(SnapshotName.parse, left)), default=None)
+            if parts and (sealed is None or parts[-1] > sealed):
+                sound_bytes = self._sound_bytes(folder, parts[-1])
+                if sound_bytes:
+                    self._partial = Partial(parts.pop(), sound_bytes)
+            for name in parts:
+                remove_if_abandoned(self._disk, folder, receiving_name(name))
+            for name in _temporaries(left, TEMPORARY_SUFFIX):
+                remove_if_abandoned(self._disk, folder, f".{name}{TEMPORARY_SUFFIX}")
         except OSError as why:
             raise failure(self._directory, why) from why
         finally:
             os.close(folder)
+
+    def _sound_bytes(self, folder: int, name: SnapshotName) -> int:
+        """Return how much of a part is sound, bytes; 0 if a live process writes it."""
+        try:
+            file = reopen_temporary(self._disk, folder, receiving_name(name))
+        except (FileNotFoundError, BlockingIOError):
+            return 0
+        try:
+            return sound_prefix_bytes(file)
+        finally:
+            os.close(file)
+
+    def _take_partial(self) -> Partial | None:
+        with self._lock:
+            partial, self._partial = self._partial, None
+        return partial
+
+    def _forget_old_part(self) -> None:
+        """Remove a part that nobody will ask for any more: a snapshot as new as it is there."""
+        newest = max(self.names(), default=None)
+        with self._lock:
+            partial = self._partial
+            if partial is None or newest is None or newest < partial.name:
+                return
+            self._partial = None
+        self._remove_part(partial.name)
+
+    def _remove_part(self, name: SnapshotName) -> None:
+        folder = open_directory(self._directory)
+        try:
+            with suppress(OSError):  # it is in nobody's way, and the next start tries again
+                remove_if_abandoned(self._disk, folder, receiving_name(name))
+        finally:
+            os.close(folder)
+
+
+def _temporaries(names: Iterable[str], suffix: str) -> list[SnapshotName]:
+    """Return the snapshots of which there is a temporary file with this suffix."""
+    hidden = [name[1 : -len(suffix)] for name in names if name.startswith(".") and name.endswith(suffix)]
+    return [name for name in map(SnapshotName.parse, hidden) if name is not None]

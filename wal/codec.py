@@ -4,15 +4,30 @@ A batch has exactly one encoding, since the ledger's digest is of bytes. Records
 A later release may append a field with a default: entries that were written without it stay valid.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
-from replica.commit import Batch
+from replica import features
+from replica.commit import Batch, Entry
+from replica.events import Event, FeatureLevelRaised
+from replica.features import ReleaseNeeded
+from replica.units import Instant, Revision
 from wal.records import ENTRY_MAX_BYTES
 
-__all__ = ["NO_OP", "CodecError", "Kind", "decode_batch", "encode_batch", "kind_of", "revision_after"]
+__all__ = [
+    "NO_OP",
+    "CodecError",
+    "Kind",
+    "batch_of_encoded",
+    "decode_batch",
+    "encode_batch",
+    "encode_entry",
+    "kind_of",
+    "revision_after",
+]
 
 
 class Kind(IntEnum):
@@ -40,12 +55,37 @@ class CodecError(ValueError):
     """The bytes are not the one encoding of anything that this release knows; in the ledger that stops the replica."""
 
 
+class WrittenLater(ReleaseNeeded, CodecError):
+    """The entry holds an event that this release does not know: a later release wrote it."""
+
+
+_TAGS: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Event))
+_RAISED: Final = FeatureLevelRaised.__struct_config__.tag
+
+
 def encode_batch(batch: Batch) -> bytes:
     """The entry data of a batch. CodecError beyond ENTRY_MAX_BYTES, or if a value has no encoding."""
     try:
         data = _HEAD + _encoder.encode(batch)
     except (msgspec.MsgspecError, ValueError, OverflowError, TypeError) as error:
         raise CodecError(f"the batch cannot be encoded: {error}") from error
+    return _checked_size(data)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """One entry of a batch, as it stands in the batch's bytes. CodecError if a value has no encoding."""
+    try:
+        return _encoder.encode(entry)
+    except (msgspec.MsgspecError, ValueError, OverflowError, TypeError) as error:
+        raise CodecError(f"the entry cannot be encoded: {error}") from error
+
+
+def batch_of_encoded(base: Revision, at: Instant, entries: Iterable[bytes]) -> bytes:
+    """What `encode_batch` gives for a batch of these entries, which `encode_entry` encoded. CodecError if too large."""
+    return _checked_size(_HEAD + _encoder.encode((base, at, tuple(map(msgspec.Raw, entries)))))
+
+
+def _checked_size(data: bytes) -> bytes:
     if len(data) > ENTRY_MAX_BYTES:
         raise CodecError(
             f"the batch has {len(data)} bytes; an entry has at most {ENTRY_MAX_BYTES}: propose smaller batches"
@@ -56,7 +96,8 @@ def encode_batch(batch: Batch) -> bytes:
 def decode_batch(data: bytes) -> Batch:
     """The batch that `encode_batch` encoded, in this release or an earlier one.
 
-    CodecError for another kind or format, an unknown tag, a wrong type, trailing bytes or fields, or any second way to
+    WrittenLater for an event of a later release, naming the one that is needed where the batch says it. CodecError for
+    another kind or format, an unknown tag, a wrong type, trailing bytes or fields, or any second way to
     write the same batch.
     """
     if len(data) > ENTRY_MAX_BYTES:
@@ -70,6 +111,7 @@ def decode_batch(data: bytes) -> Batch:
         batch = _decoder.decode(body)
         again = _encoder.encode(batch)
     except (msgspec.MsgspecError, UnicodeError, ValueError, OverflowError, RecursionError) as error:
+        _raise_if_written_later(bytes(body))
         raise CodecError(f"the batch cannot be decoded: {error}") from error
     if again != body and not _is_earlier_form(bytes(body), again):
         raise CodecError("the batch is not canonical: encoded again it gives other bytes")
@@ -93,6 +135,39 @@ def revision_after(data: bytes, before: int) -> int:
         return before
     batch = decode_batch(data)
     return before + len(batch.entries) if batch.base == before else before
+
+
+def _raise_if_written_later(body: bytes) -> None:
+    """Raise WrittenLater if what could not be decoded has the shape of a batch with an event that is not known here.
+
+    The release that is needed stands in the event that raised the feature level, if that one is in the same batch; if
+    it came before, this replica has stopped there.
+    """
+    try:
+        plain: object = _plain_decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, ValueError, OverflowError, RecursionError):
+        return
+    match plain:
+        case [int(base), int(), [*entries], *_]:
+            pass
+        case _:
+            return
+    level, release = 0, ""
+    for revision, entry in enumerate(entries, start=base + 1):
+        match entry:
+            case [_, _, _, [*events], *_]:
+                pass
+            case _:
+                return
+        for event in events:
+            match event:
+                case [tag, int(to), str(name)] if tag == _RAISED and to > features.FEATURE_LEVEL_KNOWN:
+                    level, release = to, name
+                case [int(tag), *_] if tag not in _TAGS:
+                    what = (
+                        f"the batch cannot be decoded: it has an event with tag {tag}, which this release does not know"
+                    )
+                    raise WrittenLater(what, level=level, release=release, revision=revision)
 
 
 def _is_earlier_form(body: bytes, again: bytes) -> bool:

@@ -84,7 +84,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     at: _Number
     """By the leader's clock, microseconds since the epoch."""
     id: Annotated[bytes, Meta(max_length=64)] = b""
-    """The id of the operator's command; empty for what a leader does by itself."""
+    """The id of the operator's command, or of the last one before what a leader does by itself; empty if none was."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

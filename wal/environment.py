@@ -1,4 +1,6 @@
-"""The one LMDB environment of a replica: for one process, with an identity, stopped by the first failure."""
+"""The storage of a replica, LMDB and the sync log in front of it: for one process, with an identity, stopped by the
+first failure.
+"""
 
 import errno
 import fcntl
@@ -6,18 +8,20 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import lmdb
 
 from wal import meta_pages, records
-from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
-from wal.records import GENESIS, TABLES, Damaged, HardState, Identity, Marks
+from wal import tables as tables_of
+from wal.failures import DATA_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
+from wal.records import TABLES, Identity, LogMark
+from wal.sync_log import DiskStore, LogStore, SyncLog, make_log, open_log
 
 if TYPE_CHECKING:
     from lmdb import _Database
 
-__all__ = ["MAP_SIZE_BYTES", "BrokenInvariant", "Environment", "StorageFailed"]
+__all__ = ["DATA_FILE", "MAP_SIZE_BYTES", "BrokenInvariant", "Environment", "StorageFailed"]
 
 MAP_SIZE_BYTES: Final = 16 << 30
 """Default bound of the data file: address space, not disk, until it is used; years of history for most sites."""
@@ -28,13 +32,21 @@ LMDB_ENGINE: Final = 0
 READERS_MAX: Final = 64
 """Read transactions open at once, over all processes: the replica itself has one or two, the rest are audits."""
 
-DATA_FILE: Final = "data.mdb"
 LOCK_FILE: Final = "replica.lock"
 _LOCK_TEXT_MAX_BYTES: Final = 512
 
 
+class Sync(Protocol):
+    """What is waited for before a promise: a transaction of LMDB's, or a record of the sync log."""
+
+    def commit(self) -> None:
+        """Make it durable."""
+        ...
+
+
 class Environment:
-    """The storage of one replica: five tables in one file, written by one transaction at a time, each one durable.
+    """The storage of one replica: five tables in one file, written by one transaction at a time, each one durable; and
+    the sync log, which holds what LMDB will be given with the next transaction.
 
     Made by `open` or `open_readonly`. A second process is refused by name while one is open. After the first write that
     fails, every later call raises the same StorageFailed: LMDB itself would let the next transaction succeed, with
@@ -42,13 +54,21 @@ class Environment:
     """
 
     def __init__(
-        self, directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", identity: Identity
+        self,
+        directory: Path,
+        environment: lmdb.Environment,
+        tables: "dict[bytes, _Database]",
+        identity: Identity,
+        log: SyncLog | None,
     ):
         self.directory: Final = directory
         self.identity: Final = identity
         self.failure: StorageFailed | None = None
-        self.commit: Callable[[lmdb.Transaction[bytes]], None] = _commit
-        """The seam where a test makes a sync fail: called with the transaction to commit."""
+        self.readonly = False
+        self.log: Final = log
+        """None for a reader of a directory of the format that had none."""
+        self.commit: Callable[[Sync], None] = _commit
+        """The seam where syncs are timed, and a test makes one fail: called with each transaction and record."""
         self._environment: lmdb.Environment | None = environment
         self._tables: Final = tables
         self._lock: int | None = None
@@ -74,15 +94,7 @@ class Environment:
             if not fresh:
                 meta_pages.check(lock.directory, directory / DATA_FILE)
             environment = _open_lmdb(directory, map_size_bytes, readonly=False)
-            if environment.info()["last_txnid"] == 0:
-                if not create:
-                    raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
-                tables = _create(environment, identity)
-                # LMDB syncs its file, not the directory that names it.
-                os.fsync(lock.directory)
-            else:
-                tables = _open_tables(directory, environment)
-                _check_identity(directory, environment, tables, identity)
+            opened = cls.prepared(directory, environment, identity, DiskStore(lock.directory), create=create)
         except lmdb.MapFullError as error:
             _close(environment, lock.file)
             raise StorageFailed(_map_full(directory, map_size_bytes)) from error
@@ -94,9 +106,32 @@ class Environment:
             raise
         finally:
             os.close(lock.directory)
-        opened = cls(directory, environment, tables, identity)
         opened._lock = lock.file
         return opened
+
+    @classmethod
+    def prepared(
+        cls, directory: Path, environment: lmdb.Environment, identity: Identity, store: LogStore, *, create: bool
+    ) -> Self:
+        """Make or check what is in an LMDB environment that is open for writing, and open its sync log.
+
+        The log is there, durably, before LMDB says that there is one. Raises RecoveryRefused, lmdb.Error, OSError.
+        """
+        if environment.info()["last_txnid"] == 0:
+            if not create:
+                raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
+            make_log(store, directory, identity)
+            tables = tables_of.create(environment, identity, LogMark(1, store.size_bytes))
+            # LMDB syncs its file, not the directory that names it.
+            store.sync_directory()
+        else:
+            tables = tables_of.open_all(directory, environment)
+            if tables_of.check_identity(directory, environment, tables, identity) == records.FORMAT_WITHOUT_SYNC_LOG:
+                make_log(store, directory, identity)
+                tables_of.migrate(environment, tables, LogMark(1, store.size_bytes))
+        with environment.begin(tables[records.STATE]) as transaction:
+            mark = tables_of.log_mark(directory, transaction.get(records.LOG_KEY))
+        return cls(directory, environment, tables, identity, open_log(store, directory, identity, mark.size_bytes))
 
     @classmethod
     def open_readonly(cls, directory: Path) -> Self:
@@ -116,20 +151,33 @@ class Environment:
                 )
             if environment.info()["last_txnid"] == 0:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
-            tables = _open_tables(directory, environment)
-            identity = _read_identity(directory, environment, tables)
+            tables = tables_of.open_all(directory, environment)
+            version, identity = tables_of.read_identity(directory, environment, tables)
+            log = None
+            if version != records.FORMAT_WITHOUT_SYNC_LOG:
+                with environment.begin(tables[records.STATE]) as transaction:
+                    mark = tables_of.log_mark(directory, transaction.get(records.LOG_KEY))
+                descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    log = open_log(DiskStore(descriptor, readonly=True), directory, identity, mark.size_bytes)
+                finally:
+                    os.close(descriptor)
         except (lmdb.Error, OSError) as error:
             _close(environment, None)
             raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} ({error})") from error
         except BaseException:
             _close(environment, None)
             raise
-        return cls(directory, environment, tables, identity)
+        opened = cls(directory, environment, tables, identity, log)
+        opened.readonly = True
+        return opened
 
     def close(self) -> None:
         """Close the files and let go of the lock; what was not synced is forgotten. May be called again."""
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
+        if environment is not None and self.log is not None:
+            self.log.close()
         _close(environment, lock)
 
     def __enter__(self) -> Self:
@@ -189,12 +237,42 @@ class Environment:
         except lmdb.MapFullError as error:
             raise self.fail(_map_full(self.directory, self._environment.info()["map_size"])) from error
         except (lmdb.Error, OSError) as error:
-            raise self.fail(
-                f"{self.directory / DATA_FILE} could not be written durably: {error}. Free space or replace the disk, "
-                "then start the replica again: it must not go on, because what the disk holds is not known"
-            ) from error
+            raise self.fail(_not_durable(self.directory / DATA_FILE, error)) from error
         except BaseException as error:
             self.fail(f"{self.directory / DATA_FILE}: a write was interrupted ({error!r}); start the replica again")
+            raise
+
+    def log_mark(self) -> LogMark:
+        """What LMDB says of the sync log. Raises RecoveryRefused."""
+        with self.read() as transaction:
+            return tables_of.log_mark(self.directory, transaction.get(records.LOG_KEY, db=self.table(records.STATE)))
+
+    def next_log_mark(self) -> LogMark:
+        """What the next checkpoint writes about the sync log."""
+        before = self.log_mark()
+        return before._replace(generation=before.generation + 1)
+
+    def begin_log(self, mark: LogMark) -> None:
+        """Begin a generation of the sync log, which LMDB durably names."""
+        if self.log is not None:
+            self.log.begin(mark.generation)
+
+    def append(self, body: bytes) -> None:
+        """Add a record to the sync log, durable on return; any exception stops the environment for ever.
+
+        It must fit (`log.fits`). Raises StorageFailed.
+        """
+        self.check()
+        log = self.log
+        assert log is not None
+        try:
+            record = log.record(body)
+            self.commit(record)
+            log.added(record)
+        except (lmdb.Error, OSError) as error:
+            raise self.fail(_not_durable(log.path, error)) from error
+        except BaseException as error:
+            self.fail(f"{log.path}: a write was interrupted ({error!r}); start the replica again")
             raise
 
     @property
@@ -218,8 +296,15 @@ class _Lock:
         self.file = file
 
 
-def _commit(transaction: "lmdb.Transaction[bytes]") -> None:
-    transaction.commit()
+def _commit(sync: Sync) -> None:
+    sync.commit()
+
+
+def _not_durable(path: Path, error: Exception) -> str:
+    return (
+        f"{path} could not be written durably: {error}. Free space or replace the disk, then start the replica again: "
+        "it must not go on, because what the disk holds is not known"
+    )
 
 
 def _map_full(directory: Path, map_size_bytes: int) -> str:
@@ -291,60 +376,6 @@ def _open_lmdb(directory: Path, map_size_bytes: int, *, readonly: bool) -> lmdb.
         lock=True,
         lib_version=LMDB_ENGINE,
     )
-
-
-def _create(environment: lmdb.Environment, identity: Identity) -> "dict[bytes, _Database]":
-    """Make the tables, identity, hard state and marks in one transaction: all of them exist or none."""
-    with environment.begin(write=True) as transaction:
-        tables = {name: environment.open_db(name, txn=transaction) for name in TABLES}
-        state = tables[records.STATE]
-        transaction.put(records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, records.FORMAT_VERSION), db=state)
-        transaction.put(records.IDENTITY_KEY, records.pack_identity(identity), db=state)
-        transaction.put(records.HARD_KEY, records.pack_hard(HardState(0, None)), db=state)
-        transaction.put(records.MARKS_KEY, records.pack_marks(Marks(0, 0, 0, 0, 0, 0, GENESIS)), db=state)
-    return tables
-
-
-def _open_tables(directory: Path, environment: lmdb.Environment) -> "dict[bytes, _Database]":
-    tables = {}
-    for name in TABLES:
-        try:
-            tables[name] = environment.open_db(name, create=False)
-        except (lmdb.NotFoundError, lmdb.IncompatibleError) as error:
-            raise RecoveryRefused(Condition.TABLE_MISSING, f"{directory / DATA_FILE}, table {name.decode()}") from error
-    return tables
-
-
-def _read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Identity:
-    """The stored identity, after the format version was found to be one that is understood."""
-    place = f"{directory / DATA_FILE}, table state, key "
-    with environment.begin(tables[records.STATE]) as transaction:
-        stored_format = transaction.get(records.FORMAT_KEY, b"")
-        stored_identity = transaction.get(records.IDENTITY_KEY, b"")
-    try:
-        version = records.unpack_number(records.FORMAT_KEY, stored_format)
-    except Damaged as error:
-        raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}format ({error})") from error
-    if version != records.FORMAT_VERSION:
-        raise RecoveryRefused(
-            Condition.FORMAT_UNKNOWN, f"{place}format (it is {version}; this release reads {records.FORMAT_VERSION})"
-        )
-    try:
-        return records.unpack_identity(stored_identity)
-    except Damaged as error:
-        raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}identity ({error})") from error
-
-
-def _check_identity(
-    directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", wanted: Identity
-) -> None:
-    stored = _read_identity(directory, environment, tables)
-    if stored.cluster_id != wanted.cluster_id:
-        place = f"{directory} (it belongs to cluster {stored.cluster_id}, not {wanted.cluster_id})"
-        raise RecoveryRefused(Condition.CLUSTER_FOREIGN, place)
-    if stored.replica != wanted.replica:
-        place = f"{directory} (it belongs to replica {stored.replica}, not {wanted.replica})"
-        raise RecoveryRefused(Condition.REPLICA_FOREIGN, place)
 
 
 def _close(environment: lmdb.Environment | None, lock: int | None) -> None:

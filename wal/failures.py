@@ -1,7 +1,10 @@
 """What can be wrong with the storage of a replica, and what is done about each: one table, and the exceptions."""
 
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+DATA_FILE: Final = "data.mdb"
+LOG_FILE: Final = "sync.log"
 
 
 class StorageFailed(Exception):
@@ -68,6 +71,20 @@ class Condition(Enum):
     CHAIN_ROW_MISSING = "chain row missing"
     CHAIN_ROW_DAMAGED = "chain row damaged"
     CHAIN_MISMATCH = "chain mismatch"
+    FORMAT_WITHOUT_SYNC_LOG = "format without sync log"
+    SYNC_UNFINISHED = "sync unfinished"
+    GENERATION_OVER = "generation over"
+    LOG_MARK_MISSING = "log mark missing"
+    LOG_MARK_DAMAGED = "log mark damaged"
+    SYNC_LOG_NOT_MADE = "sync log not made"
+    SYNC_LOG_MISSING = "sync log missing"
+    SYNC_LOG_UNREADABLE = "sync log unreadable"
+    SYNC_LOG_WRONG_SIZE = "sync log of another size"
+    SYNC_LOG_FOREIGN = "sync log foreign"
+    SYNC_LOG_DAMAGED = "sync log damaged"
+    SYNC_LOG_AHEAD = "sync log ahead"
+    SYNC_LOG_CONTRADICTS = "sync log contradicts"
+    SYNC_LOG_RESTLESS = "sync log restless"
 
 
 TABLE: dict[Condition, Row] = {
@@ -202,6 +219,84 @@ TABLE: dict[Condition, Row] = {
         "an entry is not the one that the chained digest speaks of",
         "history was altered, although each checksum holds",
         REPLACE,
+    ),
+    Condition.FORMAT_WITHOUT_SYNC_LOG: Row(
+        Action.CONTINUE,
+        "the format version is 1, the last one without a sync log",
+        "a log is made, and then LMDB says in one transaction that there is one; until then it promises nothing",
+        "none needed; older releases refuse the directory from now on",
+    ),
+    Condition.SYNC_UNFINISHED: Row(
+        Action.CUT,
+        "a record at the end of the sync log of which sectors were not written (the torn tail)",
+        "promises leave after the flush that follows its write, so nothing of it was promised",
+        "none needed",
+    ),
+    Condition.GENERATION_OVER: Row(
+        Action.CONTINUE,
+        "the sync log holds records of an older generation than LMDB names",
+        "LMDB began the next generation in the transaction that took them over: they are in it",
+        "none needed",
+    ),
+    Condition.LOG_MARK_MISSING: Row(
+        Action.REFUSE,
+        "LMDB does not name the generation of the sync log",
+        "every transaction since the sync log was made writes it, and without it the log cannot be read",
+        REPLACE,
+    ),
+    Condition.LOG_MARK_DAMAGED: Row(
+        Action.REFUSE, "the generation of the sync log fails its checksum", "as when it is missing", REPLACE
+    ),
+    Condition.SYNC_LOG_NOT_MADE: Row(
+        Action.REFUSE,
+        "the sync log of a new storage, or of one of the format before, cannot be made",
+        "there would be nowhere to sync to; what was promised so far is all in LMDB",
+        "Free space, see that this account owns the directory, and start the replica again",
+    ),
+    Condition.SYNC_LOG_MISSING: Row(
+        Action.REFUSE,
+        "LMDB speaks of a sync log and there is none",
+        "what was acknowledged since the last checkpoint was in it",
+        f"Put {LOG_FILE} back if it was moved. If it is lost: {REPLACE[0].lower()}{REPLACE[1:]}",
+    ),
+    Condition.SYNC_LOG_UNREADABLE: Row(
+        Action.REFUSE,
+        "the sync log is no regular file, may not be opened, or cannot be read",
+        "it may hold what was acknowledged since the last checkpoint",
+        f"See that {LOG_FILE} is a file that this account owns. If its disk fails: {REPLACE[0].lower()}{REPLACE[1:]}",
+    ),
+    Condition.SYNC_LOG_WRONG_SIZE: Row(
+        Action.REFUSE,
+        "the sync log is shorter or longer than LMDB says",
+        "its size never changes, so what was acknowledged since the last checkpoint may be cut off",
+        REPLACE,
+    ),
+    Condition.SYNC_LOG_FOREIGN: Row(
+        Action.REFUSE, "the sync log is another replica's", "its promises are not ours, and ours are gone", REPLACE
+    ),
+    Condition.SYNC_LOG_DAMAGED: Row(
+        Action.REFUSE,
+        "a record of the sync log is there as a whole and fails its checksum, or is gone although a later one is there",
+        "it was damaged after its sync and may have been acknowledged; cutting it could lose it from the majority",
+        REPLACE,
+    ),
+    Condition.SYNC_LOG_AHEAD: Row(
+        Action.REFUSE,
+        "the sync log is of a later generation than LMDB",
+        "a generation begins in LMDB first: the data file is an older copy, and has forgotten what was acknowledged",
+        REPLACE,
+    ),
+    Condition.SYNC_LOG_CONTRADICTS: Row(
+        Action.REFUSE,
+        "a record of the sync log does not follow from what LMDB and the records before it say",
+        "the two files are not of one history, although each checksum holds",
+        REPLACE,
+    ),
+    Condition.SYNC_LOG_RESTLESS: Row(
+        Action.REFUSE,
+        "a reader beside the running replica finds the sync log changed each time that it reads it",
+        "a view of two moments is no view; nothing is wrong with the replica",
+        "Read again when the replica is less busy, or read another replica's ledger",
     ),
 }
 

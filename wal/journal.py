@@ -1,23 +1,32 @@
-"""Raft's log as consensus sees it, and how far it was applied: buffered in memory, made durable by one transaction.
+"""Raft's log as consensus sees it, and how far it was applied: buffered in memory, made durable by one write.
 
-The same table of entries is the ledger: committing moves a mark, applying adds a digest, compaction moves the first
-index that consensus sees. Nothing here ever deletes an entry that was applied.
+A sync goes to the sync log; LMDB gets many of them in one transaction later, the checkpoint. Its table of entries is
+the ledger: committing moves a mark, applying adds a digest, compaction moves the first index that consensus sees.
+Nothing here ever deletes an entry that was applied.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from wal import codec, records, recovery, rows
+from wal import records, recovery, replay, rows
 from wal.environment import Environment
 from wal.failures import BrokenInvariant
 from wal.records import ENTRY_MAX_BYTES, ChainRow, Entry, Gap, HardState, Marks
+from wal.replay import Replayed, Sync
 from wal.rows import Applied, Changes
-from wal.tail import RECENT_MAX_BYTES, Tail, TermRuns
+from wal.sync_log import RECORD_MAX_BYTES
+from wal.tail import RECENT_MAX_BYTES, Lag, Tail, TermRuns
 
 __all__ = ["ENTRY_MAX_BYTES", "Entry", "Journal"]
 
 HINTS_MAX_ROWS: Final = 16_384
 """Applied rows buffered before they are written unasked, so that replaying a long journal has bounded memory."""
+
+CHECKPOINT_BYTES: Final = 1 << 20
+"""Bytes synced to the log after which LMDB is given them, so that a checkpoint does not hold up the loop for long."""
+
+CHECKPOINT_ROWS: Final = 1024
+"""Entries and applied rows that LMDB lacks after which it is given them, for the same reason."""
 
 
 class Journal:
@@ -28,8 +37,13 @@ class Journal:
     """
 
     def __init__(self, env: Environment, *, recent_max_bytes: int = RECENT_MAX_BYTES):
-        """Check the storage (wal.recovery) and read what is kept in memory. Raises RecoveryRefused."""
+        """Check the storage (wal.recovery), give LMDB what the sync log adds to it, and read what is kept in memory.
+
+        Raises RecoveryRefused, StorageFailed.
+        """
+        assert env.log is not None, "an environment that is open for writing has a log"
         self._env = env
+        self._sync_log = env.log
         base_index, base_term = rows.peek_base(env)
         self._runs = TermRuns(base_index, base_term)
         self._tail = Tail(base_index + 1, max_bytes=recent_max_bytes)
@@ -40,20 +54,39 @@ class Journal:
         self._applied_index = checked.marks.applied_index
         self._applied_revision = checked.marks.applied_revision
         self._applied_digest = checked.marks.applied_digest
-        self._stored_last = checked.marks.last_index
-        """Highest key in the table of entries, or the index that a snapshot put in its place."""
-        self._unsynced_from = self.last_index + 1
-        """Entries from here on are in memory only."""
-        self._delete_from: int | None = None
-        """Stored entries from here on are no longer part of the journal."""
+        self._stored = Lag(checked.marks.last_index)
+        """What LMDB lacks. All of its entries are held in memory."""
+        self._synced = Lag(checked.marks.last_index)
+        """What LMDB and the sync log together lack."""
+        self._logged_bytes = 0
+        self._logged_applied = 0
+        """How many of `_applied` are in the sync log."""
         self._applied: list[Applied] = []
+        """What LMDB lacks of the chain: contiguous."""
         self._gaps: list[Gap] = []
-        self._hard_changed = self._hints_changed = self._reset = False
+        self._hints_changed = self._rebased = self._reset = False
+        self._take_over(recovery.replay_log(env, checked, self.entry))
 
     def _load(self, entry: Entry) -> None:
         self._runs.append(entry.index, entry.term)
         self._tail.append(entry)
         self._tail.evict()
+
+    def _take_over(self, replayed: Replayed) -> None:
+        """Give LMDB what the sync log adds to it, before anything is promised: a torn tail is void from then on."""
+        if replayed.kept < self.last_index:
+            self._cut(replayed.kept + 1)
+        for entry in replayed.entries:
+            self._runs.append(entry.index, entry.term)
+            self._tail.append(entry)
+        self._stored.hard = replayed.hard != self._hard
+        self._hard = replayed.hard
+        self._applied.extend(replayed.applied)
+        self._commit_index = replayed.marks.commit_index
+        self._applied_index = replayed.marks.applied_index
+        self._applied_revision = replayed.marks.applied_revision
+        self._applied_digest = replayed.marks.applied_digest
+        self._checkpoint()
 
     # What consensus sees
 
@@ -191,7 +224,7 @@ class Journal:
         if voted_for is not None:
             records.name_bytes("replica name", voted_for)
         self._hard = wanted
-        self._hard_changed = True
+        self._stored.hard = self._synced.hard = True
 
     def set_commit(self, index: int) -> None:
         """Note that entries up to `index` are committed; a lower one is ignored. BrokenInvariant beyond the last."""
@@ -238,10 +271,9 @@ class Journal:
             self._reset = True
             return
         self._gaps.append(Gap(self._applied_index + 1, index, self._applied_revision, revision))
-        if self._applied_index < self._stored_last:
-            self._delete_from = self._applied_index + 1
-        self._stored_last = index
-        self._unsynced_from = index + 1
+        for lag in (self._stored, self._synced):
+            lag.truncated(self._applied_index + 1)
+            lag.last, lag.first = index, index + 1
         self._base_index = index
         self._runs = TermRuns(index, term)
         self._tail.restart(index + 1)
@@ -266,7 +298,7 @@ class Journal:
             raise BrokenInvariant(f"entry {entry.index} ends with revision {revision} after {self._applied_revision}")
         digest = self._chain(entry, revision)
         if len(self._applied) >= HINTS_MAX_ROWS:
-            self.sync()
+            self._checkpoint()
         return digest
 
     def digest_at(self, index: int) -> bytes | None:
@@ -282,51 +314,91 @@ class Journal:
     @property
     def dirty(self) -> bool:
         """Whether something is buffered that a promise could depend on: entries, truncation, term, vote, reset."""
-        return (
-            self._hard_changed or self._unsynced_from <= self.last_index or self._delete_from is not None or self._reset
-        )
+        lag = self._synced
+        return lag.hard or lag.first <= self.last_index or lag.cut is not None or self._reset
 
     def sync(self) -> None:
-        """Write everything buffered in one transaction, durable on return. Raises StorageFailed, and then for ever."""
+        """Write everything buffered, durable on return. Raises StorageFailed, and then for ever."""
         self._env.check()
-        if not (self.dirty or self._hints_changed or self._applied):
+        if not (self.dirty or self._hints_changed):
             return
+        if self._reset or self._rebased or self._is_checkpoint_due() or not self._log():
+            self._checkpoint()
+
+    def flush_hints(self) -> None:
+        """Write what is buffered, and what LMDB lacks, if anything: the ledger has everything then.
+
+        Called when idle, so an idle replica writes once and then nothing.
+        """
+        self._env.check()
+        if self.dirty or self._hints_changed or not self._sync_log.is_empty:
+            self._checkpoint()
+
+    # Inside
+
+    def _is_checkpoint_due(self) -> bool:
+        rows_behind = self.last_index + 1 - self._stored.first + len(self._applied)
+        return self._logged_bytes >= CHECKPOINT_BYTES or rows_behind >= CHECKPOINT_ROWS
+
+    def _log(self) -> bool:
+        """Write everything buffered to the sync log; False, and nothing done, if there is no room for it."""
+        lag = self._synced
+        entries = self._tail.since(lag.first)
+        if sum([len(entry.data) for entry in entries]) > RECORD_MAX_BYTES:
+            return False
+        body = replay.pack(
+            Sync(
+                last_before=lag.last,
+                first=lag.first,
+                entries=entries,
+                hard=self._hard if lag.hard else None,
+                commit_index=self._commit_index,
+                applied_index=self._applied_index,
+                applied_digest=self._applied_digest,
+                revisions=[applied.row.revision for applied in self._applied[self._logged_applied :]],
+            )
+        )
+        if not self._sync_log.fits(len(body)):
+            return False
+        self._env.append(body)
+        lag.caught_up(self.last_index)
+        self._logged_bytes += len(body)
+        self._logged_applied = len(self._applied)
+        self._hints_changed = False
+        return True
+
+    def _checkpoint(self) -> None:
+        """Give LMDB all that it lacks, what was synced and what is buffered, in one transaction."""
+        lag = self._stored
         rows.write(
             self._env,
             Changes(
-                delete_from=self._delete_from,
-                entries=self._tail.since(self._unsynced_from),
+                delete_from=lag.cut,
+                entries=self._tail.since(lag.first),
                 applied=self._applied,
                 gaps=self._gaps,
-                hard=self._hard if self._hard_changed else None,
+                hard=self._hard if lag.hard else None,
                 marks=self._marks(),
             ),
         )
-        self._stored_last = self.last_index
-        self._unsynced_from = self.last_index + 1
-        self._delete_from = None
-        self._hard_changed = self._hints_changed = self._reset = False
+        self._stored.caught_up(self.last_index)
+        self._synced.caught_up(self.last_index)
+        self._logged_bytes = self._logged_applied = 0
+        self._hints_changed = self._rebased = self._reset = False
         self._applied.clear()
         self._gaps.clear()
         self._tail.evict()
 
-    def flush_hints(self) -> None:
-        """Write what is buffered, if anything: called when idle, so an idle replica writes once and then nothing."""
-        self.sync()
-
-    # Inside
-
     def _cut(self, index: int) -> None:
-        if index <= self._stored_last:
-            self._delete_from = index if self._delete_from is None else min(self._delete_from, index)
-            self._unsynced_from = min(self._unsynced_from, index)
+        self._stored.truncated(index)
+        self._synced.truncated(index)
         self._tail.cut(index)
         self._runs.cut(index)
 
     def _rebase(self, index: int) -> None:
         self._base_index = index
         self._runs.compact(index)
-        self._hints_changed = True
+        self._hints_changed = self._rebased = True
 
     def _note_applied(self, applied: Applied) -> None:
         self._applied.append(applied)
@@ -342,23 +414,9 @@ class Journal:
 
     def _chain_to(self, index: int, digest: bytes, revision: int) -> None:
         """Chain held entries up to a snapshot's, which were applied before a crash, or are skipped by installing it."""
-        reached, chained = ChainRow(self._applied_digest, self._applied_revision), []
-        for held in range(self._applied_index + 1, index + 1):
-            entry = self.entry(held)
-            try:
-                after = codec.revision_after(entry.data, reached.revision)
-            except codec.CodecError as error:
-                raise BrokenInvariant(f"entry {held} lies before the snapshot at {index}, but {error}") from error
-            chained.append(
-                Applied(held, ChainRow(records.chained(reached.digest, entry), after), after > reached.revision)
-            )
-            reached = chained[-1].row
-        if reached != (digest, revision):
-            raise BrokenInvariant(
-                f"snapshot at entry {index}: digest {digest.hex()} at revision {revision}, but the entries held give "
-                f"{reached.digest.hex()} at {reached.revision}: this replica and the snapshot's maker have diverged"
-            )
-        for applied in chained:
+        start = ChainRow(self._applied_digest, self._applied_revision)
+        held = [self.entry(at) for at in range(self._applied_index + 1, index + 1)]
+        for applied in replay.chain_up_to(start, held, ChainRow(digest, revision)):
             self._note_applied(applied)
 
     def _compare_applied(self, entry: Entry, revision: int) -> bytes:
@@ -373,11 +431,8 @@ class Journal:
         return row.digest
 
     def _chain_row(self, index: int) -> ChainRow | None:
-        for applied in reversed(self._applied):
-            if applied.at == index:
-                return applied.row
-            if applied.at < index:
-                break
+        if self._applied and index >= self._applied[0].at:
+            return self._applied[index - self._applied[0].at].row
         return rows.read_chain_row(self._env, index)
 
     def _marks(self) -> Marks:

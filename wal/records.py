@@ -11,8 +11,11 @@ from zlib import crc32
 
 from replica.limits import BATCH_BYTES_MAX
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Version of these layouts; stored when a replica's storage is created, compared when it is opened."""
+
+FORMAT_WITHOUT_SYNC_LOG: Final = 1
+"""The version before there was a sync log, with the same tables. A replica that opens it makes it the present one."""
 
 ENTRIES: Final = b"entries"
 CHAIN: Final = b"chain"
@@ -25,6 +28,7 @@ FORMAT_KEY: Final = b"format"
 IDENTITY_KEY: Final = b"identity"
 HARD_KEY: Final = b"hard"
 MARKS_KEY: Final = b"marks"
+LOG_KEY: Final = b"log"
 
 DIGEST_BYTES: Final = 32
 GENESIS: Final = bytes(DIGEST_BYTES)
@@ -42,6 +46,7 @@ _PREFIX = struct.Struct(">QQ")
 _CHAIN = struct.Struct(f">{DIGEST_BYTES}sQ")
 _MARKS = struct.Struct(f">QQQQQQ{DIGEST_BYTES}s")
 _GAP = struct.Struct(">QQQ")
+_LOG = struct.Struct(">QQ")
 _LENGTH = struct.Struct(">B")
 _ENTRY_HEAD_BYTES = 4 + 8
 
@@ -82,6 +87,13 @@ class Marks(NamedTuple):
     applied_index: int
     applied_revision: int
     applied_digest: bytes
+
+
+class LogMark(NamedTuple):
+    """Which generation of the sync log adds to what LMDB has, and how large the file of the log is."""
+
+    generation: int
+    size_bytes: int
 
 
 class ChainRow(NamedTuple):
@@ -194,6 +206,16 @@ def pack_marks(marks: Marks) -> bytes:
 def unpack_marks(value: bytes) -> Marks:
     """The marks that `pack_marks` packed. Damaged if checksum or length do not hold."""
     return Marks._make(_unpack(_MARKS, unseal(MARKS_KEY, value)))
+
+
+def pack_log(mark: LogMark) -> bytes:
+    """The stored value of what is known of the sync log."""
+    return seal(LOG_KEY, _LOG.pack(*mark))
+
+
+def unpack_log(value: bytes) -> LogMark:
+    """The mark that `pack_log` packed. Damaged if checksum or length do not hold."""
+    return LogMark._make(_unpack(_LOG, unseal(LOG_KEY, value)))
 
 
 def pack_hard(hard: HardState) -> bytes:

@@ -12,8 +12,9 @@ from wal import records
 from wal.environment import Environment
 from wal.failures import TABLE, Action, Condition, RecoveryRefused, Row
 from wal.records import ChainRow, Damaged, Entry, HardState, Marks
+from wal.replay import Contradiction, Replayed, replay
 
-__all__ = ["TABLE", "Action", "Checked", "Condition", "RecoveryRefused", "Row", "check", "read_chain"]
+__all__ = ["TABLE", "Action", "Checked", "Condition", "RecoveryRefused", "Row", "check", "read_chain", "replay_log"]
 
 
 class Checked(NamedTuple):
@@ -48,6 +49,19 @@ def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> 
     _check_marks(env, hard, marks)
     _check_entries(env, hard, marks, on_entry)
     return Checked(hard, marks)
+
+
+def replay_log(env: Environment, checked: Checked, stored: Callable[[int], Entry]) -> Replayed:
+    """What LMDB, as it was checked, and the sync log add up to; nothing is written. `stored` reads LMDB's entries.
+
+    Raises RecoveryRefused.
+    """
+    bodies = [] if env.log is None else env.log.read(env.log_mark().generation)
+    try:
+        return replay(checked.hard, checked.marks, bodies, stored)
+    except Contradiction as error:
+        assert env.log is not None
+        raise RecoveryRefused(Condition.SYNC_LOG_CONTRADICTS, f"{env.log.path} ({error})") from error
 
 
 def read_chain(env: Environment, index: int) -> ChainRow:

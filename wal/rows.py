@@ -1,4 +1,4 @@
-"""How the journal's rows are read from LMDB, and everything that was buffered is written in one transaction."""
+"""How the journal's rows are read from LMDB, and all that LMDB lacks is written in one transaction: a checkpoint."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Applied(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What one sync writes. `delete_from`: stored entries from there on go, before `entries` are added."""
+    """What a checkpoint writes. `delete_from`: stored entries from there on go, before `entries` are added."""
 
     delete_from: int | None
     entries: Sequence[Entry]
@@ -81,7 +81,11 @@ def read_chain_row(env: Environment, index: int) -> ChainRow | None:
 
 
 def write(env: Environment, changes: Changes) -> None:
-    """Write everything in one transaction, durable on return. Raises StorageFailed."""
+    """Write everything in one transaction, durable on return, and begin the next generation of the sync log with it.
+
+    A crash in between leaves records of the generation before, which are void: they are in LMDB. Raises StorageFailed.
+    """
+    mark = env.next_log_mark()
     with env.write() as transaction:
         _write_entries(env, transaction, changes)
         chain, revisions, gaps = (env.table(name) for name in (records.CHAIN, records.REVISIONS, records.GAPS))
@@ -98,6 +102,8 @@ def write(env: Environment, changes: Changes) -> None:
         if changes.hard is not None:
             transaction.put(records.HARD_KEY, records.pack_hard(changes.hard), db=state)
         transaction.put(records.MARKS_KEY, records.pack_marks(changes.marks), db=state)
+        transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
+    env.begin_log(mark)
 
 
 def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", changes: Changes) -> None:

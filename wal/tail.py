@@ -1,4 +1,4 @@
-"""What the journal keeps in memory of its entries: the newest ones whole, and the term of every one."""
+"""What the journal keeps in memory: the newest entries whole, the term of every one, and what a store lacks of them."""
 
 from bisect import bisect_right
 from typing import Final
@@ -58,7 +58,7 @@ class Tail:
     def evict(self) -> None:
         """Drop the oldest entries if a bound is passed, a quarter at a time so that it costs little per entry.
 
-        Called only when every entry is durable: what is not exists nowhere else.
+        Called only when LMDB has every entry: what it has not can be read nowhere else.
         """
         if self._bytes <= self._max_bytes and len(self._entries) <= self._max_entries:
             return
@@ -116,3 +116,27 @@ class TermRuns:
         """Forget the runs that end before `index`."""
         position = bisect_right(self._starts, index) - 1
         del self._starts[:position], self._terms[:position]
+
+
+class Lag:
+    """What a store lacks of the journal: LMDB until the next checkpoint, the disk as a whole until the next sync."""
+
+    def __init__(self, last: int) -> None:
+        self.caught_up(last)
+
+    def caught_up(self, last: int) -> None:
+        """It has everything, up to `last`."""
+        self.last = last
+        """The last index that it holds."""
+        self.first = last + 1
+        """Entries from here on it lacks."""
+        self.cut: int | None = None
+        """Entries that it holds from here on are no longer part of the journal."""
+        self.hard = False
+        """It lacks term and vote."""
+
+    def truncated(self, index: int) -> None:
+        """The journal lost its entries from `index` on."""
+        if index <= self.last:
+            self.cut = index if self.cut is None else min(self.cut, index)
+            self.first = min(self.first, index)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,12 +26,19 @@ from aiohttp.http_exceptions import (
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.api.problems import Problem
-from cluster.identity import Identity
+from cluster.identity import Identity, NotIdentified, identify
 
 LOGGER = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 4096
 """Open connections, count: every agent of a large site, and as many clients as the benchmark's largest crowd."""
+
+CONNECTIONS_PER_IDENTITY_MAX = 2048
+"""Open connections of one certificate's holder, count: the benchmark's largest crowd twice over, and never so many that
+nobody else gets in."""
+
+NOBODY = "nobody"
+"""Under this name all are counted whose certificate does not say who they are."""
 
 IDLE_S_MAX = 75.0
 """How long a connection may do nothing, seconds: longer than clients keep theirs, so that they close first."""
@@ -65,13 +73,15 @@ _KINDS: Mapping[type[HttpProcessingError], str] = {
 class Connection(RequestHandler):
     """One connection: aiohttp's, with the time at which it last came to rest, and at which its present head began."""
 
-    __slots__ = ("busy", "head_since_s", "identity", "rest_since_s")
+    __slots__ = ("busy", "head_since_s", "holder", "identity", "rest_since_s")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.busy = 0
         self.identity: Identity | None = None
         """Who is at the other end, once it has been found out: a connection has one certificate."""
+        self.holder: str | None = None
+        """Whom it is counted for while it is open."""
         self.head_since_s: float | None = None
         self.rest_since_s = 0.0
 
@@ -80,12 +90,22 @@ class Connection(RequestHandler):
         self.rest_since_s = asyncio.get_running_loop().time()
         manager = self._manager
         super().connection_made(transport)
-        if (
-            manager is not None
-            and len(manager.connections) > CONNECTIONS_MAX
-            and isinstance(transport, asyncio.Transport)
-        ):
+        if not isinstance(manager, GuardedServer) or not isinstance(transport, asyncio.Transport):
+            return
+        self.holder = _holder(transport)
+        manager.held[self.holder] += 1
+        if len(manager.connections) > CONNECTIONS_MAX or manager.held[self.holder] > CONNECTIONS_PER_IDENTITY_MAX:
             transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count it no more."""
+        manager, holder = self._manager, self.holder
+        if isinstance(manager, GuardedServer) and holder is not None:
+            self.holder = None
+            manager.held[holder] -= 1
+            if not manager.held[holder]:
+                del manager.held[holder]
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Note when a head begins, and let aiohttp parse."""
@@ -142,6 +162,11 @@ class Connection(RequestHandler):
 class GuardedServer(web.Server):
     """aiohttp's low-level server with guarded connections."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.held: Counter[str] = Counter()
+        """Open connections by who is at the other end."""
+
     def __call__(self) -> RequestHandler:
         """Make the protocol of a new connection."""
         return Connection(self, loop=self._loop, **self._kwargs)
@@ -156,6 +181,13 @@ class GuardedServer(web.Server):
             if transport is not None:
                 transport.abort()
         return len(overdue)
+
+
+def _holder(transport: asyncio.Transport) -> str:
+    try:
+        return str(identify(transport.get_extra_info("peercert")))
+    except NotIdentified:
+        return NOBODY
 
 
 def _malformed(error: HttpProcessingError) -> Problem:

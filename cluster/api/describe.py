@@ -188,6 +188,9 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.JobRequeued: lambda event: "waits for a new buffer",
     e.JobBecameEligible: lambda event: "its begin time has come",
     e.DeadlineMissed: lambda event: "it could no longer end before its deadline",
+    e.FeatureLevelRaised: lambda event: (
+        f"the feature level is {event.level}: release {event.release} or later is needed"
+    ),
 }
 
 

@@ -25,6 +25,7 @@ from cluster.membership import members as member_rows
 from cluster.past import settled_at
 from cluster.proposer import NotLeading
 from cluster.snapshot_view import snapshot_view
+from replica import features
 from replica.state_digest import state_digest
 from replica.units import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
@@ -194,6 +195,8 @@ async def status(call: Call) -> Reply:
         snapshot_index=controller.snapshot_index or None,
         queued_commands=controller.proposer.queued,
         version=service.version,
+        feature_level=state.feature_level,
+        feature_level_known=features.FEATURE_LEVEL_KNOWN,
     )
     return Reply(state.revision, view)
 

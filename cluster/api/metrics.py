@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from cluster.consensus import Role
 from cluster.controller import Controller
+from replica import features
 from replica.buffers import BufferState
 from replica.jobs import JobState
 from replica.queries import pool_use
@@ -77,6 +78,14 @@ class _ReplicaCollector(Collector):
         yield _gauge("forebay_applied_index", "Last entry applied.", controller.applied_index)
         yield _gauge("forebay_last_index", "Last entry of the journal.", engine.last_index)
         yield _gauge("forebay_revision", "Commands settled so far.", controller.state.revision)
+        yield _gauge(
+            "forebay_feature_level", "Feature level of the cluster, as applied.", controller.state.feature_level
+        )
+        yield _gauge(
+            "forebay_feature_level_known",
+            "The highest feature level that this replica could carry out.",
+            features.FEATURE_LEVEL_KNOWN,
+        )
         yield _counter("forebay_entries_applied", "Entries applied since the start.", controller.entries_applied)
         yield _counter(
             "forebay_entries_void", "Batches that the fence refused since the start.", controller.entries_void
@@ -85,12 +94,17 @@ class _ReplicaCollector(Collector):
         contact = GaugeMetricFamily(
             "forebay_peer_contact_age_seconds", "Time since a peer's last frame.", labels=["peer"]
         )
+        forgot = GaugeMetricFamily(
+            "forebay_peer_refused", "1 for a peer that lacks what it acknowledged; leader only.", labels=["peer"]
+        )
         for peer in engine.peers():
             if engine.role == Role.LEADER:
+                forgot.add_metric([peer.name], float(peer.forgot))
                 lag.add_metric([peer.name], peer.lag_entries)
             if peer.last_contact_s is not None:
                 contact.add_metric([peer.name], peer.last_contact_s)
         yield lag
+        yield forgot
         yield contact
         yield _gauge("forebay_journal_fill_ratio", "Share of the journal's room that is used.", controller.journal_fill)
         yield _gauge("forebay_snapshot_index", "Entry of the newest snapshot.", controller.snapshot_index)

@@ -9,12 +9,13 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from cluster.api import agents, capacity, events, history, jobs, ledger, members
+from cluster.api import agents, capacity, events, history, jobs, ledger, levels, members
 from cluster.api.authentication import PEOPLE
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.client import requests as r
 from cluster.client import views as v
+from cluster.client.level_views import FeatureLevelAnswer
 from cluster.identity import Role
 
 Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
@@ -139,6 +140,16 @@ ROUTES: tuple[Route, ...] = (
         tag="cluster",
     ),
     Route("GET", "/v1/digests", AUDITORS, ledger.digests, v.DigestsAnswer, query=STALE, tag="cluster"),
+    Route("GET", "/v1/feature-level", OPERATORS, levels.show, FeatureLevelAnswer, query=STALE, tag="cluster"),
+    Route(
+        "POST",
+        "/v1/feature-level",
+        OPERATORS,
+        levels.raise_level,
+        FeatureLevelAnswer,
+        r.FeatureLevelRequest,
+        tag="cluster",
+    ),
     Route("POST", "/v1/snapshots", OPERATORS, ledger.save_snapshot, v.SnapshotView, tag="cluster"),
     Route(
         "GET",

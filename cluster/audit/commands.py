@@ -19,6 +19,7 @@ from cluster.cli.session import load_config
 from cluster.cli.tables import moment, snapshot_fields
 from cluster.clock import format_instant
 from cluster.snapshot_view import snapshot_view
+from replica.features import ReleaseNeeded
 from snapshots.image import Image
 from snapshots.restore import SnapshotRefused, load_snapshot
 from snapshots.restore import inspect as inspect_snapshot
@@ -37,6 +38,8 @@ def _sentences() -> Iterator[None]:
         yield
     except (LedgerBroken, ReplayFailed) as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
+    except ReleaseNeeded as error:
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with that release") from error
     except CodecError as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with the release that wrote it") from error
     except ReplayRefused as error:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from replica.commit import Batch
+from replica.features import ReleaseNeeded
 from replica.fold import LedgerViolation
 from replica.invariants import check
 from replica.settle import settle, settle_entry
@@ -74,6 +75,8 @@ class _Replay:
                     self.no_ops += 1
                 case Kind.BATCH:
                     self._settle(decode_batch(entry.data))
+        except ReleaseNeeded:
+            raise
         except (CodecError, LedgerViolation) as error:
             raise ReplayFailed(entry.index, str(error)) from error
         self.index, self.digest = entry.index, entry.digest

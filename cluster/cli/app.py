@@ -13,6 +13,7 @@ from cluster.cli.certificates import certificate_group
 from cluster.cli.exits import bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.jobs import job_group
+from cluster.cli.levels import cluster_group
 from cluster.cli.local import agent, init, serve, start_audit, up
 from cluster.cli.members import member_group, save_snapshot
 from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session, session
@@ -104,7 +105,16 @@ snapshot_group.add_command(save_snapshot)
 snapshot_group.add_command(_inspect)
 for _command in (init, up, serve, agent, submit):
     cli.add_command(_command)
-for _group in (job_group, pool_group, buffer_group, transfer_group, node_group, member_group, certificate_group):
+for _group in (
+    job_group,
+    pool_group,
+    buffer_group,
+    transfer_group,
+    node_group,
+    member_group,
+    cluster_group,
+    certificate_group,
+):
     cli.add_command(_group)
 
 

@@ -47,6 +47,7 @@ SERVE_MEANINGS: Final = MappingProxyType(
         66: "its storage is refused: damaged, of another replica or cluster, or empty where it must not be",
         69: "an address of it cannot be used",
         70: "it stopped itself rather than guess on: what it said last on stderr is why",
+        76: "it met what only a later release knows: start the release that it names, on the same directory",
         78: "the configuration or a certificate is refused",
     }
 )

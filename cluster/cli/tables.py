@@ -168,7 +168,7 @@ def members_table(members: Iterable[MemberView]) -> Listing:
             (
                 member.name,
                 Text(plain(member.role), style="bold green" if member.role == "leader" else ""),
-                ("yes" if member.reachable else "no") + (" (sending snapshot)" if member.sending_snapshot else ""),
+                _reachable(member),
                 member.term,
                 member.commit_index,
                 member.applied_index,
@@ -182,6 +182,12 @@ def members_table(members: Iterable[MemberView]) -> Listing:
         ),
         right=frozenset({"TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT"}),
     )
+
+
+def _reachable(member: MemberView) -> str:
+    if member.forgot:
+        return ("yes" if member.reachable else "no") + f" (lost its data: member replace {member.name})"
+    return ("yes" if member.reachable else "no") + (" (sending snapshot)" if member.sending_snapshot else "")
 
 
 def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]]:

@@ -23,6 +23,7 @@ from cluster.client.endpoints import Endpoints
 from cluster.client.errors import BAD_ANSWER, ApiError
 from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
+from cluster.client.level_views import FeatureLevelAnswer
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config
 from cluster.tls import TlsFiles, check_validity
@@ -224,6 +225,23 @@ class Client:
         """Hand the leadership over to a replica, or to the one that is furthest (operators)."""
         request = requests.TransferRequest(command_id=command_id or self.new_command_id(), name=name)
         return await self._write("POST", "/v1/members/transfer", request, views.TransferAnswer, deadline_s)
+
+    async def feature_level(
+        self, replica: Address | None = None, *, stale: bool = False, deadline_s: float | None = None
+    ) -> FeatureLevelAnswer:
+        """Return the cluster's feature level and the highest that each replica knows (operators).
+
+        As the leader sees it; as the replica at `replica` does, or with `stale` whichever answers.
+        """
+        query = {} if replica is None else {"stale": "ok"}
+        return await self._read("/v1/feature-level", query, FeatureLevelAnswer, stale, deadline_s, only=replica)
+
+    async def raise_feature_level(
+        self, level: int, *, command_id: str | None = None, deadline_s: float | None = None
+    ) -> FeatureLevelAnswer:
+        """Raise the cluster's feature level to `level`, one above the present one (operators). It never goes down."""
+        request = requests.FeatureLevelRequest(command_id=command_id or self.new_command_id(), level=level)
+        return await self._write("POST", "/v1/feature-level", request, FeatureLevelAnswer, deadline_s)
 
     async def status(
         self, replica: Address | None = None, *, digest: bool = False, deadline_s: float | None = None

@@ -10,6 +10,9 @@ import msgspec
 
 from replica.commands import OperationResult
 
+FEATURE_LEVEL_MAX = 2**31 - 1
+"""Feature levels that a request may name, far more than there will ever be."""
+
 COMMAND_ID_PATTERN = r"^[0-9a-f]{32}$"
 
 # The length is said too: a dollar sign also matches before a line break at the end.
@@ -118,6 +121,12 @@ class TransferRequest(Command, frozen=True, kw_only=True):
     name: str | None = None
 
 
+class FeatureLevelRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/feature-level: the level to raise the cluster to, one above the present one."""
+
+    level: Annotated[int, msgspec.Meta(ge=1, le=FEATURE_LEVEL_MAX)]
+
+
 # Bulk: the same commands with what the path says elsewhere
 
 
@@ -166,7 +175,7 @@ BulkCommand: TypeAlias = (
 )
 
 BULK_COMMANDS_MAX = 1024
-"""Commands in one bulk request: what one batch holds (replica.limits.COMMANDS_PER_BATCH_MAX)."""
+"""Commands in one bulk request, count: a few batches, which take some hundredths of a second."""
 
 
 class BulkRequest(Request, frozen=True, kw_only=True):

@@ -255,7 +255,7 @@ class MemberView(View, frozen=True, kw_only=True):
     peer: str
     api: str
     role: str
-    """leader, follower, candidate, learner or unknown."""
+    """leader, follower, candidate, learner, refused or unknown."""
     reachable: bool
     id: str = ""
     """What nobody else ever is called: the name for a founder, `name#VERSION` for whoever was added since."""
@@ -268,6 +268,8 @@ class MemberView(View, frozen=True, kw_only=True):
     lag_entries: int | None = None
     last_contact_s: float | None = None
     sending_snapshot: bool = False
+    forgot: bool = False
+    """Whether it lacks entries that it acknowledged to this leader: it is refused until it is replaced."""
 
 
 class MembersAnswer(View, frozen=True, kw_only=True):
@@ -318,6 +320,10 @@ class StatusView(View, frozen=True, kw_only=True):
     snapshot_index: int | None = None
     queued_commands: int = 0
     version: str = ""
+    feature_level: int = 1
+    """Of the cluster, as of `revision`."""
+    feature_level_known: int = 1
+    """The highest that this replica could carry out; a release that says nothing of it knows level 1."""
 
 
 class DigestsAnswer(View, frozen=True, kw_only=True):

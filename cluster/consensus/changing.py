@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from cluster.consensus.changes import Wanted, following
 from cluster.consensus.configurations import may_be_later
-from cluster.consensus.core import NEVER
+from cluster.consensus.core import NEVER, SEQ_BITS, first_seq
 from cluster.consensus.frames import AnyMessage, Removed, TimeoutNow
 from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
 from cluster.consensus.leading import Leading
@@ -112,6 +112,8 @@ class Changing(Leading):
         Members of a configuration that a truncation could bring back count, and so does whoever may have been added by
         one that this replica has not heard of yet: it may lead.
         """
+        if peer in self._progress:
+            return True  # a member in force
         committed = self._members.committed(self.commit_index)
         if not committed.voters:
             return True  # this replica joins, and everybody knows more than it does
@@ -122,7 +124,13 @@ class Changing(Leading):
         return False
 
     def _on_removed(self, notice: Removed) -> None:
-        """A peer says that this replica is out. Ids are never given again, so what a later version says is final."""
+        """A peer says that this replica is out. Ids are never given again, so what a later version says is final.
+
+        The notice has the number of what was said. One that is of no request of this member's, nor of a founder's
+        leader to a founder, may be meant for its predecessor at this address; what it asks itself is answered soon.
+        """
+        if notice.seq >> SEQ_BITS != first_seq(self.me) >> SEQ_BITS:
+            return
         newer = notice.version > self.configuration.version or not self.configuration.holds(self.me)
         if newer and notice.version >= max(1, incarnation_of(self.me)):
             raise RemovedFromCluster(name_of(self.me), notice.version)

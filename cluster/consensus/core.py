@@ -5,8 +5,7 @@ with "thesis", of Ongaro's dissertation. The chain of classes is Core, Elections
 one question each.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from cluster.clock import Clock
@@ -16,7 +15,7 @@ from cluster.consensus.journal_adapter import JournalLike
 from cluster.consensus.progress import Progress
 from cluster.consensus.seam import Links, Seam, Uniform
 from cluster.consensus.snapshots import SnapshotReceiver
-from wal.configuration import Configuration, Member, Placed, initial
+from wal.configuration import Configuration, Member, Placed, incarnation_of, initial
 from wal.failures import BrokenInvariant
 from wal.journal import Entry
 
@@ -30,6 +29,20 @@ NEVER: Final = float("inf")
 
 GRACE_HEARTBEATS: Final = 2
 """Heartbeats that a replica listens for after it was deaf, before it believes in silence."""
+
+
+SEQ_BITS: Final = 40
+"""Bits of a request's number that count requests of one process: at 100,000 a second they last 127 days, after which
+only the protection below is gone. Above them is room for 2**22 changes of the members."""
+
+
+def first_seq(me: str) -> int:
+    """Return where a member's request numbers begin: its successor at the same address has others.
+
+    A frame says who speaks, not to whom. One that was meant for a member that was replaced can reach the new one,
+    which must not take an answer to its predecessor for its own (a vote, or the news that it was removed).
+    """
+    return incarnation_of(me) << SEQ_BITS
 
 
 class Core(Seam):
@@ -63,6 +76,7 @@ class Core(Seam):
         self._journal: Final = journal
         self._machine: Final = machine
         self.stopped = False
+        self._fail_stop: Final = _FailStop(self)
         members = tuple(Member(identity) for identity in {*peers, me})
         self._founding: Final = founding
         self._members: Final = Configurations(configuration or Placed(0, founding or initial(members)))
@@ -70,7 +84,7 @@ class Core(Seam):
         self._progress: dict[str, Progress] = {}
         """The other members in force, voters and learners, in the order of their ids."""
         self._receiver: Final = SnapshotReceiver(machine)
-        self._seq = 0
+        self._seq = first_seq(me)
         self._leader_heard_s = -NEVER
         self._leader_ready = False
         self._leader_commit = 0
@@ -208,11 +222,22 @@ class Core(Seam):
         if self.stopped:
             raise RuntimeError("this engine has stopped; make a new one over the journal")
 
-    @contextmanager
-    def _stopping_at_an_exception(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.stopped = True
-            self._bridge.destroy()
-            raise
+    def _stopping_at_an_exception(self) -> "_FailStop":
+        return self._fail_stop
+
+
+class _FailStop:
+    """A context out of which an exception stops the engine: a plain class, since each frame and each tick enters it."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Core) -> None:
+        self._engine: Final = engine
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None:
+            self._engine.stopped = True
+            self._engine._bridge.destroy()

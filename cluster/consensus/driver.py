@@ -25,6 +25,9 @@ _Answer = TypeVar("_Answer")
 LONGEST_WAIT_S: Final = 1.0
 """A timer is set for at most this long, so that a clock that stood still during a suspend is noticed."""
 
+TIMER_SLACK_S: Final = 0.001
+"""A timer that is late by less is left alone: the loop waits in whole milliseconds."""
+
 
 class Consensus:
     """One replica's part in the agreement. Made and used in one asyncio loop's thread.
@@ -85,6 +88,7 @@ class Consensus:
             links=self._links,
             on_change=self._changed,
             on_members=self._find_peers,
+            on_due=self._wake,
         )
         self._on_change: Final = on_change
         self._watching: set[asyncio.Future[None]] = set()
@@ -216,7 +220,12 @@ class Consensus:
         return self.leader
 
     def compact_to(self, index: int) -> None:
-        """Let go of entries up to `index`, after a snapshot at `index` is sealed; the ledger keeps them."""
+        """Let go of entries up to `index`, after a snapshot at `index` is sealed; the ledger keeps them.
+
+        Nothing once it has stopped: a snapshot may be sealed while the replica ends.
+        """
+        if not self._running:
+            return
         with self._guard():
             self._journal.compact_to(index)
 
@@ -224,9 +233,13 @@ class Consensus:
 
     def on_frame(self, peer: str, message: AnyMessage) -> None:
         """A frame of an authenticated peer."""
-        if self._running:
-            with self._guard():
-                self._engine.receive(peer, message)
+        if not self._running:
+            return
+        try:
+            wants_tick = self._engine.receive(peer, message)
+        except BaseException as error:
+            self._stop_for(error)
+        if wants_tick:
             self._wake()
 
     def on_up(self, peer: str) -> None:
@@ -297,14 +310,21 @@ class Consensus:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._wake()
+        if self._soon or not self._running:
+            return
+        if self._engine.next_due_s() <= self._clock.monotonic_s():
+            self._tick()
+        else:
+            self._set_timer()  # what was due has been moved meanwhile
 
     def _tick(self) -> None:
         self._soon = False
         if not self._running:
             return
-        with self._guard():
+        try:
             self._engine.tick()
+        except BaseException as error:
+            self._stop_for(error)
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -316,8 +336,8 @@ class Consensus:
             self._wake()
             return
         at_s = self._loop.time() + wait_s
-        # A timer that is too early costs a tick that finds nothing to do; most are moved later many times first.
-        if self._timer is None or self._timer.when() > at_s:
+        # A timer that is too early costs a look that finds nothing to do; most are moved later many times first.
+        if self._timer is None or self._timer.when() > at_s + TIMER_SLACK_S:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._loop.call_at(at_s, self._on_timer)

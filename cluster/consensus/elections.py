@@ -9,6 +9,14 @@ from cluster.consensus.interface import Role
 SOON_SHARE: Final = (0.1, 0.6)
 """When the leader's link breaks, a follower stands after this share of the shortest election timeout, at random."""
 
+FIRST_SHARE: Final = 0.5
+"""The part of the range of election timeouts from which the followers of a leader draw, each from a share of its own.
+One stands first then, and has won before the next one's patience ends; whatever goes wrong is drawn from all of it."""
+
+SKEW_HEARTBEATS: Final = 0.5
+"""How much less than the shortest election timeout, in heartbeats, a leader's silence must have lasted for somebody
+who is asked: the last heartbeat came a little later here, or the first to stand would be told to wait."""
+
 
 class Elections(Core):
     """Ask first, then stand; grant to whoever has a journal at least as complete, once a term."""
@@ -24,6 +32,19 @@ class Elections(Core):
         if self.role is Role.FOLLOWER and self.leader == peer and self._votes_here:
             self._leader_heard_s = -NEVER
             self._hasten_election(self._uniform(*SOON_SHARE) * self._timing.election_min_s)
+
+    def _election_range_s(self) -> tuple[float, float]:
+        """Return where to draw the timeout from: followers of one leader, in the order of their ids, do not overlap.
+
+        Randomness alone decides wherever they may disagree about who leads and who votes, and at every further attempt.
+        """
+        least_s, most_s = self._timing.election_min_s, self._timing.election_max_s
+        heirs = [voter for voter in self.configuration.voter_ids if voter != self.leader]
+        if self.role is not Role.FOLLOWER or self.leader is None or self.me not in heirs:
+            return least_s, most_s
+        share_s = FIRST_SHARE * (most_s - least_s) / len(heirs)
+        first_s = least_s + heirs.index(self.me) * share_s
+        return first_s, first_s + share_s
 
     def _ask_first(self) -> None:
         """Ask whether a majority would vote for this replica, before a new term disturbs anybody."""
@@ -74,7 +95,8 @@ class Elections(Core):
         """Whether a leader other than `besides` lives, as far as this replica can tell."""
         if self._leads:
             return True
-        recent = self._clock.monotonic_s() - self._leader_heard_s < self._timing.election_min_s
+        silence_s = self._clock.monotonic_s() - self._leader_heard_s
+        recent = silence_s < self._timing.election_min_s - SKEW_HEARTBEATS * self._timing.heartbeat_s
         return recent and self.leader not in (None, besides)
 
     def _on_vote_request(self, peer: str, request: VoteRequest) -> None:

@@ -15,6 +15,7 @@ from cluster.consensus.frames import (
     AnyMessage,
     AppendReply,
     AppendRequest,
+    Forgotten,
     Heartbeat,
     Removed,
     SnapshotChunk,
@@ -24,6 +25,7 @@ from cluster.consensus.frames import (
     VoteRequest,
 )
 from cluster.consensus.interface import EntryTooLarge, PeerStatus
+from cluster.consensus.progress import Progress
 from cluster.consensus.reads import ReadWaiter
 from wal.configuration import is_configuration
 from wal.failures import BrokenInvariant
@@ -43,10 +45,11 @@ class Engine(Changing):
     """The rules together. Never re-entered, except that `apply` may propose.
 
     Takes me, peers, journal, machine, timing, clock, uniform, links, founding and configuration as Core does;
-    `on_change` is called when role, term, leader or readiness is another, `on_members` when the members are. An
-    exception out of `receive`, `tick`, or a proposal that reached the journal means that the replica must stop:
-    `stopped` is set, its unsent promises are forgotten, and every further call is refused. Raises RemovedFromCluster
-    for a replica that knows already that it is no member any more.
+    `on_change` is called when role, term, leader or readiness is another, `on_members` when the members are, `on_due`
+    when there is something to tick for although nothing was called. An exception out of `receive`, `tick`, or a
+    proposal that reached the journal means that the replica must stop: `stopped` is set, its unsent promises are
+    forgotten, and every further call is refused. Raises RemovedFromCluster for a replica that knows already that it is
+    no member any more.
     """
 
     def __init__(
@@ -54,13 +57,17 @@ class Engine(Changing):
         *,
         on_change: Callable[[], None] = lambda: None,
         on_members: Callable[[], None] = lambda: None,
+        on_due: Callable[[], None] = lambda: None,
         **given: Any,
     ) -> None:
         self._on_members: Callable[[], None] = lambda: None
         self._on_change: Final = on_change
         self._shown: tuple[object, ...] = ()
+        self._stirred = False
+        """Whether a message came since the last tick after which a tick may have something to do."""
         super().__init__(**given)
         self._on_members = on_members
+        self._receiver.on_verified = on_due
         self._shown = self._status()
         self._leave_if_removed()
 
@@ -85,6 +92,7 @@ class Engine(Changing):
                 lag_entries=max(0, last - known.match) if leads else 0,
                 sending_snapshot=name in self._senders,
                 votes=self.configuration.votes(name),
+                forgot=known.forgot > 0,
             )
             for name, known in self._progress.items()
         ]
@@ -118,7 +126,7 @@ class Engine(Changing):
         """Return the monotonic second at which `tick` has something to do; the past if it has now."""
         if self.stopped:
             return NEVER
-        if self._journal.dirty or self._bridge.holds or self.applied_index < self.commit_index:
+        if self._wants_tick:
             return -NEVER
         if not self._leads:
             return min(self._hints_due_s, max(self._election_deadline_s, self._grace_until_s))
@@ -131,17 +139,36 @@ class Engine(Changing):
         """Do what is due: stand, send, sync, release promises, commit, apply. Any exception is fail-stop (H23)."""
         self._require_running()
         with self._stopping_at_an_exception():
+            self._stirred = False
             self.doTick()
             status = self._status()
             if status != self._shown:
                 self._shown = status
                 self._on_change()
 
-    def receive(self, peer: str, message: AnyMessage) -> None:
-        """Take a message of an authenticated peer. What it promises in answer leaves in the next tick."""
+    def receive(self, peer: str, message: AnyMessage) -> bool:
+        """Take a message of an authenticated peer; return whether it asks for a tick, as `next_due_s` does then too.
+
+        What is promised in answer leaves at once if all that it rests on is durable already, or with the next tick.
+        What asks for none makes nothing due sooner, so a timer that is set stays right.
+        """
         self._require_running()
         with self._stopping_at_an_exception():
+            known = self._progress.get(peer)
+            before = None if known is None else _footing(known)
             self._deliver(peer, message)
+            if not self._journal.dirty:
+                self._bridge.release()
+                self._bridge.flush()
+            # Nearly all that an idle cluster says: what a tick would do does not depend on it.
+            is_routine = (
+                isinstance(message, Heartbeat | AppendReply)
+                and (known is None or _footing(known) == before)
+                and not self._reads.under_way
+                and self._status() == self._shown
+            )
+            self._stirred = self._stirred or not is_routine
+            return self._wants_tick
 
     def connected(self, peer: str) -> None:
         """The link to `peer` is up; what an earlier one had in flight is unknown, so its journal is probed."""
@@ -154,17 +181,32 @@ class Engine(Changing):
         """The link to `peer` broke, and lost everything that was in flight."""
         self._note_link(peer, is_up=False)
         self._end_transfer(peer)
+        known = self._progress.get(peer)
+        if known is not None:
+            known.link_broke(self._journal.term_of(known.match))
 
     def stop(self) -> None:
         """Let go of everything; readers who wait learn that leadership is lost. Nothing is written or sent."""
         self.stopped = True
         self._after_leading()
-        self._receiver.abort()
+        self._receiver.suspend()
         self.destroy()
 
     # ---- inside ----
 
+    @property
+    def _wants_tick(self) -> bool:
+        """Whether there is something to do whatever the time."""
+        return (
+            self._stirred
+            or self._journal.dirty
+            or self._bridge.holds
+            or self.applied_index < self.commit_index
+            or self._receiver.verified is not None
+        )
+
     def _do_tick(self) -> None:
+        self._install_verified()
         now_s = self._clock.monotonic_s()
         if self._leads:
             self._check_quorum(now_s)
@@ -238,6 +280,8 @@ class Engine(Changing):
                 self._on_vote_reply(peer, message)
             case AppendReply() | SnapshotReply():
                 self._on_reply(peer, message)
+            case Forgotten():
+                self._on_forgotten(peer, message)
             case TimeoutNow():
                 self._on_timeout_now(peer, message)
 
@@ -246,4 +290,9 @@ class Engine(Changing):
         self._on_members()
 
     def _status(self) -> tuple[object, ...]:
-        return self.role, self.term, self.leader, self.ready
+        return self._standing, self.ready
+
+
+def _footing(known: Progress) -> tuple[object, ...]:
+    """Return what decides about a peer what a leader sends to it, and whether it counts for a commit."""
+    return known.match, known.phase, known.probe_seq, known.may_send

@@ -5,11 +5,13 @@ from cluster.consensus.frames import (
     DONE,
     AppendReply,
     AppendRequest,
+    Forgotten,
     Heartbeat,
     SnapshotChunk,
     SnapshotReply,
 )
-from cluster.consensus.interface import Role
+from cluster.consensus.interface import PromisesForgotten, Role
+from wal.configuration import name_of
 from wal.failures import BrokenInvariant
 from wal.journal import Entry
 
@@ -38,6 +40,17 @@ class Following(Elections):
             case SnapshotChunk():
                 self._on_chunk(peer, message)
 
+    def _on_forgotten(self, peer: str, notice: Forgotten) -> None:
+        """The leader says that this replica lacks what it acknowledged. If so, no promise of it can be relied on.
+
+        An empty disk cannot tell that it is not a new one; who was promised something can.
+        """
+        last_index = self._journal.last_index
+        if (notice.term, notice.member) != (self.term, self.me) or self.leader != peer:
+            return
+        if last_index < notice.match_index:
+            raise PromisesForgotten(name_of(self.me), notice.match_index, last_index)
+
     def _on_append(self, peer: str, request: AppendRequest) -> None:
         if not self._agrees_before(peer, request):
             return
@@ -45,7 +58,9 @@ class Following(Elections):
         entries = [Entry(prev + 1 + at, term, data) for at, (term, data) in enumerate(request.entries)]
         self._append_what_is_missing(peer, entries)
         self._checked_index = max(self._checked_index, prev + len(entries))
-        self._receiver.abort()  # a leader that sends entries does not need to send a snapshot
+        if request.entries or self._receiver.index <= self._checked_index:
+            # A leader that sends entries does not need to send a snapshot; one that is being verified is older.
+            self._receiver.abort()
         self._take_commit(request)
         self._send(peer, AppendReply(self.term, request.seq, self._checked_index))
 
@@ -100,21 +115,35 @@ class Following(Elections):
             outcome, offset = DONE, chunk.size_bytes
         else:
             outcome, offset = self._receiver.take(chunk)
-            if outcome == DONE:
-                self._note_install(chunk)
         place = (chunk.index, chunk.snapshot_term, outcome, offset, self._checked_index)
         self._send(peer, SnapshotReply(self.term, chunk.seq, *place))
 
-    def _note_install(self, chunk: SnapshotChunk) -> None:
-        journal = self._journal
-        if journal.applied_index != chunk.index or journal.term_of(chunk.index) != chunk.snapshot_term:
+    def _install_verified(self) -> None:
+        """Install a snapshot whose verification is over: from one moment to the next, between two messages (7).
+
+        What it holds is committed, so it is in the journal of every leader since, whatever the term is by now.
+        """
+        if self._receiver.verified is None:
+            return
+        if self._receiver.verified[0] <= self._checked_index:
             raise BrokenInvariant(
-                f"a snapshot of index {chunk.index} and term {chunk.snapshot_term} was installed, but the journal is "
+                f"a snapshot of entry {self._receiver.verified[0]} is to be installed, but everything up to "
+                f"{self._checked_index} came from a leader since it was received"
+            )
+        place = self._receiver.install()
+        if place is not None:
+            self._note_install(*place)
+
+    def _note_install(self, index: int, term: int) -> None:
+        journal = self._journal
+        if journal.applied_index != index or journal.term_of(index) != term:
+            raise BrokenInvariant(
+                f"a snapshot of index {index} and term {term} was installed, but the journal is "
                 f"at {journal.applied_index}, term {journal.term_of(journal.applied_index)}"
             )
         self._move_applied(journal.applied_index)
         self._move_commit(max(self.commit_index, journal.commit_index))
-        self._checked_index = chunk.index
-        if self._members.installed(chunk.index, self._receiver.configuration, journal.last_index):
+        self._checked_index = index
+        if self._members.installed(index, self._receiver.configuration, journal.last_index):
             self._rearrange()
         self._touch_hints()

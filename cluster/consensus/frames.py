@@ -135,6 +135,16 @@ class TimeoutNow(Message, frozen=True, array_like=True, forbid_unknown_fields=Tr
     """Stand for election at once: this leader hands over to you, who have all that it has (thesis 3.10)."""
 
 
+class Forgotten(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
+    """`member` acknowledged everything up to `match_index` to this leader in this term, and says now that it lacks it.
+
+    A frame says who speaks, not to whom: a successor at the same address is not meant.
+    """
+
+    member: Name
+    match_index: Number
+
+
 AnyMessage = (
     AppendRequest
     | Heartbeat
@@ -145,6 +155,7 @@ AnyMessage = (
     | SnapshotReply
     | Removed
     | TimeoutNow
+    | Forgotten
 )
 
 PROMISES: Final = (AppendReply, VoteRequest, VoteReply, SnapshotReply)

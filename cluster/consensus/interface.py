@@ -1,5 +1,6 @@
 """What consensus asks of the controller and tells it: the words of the seam, without any machinery."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
@@ -54,6 +55,20 @@ class RemovedFromCluster(Exception):
         self.version = version
 
 
+class PromisesForgotten(Exception):
+    """This replica lacks entries that it acknowledged: it must stop, and not come back under its old name."""
+
+    def __init__(self, me: str, acknowledged_index: int, last_index: int) -> None:
+        super().__init__(
+            f"{me} acknowledged the entries up to {acknowledged_index} to its leader, and now its journal ends at "
+            f"{last_index}: its data was lost, or older data was put in its place, and its votes with it. Under its "
+            f"old identity it must not take part any more: run `forebay member replace {me}` on another replica, move "
+            f"its directory away, and start it with --join"
+        )
+        self.acknowledged_index = acknowledged_index
+        self.last_index = last_index
+
+
 class EntryTooLarge(ValueError):
     """A proposal is larger than one entry may be; the proposer must split it."""
 
@@ -103,21 +118,38 @@ class SnapshotRef(msgspec.Struct, frozen=True):
 
 
 class SnapshotSink(Protocol):
-    """Where a snapshot that a leader sends is written to."""
+    """Where a snapshot that a leader sends is written to. After `verify` or `abort` nothing more is written."""
+
+    @property
+    def received_bytes(self) -> int:
+        """How much is there already: more than 0 at the beginning where an earlier process received a part."""
+        ...
 
     def write(self, offset: int, data: bytes) -> None:
         """Take the bytes at `offset`; they come in order. An exception refuses the install."""
         ...
 
+    def verify(self, done: Callable[[], None]) -> None:
+        """Begin to verify the whole; call `done` in this thread when that is over, well or not, at once or later.
+
+        It is the slow part, so that it should go on beside the loop: this replica answers heartbeats and votes
+        meanwhile, by the journal that it has. An exception refuses the install.
+        """
+        ...
+
     def finish(self) -> Placed | None:
-        """Verify the whole, swap the state and call `journal.reset_to`; an exception refuses the install.
+        """Swap the state and call `journal.reset_to`; an exception, also one of `verify`, refuses the install.
 
         Returns the configuration that the snapshot holds; None if this machine does not keep them.
         """
         ...
 
     def abort(self) -> None:
-        """Throw away what came so far."""
+        """Throw away what came so far, at any time before `finish`."""
+        ...
+
+    def suspend(self) -> None:
+        """Let go, and leave what came so far for the next process, if this machine can."""
         ...
 
 
@@ -150,3 +182,5 @@ class PeerStatus(msgspec.Struct, frozen=True):
     sending_snapshot: bool
     votes: bool = True
     """Whether it counts in majorities; a learner does not yet."""
+    forgot: bool = False
+    """Whether it lacks entries that it acknowledged to this leader: it is refused until it is replaced."""

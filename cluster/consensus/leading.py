@@ -14,6 +14,7 @@ from cluster.consensus.frames import (
     REFUSED,
     AppendReply,
     AppendRequest,
+    Forgotten,
     Heartbeat,
     SnapshotReply,
 )
@@ -21,7 +22,7 @@ from cluster.consensus.interface import NO_OP, Role
 from cluster.consensus.progress import Phase, Progress
 from cluster.consensus.reads import ReadRounds
 from cluster.consensus.snapshots import RETRY_S, SnapshotSender
-from wal.configuration import Action, Change, encode_configuration
+from wal.configuration import Action, Change, encode_configuration, name_of
 from wal.journal import Entry
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Leading(Following):
             sent = False
             if known.phase is not Phase.SNAPSHOT:
                 sent = self._send_entries(peer, known)
-            if known.phase is Phase.SNAPSHOT:
+            if known.phase is Phase.SNAPSHOT and not known.forgot:
                 self._send_snapshot(peer, now_s)
             if not sent and (beat or (notice and known.commit_sent < self.commit_index)):
                 self._send(peer, Heartbeat(self.term, self._next_seq(), self.commit_index, self._has_begun))
@@ -127,12 +128,14 @@ class Leading(Following):
         while known.may_send and (known.phase is Phase.PROBE or known.next <= journal.last_index):
             prev = known.next - 1
             prev_term = journal.term_of(prev)
+            if prev_term is None and known.held is not None:
+                prev, prev_term = known.held  # compacted meanwhile; but it must still have that
             if prev_term is None:
                 known.snapshot()  # what it needs is compacted
                 break
             entries: list[Entry] = []
-            if known.next <= journal.last_index:
-                entries = journal.entries(known.next, max_bytes=APPEND_BYTES, max_entries=APPEND_ENTRIES)
+            if journal.base_index <= prev < journal.last_index:
+                entries = journal.entries(prev + 1, max_bytes=APPEND_BYTES, max_entries=APPEND_ENTRIES)
             seq = self._next_seq()
             pairs = [(entry.term, entry.data) for entry in entries]
             self._send(peer, AppendRequest(self.term, seq, prev, prev_term, self.commit_index, self._has_begun, pairs))
@@ -157,24 +160,50 @@ class Leading(Following):
                 "%s claims entries up to %d; this leader has %d", peer, reply.match_index, self._journal.last_index
             )
             return
+        if known.forgot and not self._holds_again(peer, known, reply):
+            return
         known.acked_seq = reply.seq
         known.answered_s = self._clock.monotonic_s()
         self._grace_given = False
         if isinstance(reply, SnapshotReply):
             self._on_snapshot_reply(peer, known, reply)
         elif reply.rejected:
-            self._on_rejection(known, reply)
+            self._on_rejection(peer, known, reply)
         else:
             known.accepted(reply.seq, reply.match_index)
             if known.phase is Phase.SNAPSHOT and known.match >= self._journal.base_index:
                 self._end_transfer(peer)
                 known.probe_from(known.match + 1)
 
-    def _on_rejection(self, known: Progress, reply: AppendReply) -> None:
+    def _on_rejection(self, peer: str, known: Progress, reply: AppendReply) -> None:
+        # What a peer acknowledged in a term agrees with the journal of that term's leader, so nothing may ever cut it,
+        # and a request that begins at or after it is refused at or after it (5.3). Less means that its disk has lost
+        # what others count on, and its votes besides.
+        if reply.hint_index < known.match:
+            _log.error(
+                "%s acknowledged entries up to %d and now lacks those after %d: its data was lost, or older data was "
+                "put in its place; it counts no more; run `forebay member replace %s`",
+                peer,
+                known.match,
+                reply.hint_index,
+                name_of(peer),
+            )
+            known.forget()
+            self._holds_again(peer, known, reply)
+            return
         at = min(reply.hint_index, self._journal.last_index)
         if self._journal.term_of(at) != reply.hint_term:
             at = self._last_index_not_above_term(at, reply.hint_term, self._journal.base_index)
         known.rejected(reply.seq, at + 1)
+
+    def _holds_again(self, peer: str, known: Progress, reply: AppendReply | SnapshotReply) -> bool:
+        """Say whether a peer that seemed to have forgotten its promises shows that it has not; else tell it to stop."""
+        if isinstance(reply, AppendReply) and not reply.rejected and reply.match_index >= known.forgot:
+            _log.warning("%s holds the entries up to %d again", peer, known.forgot)
+            known.remember()
+            return True
+        self._send(peer, Forgotten(self.term, reply.seq, peer, known.forgot))
+        return False
 
     def _advance_commit(self) -> None:
         """Commit what a majority holds durably, if the last of it is of this term (section 5.4.2, figure 8)."""
@@ -185,7 +214,7 @@ class Leading(Following):
 
     def _answer_reads(self) -> None:
         """Release the reads whose round a majority has answered, once the entries before them are known (section 8)."""
-        if self._has_begun:
+        if self._reads.under_way and self._has_begun:
             self._reads.answer(self._quorum_seq(), self.commit_index)
 
     def _quorum_seq(self) -> int:

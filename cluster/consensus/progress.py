@@ -39,6 +39,8 @@ class Progress:
         "acked_seq",
         "answered_s",
         "commit_sent",
+        "forgot",
+        "held",
         "last_contact_s",
         "match",
         "next",
@@ -61,6 +63,12 @@ class Progress:
         """When anything at all came from the peer."""
         self.answered_s = 0.0
         """When the peer last answered this leader in this term; its election counts as an answer."""
+        self.held: tuple[int, int] | None = None
+        """Index and term of an entry that the peer acknowledged before its link broke: the next probe asks for it,
+        even if it is compacted here by then."""
+        self.forgot = 0
+        """Up to where the peer acknowledged entries that it lacks now; 0 if it keeps its promises. Outlives a term:
+        nothing the peer says counts, until it shows that entry again."""
 
     def begin_term(self, next_index: int, now_s: float) -> None:
         """Forget what an earlier leadership knew."""
@@ -68,12 +76,28 @@ class Progress:
         self.acked_seq = 0
         self.commit_sent = 0
         self.answered_s = now_s
+        self.held = None
         self.probe_from(next_index)
+
+    def link_broke(self, term: int | None) -> None:
+        """Remember what the peer has acknowledged, whose last entry is of `term`: whoever comes back has to show it."""
+        if self.match and term is not None:
+            self.held = (self.match, term)
+
+    def forget(self) -> None:
+        """Count nothing of what the peer has acknowledged: it has forgotten it."""
+        self.forgot, self.match = max(self.forgot, self.match), 0
+        self.probe_from(self.forgot + 1)
+
+    def remember(self) -> None:
+        """The peer has shown that it holds what it seemed to have forgotten."""
+        self.forgot = 0
 
     def probe_from(self, next_index: int) -> None:
         """Send one request at a time from `next_index`, until one is accepted."""
         self.phase = Phase.PROBE
-        self.next = max(next_index, self.match + 1)
+        # Who has forgotten what it promised is sent nothing: it must not catch up as if nothing had happened.
+        self.next = max(next_index, self.match + 1, self.forgot + 1)
         self.probe_seq = 0
         self._land_all()
 
@@ -110,6 +134,7 @@ class Progress:
                 self.phase = Phase.REPLICATE
                 self.next = self.match + 1
                 self.probe_seq = 0
+                self.held = None
             elif seq > self.probe_seq:
                 # A later request was answered before the probe: the probe or its answer is lost, so probe again.
                 self.probe_seq = 0

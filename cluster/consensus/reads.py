@@ -23,6 +23,11 @@ class ReadRounds:
         """Whether somebody waits and no round is under way."""
         return bool(self._waiting) and not self._asked
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a round is, so that an answer may release somebody."""
+        return bool(self._asked)
+
     def start(self, first_seq: int) -> None:
         """A round starts: an answer to a request `first_seq` or later counts."""
         self._asked, self._waiting = self._waiting, []

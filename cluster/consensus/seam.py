@@ -36,6 +36,7 @@ _STATES: Final[dict[Role, int]] = {
     Role.LEADER: stock._RAFT_STATE.LEADER,
 }
 _ROLES: Final = {state: role for role, state in _STATES.items()}
+_LEADER: Final = _STATES[Role.LEADER]
 
 Uniform = Callable[[float, float], float]
 """Draws a number between two bounds: `random.uniform`, or a seeded one in a simulation."""
@@ -55,6 +56,8 @@ class _Bridge(Transport):  # type: ignore[misc]
         super().__init__(None, None, [])
         self._links = links
         self._held: list[tuple[str, AnyMessage]] = []
+        self._queued = False
+        """Whether the links were given something since they were last told to send."""
 
     def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:
         """Ignored: add, remove, set_version, transfer and status are not offered to peers (H5)."""
@@ -66,6 +69,7 @@ class _Bridge(Transport):  # type: ignore[misc]
             self._held.append((node.id, message))
         else:
             self._links.send(node.id, message)
+            self._queued = True
         return True
 
     @property
@@ -75,13 +79,18 @@ class _Bridge(Transport):  # type: ignore[misc]
 
     def release(self) -> None:
         """Let the promises go: the journal was synced after the last of them was made."""
+        if not self._held:
+            return
         held, self._held = self._held, []
+        self._queued = True
         for peer, message in held:
             self._links.send(peer, message)
 
     def flush(self) -> None:
         """Let the links send what they were given."""
-        self._links.flush()
+        if self._queued:
+            self._queued = False
+            self._links.flush()
 
     def destroy(self) -> None:
         """Forget the promises: they were never made."""
@@ -159,6 +168,7 @@ class Seam(stock.SyncObj):  # type: ignore[misc]
         with _construction(JournalAdapter(journal)):
             super().__init__(Node(me), list(self._nodes.values()), conf=conf, nodeClass=Node, transport=self._bridge)
         self._SyncObj__raftLastApplied = journal.applied_index
+        self._draw_election_timeout()
         self._postpone_election()
 
     # ---- the stock variables, in plain names ----
@@ -195,7 +205,12 @@ class Seam(stock.SyncObj):  # type: ignore[misc]
 
     @property
     def _leads(self) -> bool:
-        return self._SyncObj__raftState == _STATES[Role.LEADER]
+        return self._SyncObj__raftState == _LEADER
+
+    @property
+    def _standing(self) -> tuple[object, ...]:
+        """Role, term and leader, to be compared with what they were."""
+        return self._SyncObj__raftState, self._SyncObj__raftCurrentTerm, self._SyncObj__raftLeader
 
     def _set_role(self, role: Role, leader: str | None) -> None:
         self._SyncObj__setState(_STATES[role])
@@ -203,6 +218,7 @@ class Seam(stock.SyncObj):  # type: ignore[misc]
             self._SyncObj__raftLeader = self._SyncObj__selfNode
         else:
             self._SyncObj__raftLeader = None if leader is None else self._node(leader)
+        self._draw_election_timeout()
 
     def _set_term(self, term: int, voted_for: str | None) -> None:
         """Set both, in memory and in the journal, where they are buffered until the next sync."""
@@ -219,8 +235,15 @@ class Seam(stock.SyncObj):  # type: ignore[misc]
     def _election_deadline_s(self) -> float:
         return self._SyncObj__raftElectionDeadline
 
+    def _draw_election_timeout(self) -> None:
+        """Draw how long silence is tolerated: for each leader and each attempt anew (5.2), not for each heartbeat.
+
+        So the deadline only moves later while a leader lives, and a timer that is set for it is never too late.
+        """
+        self._election_timeout_s = self._uniform(*self._election_range_s())
+
     def _postpone_election(self) -> None:
-        self._SyncObj__raftElectionDeadline = self._clock.monotonic_s() + self._SyncObj__generateRaftTimeout()
+        self._SyncObj__raftElectionDeadline = self._clock.monotonic_s() + self._election_timeout_s
 
     def _hasten_election(self, wait_s: float) -> None:
         soon_s = self._clock.monotonic_s() + wait_s
@@ -244,6 +267,9 @@ class Seam(stock.SyncObj):  # type: ignore[misc]
         return self._nodes.get(peer) or Node(peer)
 
     # ---- what the rules define ----
+
+    def _election_range_s(self) -> tuple[float, float]:
+        raise NotImplementedError
 
     def _do_tick(self) -> None:
         raise NotImplementedError

@@ -1,7 +1,9 @@
-"""How a snapshot travels: in chunks, few at a time, resumed where it stopped, with the heartbeats beside it.
+"""How a snapshot travels (section 7): in chunks, few at a time, resumed where it stopped, with heartbeats beside it.
 
 The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk says from
-where on to send; a peer that loses its link keeps what it has until another snapshot is offered or entries arrive.
+where on to send; a peer that loses its link keeps what it has until another snapshot is offered or entries arrive, and
+over a restart. When all is there it is verified beside the loop: until that is over the peer is a follower with the
+journal that it had, which answers heartbeats and votes, and asks for nothing. Then it is installed, in one step.
 """
 
 import logging
@@ -9,8 +11,9 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
-from cluster.consensus.frames import CHUNK_BYTES, CONTINUE, DONE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
+from cluster.consensus.frames import CHUNK_BYTES, CONTINUE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
 from cluster.consensus.interface import Machine, SnapshotRef, SnapshotSink
+from replica.features import ReleaseNeeded
 from wal.configuration import Placed
 from wal.failures import BrokenInvariant, StorageFailed
 
@@ -89,45 +92,106 @@ class SnapshotReceiver:
         self._identity: tuple[int, int, int] | None = None
         self._sink: SnapshotSink | None = None
         self._received = 0
+        self._verifying = False
+        self._refused: tuple[int, int, int] | None = None
+        """A snapshot that did not pass, of which its sender has not been told yet."""
+        self.verified: tuple[int, int] | None = None
+        """Index and term of a snapshot that is to be installed, by `install`."""
+        self.on_verified: Callable[[], None] = lambda: None
+        """Called when `verified` has come true, perhaps while nothing else happens."""
         self.configuration: Placed | None = None
         """What the last snapshot that was installed said of the members."""
 
+    @property
+    def index(self) -> int:
+        """Index of the unfinished snapshot; 0 if there is none."""
+        return 0 if self._identity is None else self._identity[0]
+
     def take(self, chunk: SnapshotChunk) -> tuple[int, int]:
-        """Take a chunk; return (outcome, offset) for the reply. DONE means that the machine has the state now.
+        """Take a chunk; return (outcome, offset) for the reply.
 
         What the sink raises refuses the install and changes nothing, except what says that the storage is broken.
         """
         try:
             return self._take(chunk)
-        except (StorageFailed, BrokenInvariant):
+        except (StorageFailed, BrokenInvariant, ReleaseNeeded):
             raise
         except Exception as error:
-            _log.error("snapshot (%d, %d) of a peer is refused: %s", chunk.index, chunk.snapshot_term, error)
-            self.abort()
+            self._refuse((chunk.index, chunk.snapshot_term), error)
             return REFUSED, 0
+
+    def install(self) -> tuple[int, int] | None:
+        """Let the machine take over the verified snapshot; return its (index, term), None if it did not pass.
+
+        Its sender learns of a refusal with its next question.
+        """
+        sink, place, identity = self._sink, self.verified, self._identity
+        assert sink is not None and place is not None
+        try:
+            self.configuration = sink.finish()
+        except (StorageFailed, BrokenInvariant, ReleaseNeeded):
+            raise
+        except Exception as error:
+            self._refuse(place, error)
+            self._refused = identity
+            return None
+        self._forget()
+        return place
 
     def abort(self) -> None:
         """Throw away the unfinished snapshot, if there is one."""
-        sink, self._sink, self._identity, self._received = self._sink, None, None, 0
+        sink = self._sink
+        self._forget()
         if sink is not None:
             sink.abort()
 
+    def suspend(self) -> None:
+        """Leave the unfinished snapshot, if there is one, for the next process."""
+        sink = self._sink
+        self._forget()
+        if sink is not None:
+            sink.suspend()
+
+    def _forget(self) -> None:
+        self._sink, self._identity, self._received, self._verifying, self.verified = None, None, 0, False, None
+        self._refused = None
+
+    def _refuse(self, place: tuple[int, int], error: Exception) -> None:
+        _log.error("snapshot (%d, %d) of a peer is refused: %s", *place, error)
+        self.abort()
+
     def _take(self, chunk: SnapshotChunk) -> tuple[int, int]:
         identity = (chunk.index, chunk.snapshot_term, chunk.size_bytes)
+        if self._refused == identity:
+            self._refused = None
+            return REFUSED, 0
         if self._sink is None or self._identity != identity:
             if chunk.offset != 0:
                 return RESUME, 0
-            self.abort()
-            self._sink = self._machine.begin_install(chunk.index, chunk.snapshot_term)
-            self._identity = identity
-        if not chunk.data or chunk.offset != self._received:
+            self._begin(identity)
+        if self._verifying or not chunk.data or chunk.offset != self._received:
             return RESUME, self._received
         if self._received + len(chunk.data) > chunk.size_bytes:
             raise ValueError(f"more than the announced {chunk.size_bytes} bytes were sent")
-        self._sink.write(chunk.offset, chunk.data)
+        sink = self._sink
+        assert sink is not None
+        sink.write(chunk.offset, chunk.data)
         self._received += len(chunk.data)
-        if self._received < chunk.size_bytes:
-            return CONTINUE, self._received
-        self.configuration = self._sink.finish()
-        self._sink, self._identity, self._received = None, None, 0
-        return DONE, chunk.size_bytes
+        if self._received == chunk.size_bytes:
+            self._verifying = True
+            sink.verify(lambda: self._note_verified(sink))
+        return CONTINUE, self._received
+
+    def _begin(self, identity: tuple[int, int, int]) -> None:
+        index, term, size_bytes = identity
+        self.abort()
+        sink = self._machine.begin_install(index, term)
+        if sink.received_bytes >= size_bytes:
+            sink.abort()  # of a longer file: a part never holds the end
+            sink = self._machine.begin_install(index, term)
+        self._sink, self._identity, self._received = sink, identity, sink.received_bytes
+
+    def _note_verified(self, sink: SnapshotSink) -> None:
+        if sink is self._sink and self._identity is not None:  # it may have been given up meanwhile
+            self.verified = self._identity[:2]
+            self.on_verified()

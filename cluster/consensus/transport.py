@@ -14,11 +14,12 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from cluster.address import Address
 from cluster.consensus.frames import AnyMessage, FrameReader, FrameRefused, encode_frame
 from cluster.consensus.interface import Timing
+from cluster.consensus.strangers import Strangers
 from cluster.identity import NotIdentified, Role, identify
 from cluster.tls import TlsFiles, client_context, server_context
 from wal.configuration import name_of
@@ -34,7 +35,14 @@ HANDSHAKES_MAX: Final = 16
 QUEUED_BYTES_MAX: Final = 16 << 20
 """Bytes that wait to be sent to one peer; more means that it does not read: several windows of entries and chunks."""
 
+INBOUND_MAX: Final = 64
+"""Replicas that may be connected to us at once, one connection each, count: members, and some that were removed or are
+about to join. The authority vouches for each name."""
+
 BACKLOG: Final = 64
+
+AT_ONCE_S: Final = 1.0
+"""Seconds within which a connection that ends looks like one that was refused."""
 
 LINK_STEADY_S: Final = 5.0
 """Seconds after which a connection counts as good, so that the next attempt after its end starts without back-off."""
@@ -85,7 +93,8 @@ class _Connection(asyncio.Protocol):
                 self.member = frame.sender
                 self._links.listener.on_frame(frame.sender, frame.message)
         except FrameRefused as error:
-            _log.error("the connection of replica %s is closed: %s", self.peer, error)
+            sentence = f"the connection of replica {self.peer} is closed"
+            self._links.strangers.note(self.peer, sentence, error, level=logging.ERROR)
             self.transport.abort()
 
 
@@ -96,8 +105,8 @@ class _Inbound(_Connection):
         try:
             super().connection_made(transport)
         except NotIdentified as error:
-            _log.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), error)
             assert self.transport is not None
+            self._links.turned_away(transport.get_extra_info("peername"), error)
             self.transport.abort()
             return
         self._links.entered(self)
@@ -180,7 +189,10 @@ class _Dialler:
             try:
                 await self._connection()
             except (OSError, TimeoutError, NotIdentified) as error:
-                _log.debug("no connection to replica %s: %s", self.peer, error)
+                is_stranger = isinstance(error, ssl.SSLError | NotIdentified)
+                level = logging.WARNING if is_stranger else logging.INFO
+                sentence = f"no connection to replica {self.peer} at {self.address}"
+                self._links.strangers.note(self.peer, sentence, error, level=level)
             if loop.time() - began_s > LINK_STEADY_S:
                 delay_s = timing.reconnect_min_s
             self._nudge.clear()
@@ -208,7 +220,11 @@ class _Dialler:
             set_timeouts(transport.get_extra_info("socket"), self._links.timing)
             self._transport = transport
             self._links.listener.on_up(self.peer)
+            up_s = loop.time()
             await protocol.lost
+            if loop.time() - up_s < AT_ONCE_S:
+                # With TLS 1.3 the other side looks at our certificate when the handshake is over for us.
+                raise ConnectionAbortedError
         finally:
             was_up, self._transport = self._transport is not None, None
             self._queue.clear()
@@ -247,6 +263,7 @@ class TlsLinks:
         """Connections that have not shown a certificate yet, oldest first."""
         self._socket: socket.socket | None = None
         self._started = False
+        self.strangers: Final = Strangers(lambda: asyncio.get_running_loop().time())
         self.set_peers({name: address for name, address in members.items() if name != me})
 
     def set_peers(self, addresses: Mapping[str, str]) -> None:
@@ -332,9 +349,19 @@ class TlsLinks:
             raise NotIdentified(f"{identity} is this replica itself; each needs a certificate of its own")
         return identity.name
 
+    def turned_away(self, address: Any, error: BaseException) -> None:
+        """A connection to us did not come about; `address` is a socket's."""
+        host = str(address[0]) if isinstance(address, tuple) and address else "an unknown address"
+        self.strangers.note(host, f"a connection from {host} to the peer address is refused", error)
+
     def entered(self, inbound: _Inbound) -> None:
-        """A peer's connection is there; an older one of the same peer is dead, or should be."""
-        assert inbound.peer is not None
+        """A peer's connection is there; an older one of the same peer is dead, or should be: each has one at most."""
+        assert inbound.peer is not None and inbound.transport is not None
+        if len(self._inbound) >= INBOUND_MAX and inbound.peer not in self._inbound:
+            crowd = NotIdentified(f"{INBOUND_MAX} other replicas are connected already; a cluster has fewer")
+            self.turned_away(inbound.transport.get_extra_info("peername"), crowd)
+            inbound.transport.abort()
+            return
         older = self._inbound.get(inbound.peer)
         self._inbound[inbound.peer] = inbound
         if older is not None and older.transport is not None:
@@ -379,7 +406,7 @@ class TlsLinks:
                 lambda: _Inbound(self), connection, ssl=self._server_context, ssl_handshake_timeout=HANDSHAKE_S
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError; asyncio has closed the socket
-            _log.warning("a connection from %s is refused: %s", address, str(error) or type(error).__name__)
+            self.turned_away(address, error)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)

@@ -19,6 +19,9 @@ from benchmarks.pipelined import ChannelCluster, EtcdGrpcCluster
 
 Say = Callable[[str], None]
 
+FAILOVERS_PER_LINE = 10
+"""Leaders lost of each system between two lines that say how far it is, count."""
+
 
 SYSTEMS: dict[str, type[ForebayCluster] | type[EtcdCluster]] = {
     "forebay": ForebayCluster,
@@ -121,23 +124,33 @@ def failovers(
     timings: Sequence[str] = tuple(failovers_module.TIMINGS),
     faults: Sequence[str] = tuple(failovers_module.FAULTS),
 ) -> list[dict[str, Any]]:
-    """Lose leaders; return one row for each system, timing and fault."""
+    """Lose leaders, of the systems in turn; return one row for each timing, fault and system."""
     say("")
     say(f"Failover: from the fault to the next acknowledged write, {count} leaders lost per row")
-    header = f"{'election s':>10} {'fault':<6} {'system':<8} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'of etcd':>8}"
-    say(header)
+    say(
+        f"{'election s':>10} {'fault':<6} {'system':<8} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} "
+        f"{'p50 of etcd':>11} {'p99 of etcd':>11}"
+    )
     rows: list[dict[str, Any]] = []
     for timing in timings:
         for fault in faults:
-            for system in systems[::-1]:
-                place = directory / f"failover-{system}-{timing}-{fault}"
-                row, taken_s = asyncio.run(failovers_module.measure(system, timing, fault, count, place))
-                other = rows[-1]["p50_ms"] if system == "forebay" and len(systems) == 2 else 0.0
-                share = f"{row.p50_ms / other:.2f}" if other else ""
-                rows.append(msgspec.to_builtins(row) | {"taken_ms": [round(one * 1000, 1) for one in taken_s]})
+
+            def tell(done: int, timing: str = timing, fault: str = fault) -> None:
+                if done % FAILOVERS_PER_LINE == 0 and done < count:
+                    say(f"{timing:>10} {fault:<6} {done} of {count}")
+
+            place = directory / f"failover-{timing}-{fault}"
+            found = asyncio.run(failovers_module.measure(systems, timing, fault, count, place, tell))
+            of = {row.system: row for row in found}
+            for row in found:
+                ratios: dict[str, float] = {}
+                if row.system != "etcd" and "etcd" in of:
+                    ratios["p50_of_etcd"] = round(row.p50_ms / of["etcd"].p50_ms, 3)
+                    ratios["p99_of_etcd"] = round(row.p99_ms / of["etcd"].p99_ms, 3)
+                rows.append(msgspec.to_builtins(row) | ratios)
                 say(
-                    f"{timing:>10} {fault:<6} {system:<8} {row.p50_ms:>8.0f} {row.p99_ms:>8.0f} {row.max_ms:>8.0f} "
-                    f"{share:>8}"
+                    f"{timing:>10} {fault:<6} {row.system:<8} {row.p50_ms:>8.0f} {row.p99_ms:>8.0f} {row.max_ms:>8.0f} "
+                    + " ".join(f"{ratio:>11.2f}" for ratio in ratios.values())
                 )
     return rows
 

@@ -2,8 +2,9 @@
 scripts/diskfault.
 
 A small library that is loaded before the C library lets fdatasync, pwrite and their kin fail with EIO or ENOSPC on the
-data file of one replica, at a moment drawn at random, while clients write. The replica must stop itself with exit code
-70 and the sentence of wal.Environment; its peers must go on committing; started again on a good disk it must be whole.
+sync log or the data file of one replica, at a moment drawn at random, while clients write. The replica must stop itself
+with exit code 70 and the sentence of wal.Environment; its peers must go on committing; started again on a good disk it
+must be whole.
 """
 
 import argparse
@@ -30,7 +31,8 @@ from exercises.promises import Promises
 
 EXIT_STORAGE_REFUSED, EXIT_STOPPED_ITSELF = 66, 70
 SENTENCE = re.compile(
-    r"forebay: this replica stops itself: StorageFailed: \S+/wal/data\.mdb could not be written durably: .+"
+    r"forebay: this replica stops itself: StorageFailed: \S+/wal/(data\.mdb|sync\.log) could not be written "
+    r"durably: .+"
     r"Free space or replace the disk, then start the replica again"
 )
 AT_START = re.compile(r"forebay: .*data\.mdb")
@@ -61,8 +63,9 @@ STOP_S = 10.0
 MORE = 30
 """Commands that must be acknowledged without the victim, count."""
 
-SKIPPED_MAX = 40
-"""Calls that succeed after the fault was planned, at most, count: drawn, so that any write of a commit is hit."""
+SKIPPED_MAX = {"/wal/sync.log": 40, "/wal/data.mdb": 3}
+"""Calls on a file that succeed after the fault was planned, at most, count: drawn, so that any write of a sync or of a
+checkpoint is hit. There are hundreds of syncs to a checkpoint."""
 
 GO_ON_S = 15.0
 """How long the peers may take for that many, seconds."""
@@ -139,13 +142,16 @@ class DiskFaults:
 
     async def write_fails(self, name: str, what: str, error: int) -> None:
         """The replica stops itself at the first failure, and says why."""
-        faults.change(Plan(what, error, skip=self.chance.randrange(SKIPPED_MAX)), self.plan_file(name))
+        file = self.chance.choice(sorted(SKIPPED_MAX))
+        faults.change(Plan(what, error, file, self.chance.randrange(SKIPPED_MAX[file])), self.plan_file(name))
         code = await self.cluster.ended(name, STOP_S)
         self.hits += faults.hits(self.plan_file(name))
         words = self.cluster.log(name).read_text().splitlines()[-1]
         if code != EXIT_STOPPED_ITSELF or not SENTENCE.match(words):
             raise ExerciseFailed(f"{name} exited {code}, and its last words are: {words}")
-        # LMDB calls a write that took only a part of the bytes an I/O error, whatever the next call would have said.
+        if file not in words:
+            raise ExerciseFailed(f"{name} does not name {file}: {words}")
+        # A write that took only a part of the bytes is an I/O error, whatever the next call would have said.
         if os.strerror(errno.EIO if what == "short-write" else error) not in words:
             raise ExerciseFailed(f"{name} does not say {os.strerror(error)!r}: {words}")
 

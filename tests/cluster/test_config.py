@@ -158,7 +158,7 @@ def test_what_is_left_out_has_its_default(file: Path) -> None:
     config = Config.load(file)
     assert (config.agents, config.pools, config.policy) == ((), (), Policy())
     assert config.tls.authority == file.parent / "tls/ca.pem"
-    assert (config.timing.election_min_s, config.timing.election_max_s, config.timing.heartbeat_s) == (0.3, 0.6, 0.075)
+    assert (config.timing.election_min_s, config.timing.election_max_s, config.timing.heartbeat_s) == (0.3, 0.6, 0.09)
     assert config.storage.directory == file.parent
 
 

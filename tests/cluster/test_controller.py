@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from cluster.config import Config
+from cluster.consensus import SnapshotSink
 from cluster.past import POINTS_MAX
 from cluster.storage import StorageRefused, open_storage
 from replica.commands import CONTROLLER
@@ -26,6 +28,14 @@ from wal.codec import CodecError, encode_batch
 def small_snapshots(config: Config, every: int) -> Config:
     storage = msgspec.structs.replace(config.storage, snapshot_every_entries=every)
     return msgspec.structs.replace(config, storage=storage)
+
+
+async def installed(sink: SnapshotSink) -> None:
+    """Have what was written verified and installed, as consensus does."""
+    verified = asyncio.Event()
+    sink.verify(verified.set)
+    await verified.wait()
+    sink.finish()
 
 
 async def submit_many(rig: Rig, count: int) -> None:
@@ -128,7 +138,7 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
             for offset in range(0, len(data), 1000):
                 sink.write(offset, data[offset : offset + 1000])
-            sink.finish()
+            await installed(sink)
             await waiting
             assert rig.controller.applied_index == saved.body["index"]
             assert rig.controller.state.revision == saved.body["revision"]
@@ -169,7 +179,7 @@ async def test_a_snapshot_that_is_lost_where_the_ledger_has_a_gap_is_refused_at_
         rig.engine.depose(None)
         sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
         sink.write(0, data)
-        sink.finish()
+        await installed(sink)
         await rig.close()
         (path,) = config.snapshot_directory("r1").iterdir()
         kept = path.read_bytes()
@@ -196,15 +206,73 @@ async def test_a_replica_killed_between_receiving_and_installing_a_snapshot_star
         rig.engine.depose(None)
         sink = rig.controller.begin_install(saved[0]["index"], saved[0]["term"])
         sink.write(0, files[0])
-        sink.finish()
+        await installed(sink)
         receiver = rig.controller.snapshots.receive(saved[1]["index"], saved[1]["term"])
         receiver.write(0, files[1])
-        receiver.finish()
+        receiver.verify()
+        receiver.seal()
         await rig.close()
         assert len(list(config.snapshot_directory("r1").iterdir())) == 2
         await rig.open()
         assert rig.storage.index == saved[0]["index"]
         assert len(rig.storage.state.jobs) == 5
+
+
+@story
+async def test_the_replica_answers_while_a_received_snapshot_is_verified_and_installs_it_afterwards(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        await submit_many(leader, 20)
+        saved = await leader.ask("POST", "/v1/snapshots")
+        data = Path(saved.body["path"]).read_bytes()
+    reached, go = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        reached.set()
+        assert go.wait(30)
+
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        monkeypatch.setattr(rig.controller.snapshots, "_breathe", slowly)
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        sink.write(0, data)
+        verified = asyncio.Event()
+        sink.verify(verified.set)
+        await asyncio.to_thread(reached.wait, 30)
+        for _ in range(3):
+            assert (await rig.ask("GET", "/v1/jobs?stale=ok")).status == 200
+        assert not verified.is_set() and len(rig.controller.state.jobs) == 1
+        go.set()
+        await verified.wait()
+        rig.engine.depose(None)
+        sink.finish()
+        assert len(rig.controller.state.jobs) == 20
+
+
+@story
+async def test_what_a_stopped_replica_had_received_of_a_snapshot_is_not_received_again(
+    config: Config, tmp_path: Path
+) -> None:
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        await submit_many(leader, 20)
+        saved = await leader.ask("POST", "/v1/snapshots")
+        data = Path(saved.body["path"]).read_bytes()
+    async with Rig(config) as rig:
+        rig.engine.depose(None)
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        assert sink.received_bytes == 0
+        sink.write(0, data[:-40])
+        await rig.close()
+        await rig.open()
+        rig.engine.depose(None)
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        assert 0 < sink.received_bytes <= len(data) - 40
+        sink.write(sink.received_bytes, data[sink.received_bytes :])
+        await installed(sink)
+        assert len(rig.controller.state.jobs) == 20
 
 
 @story
@@ -236,7 +304,7 @@ async def test_a_broken_install_is_refused_and_the_replica_carries_on(config: Co
         sink = rig.controller.begin_install(100, 3)
         sink.write(0, b"not a snapshot" * 100)
         with pytest.raises(Exception, match="snapshot"):
-            sink.finish()
+            await installed(sink)
         assert rig.controller.state is before
         assert (await rig.submit()).status == 201
 

@@ -18,8 +18,9 @@ from cluster.proposer import (
     QueueFull,
 )
 from replica import commands as c
-from replica.commit import Batch
+from replica.commit import Batch, Entry
 from replica.directives import parse_request
+from replica.events import Event
 from replica.jobs import Hold, JobSpec
 from replica.limits import COMMANDS_PER_BATCH_MAX
 from replica.policy import Policy
@@ -29,7 +30,7 @@ from replica.state import State
 from replica.state_digest import state_digest
 from replica.units import Instant, seconds
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
-from wal.codec import decode_batch
+from wal.codec import CodecError, decode_batch
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 ALICE = c.Actor(c.ActorRole.USER, "alice")
@@ -119,9 +120,9 @@ async def test_a_batch_obeys_its_bounds_of_count_and_bytes(config: Config) -> No
         await until(lambda: rig.controller.proposer.queued == 0 or rig.engine.uncommitted == 4)
         sizes = [len(rig.engine.journal.entry(index).data) for index in range(3, rig.engine.last_index + 1)]
         counts = [len(batch.entries) for batch in batches(rig)]
-        assert max(counts) <= COMMANDS_PER_BATCH_MAX
+        assert max(counts) <= COMMANDS_PER_BATCH_MAX + 1  # a pass
         assert max(sizes) <= 1024 * 1024
-        assert counts[0] >= COMMANDS_PER_BATCH_MAX - 1
+        assert counts[0] >= COMMANDS_PER_BATCH_MAX
         while not all(answer.done() for answer in answers):
             rig.engine.commit()
             await asyncio.sleep(0)
@@ -348,16 +349,39 @@ async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carr
 
 
 @story
+async def test_a_command_that_cannot_be_written_down_is_answered_and_harms_no_other(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cluster.proposer as module
+
+    def encode(entry: Entry) -> bytes:
+        if b"cannot" in real(entry):
+            raise CodecError("no bytes for it")
+        return real(entry)
+
+    real = module.encode_entry
+    async with manual(config) as rig:
+        monkeypatch.setattr(module, "encode_entry", encode)
+        bad, good = submit(rig, script="#!/bin/sh\n# cannot\n"), submit(rig)
+        with pytest.raises(CannotDecide):
+            await bad
+        await until(lambda: rig.engine.uncommitted == 1)
+        rig.engine.commit()
+        assert (await good).job == 1
+        assert not rig.failures
+
+
+@story
 async def test_a_fault_in_the_proposer_itself_stops_the_replica(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import cluster.proposer as module
 
-    def encode(batch: object) -> bytes:
+    def encode(*parts: object) -> bytes:
         raise MemoryError("no room")
 
     async with manual(config) as rig:
-        monkeypatch.setattr(module, "encode_batch", encode)
+        monkeypatch.setattr(module, "batch_of_encoded", encode)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         submit(rig)
         await until(lambda: bool(rig.failures))
@@ -382,23 +406,15 @@ async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: C
 async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_the_disk(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import cluster.proposer as module
-    from replica.decide import Accepted
+    from replica.agenda import Agenda
     from replica.events import NodeResumed
-
-    real = module.decide
-
-    def decide(state: object, request: c.Request, at: Instant) -> object:
-        if isinstance(request.command, c.RunSchedulingPass):
-            return Accepted((NodeResumed("n1"),))
-        return real(state, request, at)  # type: ignore[arg-type]
 
     async with Rig(config) as rig:
         node = c.Actor(c.ActorRole.AGENT, "n1")
         id_ = bytes.fromhex(rig.new_id())
         await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
         monkeypatch.setattr("cluster.pacing.PASSES_IN_A_ROW_MAX", 5)
-        monkeypatch.setattr(module, "decide", decide)
+        monkeypatch.setattr(Agenda, "events_of_pass", lambda self, at: (NodeResumed("n1"),))
         before = rig.engine.last_index
         rig.controller.proposer.schedule()
         await until(lambda: rig.controller.proposer.pacer.sleeping)
@@ -411,23 +427,22 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
 async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has_rested(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import cluster.proposer as module
+    from replica.agenda import Agenda
 
-    real = module.decide
+    real = Agenda.events_of_pass
     passes = 0
 
     async with manual(config) as rig:
         assert isinstance(rig.clock, ManualClock)
         clock = rig.clock
 
-        def decide(state: object, request: c.Request, at: Instant) -> object:
+        def events_of_pass(self: Agenda, at: Instant) -> tuple[Event, ...]:
             nonlocal passes
-            if isinstance(request.command, c.RunSchedulingPass):
-                passes += 1
-                clock.advance(0.05)
-            return real(state, request, at)  # type: ignore[arg-type]
+            passes += 1
+            clock.advance(0.05)
+            return real(self, at)
 
-        monkeypatch.setattr(module, "decide", decide)
+        monkeypatch.setattr(Agenda, "events_of_pass", events_of_pass)
         for number in range(1, 4):
             answer = submit(rig)
             await until(lambda: rig.engine.uncommitted > 0)

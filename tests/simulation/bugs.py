@@ -16,6 +16,7 @@ import msgspec
 
 from cluster import controller as controller_module
 from cluster import storage as storage_module
+from cluster.chronicle import read_batch
 from cluster.consensus import Role
 from cluster.consensus.core import Core
 from cluster.consensus.following import Following
@@ -26,8 +27,10 @@ from cluster.proposer import NotLeading, Proposer, Settled
 from replica.settle import settle
 from replica.state import EMPTY, State
 from snapshots import restore as restore_module
+from tests.simulation.bugs_of_members import PLANTS_OF_MEMBERS
+from tests.simulation.bugs_of_sync_log import PLANTS_OF_SYNC_LOG
 from wal import environment as environment_module
-from wal import rows
+from wal import replay, rows
 from wal.environment import Environment
 from wal.journal import Journal
 
@@ -47,13 +50,15 @@ def no_sync() -> list[Any]:
 
 def vote_not_stored() -> list[Any]:
     """The term is written, the vote in it is not (H1)."""
-    write = rows.write
+    write, pack = rows.write, replay.pack
 
-    def forgetful(env: Any, changes: Any) -> None:
-        hard = None if changes.hard is None else changes.hard._replace(voted_for=None)
-        write(env, changes._replace(hard=hard))
+    def without_vote(what: Any) -> Any:
+        return what._replace(hard=None if what.hard is None else what.hard._replace(voted_for=None))
 
-    return [patch.object(rows, "write", forgetful)]
+    return [
+        patch.object(rows, "write", lambda env, changes: write(env, without_vote(changes))),
+        patch.object(replay, "pack", lambda sync: pack(without_vote(sync))),
+    ]
 
 
 def promised_before_sync() -> list[Any]:
@@ -174,7 +179,7 @@ def applied_twice() -> list[Any]:
     def again(ledger: Any, journal: Any, image: Any) -> Any:
         state, *rest = replay(ledger, journal, image)
         for entry in ledger.read(max(1, journal.applied_index), limit=1):
-            batch = storage_module.read_batch(entry.data)
+            batch = read_batch(entry.data)
             if batch is not None:
                 batch = msgspec.structs.replace(
                     batch, base=state.revision, entries=tuple(msgspec.structs.replace(e, id=b"") for e in batch.entries)
@@ -205,8 +210,9 @@ def receipts_dropped_at_snapshot() -> list[Any]:
     usable, installed = storage_module._usable_image, Controller.installed
 
     def without(image: Any) -> Any:
-        empty: dict[str, Any] = {"receipts": EMPTY.receipts, "receipt_ids": EMPTY.receipt_ids}
-        return image and msgspec.structs.replace(image, state=msgspec.structs.replace(image.state, **empty))
+        return image and msgspec.structs.replace(
+            image, state=msgspec.structs.replace(image.state, receipts=EMPTY.receipts)
+        )
 
     def install(self: Any, image: Any, *rest: Any) -> Any:
         return installed(self, without(image), *rest)
@@ -228,7 +234,14 @@ def failed_sync_ignored() -> list[Any]:
             yield transaction
             self.commit(transaction)
 
-    return [patch.object(Environment, "write", write)]
+    def append(self: Any, body: bytes) -> None:
+        self.check()
+        record = self.log.record(body)
+        with suppress(lmdb.Error, OSError):
+            self.commit(record)
+        self.log.added(record)
+
+    return [patch.object(Environment, "write", write), patch.object(Environment, "append", append)]
 
 
 def capacity_leaked_on_failover() -> list[Any]:
@@ -299,8 +312,8 @@ def answered_before_commit() -> list[Any]:
     """A client has its answer when the batch is proposed, not when it is applied (law 4)."""
     original = Proposer._propose
 
-    def hasty(self: Any, batch: Any, waiters: Any) -> None:
-        original(self, batch, waiters)
+    def hasty(self: Any, *given: Any) -> None:
+        original(self, *given)
         if self._in_flight:
             flight = self._in_flight[-1]
             for waiter in flight.waiters:
@@ -342,6 +355,8 @@ PLANTS: Final[dict[str, Plant]] = {
         fence_skipped,
         receipts_not_asked,
         answered_before_commit,
+        *PLANTS_OF_MEMBERS,
+        *PLANTS_OF_SYNC_LOG,
     )
 }
 

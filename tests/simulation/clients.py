@@ -106,7 +106,7 @@ class Caller:
         except (StorageFailed, BrokenInvariant) as error:
             replica.stop_for(error)
         except QueueFull:
-            self._reply(replica, generation, self._refused, attempt, replica.name)
+            self._reply(replica, generation, self._refused, attempt, replica.called)
         else:
             answer.add_done_callback(lambda done: self._leave(attempt, what, replica, generation, done))
             if self.rng.random() < 0.02:
@@ -142,7 +142,8 @@ class Caller:
 
     def _refused(self, attempt: int, leader: str | None) -> None:
         if attempt == self._try:
-            self.target = leader or self.rng.choice(self.world.names)
+            known = None if leader is None else self.world.place_of(leader)
+            self.target = self.rng.choice(self.world.names) if known is None else known.name
             self._try += 1
             self.world.timeline.after(self.rng.uniform(0.005, 0.06), self._again, self._try)
 
@@ -230,7 +231,8 @@ class SimClient(Caller):
         spec = JobSpec(
             name=f"{self.name}-{self.submitted}",
             user=self.actor.name,
-            script="#!/bin/sh\n",
+            # Some longer than a sector of the disk, or two: a write of theirs can be torn.
+            script="#!/bin/sh\n" + "#" * rng.choice((0, 0, 600, 1500)),
             workdir="/out",
             time_limit_s=60,
             cpus=rng.choice((1, 1, 2)),

@@ -7,8 +7,6 @@ commit and file call is a place where the replica can die, or be told that the d
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
@@ -17,15 +15,27 @@ from typing import Any
 
 import lmdb
 
-from snapshots.seal import Disk
+from tests.simulation.files import SimFiles
+from tests.simulation.sync_log import SimLog
 from wal import environment as wal_environment
 from wal.environment import Environment
 from wal.failures import Condition, RecoveryRefused, StorageFailed
-from wal.records import Identity
+from wal.records import (
+    ENTRIES,
+    HARD_KEY,
+    MARKS_KEY,
+    STATE,
+    HardState,
+    Identity,
+    Marks,
+    index_key,
+    unpack_entry,
+    unpack_hard,
+    unpack_marks,
+)
 
 SYNC_S = 0.000_5
 """What a sync takes on a disk that is well, seconds."""
-
 
 PAGE_BYTES = 4096
 
@@ -36,6 +46,8 @@ class Table:
     def __init__(self) -> None:
         self.keys: list[bytes] = []
         self.values: dict[bytes, bytes] = {}
+        self.size_bytes = 0
+        """What the values add up to."""
 
     def put(self, key: bytes, value: bytes) -> bytes | None:
         before = self.values.get(key)
@@ -44,12 +56,17 @@ class Table:
                 self.keys.append(key)
             else:
                 insort(self.keys, key)
+        else:
+            self.size_bytes -= len(before)
+        self.size_bytes += len(value)
         self.values[key] = value
         return before
 
     def delete(self, key: bytes) -> bytes:
         del self.keys[bisect_left(self.keys, key)]
-        return self.values.pop(key)
+        value = self.values.pop(key)
+        self.size_bytes -= len(value)
+        return value
 
 
 Undo = list[tuple[Table, bytes, bytes | None]]
@@ -82,6 +99,50 @@ class SimDisk:
         self.syncs = 0
         self.injected = ""
         """What was done to this disk that explains why its replica stops or is refused."""
+        self.damaged = ""
+        """What was done to it while no process ran."""
+        self.log = SimLog(self)
+
+    # What is on it: LMDB's tables, and what the sync log adds to them
+
+    def holds(self, index: int, term: int) -> bool:
+        """Whether an entry is on it, or part of what a snapshot on it stands for; of a damaged one that is believed."""
+        if self.damaged:
+            return True
+        if STATE not in self.tables:
+            return False
+        if self._marks.base_index >= index:
+            return True
+        for sync in reversed(self.log.valid()):
+            if index >= sync.first:
+                at = index - sync.first
+                return at < len(sync.entries) and sync.entries[at].term == term
+        key = index_key(index)
+        value = self.tables[ENTRIES].values.get(key)
+        return value is not None and unpack_entry(key, value).term == term
+
+    @property
+    def hard(self) -> HardState:
+        """Term and vote."""
+        said = [sync.hard for sync in self.log.valid() if sync.hard is not None]
+        return said[-1] if said else unpack_hard(self.tables[STATE].values[HARD_KEY])
+
+    @property
+    def last_index(self) -> int:
+        """The last entry."""
+        syncs = self.log.valid()
+        return syncs[-1].first - 1 + len(syncs[-1].entries) if syncs else self._marks.last_index
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether nothing that was written would be lost in a crash."""
+        return not self.unsynced and self.log.is_synced
+
+    @property
+    def _marks(self) -> Marks:
+        return unpack_marks(self.tables[STATE].values[MARKS_KEY])
+
+    # How it fails
 
     def step(self, where: str) -> None:
         """One operation: where the process may die."""
@@ -100,6 +161,7 @@ class SimDisk:
         for undo in reversed(self.unsynced[keep:]):
             self.take_back(undo)
         self.unsynced.clear()
+        self.log.tear()
         self.operations_left = None
         self.next_sync_fails = False
         self.files.lose_power()
@@ -122,6 +184,8 @@ class SimDisk:
         filled = [name for name in sorted(self.tables) if self.tables[name].keys]
         if not filled:
             return None
+        if self.log.content and self.rng.random() < 0.2:
+            return self.log.flip_a_bit()
         name = self.rng.choice(filled)
         table = self.tables[name]
         key = self.rng.choice(table.keys)
@@ -142,7 +206,7 @@ class SimLmdb:
         self.readonly = readonly
 
     def info(self) -> dict[str, int]:
-        stored_bytes = sum(len(value) for table in self.disk.tables.values() for value in table.values.values())
+        stored_bytes = sum(table.size_bytes for table in self.disk.tables.values())
         pages = stored_bytes // PAGE_BYTES + 2
         return {"last_txnid": self.disk.transactions, "map_size": self.map_size, "last_pgno": pages}
 
@@ -297,86 +361,6 @@ class SimCursor:
             yield key, self._table.values[key]
 
 
-class SimFiles(Disk):
-    """The calls of `snapshots` that change a disk: files on tmpfs, of which a crash forgets what was not synced."""
-
-    def __init__(self, disk: SimDisk, directory: Path) -> None:
-        self._disk = disk
-        self.directory = directory
-        self._names: dict[int, str] = {}
-        """By descriptor; of those that are closed the entry is out of date until the number is used again."""
-        self._unsynced: set[str] = set()
-        self._renamed: list[tuple[str, str]] = []
-
-    def create(self, directory: int, name: str) -> int:
-        self._step("making a snapshot's file", needs_space=True)
-        file = super().create(directory, name)
-        self._names[file] = name
-        self._unsynced.add(name)
-        return file
-
-    def write(self, file: int, data: bytes) -> None:
-        self._step("writing a snapshot", needs_space=True)
-        self._unsynced.add(self._names[file])
-        super().write(file, data)
-
-    def sync(self, file: int) -> None:
-        self._step("syncing a snapshot")
-        self._disk.work(self._disk.sync_s)
-        self._unsynced.discard(self._names[file])
-
-    def rename(self, directory: int, old: str, new: str) -> None:
-        self._step("naming a snapshot")
-        super().rename(directory, old, new)
-        self._renamed.append((old, new))
-        self._unsynced.discard(new)
-        if old in self._unsynced:
-            self._unsynced.discard(old)
-            self._unsynced.add(new)
-
-    def sync_directory(self, directory: int) -> None:
-        self._step("syncing the snapshots' directory")
-        self._disk.work(self._disk.sync_s)
-        self._renamed.clear()
-
-    def remove(self, directory: int, name: str) -> None:
-        if self._disk.dead:
-            return
-        self._step("removing a snapshot")
-        super().remove(directory, name)
-        self._unsynced.discard(name)
-
-    def lose_power(self) -> None:
-        for name in sorted(self._unsynced):
-            path = self.directory / name
-            if path.exists():
-                os.truncate(path, self._disk.rng.randrange(path.stat().st_size + 1))
-        for old, new in reversed(self._renamed):
-            if (self.directory / new).exists() and self._disk.rng.random() < 0.5:
-                os.rename(self.directory / new, self.directory / old)
-        self._unsynced.clear()
-        self._names.clear()
-        self._renamed.clear()
-
-    def flip_a_bit(self) -> str | None:
-        """Damage one sealed snapshot; return its name, None if there is none."""
-        names = sorted(name for name in os.listdir(self.directory) if not name.startswith("."))
-        if not names:
-            return None
-        name = self._disk.rng.choice(names)
-        data = bytearray((self.directory / name).read_bytes())
-        if not data:
-            return None
-        data[self._disk.rng.randrange(len(data))] ^= 1 << self._disk.rng.randrange(8)
-        (self.directory / name).write_bytes(data)
-        return name
-
-    def _step(self, where: str, *, needs_space: bool = False) -> None:
-        self._disk.step(where)
-        if needs_space and self._disk.files_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 class SimEnvironments:
     """Stands in for the class `wal.Environment` where a replica opens its storage: the real one, over a SimDisk."""
 
@@ -392,19 +376,13 @@ class SimEnvironments:
     def open(self, directory: Path, *, cluster_id: str, replica: str, map_size_bytes: int, create: bool) -> Environment:
         """Open as `Environment.open` does, without its file lock and its look at the bytes of LMDB's meta pages."""
         identity = Identity(cluster_id, replica)
+        disk = self.disks[directory]
         directory.mkdir(parents=True, exist_ok=True)
         (directory / wal_environment.DATA_FILE).touch()  # that there is one is all that is asked of the file
         opened: Any = wal_environment._open_lmdb(directory, map_size_bytes, readonly=False)
-        if self.disks[directory].transactions == 0:
-            if not create:
-                raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
-            try:
-                tables = wal_environment._create(opened, identity)
-            except lmdb.MapFullError as error:
-                raise StorageFailed(str(error)) from error
-            except lmdb.Error as error:
-                raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, str(error)) from error
-        else:
-            tables = wal_environment._open_tables(directory, opened)
-            wal_environment._check_identity(directory, opened, tables, identity)
-        return Environment(directory, opened, tables, identity)
+        try:
+            return Environment.prepared(directory, opened, identity, disk.log, create=create)
+        except lmdb.MapFullError as error:
+            raise StorageFailed(str(error)) from error
+        except (lmdb.Error, OSError) as error:
+            raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, str(error)) from error

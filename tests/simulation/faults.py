@@ -24,12 +24,16 @@ PROFILES: Final[dict[str, tuple[str, ...]]] = {
         "rogue_batch", "clock_jump", "agent_silent", "snapshot", "transfer",
     ),
     "crash": (
-        "kill", "kill_leader", "power_cut", "die_at_operation", "die_at_operation", "die_at_operation", "stop",
-        "break_link", "rogue_batch", "agent_restart", "snapshot", "transfer",
+        "kill", "kill_leader", "power_cut", "die_at_operation", "die_at_operation", "die_at_operation", "tear", "tear",
+        "stop", "break_link", "rogue_batch", "agent_restart", "snapshot", "transfer",
     ),
     "disk": (
-        "failing_sync", "full_disk", "stall", "full_snapshots", "flip", "flip", "flip_snapshot", "kill",
-        "die_at_operation", "snapshot", "break_link",
+        "failing_sync", "tear", "full_disk", "stall", "full_snapshots", "flip", "flip", "flip_snapshot",
+        "flip_snapshot", "kill", "die_at_operation", "snapshot", "break_link",
+    ),
+    "membership": (
+        "break_link", "cut", "one_way_cut", "isolate", "partial_partition", "black_hole", "pause", "kill",
+        "kill_leader", "power_cut", "die_at_operation", "die_at_operation", "stop", "snapshot", "transfer", "lose_disk",
     ),
 }  # fmt: skip
 """The kinds of faults of each profile; one that stands twice is drawn twice as often."""
@@ -50,11 +54,8 @@ class Faults:
         self.on = False
         self.client = SimClient(world, 99)
         """Whose commands are in the batches of a would-be leader."""
-        may_lose = (len(world.names) - 1) // 2
-        self.victims = rng.sample(world.names, may_lose)
-        """Whose disks may be damaged for good: never a majority, so that there is always a good copy elsewhere."""
         network = world.network
-        if profile in ("net", "all"):
+        if profile in ("net", "membership", "all"):
             network.latency_s = rng.choice((0.000_3, 0.001, 0.01, 0.04))
             network.losses = rng.choice((0.0, 0.0, 0.01, 0.1))
             network.repeats = rng.choice((0.0, 0.5))
@@ -191,6 +192,12 @@ class Faults:
         if replica is not None:
             replica.disk.operations_left = self.rng.randrange(1, 30)
 
+    def tear(self) -> None:
+        """Die with a record of the sync log written and not synced."""
+        replica = self._some_up()
+        if replica is not None:
+            replica.disk.log.dies = True
+
     def stop(self) -> None:
         replica = self._some_up()
         if replica is not None:
@@ -224,7 +231,8 @@ class Faults:
         """An operator has the leader hand over, to whoever is best or to somebody who may be behind."""
         leader = self.world.leader()
         if leader is not None:
-            target = self.rng.choice([None, *(name for name in self.world.names if name != leader.name)])
+            others = [replica.called for replica in self.world.replicas.values() if replica is not leader]
+            target = self.rng.choice([None, *others])
             leader.loop.call_soon(self._hand_over, leader, leader.generation, target)
 
     def _hand_over(self, replica: SimReplica, generation: int, target: str | None) -> None:
@@ -288,14 +296,20 @@ class Faults:
             self.world.restart_later(replica)
 
     def _victim(self) -> SimReplica | None:
-        if not self.victims:
-            return None
-        replica = self.world.replicas[self.rng.choice(self.victims)]
-        if replica.lost:
+        """Return somebody whose disk may be damaged for good: there is always a good copy elsewhere."""
+        replica = self._some()
+        if replica.lost or replica.removed or not self.world.may_lose(replica.identity):
             return None
         if replica.up:
             replica.crash()
         return replica
+
+    def lose_disk(self) -> None:
+        """A disk breaks for good, and an operator will have to replace its replica."""
+        replica = self._some()
+        if self.world.operator.active and replica.identity and not replica.lost and not replica.removed:
+            if self.world.may_lose(replica.identity):
+                self.world.lose_disk(replica)
 
     # Agents
 

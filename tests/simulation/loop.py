@@ -42,6 +42,8 @@ class Timeline:
         self._count = itertools.count()
         self._standing = 0
         """Events since time last moved."""
+        self.stopped = False
+        """Nothing more is to happen."""
 
     def at(self, when_s: float, action: Callable[..., None], *arguments: Any) -> None:
         """Have `action` called at `when_s`, or now if that is past; what is due at one time keeps its order."""
@@ -51,13 +53,21 @@ class Timeline:
         """Have `action` called in `delay_s` seconds."""
         self.at(self.now_s + delay_s, action, *arguments)
 
-    def run(self, duration_s: float, until: Callable[[], bool] | None = None) -> bool:
-        """Let `duration_s` go by, or less if `until()` comes true; return whether it did."""
+    def run(self, duration_s: float, until: Callable[[], bool] | None = None, every_s: float = 0.0) -> bool:
+        """Let `duration_s` go by, or less if `until()` comes true, or `stopped` is set; return whether `until()` did.
+
+        It is asked before each event, or with `every_s` not more often than that.
+        """
         end_s = self.now_s + duration_s
         heap = self._heap
+        asked_s = self.now_s
         while heap and heap[0][0] <= end_s:
-            if until is not None and until():
-                return True
+            if self.stopped:
+                return False
+            if until is not None and self.now_s >= asked_s:
+                asked_s = self.now_s + every_s
+                if until():
+                    return True
             when_s, _, action, arguments = heapq.heappop(heap)
             if when_s > self.now_s:
                 self._standing = 0
@@ -66,7 +76,7 @@ class Timeline:
                 raise Spinning(f"{STANDING_EVENTS_MAX} events at {self.now_s} s: something goes round without end")
             self.now_s = when_s
             action(*arguments)
-        if until is not None and until():
+        if until is not None and not self.stopped and until():
             return True
         self.now_s = max(self.now_s, end_s)
         return False
@@ -108,7 +118,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """The code that runs now takes this long."""
         self.worked_s += duration_s
 
-    def call_now(self, action: Callable[..., None], *arguments: Any) -> None:
+    def call_now(self, action: Callable[..., object], *arguments: Any) -> None:
         """Run something as part of this replica's code, from outside, at once; it must not be late or stopped."""
         asyncio._set_running_loop(self)
         try:
@@ -159,7 +169,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._timeline.now_s + self.worked_s
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]  # asyncio checks the arguments against the callback; here nothing does
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         if not self._closed:
             self._ready.append(handle)
@@ -168,12 +180,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there is one thread
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)

@@ -21,9 +21,12 @@ from replica.pools import Pool
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
 from replica.units import Revision
+from tests.simulation.disk import SimDisk
+from tests.simulation.register import Register
 from wal.codec import Kind, decode_batch, kind_of
-from wal.records import HARD_KEY, MARKS_KEY, STATE, unpack_hard, unpack_marks
+from wal.configuration import Placed, decode_configuration
 
+FIELDS = State.__struct_fields__
 LEGAL = frozenset((before, after) for (before, _), after in TRANSITIONS.items())
 
 
@@ -47,9 +50,13 @@ class Point(NamedTuple):
 class Oracle:
     """The history, and what each replica has claimed. `violate` is told each broken promise, as a sentence."""
 
-    def __init__(self, violate: Callable[[str], None], holders: Callable[[int, int], tuple[int, int]]) -> None:
-        """`holders` says of an entry (index, term) on how many disks it is, and how many are needed."""
+    def __init__(self, violate: Callable[[str], None], holders: Callable[[str, int, int], tuple[int, int]]) -> None:
+        """`holders` says of an entry on how many disks of voters it is, and how many are needed, as a replica counts.
+
+        It is given the replica, index and term of the entry.
+        """
         self._violate = violate
+        self.members = Register(violate)
         self._holders = holders
         self.points: list[Point] = [Point(0, b"", 0, EMPTY)]
         self.effects: dict[bytes, Effect] = {}
@@ -60,6 +67,8 @@ class Oracle:
         self._committed: dict[int, tuple[int, str]] = {}
         self._submitted: dict[str, int] = {}
         self._started: dict[int, int] = {}
+        self._held: dict[str, tuple[int, State]] = {}
+        """Where each replica was last found to be equal to the history."""
         self.floor = 0
         """The newest revision that anybody outside was told of: no later read may be older."""
         self.void = 0
@@ -119,14 +128,28 @@ class Oracle:
                 self._violate(f"{name} commits entry {index} of term {term}; {known[1]} committed that of {known[0]}")
 
     def _on_majority(self, name: str, index: int, term: int) -> None:
-        held, needed = self._holders(index, term)
+        held, needed = self._holders(name, index, term)
         if held < needed:
             self._violate(f"{name} commits entry {index} of term {term}, which is on {held} disks; {needed} are needed")
 
-    def promised(self, name: str, peer: str, message: AnyMessage, tables: dict[bytes, Any]) -> None:
+    def changed(self, name: str, before: Placed, placed: Placed, term: int) -> None:
+        """A leader has changed who is a member (thesis 4.1): one change at a time, and not before it knows its own."""
+        self.members.seen(placed.configuration)
+        known = self._committed.get(before.index)
+        if before.index and known is None:
+            self._violate(
+                f"{name} appends version {placed.configuration.version} of the configuration while version "
+                f"{before.configuration.version} is not committed"
+            )
+        if placed.configuration.version > 1 and not any(one == term for one, _ in self._committed.values()):
+            self._violate(
+                f"{name} appends version {placed.configuration.version} of the configuration before an entry of its "
+                f"own term {term} is committed"
+            )
+
+    def promised(self, name: str, peer: str, message: AnyMessage, disk: SimDisk) -> None:
         """Durable before promised: what a vote or an acknowledgement claims is on the disk when it leaves."""
-        values = tables[STATE].values
-        hard = unpack_hard(values[HARD_KEY])
+        hard = disk.hard
         if isinstance(message, VoteReply | VoteRequest) and message.pre:
             return
         if isinstance(message, VoteReply) and not message.granted:
@@ -142,7 +165,7 @@ class Oracle:
             if known != candidate:
                 self._violate(f"{name} votes for {known} and for {candidate} in term {message.term}")
         elif isinstance(message, AppendReply | SnapshotReply) and message.match_index:
-            last = unpack_marks(values[MARKS_KEY]).last_index
+            last = disk.last_index
             if message.match_index > last:
                 self._violate(f"{name} acknowledges entry {message.match_index} to {peer}; its disk ends at {last}")
 
@@ -168,10 +191,9 @@ class Oracle:
             self._violate(f"{name} is at entry {index}; the history ends at {len(self.points) - 1}")
             return
         point = self.points[index]
-        if state is point.state:
+        if self._equal(name, index, state, point.state):
+            self._held[name] = (index, state)  # the whole of it, so its digest is the same too
             return
-        if state == point.state:
-            return  # the whole of it, so its digest is the same too
         if state.revision != point.revision:
             self._violate(f"{name} is at revision {state.revision} after entry {index} instead of {point.revision}")
         elif state_digest(state) != state_digest(point.state):
@@ -184,11 +206,27 @@ class Oracle:
                 f"{dict(point.state.held_bytes)}"
             )
 
+    def _equal(self, name: str, index: int, state: State, truth: State) -> bool:
+        """Compare two whole states; what neither side has touched since they were last equal is equal still."""
+        before_index, before = self._held.get(name, (0, EMPTY))
+        if before_index != index - 1:
+            return state == truth
+        truth_before = self.points[before_index].state
+        for field in FIELDS:
+            mine, theirs = getattr(state, field), getattr(truth, field)
+            untouched = mine is getattr(before, field) and theirs is getattr(truth_before, field)
+            if not untouched and mine != theirs:
+                return False
+        return True
+
     def extend(self, index: int, term: int, data: bytes) -> None:
         """Take in the next entry, which was applied for the first time: fold it, and check what it does."""
         before = self.state
         after = before
-        if kind_of(data) is Kind.BATCH:
+        kind = kind_of(data)
+        if kind is Kind.CONFIGURATION:
+            self.members.agreed(index, decode_configuration(data))
+        elif kind is Kind.BATCH:
             batch = decode_batch(data)
             if batch.base != before.revision:
                 self.void += 1
@@ -223,7 +261,7 @@ class Oracle:
             code = None if entry.refusal is None else int(entry.refusal.code)
             self.effects[entry.id] = Effect(draft.revision, job, code)
             receipt = Receipt(Revision(draft.revision), job, entry.refusal, entry.digest)
-            draft.settle(entry.id, receipt, settle_module.RECEIPTS_MAX)
+            draft.settle(entry.id, receipt, _receipts_kept())
 
     def _check_step(self, event: Any, job: int | None, before: Any, after: Any, index: int) -> None:
         if before is not None and after is not None and before.state != after.state:
@@ -266,6 +304,11 @@ class Oracle:
         self.reads += 1
         if state.revision < floor:
             self._violate(f"stale read: {name} gave revision {state.revision}; {floor} was known when it was asked for")
+
+
+def _receipts_kept() -> int:
+    kept: int = vars(settle_module)["RECEIPTS_MAX"]  # the world binds it to another number
+    return kept
 
 
 def _usable(pool: Pool) -> int:

@@ -3,67 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cluster.consensus import Machine, Role
+import msgspec
+
+from cluster.address import Address
+from cluster.config import ReplicaConfig
+from cluster.consensus import Machine, RemovedFromCluster, Role
 from cluster.controller import Controller
 from cluster.serve import founding_of
-from cluster.storage import StorageRefused, allow_first_start, open_storage
-from snapshots import Image, SnapshotFailed, SnapshotStore
+from cluster.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
+from snapshots import SnapshotFailed, SnapshotStore
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import Died, SimClock, VirtualLoop
 from tests.simulation.network import SimLinks
-from wal import BrokenInvariant, Journal, LedgerBroken, StorageFailed
-from wal.journal import Entry
-from wal.records import MARKS_KEY, STATE, unpack_marks
+from tests.simulation.watched import WatchedController, WatchedJournal
+from wal import BrokenInvariant, LedgerBroken, StorageFailed
+from wal.configuration import Placed
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-DECIDE_S = 0.000_02
-"""What handling one frame or one entry takes, seconds: time passes while a replica works."""
-
 SNAPSHOT_DELAY_S = 0.03
 """Up to how long the background writer of snapshots lags behind what it was asked for, seconds."""
-
-
-class WatchedJournal(Journal):
-    """The real journal; what is appended and committed is shown to the oracle."""
-
-    world: World
-    name: str
-
-    def append(self, entries: Sequence[Entry]) -> None:
-        super().append(entries)
-        for entry in entries:
-            previous = self.term_of(entry.index - 1)
-            if previous is not None:
-                self.world.oracle.appended(self.name, entry.index, entry.term, entry.data, previous)
-
-    def set_commit(self, index: int) -> None:
-        before = self.commit_index
-        super().set_commit(index)
-        self.world.oracle.committed(self.name, before, index, self.term_of)
-
-
-class WatchedController(Controller):
-    """The real controller; what it has applied or installed is compared with the history."""
-
-    world: World
-
-    def apply(self, index: int, term: int, data: bytes) -> None:
-        super().apply(index, term, data)
-        self.world.replicas[self.name].loop.work(DECIDE_S)
-        self.world.applied(self.name, index, term, data, self.state)
-
-    def installed(self, image: Image) -> None:
-        super().installed(image)
-        self.world.note("install", self.name, image.index)
-        self.world.counts["installs"] += 1
-        self.world.oracle.holds(self.name, image.index, self.state)
 
 
 class SimExecutor:
@@ -94,38 +60,81 @@ class SimExecutor:
 class SimReplica:
     """What of a replica outlives its processes, and the process that lives now, if one does."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, called: str, address: Address) -> None:
+        """`name` is the place where it runs, `called` the replica's name, which a successor elsewhere shares."""
         self.world = world
         self.name = name
-        directory = world.config.snapshot_directory(name)
-        directory.mkdir(parents=True)
-        allow_first_start(world.config, name)
-        self.disk = SimDisk(world.fork(), directory)
-        world.environments.disks[world.config.wal_directory(name)] = self.disk
+        self.called = called
+        self.address = str(address)
+        base = world.config
+        own = ReplicaConfig(called, address, Address(address.host, address.port + 1000), joins=name not in base.members)
+        storage = msgspec.structs.replace(base.storage, directory=world.directory / name)
+        others = tuple(replica for replica in base.replicas if replica.name != called)
+        self.config = msgspec.structs.replace(
+            base, storage=storage, replicas=base.replicas if called in base.members else (*others, own)
+        )
         self.clock = SimClock(world.timeline)
-        self.loop = VirtualLoop(world.timeline, lambda error: None)
+        self.loop = VirtualLoop(world.timeline, lambda error: None)  # type: ignore[abstract]  # asyncio calls nothing else of it
         self.controller: WatchedController | None = None
         self.links: SimLinks | None = None
-        self.damaged = ""
-        """What was done to its disk while no process ran."""
-        self.lost = ""
-        """Why it cannot start any more: its storage was refused."""
-        self.held_by_operator = False
-        """It is down until somebody starts it."""
+        self.identity = ""
+        """The id under which it takes part; empty before it ever did."""
+        self.lost = "it has not joined"
+        """Why it cannot start (any more): its storage was refused."""
+        self.removed = False
+        """It was told that it is no member any more."""
         self.serves = False
         """Whether its API takes requests: until it is asked to stop."""
         self.generation = 0
         self.role: tuple[str, int] = ("", 0)
+        self._format()
+
+    def _format(self) -> None:
+        """Give it an empty disk."""
+        directory = self.config.snapshot_directory(self.called)
+        directory.mkdir(parents=True)
+        self.disk = SimDisk(self.world.fork(), directory)
+        self.world.environments.disks[self.config.wal_directory(self.called)] = self.disk
+
+    def found(self) -> None:
+        """It is one of those with whom the cluster begins."""
+        allow_first_start(self.config, self.called)
+        self.identity, self.lost = self.called, ""
+
+    def lose_disk(self, *, note_stays: bool) -> None:
+        """Its disk is gone, for good; perhaps not the file that says under which id it joined."""
+        if self.up:
+            self.crash()
+        home = self.config.storage.directory / self.called
+        note = home / MEMBER_NAME
+        kept = note.read_bytes() if note_stays and note.exists() else None
+        shutil.rmtree(home)
+        self._format()
+        if kept is not None:
+            note.write_bytes(kept)
+        self.disk.dead = True
+        self.lost = "its disk was lost"
+        if self.identity:
+            self.world.destroyed.add(self.identity)
+
+    @property
+    def damaged(self) -> str:
+        """What was done to its disk while no process ran."""
+        return self.disk.damaged
+
+    @damaged.setter
+    def damaged(self, where: str) -> None:
+        self.disk.damaged = where
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it believes that it leads."""
+        return self.controller is not None and self.controller.engine.role is Role.LEADER
 
     @property
     def up(self) -> bool:
         """Whether a process runs."""
         return self.controller is not None
-
-    @property
-    def base_index(self) -> int:
-        """Everything up to here came to the disk with a snapshot, or is in the ledger."""
-        return unpack_marks(self.disk.tables[STATE].values[MARKS_KEY]).base_index
 
     @property
     def engine(self) -> Any:
@@ -141,11 +150,11 @@ class SimReplica:
     def start(self) -> None:
         """Start a process on what the disk holds."""
         assert not self.up
-        if self.lost:
+        if self.lost or self.removed:
             return
         world = self.world
         self.generation += 1
-        self.loop = VirtualLoop(world.timeline, self._fault)
+        self.loop = VirtualLoop(world.timeline, self._fault)  # type: ignore[abstract]  # asyncio calls nothing else of it
         self.loop.after_step = self._look
         self.clock.loop = self.loop
         self.disk.start(self._die, self.loop.work)
@@ -156,27 +165,37 @@ class SimReplica:
             self.loop.call_now(self._open)
         except Died:
             return
+        except RemovedFromCluster as error:
+            self._leave(error)
         except (StorageFailed, StorageRefused, LedgerBroken, SnapshotFailed, BrokenInvariant) as error:
             self._refused(error)
 
     def _open(self) -> None:
         world = self.world
         with world.opening(self):
-            storage = open_storage(world.config, self.name)
+            storage = open_storage(self.config, self.called)
         journal = storage.journal
         assert isinstance(journal, WatchedJournal)
+        if world.look_inside and storage.identity in world.destroyed:
+            world.violate(f"{self.name} starts as {storage.identity}, whose disk was lost with all that it promised")
+        self.identity = storage.identity
+        world.disks[self.identity] = self.disk
+        founding = founding_of(self.config, self.identity)
+        journal.read_configurations(storage.configuration or Placed(0, founding))
         # A replica may have died between applying an entry durably and showing it.
         if storage.index > world.oracle.index:
             for entry in storage.ledger.read(world.oracle.index + 1, limit=storage.index):
                 world.oracle.extend(entry.index, entry.term, entry.data)
         world.oracle.holds(self.name, storage.index, storage.state)
+        world.oracle.members.holds(self.name, storage.index, storage.configuration)
 
         def make_engine(
             machine: Machine, on_change: Callable[[], None], fail: Callable[[BaseException], NoReturn]
         ) -> Any:
             return world.make_consensus(
+                self,
                 me=storage.identity,
-                founding=founding_of(world.config, storage.identity),
+                founding=founding,
                 configuration=storage.configuration,
                 journal=journal,
                 machine=machine,
@@ -186,15 +205,15 @@ class SimReplica:
             )
 
         controller = WatchedController(
-            name=self.name,
-            config=world.config,
+            name=self.called,
+            config=self.config,
             storage=storage,
             make_engine=make_engine,
             clock=self.clock,
             fail=self._fail,
             node_down_s=world.config.timing.node_down_s,
         )
-        controller.world = world
+        controller.world, controller.place = world, self.name
         self.controller = controller
         self.serves = True
         self.loop.create_task(controller.start())
@@ -202,14 +221,14 @@ class SimReplica:
     def make_journal(self, environment: Any) -> WatchedJournal:
         """Open the real journal, watched."""
         journal = WatchedJournal(environment)
-        journal.world, journal.name = self.world, self.name
+        journal.world, journal.name, journal.placed = self.world, self.name, []
         return journal
 
     def make_store(self, directory: Path, keep: int, **options: Any) -> SnapshotStore:
         """Open the real store of snapshots on this replica's disk, without its thread."""
         store = SnapshotStore(directory, keep, disk=self.disk.files, **options)
         store._executor.shutdown()
-        store._executor = SimExecutor(self.loop, self.world.fork())  # type: ignore[assignment]
+        store._executor = SimExecutor(self.loop, self.world.fork())
         return store
 
     # How it ends
@@ -276,11 +295,15 @@ class SimReplica:
     def _bury(self, generation: int) -> None:
         if self.generation == generation:
             self.crash()
-            self.world.restart_later(self)
+            if not self.removed:
+                self.world.restart_later(self)
 
     def _fail(self, error: BaseException) -> NoReturn:
         """What `cluster.serve.fail_stop` is to a real process."""
         if isinstance(error, Died) or self.disk.dead:
+            raise Died
+        if isinstance(error, RemovedFromCluster):
+            self._leave(error)
             raise Died
         self.world.note("fail-stop", self.name, type(error).__name__)
         self.world.tell("", str(error))
@@ -290,6 +313,14 @@ class SimReplica:
             self.world.violate(f"{self.name} stops itself: {type(error).__name__}: {error}")
         self._end()
         raise Died
+
+    def _leave(self, error: RemovedFromCluster) -> None:
+        """It knows that it is no member any more: it stops for good."""
+        self.world.note("removed", self.name, self.identity, error.version)
+        self.world.counts["removed"] += 1
+        self.world.oracle.members.removed(self.name, self.identity, error.version)
+        self.removed = True
+        self._end()
 
     def guarded(self, call: Callable[..., object], *arguments: Any) -> None:
         """Do what a request asks for, as `cluster.api.server` does: what says that the storage is broken stops all."""
@@ -316,6 +347,9 @@ class SimReplica:
         if self.damaged:
             self.lost = str(error)
             self.world.counts["refused"] += 1
+        elif self.identity in self.world.destroyed and isinstance(error, StorageRefused):
+            self.lost = "its disk was lost"
+            self.world.counts["refused_without_data"] += 1
         elif isinstance(error, StorageFailed) and self.disk.injected:
             self.world.restart_later(self)
         else:
@@ -330,14 +364,22 @@ class SimReplica:
         if controller is None or self.disk.dead:
             return
         engine = controller.engine
+        journal = controller.journal
+        if self.world.look_inside and engine.configuration.version != journal.in_force.version:
+            self.world.violate(
+                f"{self.name} counts by version {engine.configuration.version} of the configuration; its journal says "
+                f"{journal.in_force.version}"
+            )
         role = (str(engine.role), engine.term)
         if role == self.role:
             return
         self.role = role
         self.world.note("role", self.name, *role)
         if engine.role is Role.LEADER:
-            oracle, journal = self.world.oracle, controller.journal
+            oracle = self.world.oracle
             if oracle.leaders.get(engine.term) is None:
                 self.world.counts["elections"] += 1
                 oracle.led_without(self.name, engine.term, journal.last_index)
-            oracle.leads(self.name, engine.term, journal.term_of)
+            oracle.leads(self.identity, engine.term, journal.term_of)
+            if self.world.look_inside and not journal.in_force.votes(self.identity):
+                self.world.violate(f"{self.name} leads term {engine.term} without being a voter")

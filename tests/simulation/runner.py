@@ -6,6 +6,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,9 @@ from tests.simulation.world import Outcome, simulate
 
 FIVE_EVERY = 4
 """Without --replicas each seed that this divides has five replicas, the others three."""
+
+PROGRESS_S = 10.0
+"""How often it is said on standard error how far it is, seconds."""
 
 CHUNK_SEEDS = 5
 """Seeds that a process takes at a time, count: few enough that none is left over alone for long."""
@@ -88,7 +92,18 @@ def main(given: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     failed: list[int] = []
     acknowledged, virtual_s = 0, 0.0
-    for outcome in outcomes:
+    told_s = began_s
+    for done, outcome in enumerate(outcomes, start=1):
+        now_s = time.monotonic()
+        if now_s - told_s >= PROGRESS_S:
+            told_s = now_s
+            rate = done / (now_s - began_s)
+            left_s = (len(jobs) - done) / rate
+            print(
+                f"{done} of {len(jobs)} seeds, {len(failed)} with violations, {rate:.1f} seeds/s, {left_s:.0f} s to go",
+                file=sys.stderr,
+                flush=True,
+            )
         counts.update(outcome.counts)
         acknowledged += outcome.acknowledged
         virtual_s += outcome.virtual_s

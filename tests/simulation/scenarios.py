@@ -23,6 +23,8 @@ from cluster.consensus.frames import (
     VoteReply,
     VoteRequest,
 )
+from cluster.proposer import NotLeading
+from replica.commands import Request
 from tests.simulation.clients import SimClient
 from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World
@@ -68,15 +70,15 @@ class Story:
         controller = replica.controller
         return controller is not None and controller.state.revision > 0 and not controller.proposer.batches_in_flight
 
-    def ask(self, replica: SimReplica) -> dict[str, Any]:
-        """Submit a job at a replica; the answer, when there is one, is in what is returned."""
-        told: dict[str, Any] = {}
-        request = self.user.request(self.user.submission())
+    def ask(self, replica: SimReplica, request: Request | None = None) -> dict[str, Any]:
+        """Submit a job at a replica, or a request again; what is returned has it, and later its answer."""
+        request = request or self.user.request(self.user.submission())
+        told: dict[str, Any] = {"request": request}
 
         def arrive() -> None:
             assert replica.controller is not None
-            answer = replica.controller.submit(request)
-            answer.add_done_callback(note)
+            with suppress(NotLeading):
+                replica.controller.submit(request).add_done_callback(note)
 
         def note(done: Any) -> None:
             if done.exception() is None and not replica.disk.dead:
@@ -284,6 +286,38 @@ def a_late_snapshot(world: World) -> None:
     story.must(world.converged)
 
 
+def a_decision_too_early(world: World) -> None:
+    """A new leader is asked again for what its predecessor has settled, before it has applied that (section 8).
+
+    The fence makes its first batch void. The second one, decided after it, would have the right revision by number.
+    """
+    story = Story(world)
+    a = story.elect()
+    b, dark = story.others(a)
+    story.wait(0.3)
+    known = a.engine.commit_index
+    story.isolate(dark)
+
+    def keep_in_the_dark(sender: str, receiver: str, message: AnyMessage) -> AnyMessage | None:
+        if sender == a.name and isinstance(message, AppendRequest | Heartbeat):
+            return msgspec.structs.replace(message, commit_index=min(message.commit_index, known))
+        # Nor does b hear that its own first entry is held by somebody else.
+        return None if sender == dark.name and isinstance(message, AppendReply) else message
+
+    story.network.tamper = keep_in_the_dark
+    told = story.ask(a)
+    story.must(lambda: "settled" in told)
+    story.isolate(a)
+    story.must(lambda: b.is_leader)
+    for request in (None, told["request"]):
+        story.ask(b, request)
+        story.wait(0.01)
+    story.network.tamper = None
+    story.wait(0.5)
+    story.join()
+    story.must(world.converged)
+
+
 def a_second_vote(world: World) -> None:
     """A replica that voted and lost its power is asked by another candidate of the same term (H1)."""
     story = Story(world)
@@ -305,6 +339,27 @@ def a_second_vote(world: World) -> None:
         story.wait(0.3)
     if len(set(granted)) > 1:
         world.violate(f"{voter.name} voted for {' and '.join(granted)} in one term")
+
+
+def a_vote_that_outruns_the_disk(world: World) -> None:
+    """A replica loses its power while it writes its vote, and is asked by another candidate of the same term (H2)."""
+    story = Story(world)
+    story.elect()
+    story.wait(0.2)
+    voter, one, other = world.replicas.values()
+    granted: list[str] = []
+    world.network.tamper = lambda sender, receiver, message: _note_grant(granted, voter, sender, receiver, message)
+    story.wait(1.0)
+    term = voter.engine.term + 5
+    far = 1_000_000
+    for candidate in (one, other):
+        voter.disk.operations_left = 1 if candidate is one else None
+        world.hear(voter.name, "on_frame", candidate.name, VoteRequest(term, 1, far, term - 1, False))
+        story.wait(0.6)
+        story.must(lambda: world.is_listening(voter.name))
+    if len(set(granted)) > 1:
+        world.violate(f"{voter.name} voted for {' and '.join(granted)} in one term")
+    assert granted[-1:] == [other.name], "the second vote is as it should be"
 
 
 def _note_grant(

@@ -44,11 +44,12 @@ def traces(hash_seed: str, *arguments: str) -> list[str]:
     return [line for line in found.stdout.splitlines() if line.startswith("seed ")]
 
 
-def test_a_seed_is_the_same_in_fresh_processes_and_under_any_hash_seed() -> None:
-    first = traces("0", "--start", "7", "--count", "2", "--profile", "net")
+@pytest.mark.parametrize("profile", ["net", "membership"])
+def test_a_seed_is_the_same_in_fresh_processes_and_under_any_hash_seed(profile: str) -> None:
+    first = traces("0", "--start", "7", "--count", "2", "--profile", profile)
     assert len(set(first)) == 2
-    assert traces("0", "--start", "7", "--count", "2", "--profile", "net") == first
-    assert traces("77", "--start", "7", "--count", "2", "--profile", "net") == first
+    assert traces("0", "--start", "7", "--count", "2", "--profile", profile) == first
+    assert traces("77", "--start", "7", "--count", "2", "--profile", profile) == first
 
 
 def test_a_failing_seed_names_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 import random
 import shutil
@@ -22,32 +21,27 @@ import msgspec
 
 from cluster import controller as controller_module
 from cluster import storage as storage_module
+from cluster.address import Address
 from cluster.config import Config
 from cluster.consensus import Consensus, Role, driver
 from cluster.consensus import snapshots as transfer_module
 from cluster.consensus.frames import PROMISES, AnyMessage
-from cluster.serve import timing_of
-from replica import commands
+from cluster.liveness import LOOK_PERIOD_S
+from cluster.serve import founding_of, timing_of
 from replica import settle as settle_module
 from replica.state import State
-from replica.state_digest import state_digest
 from snapshots import store as store_module
 from tests.simulation.clients import SimAgent, SimClient
-from tests.simulation.disk import SimEnvironments
+from tests.simulation.disk import SimDisk, SimEnvironments
+from tests.simulation.ending import Ending
 from tests.simulation.faults import Faults
 from tests.simulation.loop import Spinning, Timeline
+from tests.simulation.members import Operator
 from tests.simulation.network import Network, SimLinks
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicas import SimReplica
-from wal.records import ENTRIES, STATE, index_key, unpack_entry
 
 CLUSTER_ID: Final = "5a" * 16
-CONVERGE_S: Final = 30.0
-"""Virtual seconds in which healed replicas agree again and new work commits."""
-
-DRAIN_S: Final = 60.0
-"""Virtual seconds in which a healed cluster gets rid of every job when it is told to."""
-
 CONFIGURATION: Final = """
 [cluster]
 name = "sim"
@@ -117,6 +111,13 @@ class World:
         self.violations: list[str] = []
         self.oracle = Oracle(self.violate, self.holders)
         self.names = [f"r{number}" for number in range(1, replicas + 1)]
+        """Places where replicas run, or ran; the founders' are called as they are."""
+        self.places: dict[str, str] = {}
+        """Who is found at which address."""
+        self.disks: dict[str, SimDisk] = {}
+        """The disk of everybody who ever took part, by id."""
+        self.destroyed: set[str] = set()
+        """Ids whose disk was lost."""
         self.nodes = ["n1", "n2"]
         self.environments = SimEnvironments()
         self.ending = False
@@ -127,8 +128,9 @@ class World:
         self._trace = blake2b(digest_size=16)
         self._stack = ExitStack()
         self._clients = clients
-        self._look_inside = look_inside
-        self._callers = itertools.count()
+        self._founders = replicas
+        self.look_inside = look_inside
+        self._connecting = ""
 
     def __enter__(self) -> World:
         try:
@@ -164,6 +166,7 @@ class World:
         for place, name, value in (
             (driver, "TlsLinks", self._links),
             (controller_module, "COMPACTION_MARGIN_ENTRIES", rng.choice((0, 2, 8, 64))),
+            (controller_module, "LOOK_PERIOD_S", rng.choice((0.1, 0.3, LOOK_PERIOD_S))),
             (settle_module, "RECEIPTS_MAX", rng.choice((40, 200))),
             (transfer_module, "CHUNK_BYTES", rng.choice((700, 4000))),
             (store_module, "BREATH_S", 0),
@@ -171,9 +174,13 @@ class World:
         ):
             self._stack.enter_context(patch.object(place, name, value))
         self.network = Network(self, self.names)
-        self.replicas = {name: SimReplica(self, name) for name in self.names}
+        self.replicas: dict[str, SimReplica] = {}
+        for name in self.names:
+            self._settle(name, name, self.config.replica(name).peer)
+            self.replicas[name].found()
         self.agents = [SimAgent(self, node) for node in self.nodes]
         self.clients = [SimClient(self, number) for number in range(1, self._clients + 1)]
+        self.operator = Operator(self, active=self.profile in ("membership", "all"))
         self.faults = Faults(self, self.profile)
 
     def __exit__(self, *exception: object) -> None:
@@ -181,6 +188,39 @@ class World:
             if replica.up:
                 replica.crash()
         self._stack.close()
+
+    def _settle(self, place: str, called: str, address: Address) -> SimReplica:
+        replica = self.replicas[place] = SimReplica(self, place, called, address)
+        self.places[replica.address] = place
+        return replica
+
+    def new_place(self, called: str) -> SimReplica:
+        """Make a place for a replica of this name: at the address that it had if it ran elsewhere before."""
+        earlier = self.place_of(called)
+        place = called if earlier is None else f"{earlier.name}'"
+        address = Address("127.0.0.1", 7400 + len(self.names)) if earlier is None else Address.parse(earlier.address)
+        self.names.append(place)
+        self.network.add_place(place)
+        return self._settle(place, called, address)
+
+    def lose_disk(self, replica: SimReplica) -> None:
+        """Its disk breaks for good. Somebody may try to start it once more: it must refuse."""
+        self.note("lose disk", replica.name, replica.identity)
+        self.counts["disks_lost"] += 1
+        replica.lose_disk(note_stays=self.rng.random() < 0.5)
+        if self.rng.random() < 0.5:
+            replica.lost = ""
+            replica.start()
+
+    def clear(self, replica: SimReplica) -> None:
+        """An operator moves away what is left in a directory, for a successor."""
+        self.note("clear", replica.name, replica.identity)
+        replica.lose_disk(note_stays=False)
+
+    def place_of(self, called: str) -> SimReplica | None:
+        """Where the replica of this name is reached now."""
+        found = [replica for replica in self.replicas.values() if replica.called == called]
+        return found[-1] if found else None
 
     def fork(self) -> random.Random:
         """Return a source of randomness of its own, so that one part's draws do not move another's."""
@@ -206,29 +246,48 @@ class World:
 
     def violate(self, sentence: str) -> None:
         """Note a broken promise: the simulation ends with the present step."""
+        self.timeline.stopped = True
         if len(self.violations) < 10:
             self.violations.append(sentence)
         self.tell("VIOLATION", sentence)
 
-    def check_promise(self, name: str, peer: str, message: AnyMessage) -> None:
+    def check_promise(self, links: SimLinks, peer: str, message: AnyMessage) -> None:
         """Check that what a message promises is on the disk of its sender."""
-        if self._look_inside and isinstance(message, PROMISES):
-            disk = self.replicas[name].disk
-            if disk.unsynced:
-                self.violate(f"{name} promises {type(message).__name__} to {peer} before its disk has it")
-            self.oracle.promised(name, peer, message, disk.tables)
+        if self.look_inside and isinstance(message, PROMISES):
+            disk = self.replicas[links.place].disk
+            if not disk.is_synced:
+                self.violate(f"{links.me} promises {type(message).__name__} to {peer} before its disk has it")
+            self.oracle.promised(links.me, peer, message, disk)
 
-    def holders(self, index: int, term: int) -> tuple[int, int]:
-        """Return on how many disks an entry is, and how many make a majority."""
-        key = index_key(index)
-        held = 0
-        for replica in self.replicas.values():
-            value = replica.disk.tables[ENTRIES].values.get(key) if ENTRIES in replica.disk.tables else None
-            if value is not None:
-                held += replica.damaged != "" or unpack_entry(key, value).term == term
-            elif replica.damaged or (STATE in replica.disk.tables and replica.base_index >= index):
-                held += 1
-        return held, len(self.names) // 2 + 1
+    def holders(self, name: str, index: int, term: int) -> tuple[int, int]:
+        """Return on how many voters' disks an entry is, and how many are needed, by the configuration in force there.
+
+        A disk that was lost since counts by what it held.
+        """
+        controller = self.replicas[name].controller
+        if controller is None:
+            return 0, 0  # it starts again on what it had committed before
+        voters = controller.journal.in_force.voter_ids
+        disks = [self.disks[voter] for voter in voters if voter in self.disks]
+        return sum(disk.holds(index, term) for disk in disks), len(voters) // 2 + 1
+
+    def is_healthy(self, identity: str) -> bool:
+        """Whether nothing was done to the disk of this member that may cost it for good."""
+        return identity not in self.destroyed and not any(
+            replica.identity == identity and (replica.lost or replica.damaged) for replica in self.replicas.values()
+        )
+
+    def may_lose(self, identity: str) -> bool:
+        """Whether enough good copies are left without this member, by whatever configuration may be in force.
+
+        Learners whose disk is gone count as if they voted already: a leader might not have noticed yet.
+        """
+        for configuration in self.oracle.members.possible() or [founding_of(self.config, self.names[0])]:
+            well = [one.id for one in configuration.voters if one.id != identity and self.is_healthy(one.id)]
+            lost = [one.id for one in configuration.learners if one.id == identity or not self.is_healthy(one.id)]
+            if len(well) < (len(configuration.voters) + len(lost)) // 2 + 1:
+                return False
+        return True
 
     def applied(self, name: str, index: int, term: int, data: bytes, state: State) -> None:
         """Take note of an entry that a replica has applied."""
@@ -240,12 +299,13 @@ class World:
     # What replicas are given
 
     def _links(self, **given: Any) -> SimLinks:
-        return SimLinks(self, **given)
+        return SimLinks(self, self._connecting, **given)
 
-    def make_consensus(self, **given: Any) -> Consensus:
+    def make_consensus(self, replica: SimReplica, **given: Any) -> Consensus:
         """Make the real driver and engine, over simulated links."""
+        self._connecting = replica.name
         return Consensus(
-            members=self.config.members,
+            members=replica.config.members,
             cluster_id=self.config.cluster.id,
             timing=self.timing,
             tls=None,  # type: ignore[arg-type]  # the links are simulated
@@ -279,7 +339,7 @@ class World:
         self.timeline.after(self.rng.choice((0.02, 0.2, 1.0)) * self.rng.uniform(0.5, 1.5), self._restart, replica)
 
     def _restart(self, replica: SimReplica) -> None:
-        if not replica.up and not replica.lost:
+        if not replica.up and not replica.lost and not replica.removed:
             replica.start()
 
     # Looking
@@ -295,8 +355,13 @@ class World:
         return replica.up and replica.engine.role is Role.LEADER
 
     def living(self) -> list[SimReplica]:
-        """The replicas whose storage was not refused for good."""
-        return [replica for replica in self.replicas.values() if not replica.lost]
+        """The members whose storage was not refused for good."""
+        members = self.oracle.members.newest
+        return [
+            replica
+            for replica in self.replicas.values()
+            if not replica.lost and (members is None or members.holds(replica.identity))
+        ]
 
     def converged(self) -> bool:
         """Whether every living replica has applied the leader's whole journal."""
@@ -307,7 +372,7 @@ class World:
         return all(
             replica.controller is not None
             and replica.controller.applied_index == last
-            and replica.engine.leader == leader.name
+            and replica.engine.leader == leader.called
             for replica in self.living()
         )
 
@@ -317,7 +382,8 @@ class World:
         """Begin, let things go wrong, heal, and check that everything comes right."""
         self.begin()
         self.faults.begin()
-        self.run(self.rng.choice((1.5, 3.0, 5.0)))
+        self.operator.begin()
+        self.run(self.rng.choice((3.0, 5.0, 8.0) if self.profile == "membership" else (1.5, 3.0, 5.0)))
         if not self.violations:
             self.end()
         return self.outcome()
@@ -331,120 +397,32 @@ class World:
         for client in self.clients:
             self.timeline.after(self.rng.uniform(0, 0.5), client.next)
 
-    def run(self, duration_s: float, until: Callable[[], bool] | None = None) -> bool:
-        """Go on for so many virtual seconds, or until a violation, or until `until()`; return whether that is true."""
-        condition = until or (lambda: False)
+    def run(self, duration_s: float, until: Callable[[], bool] | None = None, *, every_s: float = 0.0) -> bool:
+        """Go on for so many virtual seconds, or until a violation, or until `until()`; return whether that is true.
+
+        `every_s`: as `Timeline.run` takes it.
+        """
         try:
-            self.timeline.run(duration_s, lambda: bool(self.violations) or condition())
+            self.timeline.run(duration_s, until, every_s)
         except Spinning as error:
             self.violate(str(error))
-        return not self.violations and condition()
-
-    def heal(self) -> None:
-        """Let nothing go wrong any more, and start who is down."""
-        self.note("heal")
-        self.faults.on = False
-        self.ending = True
-        self.network.heal()
-        self.request_losses = self.request_copies = self.slow_reports = self.failing_stages = 0.0
-        latest = max(replica.clock.offset_us for replica in self.replicas.values())
-        for replica in self.replicas.values():
-            replica.clock.offset_us = latest
-            disk = replica.disk
-            disk.full = disk.files_full = disk.next_sync_fails = False
-            disk.operations_left = None
-            disk.stall_s = 0.0
-            if not replica.up:
-                self.restart_later(replica)
-        for agent in self.agents:
-            agent.silent_s = 0.0
+        return not self.violations and until is not None and until()
 
     def end(self) -> None:
-        """Heal; all agree again; new work commits; every job goes and no space is missing; the ledgers are whole."""
-        self.heal()
-        for client in self.clients:
-            client.stopped = True
-        self.timeline.after(2.0, self.network.heal)  # after the last partition that was still to be mended
-        if not self.run(CONVERGE_S, self.converged):
-            self._complain(f"the replicas did not agree within {CONVERGE_S:.0f} s of being healed: {self.describe()}")
-            return
-        answers = sum(client.answers for client in self.clients)
-        for client in self.clients[:2]:
-            client.begin(client.request(client.submission()))
-        if not self.run(CONVERGE_S, lambda: sum(client.answers for client in self.clients) >= answers + 2):
-            self._complain(f"no new work was committed within {CONVERGE_S:.0f} s of being healed: {self.describe()}")
-            return
-        self._clean_up()
-        if not self.run(DRAIN_S, self._is_empty):
-            self._complain(f"jobs are left over: {self._leftovers()}")
-            return
-        if self.oracle.state.held_bytes:
-            self._complain(f"every job is gone, but {dict(self.oracle.state.held_bytes)} bytes are held")
-        if not self.run(CONVERGE_S, self.converged):
-            self._complain(f"the replicas did not agree at the end: {self.describe()}")
-            return
-        self._check_ledgers()
-
-    def _complain(self, sentence: str) -> None:
-        if not self.violations:
-            self.violate(sentence)
-
-    def _clean_up(self) -> None:
-        """The operator gets rid of every job, again and again until they are gone."""
-        state = self.oracle.state
-        if self._is_empty() or self.violations:
-            return
-        operator = self.clients[-1]
-        wanted: list[Any] = []
-        for job_id in sorted(state.unfinished):
-            job = state.jobs[job_id]
-            wanted.append(commands.ReleaseJob(job_id) if job.stuck else None)
-            wanted.append(commands.CancelJob(job_id, hurry=True))
-        wanted += [commands.ResumeNode(name) for name in self.nodes if name in state.nodes]
-        for delay, command in enumerate(command for command in wanted if command is not None):
-            caller = SimClient(self, 1000 + next(self._callers))
-            caller.stopped = True
-            self.timeline.after(0.005 * delay, caller.begin, operator.request(command, operator=True))
-        self.timeline.after(1.0, self._clean_up)
-
-    def _is_empty(self) -> bool:
-        return not self.oracle.state.unfinished
-
-    def _leftovers(self) -> str:
-        state = self.oracle.state
-        return ", ".join(
-            f"{job} {state.jobs[job].state.name}/{state.buffers[job].state.word if job in state.buffers else '-'}"
-            for job in sorted(state.unfinished)
-        )
-
-    def _check_ledgers(self) -> None:
-        """What is on each disk is the history, whole and chained."""
-        for replica in self.living():
-            controller = replica.controller
-            if controller is None or replica.damaged:
-                continue
-            if state_digest(controller.state) != state_digest(self.oracle.state):
-                self.violate(f"{replica.name} ends with another state than the history")
-                return
-            replica.loop.call_now(controller.journal.flush_hints)
-            verified = controller.ledger.verify()
-            points = self.oracle.points
-            for entry in controller.ledger.read(verified.first_index, limit=len(points)):
-                if (entry.term, entry.data) != (points[entry.index].term, points[entry.index].data):
-                    self.violate(f"the ledger of {replica.name} has another entry {entry.index}")
-                    return
+        """Heal, and check that everything comes right."""
+        Ending(self).come_right()
 
     def describe(self) -> str:
         """Say where everybody stands."""
         told = []
         for replica in self.replicas.values():
             if replica.controller is None:
-                told.append(f"{replica.name} {'lost' if replica.lost else 'down'}")
+                told.append(f"{replica.name} {'lost' if replica.lost else 'removed' if replica.removed else 'down'}")
                 continue
             engine = replica.engine
             told.append(
-                f"{replica.name} {engine.role} of term {engine.term}, applied {engine.applied_index} of "
-                f"{engine.commit_index}, last {engine.last_index}"
+                f"{replica.name} ({replica.identity}) {engine.role} of term {engine.term}, applied "
+                f"{engine.applied_index} of {engine.commit_index}, last {engine.last_index}"
             )
         return "; ".join(told)
 
@@ -460,7 +438,7 @@ class World:
         counts["frames"] = self.network.frames
         return Outcome(
             seed=self.seed,
-            replicas=len(self.names),
+            replicas=self._founders,
             profile=self.profile,
             violations=tuple(self.violations),
             trace=self._trace.hexdigest(),

@@ -13,6 +13,7 @@ from replica.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobSpec, 
 from replica.nodes import Node
 from replica.policy import Policy
 from replica.pools import Pool
+from replica.receipts import Receipts
 from replica.refusals import Refusal, RefusalCode
 from replica.state import State
 from replica.state_index import derive
@@ -107,17 +108,15 @@ def states(draw: st.DrawFn) -> State:
                 draw(sizes) if pool else 0,
                 draw(st.sampled_from(["", node])),
             )
-    receipts: dict[bytes, Receipt] = {}
-    receipt_ids: dict[int, bytes] = {}
-    for revision in draw(st.lists(st.integers(1, 2**62), max_size=6, unique=True)):
-        key = revision.to_bytes(16, "big")
-        receipts[key] = Receipt(Revision(revision), draw(numbers), draw(st.none() | refusals))
-        receipt_ids[revision] = key
+    receipts = Receipts(
+        (revision.to_bytes(16, "big"), Receipt(Revision(revision), draw(numbers), draw(st.none() | refusals)))
+        for revision in sorted(draw(st.sets(st.integers(1, 2**62), max_size=6)))
+    )
     return derive(
         State(
             cluster_id=draw(words),
             name=draw(words),
-            feature_level=draw(st.integers(0, 1)),
+            feature_level=draw(st.integers(0, 2)),
             revision=Revision(draw(numbers)),
             at=Instant(draw(numbers)),
             policy=draw(policies),
@@ -126,8 +125,7 @@ def states(draw: st.DrawFn) -> State:
             nodes=immutables.Map(nodes),
             jobs=immutables.Map(jobs),
             buffers=immutables.Map(buffers),
-            receipts=immutables.Map(receipts),
-            receipt_ids=immutables.Map(receipt_ids),
+            receipts=receipts,
             oldest_receipt=draw(numbers),
             receipts_horizon_ms=draw(st.integers(0, 2**48 - 1)),
         )
@@ -170,8 +168,7 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
                 nodes=immutables.Map({"n1": Node("n1", 2, "i", "s")}),
                 jobs=immutables.Map({1: job}),
                 buffers=immutables.Map({1: Buffer(1, "ann", BufferState.RUNNING, request, "fast", 8 * MIB, "n1")}),
-                receipts=immutables.Map({b"r" * 16: Receipt(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no"))}),
-                receipt_ids=immutables.Map({3: b"r" * 16}),
+                receipts=Receipts([(b"r" * 16, Receipt(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no")))]),
             )
         ),
         index,
@@ -198,8 +195,7 @@ def many_jobs(count: int, *, script_bytes: int = 200) -> Image:
         buffers=immutables.Map(
             {i: Buffer(i, "ann", BufferState.RUNNING, request, "fast", MIB, "n1") for i in range(1, count + 1)}
         ),
-        receipts=immutables.Map({i.to_bytes(16, "big"): Receipt(Revision(i), i, None) for i in range(1, kept + 1)}),
-        receipt_ids=immutables.Map({i: i.to_bytes(16, "big") for i in range(1, kept + 1)}),
+        receipts=Receipts((i.to_bytes(16, "big"), Receipt(Revision(i), i, None)) for i in range(1, kept + 1)),
     )
     return Image(derive(state), max(count, 1), 1, DIGEST)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from contextlib import closing
 from pathlib import Path
 from tempfile import mkdtemp
@@ -11,12 +13,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshots import Receiver, SnapshotFailed, SnapshotName, SnapshotRefused, SnapshotStore, write_snapshot
-from snapshots.receive import CHUNK_BYTES_MAX
-from tests.snapshots.disks import FailingDisk
+from snapshots import (
+    Receiver,
+    SnapshotAbandoned,
+    SnapshotFailed,
+    SnapshotName,
+    SnapshotRefused,
+    SnapshotStore,
+    write_snapshot,
+)
+from snapshots.receive import CHUNK_BYTES_MAX, receiving_name
+from tests.snapshots.disks import FailingDisk, KillingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 
 NAME = str(SnapshotName(7, 2))
+
+
+def finish(receiver: Receiver) -> Path:
+    """Verify and seal, one after the other."""
+    receiver.verify()
+    return receiver.seal()
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +46,12 @@ def test_chunks_in_order_become_the_snapshot(tmp_path: Path, content: bytes) -> 
     for offset in range(0, len(content), 100):
         assert receiver.write(offset, content[offset : offset + 100]) == min(offset + 100, len(content))
     assert [name for name in os.listdir(tmp_path) if not name.startswith(".")] == []
-    path = receiver.finish()
+    path = finish(receiver)
     assert path.read_bytes() == content and os.listdir(tmp_path) == [NAME]
     assert receiver.image == small_image()
     newest = store.newest()
     assert newest is not None and newest.path == path
-    assert store.newest_valid() == (path, small_image())
+    assert store.newest_usable() == (path, small_image())
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -68,7 +84,7 @@ def _receive_from_a_sender(receiver: Receiver, folder: Path, content: bytes, dat
         if sender == "short" and data.draw(st.integers(0, 5)) == 0:
             break
     try:
-        path = receiver.finish()
+        path = finish(receiver)
     except SnapshotRefused:
         assert sender != "honest"
         assert os.listdir(folder) == []
@@ -89,7 +105,7 @@ def test_a_gap_is_refused_by_the_offset_that_must_come_and_the_receiver_still_co
         receiver.write(-1, b"x")
     assert receiver.write(0, content[:10]) == 50
     assert receiver.write(20, content[20:]) == len(content)
-    assert receiver.finish().read_bytes() == content
+    assert finish(receiver).read_bytes() == content
 
 
 def test_a_snapshot_that_ends_early_or_is_damaged_leaves_the_older_one_only(tmp_path: Path, content: bytes) -> None:
@@ -99,7 +115,7 @@ def test_a_snapshot_that_ends_early_or_is_damaged_leaves_the_older_one_only(tmp_
         receiver = store.receive(7, 2)
         receiver.write(0, wrong)
         with pytest.raises(SnapshotRefused):
-            receiver.finish()
+            finish(receiver)
         with pytest.raises(SnapshotRefused, match="has not been received"):
             _ = receiver.image
         assert [name.index for name in store.names()] == [6] and len(os.listdir(tmp_path)) == 1
@@ -111,7 +127,7 @@ def test_another_snapshot_than_the_announced_one_is_refused(tmp_path: Path, cont
         receiver = SnapshotStore(tmp_path).receive(index, term)
         receiver.write(0, content)
         with pytest.raises(SnapshotRefused, match="it holds 7 of 2"):
-            receiver.finish()
+            finish(receiver)
     assert os.listdir(tmp_path) == []
 
 
@@ -119,7 +135,7 @@ def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path, content: bytes
     receiver = SnapshotStore(tmp_path, cluster_id="c9").receive(7, 2)
     receiver.write(0, content)
     with pytest.raises(SnapshotRefused, match="it is of cluster 'c1'; this replica belongs to 'c9'"):
-        receiver.finish()
+        finish(receiver)
     assert os.listdir(tmp_path) == []
 
 
@@ -138,7 +154,7 @@ def test_a_new_receiver_ends_the_one_before(tmp_path: Path, content: bytes) -> N
     with pytest.raises(SnapshotFailed, match="is over; begin again"):
         first.write(10, content[10:])
     second.write(0, content)
-    assert second.finish().read_bytes() == content
+    assert finish(second).read_bytes() == content
     first.abort()
     second.abort()
     assert os.listdir(tmp_path) == [NAME]
@@ -167,7 +183,7 @@ def test_a_disk_that_fails_while_receiving_is_said_and_nothing_is_promised(
     with pytest.raises(SnapshotFailed, match="No space left on device; free space"):
         receiver = store.receive(7, 2)
         receiver.write(0, content)
-        receiver.finish()
+        finish(receiver)
     assert store.newest() is None
     # After a failed sync of the directory the file is whole, and only not promised.
     assert os.listdir(tmp_path) == ([NAME] if call == 4 else [])
@@ -180,8 +196,176 @@ def test_receiving_keeps_older_snapshots_until_the_new_one_is_adopted(tmp_path: 
     store.save_in_background(small_image(6)).result(30)
     receiver = store.receive(50, 1)
     receiver.write(0, sent)
-    receiver.finish()
+    finish(receiver)
     assert [name.index for name in store.names()] == [50, 6]
     store.prune()
     assert [name.index for name in store.names()] == [50]
     store.close()
+
+
+def test_what_was_received_in_part_is_kept_for_the_next_process_and_goes_on_there(
+    tmp_path: Path, content: bytes
+) -> None:
+    store = SnapshotStore(tmp_path)
+    store.receive(7, 2).write(0, content[:-40])
+    store.close()
+    store = SnapshotStore(tmp_path)
+    assert store.partial is not None and store.partial.name == SnapshotName(7, 2)
+    receiver = store.receive(7, 2)
+    assert 0 < receiver.next_offset <= len(content) - 40
+    assert receiver.write(receiver.next_offset, content[receiver.next_offset :]) == len(content)
+    assert finish(receiver).read_bytes() == content
+    assert store.partial is None and os.listdir(tmp_path) == [NAME]
+
+
+def test_of_a_part_only_whole_frames_that_match_their_checksums_are_believed_at_any_cut_and_any_flip(
+    tmp_path: Path, content: bytes
+) -> None:
+    part = tmp_path / receiving_name(SnapshotName(7, 2))
+    kept: set[int] = set()
+    for cut in range(0, len(content), 7):
+        for flip in (None, cut // 2):
+            damaged = bytearray(content[:cut])
+            if flip is not None and damaged:
+                damaged[flip] ^= 0x10
+            part.write_bytes(damaged)
+            with closing(SnapshotStore(tmp_path)) as store:
+                if store.partial is None:
+                    assert not part.exists()
+                    continue
+                sound_bytes = store.partial.sound_bytes
+                assert bytes(damaged[:sound_bytes]) == content[:sound_bytes], "nothing wrong is kept"
+                kept.add(sound_bytes)
+                receiver = store.receive(7, 2)
+                receiver.write(sound_bytes, content[sound_bytes:])
+                assert finish(receiver).read_bytes() == content
+            (tmp_path / NAME).unlink()
+    assert len(kept) > 3
+
+
+def test_a_part_of_another_snapshot_is_removed_when_a_new_one_begins(tmp_path: Path, content: bytes) -> None:
+    part = tmp_path / receiving_name(SnapshotName(7, 2))
+    part.write_bytes(content[:-40])
+    store = SnapshotStore(tmp_path)
+    assert store.receive(8, 2).next_offset == 0
+    assert not part.exists() and store.partial is None
+    store.close()
+
+
+def test_of_several_parts_the_newest_is_kept_and_none_that_is_older_than_a_snapshot(
+    tmp_path: Path, content: bytes
+) -> None:
+    for index in (5, 7, 6):
+        (tmp_path / receiving_name(SnapshotName(index, 2))).write_bytes(content[:-40])
+    with closing(SnapshotStore(tmp_path)) as store:
+        assert store.partial is not None and store.partial.name.index == 7
+        assert os.listdir(tmp_path) == [receiving_name(SnapshotName(7, 2))]
+        store.save_in_background(small_image(7)).result(30)
+        assert store.partial is None and os.listdir(tmp_path) == [NAME]
+    (tmp_path / receiving_name(SnapshotName(7, 2))).write_bytes(content[:-40])
+    with closing(SnapshotStore(tmp_path)) as store:
+        assert store.partial is None and os.listdir(tmp_path) == [NAME]
+
+
+def test_a_part_that_vanished_or_was_cut_meanwhile_begins_again(tmp_path: Path, content: bytes) -> None:
+    part = tmp_path / receiving_name(SnapshotName(7, 2))
+    for meanwhile in (part.unlink, lambda: os.truncate(part, 9)):
+        part.write_bytes(content[:-40])
+        store = SnapshotStore(tmp_path)
+        assert store.partial is not None
+        meanwhile()
+        receiver = store.receive(7, 2)
+        assert receiver.next_offset == 0
+        receiver.write(0, content)
+        assert finish(receiver).read_bytes() == content
+        store.close()
+        (tmp_path / NAME).unlink()
+
+
+class GatedSync(FailingDisk):
+    """Waits at the first sync until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def sync(self, file: int) -> None:
+        self.reached.set()
+        assert self.go.wait(30)
+        super().sync(file)
+
+
+def test_a_snapshot_is_given_up_while_it_is_verified_and_then_another_is_received(
+    tmp_path: Path, content: bytes
+) -> None:
+    disk = GatedSync()
+    store = SnapshotStore(tmp_path, disk=disk)
+    receiver = store.receive(7, 2)
+    receiver.write(0, content)
+    verified = store.verify(receiver)
+    assert disk.reached.wait(30)
+    with pytest.raises(SnapshotFailed, match="still being verified; offer this one again"):
+        store.receive(7, 2)
+    assert os.listdir(tmp_path) == []
+    disk.go.set()
+    verified.result(30)
+    with pytest.raises(SnapshotFailed, match="is over; begin again"):
+        receiver.seal()
+    assert finish_whole(store.receive(7, 2), content).read_bytes() == content
+    store.close()
+
+
+def finish_whole(receiver: Receiver, content: bytes) -> Path:
+    receiver.write(0, content)
+    return finish(receiver)
+
+
+def test_verifying_is_given_up_at_its_next_slice_when_the_store_closes_and_goes_on_after_the_restart(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sender").mkdir()
+    sent = write_snapshot(tmp_path / "sender", many_jobs(3_000)).read_bytes()
+    store = SnapshotStore(tmp_path / "store")
+    receiver = store.receive(3_000, 1)
+    receiver.write(0, sent)
+    store._stop.set()  # what `close` does first
+    with pytest.raises(SnapshotAbandoned):
+        receiver.verify()
+    store.close()
+    again = SnapshotStore(tmp_path / "store")
+    assert again.partial is not None and again.partial.sound_bytes == len(sent) - 32, "all but the last checksum"
+    receiver = again.receive(3_000, 1)
+    receiver.write(receiver.next_offset, sent[receiver.next_offset :])
+    assert finish(receiver).read_bytes() == sent
+    again.close()
+
+
+def test_a_process_that_dies_at_any_call_while_receiving_leaves_the_old_snapshot_or_the_new_one_as_well(
+    tmp_path: Path, content: bytes
+) -> None:
+    trace = TracingDisk()
+    with closing(SnapshotStore(tmp_path / "traced", disk=trace)) as store:
+        finish_in_pieces(store.receive(7, 2), content)
+    for call in range(len(trace.calls)):
+        directory = tmp_path / str(call)
+        directory.mkdir()
+        write_snapshot(directory, small_image(6))
+        child = os.fork()
+        if child == 0:
+            finish_in_pieces(SnapshotStore(directory, disk=KillingDisk(call)).receive(7, 2), content)
+            os._exit(1)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+        renamed = trace.calls.index(f"rename {receiving_name(SnapshotName(7, 2))} {NAME}") < call
+        with closing(SnapshotStore(directory)) as store:
+            found = store.newest_usable()
+            assert found is not None and found[1] == small_image(7 if renamed else 6) and store.skipped == ()
+            if not renamed:
+                receiver = store.receive(7, 2)
+                receiver.write(receiver.next_offset, content[receiver.next_offset :])
+                assert finish(receiver).read_bytes() == content
+
+
+def finish_in_pieces(receiver: Receiver, content: bytes) -> Path:
+    for offset in range(0, len(content), 300):
+        receiver.write(offset, content[offset : offset + 300])
+    return finish(receiver)

@@ -96,7 +96,7 @@ def test_a_process_that_dies_at_any_call_leaves_a_valid_snapshot(tmp_path: Path)
         assert os.WIFSIGNALED(ended) and os.WTERMSIG(ended) == signal.SIGKILL
         renamed = call == calls - 1
         store = SnapshotStore(tmp_path)
-        found = store.newest_valid()
+        found = store.newest_usable()
         store.close()
         assert found is not None and found[1] == small_image(7 if renamed else 6)
         assert store.skipped == ()
@@ -133,7 +133,7 @@ def test_sigkill_at_random_moments_never_loses_a_snapshot_that_was_promised(tmp_
                 writer.kill()
             promised = max([promised, *(int(line) for line in writer.stdout.read().split("\n")[:-1])])
         store = SnapshotStore(tmp_path)
-        found = store.newest_valid()
+        found = store.newest_usable()
         store.close()
         assert found is not None and store.skipped == ()
         assert promised <= found[1].index <= promised + 1

@@ -36,7 +36,7 @@ class GatedDisk(Disk):
 
 def test_an_empty_directory_is_made_and_has_no_snapshot(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path / "r1" / "snapshots")
-    assert store.newest_valid() is None and store.newest() is None and store.skipped == ()
+    assert store.newest_usable() is None and store.newest() is None and store.skipped == ()
     assert store.directory.stat().st_mode & 0o777 == 0o700
 
 
@@ -45,7 +45,7 @@ def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: 
     _damage(paths[3])
     paths[2].write_bytes(b"")
     store = SnapshotStore(tmp_path)
-    assert store.newest_valid() == (paths[1], small_image(6))
+    assert store.newest_usable() == (paths[1], small_image(6))
     assert [skipped.path for skipped in store.skipped] == [paths[3], paths[2]]
     assert "checksum" in store.skipped[0].sentence and store.skipped[1].sentence.endswith("it is cut short")
 
@@ -53,7 +53,7 @@ def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: 
 def test_the_newest_is_the_one_with_the_largest_index_and_then_term_not_the_last_written(tmp_path: Path) -> None:
     for index, term in ((9, 1), (10, 1), (10, 2), (2, 7)):
         write_snapshot(tmp_path, small_image(index, term))
-    found = SnapshotStore(tmp_path).newest_valid()
+    found = SnapshotStore(tmp_path).newest_usable()
     assert found is not None and (found[1].index, found[1].term) == (10, 2)
 
 
@@ -61,7 +61,7 @@ def test_a_snapshot_of_another_cluster_is_passed_over(tmp_path: Path) -> None:
     write_snapshot(tmp_path, small_image(5))
     write_snapshot(tmp_path, small_image(6, cluster_id="c2"))
     store = SnapshotStore(tmp_path, cluster_id="c1")
-    found = store.newest_valid()
+    found = store.newest_usable()
     assert found is not None and found[1].index == 5
     assert store.skipped[0].sentence == "it is of cluster 'c2'; this replica belongs to 'c1'"
 
@@ -103,7 +103,7 @@ def test_a_refused_snapshot_does_not_count_among_those_kept(tmp_path: Path) -> N
         write_snapshot(tmp_path, small_image(index))
     _damage(tmp_path / str(SnapshotName(7, 2)))
     store = SnapshotStore(tmp_path, keep=2)
-    assert store.newest_valid() is not None
+    assert store.newest_usable() is not None
     assert store.prune() == []
     store.save_in_background(small_image(8)).result(30)
     assert [name.index for name in store.names()] == [8, 7, 6]
@@ -117,10 +117,10 @@ def test_writing_a_damaged_snapshot_again_makes_it_sound(tmp_path: Path) -> None
     path = write_snapshot(tmp_path, small_image())
     _damage(path)
     store = SnapshotStore(tmp_path)
-    assert store.newest_valid() is None and store.newest() is None
+    assert store.newest_usable() is None and store.newest() is None
     store.save_in_background(small_image()).result(30)
     assert store.skipped == ()
-    assert store.newest_valid() == (path, small_image())
+    assert store.newest_usable() == (path, small_image())
     store.close()
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_this_process_has_not_verified_is_not_offered_to_peers(tmp_p
     path = write_snapshot(tmp_path, small_image())
     store = SnapshotStore(tmp_path)
     assert store.newest() is None
-    store.newest_valid()
+    store.newest_usable()
     newest = store.newest()
     assert newest is not None and newest.path == path
     path.unlink()
@@ -155,7 +155,7 @@ def test_a_failed_save_says_why_and_the_next_one_may_succeed(tmp_path: Path) -> 
         store.save_in_background(small_image()).result(30)
     assert os.listdir(tmp_path) == []
     store.save_in_background(small_image()).result(30)
-    assert store.newest_valid() is not None
+    assert store.newest_usable() is not None
     store.close()
 
 

@@ -1,6 +1,7 @@
 """The codec: one encoding for one batch, for ever; everything else is refused."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -8,11 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replica import features
 from replica.commit import Batch
+from replica.features import ReleaseNeeded
 from tests.wal import golden_files
 from tests.wal.samples import BATCHES, EVENTS, sample_batch, tag_of
 from wal import ENTRY_MAX_BYTES
-from wal.codec import NO_OP, CodecError, Kind, decode_batch, encode_batch, kind_of, revision_after
+from wal.codec import (
+    NO_OP,
+    CodecError,
+    Kind,
+    WrittenLater,
+    batch_of_encoded,
+    decode_batch,
+    encode_batch,
+    encode_entry,
+    kind_of,
+    revision_after,
+)
 
 GOLDEN = sorted(golden_files.GOLDEN.glob("*.json"))
 
@@ -23,6 +37,13 @@ def test_what_is_encoded_is_decoded_and_encoded_again_alike(batch: Batch) -> Non
     data = encode_batch(batch)
     assert decode_batch(data) == batch
     assert encode_batch(decode_batch(data)) == data
+
+
+@given(batch=BATCHES)
+def test_a_batch_put_together_from_encoded_entries_has_the_bytes_of_the_whole_one(batch: Batch) -> None:
+    assert batch_of_encoded(batch.base, batch.at, [encode_entry(entry) for entry in batch.entries]) == encode_batch(
+        batch
+    )
 
 
 def test_every_event_has_a_golden_file_and_every_golden_file_an_event() -> None:
@@ -145,3 +166,50 @@ def test_only_a_batch_with_the_right_base_moves_the_revision() -> None:
     assert revision_after(data, 7) == 9
     assert revision_after(data, 8) == 8
     assert kind_of(NO_OP) is Kind.NO_OP and kind_of(data) is Kind.BATCH
+
+
+ABOVE = features.FEATURE_LEVEL_KNOWN + 1
+RAISED = [30, ABOVE, "9.1.0"]
+UNKNOWN = [60_000, 1]
+
+
+def _of_a_later_release(*entries: list[object]) -> bytes:
+    return _raw(7, 2, [[b"i", [2, "op"], "do", list(events), None] for events in entries])
+
+
+@pytest.mark.parametrize(
+    ("entries", "revision", "release"),
+    [
+        ([[RAISED, UNKNOWN]], 8, "9.1.0"),
+        ([[RAISED], [[22, 5]], [UNKNOWN]], 10, "9.1.0"),
+        ([[[22, 5]], [UNKNOWN]], 9, ""),
+        ([[[30, 2, "0.1.0"]], [UNKNOWN]], 9, ""),
+    ],
+)
+def test_an_event_of_a_later_release_stops_with_its_revision_and_the_release_that_the_batch_names(
+    entries: list[list[object]], revision: int, release: str
+) -> None:
+    with pytest.raises(
+        WrittenLater, match=f"^revision {revision}: the batch cannot be decoded: it has an event with tag 60000"
+    ) as stopped:
+        decode_batch(_of_a_later_release(*entries))
+    assert isinstance(stopped.value, ReleaseNeeded) and isinstance(stopped.value, CodecError)
+    assert (stopped.value.release, stopped.value.revision) == (release, revision)
+    assert (f"start release {release} or a later one" if release else "start a later release") in str(stopped.value)
+
+
+@given(data=st.binary(max_size=40))
+def test_what_cannot_be_decoded_and_holds_no_unknown_event_is_damage_and_not_a_later_release(data: bytes) -> None:
+    damaged = b"\x01\x01" + data
+    with suppress(CodecError):
+        decode_batch(damaged)
+    for wrong in (_raw(1, 2, [[b"i", [1, "u"], "x", [[9]], None]]), _raw("1", 2, [[UNKNOWN]]), damaged + b"\xc1"):
+        with pytest.raises(CodecError) as error:
+            decode_batch(wrong)
+        assert not isinstance(error.value, ReleaseNeeded)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_what_was_once_written_is_written_again_byte_for_byte(path: Path) -> None:
+    data = bytes.fromhex(json.loads(path.read_text(encoding="utf-8"))["bytes"])
+    assert encode_batch(decode_batch(data)) == data, "a record that is written must not change: see replica.features"

@@ -77,6 +77,7 @@ def _made(directory: Path) -> None:
     with opened(directory) as journal:
         fill(journal, 30, applied=20)
         fill(journal, 33, term=2)
+        journal.flush_hints()
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,7 @@ def test_a_bit_that_flips_while_the_replica_runs_stops_it_when_the_entry_is_read
     with open_env(tmp_path) as env:
         journal = Journal(env, recent_max_bytes=100)
         fill(journal, 30, applied=20)
+        journal.flush_hints()
         key = records.index_key(5)
         flip_value_in_file(tmp_path, key, records.pack_entry(key, entry(5))[4:])
         assert journal.entry(4) == entry(4)
@@ -121,7 +123,7 @@ def test_no_flipped_bit_anywhere_in_the_file_is_ever_believed(tmp_path: Path) ->
         journal.set_term(1, "r1")
         journal.append([entry(index, 1, 1500) for index in range(1, 61)])
         apply(journal, 50)
-        journal.sync()
+        journal.flush_hints()
     sound = (tmp_path / DATA_FILE).read_bytes()
     expected = _read_all(tmp_path)
     outcomes = {"refused": 0, "killed": 0, "without effect": 0}

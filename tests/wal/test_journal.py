@@ -7,8 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.wal.logs import auditor
 from tests.wal.support import apply, entry, fill, open_env, opened
 from wal import BrokenInvariant, Entry, Environment, Journal, StorageFailed
+from wal import journal as journal_module
 from wal.codec import NO_OP
 from wal.ledger import Ledger
 from wal.records import GENESIS, Gap, chained
@@ -239,6 +241,7 @@ def test_an_installed_snapshot_replaces_a_tail_that_does_not_match_and_leaves_a_
         assert (journal.commit_index, journal.applied_index, journal.applied_revision) == (20, 20, 77)
         assert journal.term == 3 and journal.digest_at(20) == b"d" * 32
         fill(journal, 22, applied=22, term=3)
+        journal.flush_hints()
         ledger = Ledger(env)
         assert [held.index for held in ledger.read(1, limit=99)] == [1, 2, 3, 4, 21, 22]
         assert ledger.gaps() == (Gap(5, 20, 8, 77),)
@@ -316,6 +319,8 @@ def test_memory_for_recent_entries_is_bounded_but_holds_everything_unsynced(tmp_
         journal.append([entry(index) for index in range(1, 101)])
         assert journal._tail.first == 1
         journal.sync()
+        assert journal._tail.first == 1, "LMDB does not have them yet"
+        journal.flush_hints()
         assert journal._tail.first > 70
         assert [journal.entry(index) for index in (1, 50, 100)] == [entry(1), entry(50), entry(100)]
         journal.truncate_from(40)
@@ -370,6 +375,9 @@ OPERATIONS = st.lists(
         st.tuples(st.just("compact"), st.integers(0, 3)),
         st.tuples(st.just("reset"), st.integers(1, 9)),
         st.tuples(st.just("sync"), st.just(0)),
+        st.tuples(st.just("vote"), st.integers(1, 3)),
+        st.tuples(st.just("checkpoint"), st.just(0)),
+        st.tuples(st.just("audit"), st.just(0)),
         st.tuples(st.just("crash"), st.just(0)),
     ),
     max_size=30,
@@ -382,6 +390,7 @@ class Model:
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
         self.base, self.base_term, self.last, self.term, self.applied, self.digest = 0, 0, 0, 0, 0, GENESIS
+        self.vote: str | None = None
 
     def copy(self) -> "Model":
         other = Model()
@@ -393,11 +402,18 @@ class Model:
         return self.base_term if index == self.base else self.entries[index].term
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=OPERATIONS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS, rows=st.sampled_from([3, 8, 1000]), record_bytes=st.sampled_from([150, 1 << 18]))
 def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives(
-    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]]
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    operations: list[tuple[str, int]],
+    rows: int,
+    record_bytes: int,
 ) -> None:
+    """Whether a sync goes to the log or to LMDB, and however much of either, nobody sees a difference."""
+    monkeypatch.setattr(journal_module, "CHECKPOINT_ROWS", rows)
+    monkeypatch.setattr(journal_module, "RECORD_MAX_BYTES", record_bytes)
     directory = tmp_path_factory.mktemp("journal")
     env = open_env(directory)
     journal, model = Journal(env, recent_max_bytes=200), Model()
@@ -416,7 +432,11 @@ def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives
                 journal.truncate_from(model.last + 1)
             elif name == "term":
                 model.term += number
-                journal.set_term(model.term, None)
+                model.vote = None if number else model.vote
+                journal.set_term(model.term, model.vote)
+            elif name == "vote" and model.vote is None:
+                model.vote = f"r{number}"
+                journal.set_term(model.term, model.vote)
             elif name == "apply":
                 for index in range(model.applied + 1, min(model.applied + number, model.last) + 1):
                     model.digest = journal.record_applied(model.entries[index], index)
@@ -431,14 +451,17 @@ def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives
                 if index <= model.applied:
                     continue
                 durable = model.copy()
-                model.term += 1
+                model.term, model.vote = model.term + 1, None
                 journal.reset_to(index, model.term, bytes([number]) * 32, index)
                 model.entries = {i: e for i, e in model.entries.items() if i <= model.applied}
                 model.base = model.last = model.applied = index
                 model.base_term, model.digest = model.term, bytes([number]) * 32
-            elif name == "sync":
-                journal.sync()
+            elif name in ("sync", "checkpoint"):
+                journal.sync() if name == "sync" else journal.flush_hints()
                 durable = model.copy()
+            elif name == "audit":
+                seen = Ledger(auditor(env)).verify()
+                assert (seen.last_index, seen.digest) == (durable.applied, durable.digest)
             elif name == "crash":
                 env.close()
                 env, model = open_env(directory, create=False), durable.copy()
@@ -448,14 +471,12 @@ def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives
                 model.base_term,
                 model.last,
             )
-            assert (journal.term, journal.applied_index, journal.applied_digest) == (
-                model.term,
-                model.applied,
-                model.digest,
-            )
+            assert (journal.term, journal.voted_for) == (model.term, model.vote)
+            assert (journal.applied_index, journal.applied_digest) == (model.applied, model.digest)
             wanted = [model.entries[index] for index in range(model.base + 1, model.last + 1)]
             assert journal.entries(model.base + 1, **ALL) == wanted
             assert [journal.term_of(one.index) for one in wanted] == [one.term for one in wanted]
+        journal.flush_hints()
         verified = Ledger(env).verify()
         held = [one.index for one in Ledger(env).read(1, limit=1000)]
         missing = {i for gap in verified.gaps for i in range(gap.first_index, gap.last_index + 1)}

@@ -69,7 +69,7 @@ def test_a_revision_leads_to_the_entry_that_settled_it(tmp_path: Path) -> None:
         # Entries 1 and 4 settle nothing, as a no-op or a batch with another base does.
         for index, revision in enumerate([0, 3, 4, 4, 10, 11], start=1):
             journal.record_applied(journal.entry(index), revision)
-        journal.sync()
+        journal.flush_hints()
         found = [ledger.index_of_revision(revision) for revision in range(1, 12)]
         assert found == [2, 2, 2, 3, 5, 5, 5, 5, 5, 5, 6]
         for revision in (-1, 0, 12):
@@ -77,6 +77,7 @@ def test_a_revision_leads_to_the_entry_that_settled_it(tmp_path: Path) -> None:
                 ledger.index_of_revision(revision)
         journal.reset_to(20, 1, b"d" * 32, 30)
         fill(journal, 21, applied=21)
+        journal.flush_hints()
         assert ledger.index_of_revision(11) == 6 and ledger.index_of_revision(31) == 21
         for revision in (12, 30):
             with pytest.raises(LookupError, match="holds 1 to 11 and 31 to 32"):
@@ -90,6 +91,7 @@ def test_reading_from_inside_a_gap_begins_after_it(tmp_path: Path) -> None:
         journal.sync()
         assert ledger.verify() == Verified(0, 21, 20, b"d" * 32, ledger.gaps())
         fill(journal, 23, applied=23)
+        journal.flush_hints()
         assert ledger.first_index == 21
         for first in (1, 7, 20, 21):
             assert [one.index for one in ledger.read(first, limit=2)] == [21, 22]

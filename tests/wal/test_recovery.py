@@ -9,12 +9,30 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from tests.wal.logs import (
+    bit_flipped,
+    content_of,
+    foreign_log,
+    forged,
+    good_sync,
+    log_cannot_be_made,
+    log_edited,
+    made_with_log,
+    older_data,
+    replaced,
+    rewrite,
+    sector_lost,
+    without_log,
+)
 from tests.wal.support import CLUSTER, MAP_SIZE_BYTES, REPLICA, apply, edit, entry, fill, open_env, opened
 from wal import Environment, Journal, RecoveryRefused, records
 from wal.environment import DATA_FILE
+from wal.failures import LOG_FILE
 from wal.ledger import Ledger
 from wal.records import CHAIN, ENTRIES, STATE, ChainRow, HardState, Marks
 from wal.recovery import TABLE, Action, Condition
+from wal.replay import pack
+from wal.sectors import BLOCK_BYTES, SECTOR_BYTES
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 META_TXNID_OFFSET = 16 + 4 + 4 + 8 + 8 + 48 + 48 + 8
@@ -27,6 +45,7 @@ def made(directory: Path) -> None:
         fill(journal, 6, applied=5)
         journal.compact_to(2)
         fill(journal, 9, term=2)
+        journal.flush_hints()
 
 
 def put(table: bytes, key: bytes, value: bytes) -> Callable[[Path], None]:
@@ -78,7 +97,7 @@ def unfinished_transaction(directory: Path) -> None:
     metas = (directory / DATA_FILE).read_bytes()[: 2 * PAGE_BYTES]
     with opened(directory) as journal:
         journal.append([entry(index, 2, 5000) for index in range(10, 20)])
-        journal.sync()
+        journal.flush_hints()
     with (directory / DATA_FILE).open("r+b") as file:
         file.write(metas)
 
@@ -94,9 +113,9 @@ def meta_page_flipped(bit: int) -> Callable[[Path], None]:
     def damage(directory: Path) -> None:
         made(directory)
         with opened(directory) as journal:
-            for index in range(10, 22):
+            for index in range(10, 21):
                 journal.append([entry(index, 2)])
-                journal.sync()
+                journal.flush_hints()
         numbers = [_txnid(directory, page) for page in (0, 1)]
         newest = numbers.index(max(numbers))
         assert max(numbers) == 15, "with every one of its lower bits set, each flip makes it smaller"
@@ -124,6 +143,19 @@ def dropped_table(directory: Path) -> None:
     # Reopened in `edit`'s way the table would be made again, so nothing else may touch the directory here.
 
 
+def first_block_flipped(byte: int) -> Callable[[Path], None]:
+    return log_edited(lambda content, at: content.__setitem__(byte, content[byte] ^ 1))
+
+
+def checkpoint_survived_by_its_log(directory: Path) -> None:
+    """LMDB has begun the next generation, and nothing was written to the log since: it has those of the one before."""
+    made_with_log(directory)
+    before = content_of(directory)
+    with opened(directory):
+        pass
+    assert content_of(directory) == before, "a checkpoint does not touch the log"
+
+
 DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     Condition.FIRST_START: [lambda directory: None, lambda directory: directory.mkdir()],
     Condition.DIRECTORY_EMPTY: [lambda directory: None, lambda directory: directory.mkdir(), creation_unfinished],
@@ -142,7 +174,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     ],
     Condition.META_PAGES_DISAGREE: [meta_page_flipped(bit) for bit in (0, 2, 3, 4, 40, 63)],
     Condition.TABLE_MISSING: [dropped_table],
-    Condition.FORMAT_UNKNOWN: [put(STATE, records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, 2))],
+    Condition.FORMAT_UNKNOWN: [put(STATE, records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, 3))],
     Condition.IDENTITY_DAMAGED: [
         flipped(STATE, records.IDENTITY_KEY),
         flipped(STATE, records.FORMAT_KEY),
@@ -203,12 +235,68 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         put(ENTRIES, key(4), records.pack_entry(key(4), entry(4)._replace(data=b"another history"))),
         put(CHAIN, key(2), records.pack_chain(key(2), ChainRow(b"d" * 32, 4))),
     ],
+    Condition.FORMAT_WITHOUT_SYNC_LOG: [without_log],
+    Condition.SYNC_UNFINISHED: [
+        *[sector_lost(number) for number in range(8)],
+        sector_lost(0, old=b"\xff" * SECTOR_BYTES),
+    ],
+    Condition.GENERATION_OVER: [checkpoint_survived_by_its_log],
+    Condition.LOG_MARK_MISSING: [delete(STATE, records.LOG_KEY)],
+    Condition.LOG_MARK_DAMAGED: [
+        *[flipped(STATE, records.LOG_KEY, bit) for bit in range(0, 160, 13)],
+        put(STATE, records.LOG_KEY, records.seal(records.LOG_KEY, bytes(15))),
+    ],
+    Condition.SYNC_LOG_NOT_MADE: [log_cannot_be_made],
+    Condition.SYNC_LOG_MISSING: [replaced(lambda path: None)],
+    Condition.SYNC_LOG_UNREADABLE: [
+        replaced(lambda path: path.mkdir()),
+        replaced(lambda path: path.symlink_to("away")),
+        replaced(os.mkfifo),
+    ],
+    Condition.SYNC_LOG_WRONG_SIZE: [
+        replaced(lambda path: path.touch()),
+        log_edited(lambda content, at: content.pop()),
+        log_edited(lambda content, at: content.append(0)),
+        log_edited(lambda content, at: content.__delitem__(slice(at, None))),
+    ],
+    Condition.SYNC_LOG_FOREIGN: [foreign_log("cluster-2", REPLICA), foreign_log(CLUSTER, "r2")],
+    Condition.SYNC_LOG_DAMAGED: [
+        *[bit_flipped(bit) for bit in (0, 63, 64, 100, 300, 8 * 100, 8 * 512, 8 * 4095 + 7)],
+        *[bit_flipped(bit, sequence=1) for bit in (1, 70, 8 * 512)],
+        sector_lost(0, sequence=1),
+        sector_lost(1, sequence=2),
+        *[first_block_flipped(byte) for byte in (0, 8, 20, 3000, BLOCK_BYTES - 1)],
+    ],
+    Condition.SYNC_LOG_AHEAD: [older_data],
+    Condition.SYNC_LOG_CONTRADICTS: [
+        forged(b"short"),
+        forged(pack(good_sync())[:-1]),
+        forged(pack(good_sync()) + b"more"),
+        forged(good_sync(last_before=11)),
+        forged(good_sync(last_before=13)),
+        forged(good_sync(first=14, entries=[entry(14, 3)])),
+        forged(good_sync(first=8, entries=[entry(8, 3)])),
+        forged(good_sync(entries=[entry(13, 2)])),
+        forged(good_sync(entries=[entry(13, 4)])),
+        forged(good_sync(hard=HardState(2, None))),
+        forged(good_sync(hard=HardState(3, "r3"))),
+        forged(good_sync(hard=HardState(3, None))),
+        forged(good_sync(commit_index=7)),
+        forged(good_sync(commit_index=14)),
+        forged(good_sync(applied_index=7)),
+        forged(good_sync(applied_index=9)),
+        forged(good_sync(commit_index=9, applied_index=9, revisions=[15])),
+        forged(good_sync(commit_index=9, applied_index=9, revisions=[18])),
+        forged(good_sync(applied_digest=bytes(32))),
+    ],
+    Condition.SYNC_LOG_RESTLESS: [],  # test_overlay.py
 }
 
 
 def test_every_condition_has_a_row_and_every_row_is_made_for_real() -> None:
     assert set(TABLE) == set(Condition) == set(DAMAGE)
-    assert [condition for condition, ways in DAMAGE.items() if not ways] == [Condition.HELD_BY_ANOTHER_PROCESS]
+    elsewhere = [Condition.HELD_BY_ANOTHER_PROCESS, Condition.SYNC_LOG_RESTLESS]
+    assert [condition for condition, ways in DAMAGE.items() if not ways] == elsewhere
     assert all(row.sign and row.reason and row.remedy for row in TABLE.values())
 
 
@@ -270,7 +358,7 @@ def test_a_transaction_of_which_only_some_pages_arrived_is_as_if_it_never_began(
     before = (tmp_path / DATA_FILE).read_bytes()
     with opened(tmp_path) as journal:
         journal.append([entry(index, 2, 5000) for index in range(10, 20)])
-        journal.sync()
+        journal.flush_hints()
     after = (tmp_path / DATA_FILE).read_bytes()
     torn, kept = bytearray(before.ljust(len(after), b"\0")), 0
     for position in range(2 * PAGE_BYTES, len(after), PAGE_BYTES):
@@ -331,3 +419,79 @@ def test_an_audit_of_a_file_that_ends_too_early_is_refused_where_reading_would_k
     truncated_file(tmp_path)
     with pytest.raises(RecoveryRefused, match="it ends before its last page"):
         Environment.open_readonly(tmp_path)
+
+
+def test_a_sync_of_which_a_sector_did_not_arrive_is_cut_and_what_was_synced_before_is_there(tmp_path: Path) -> None:
+    assert TABLE[Condition.SYNC_UNFINISHED].action is Action.CUT
+    for number, damage in enumerate(DAMAGE[Condition.SYNC_UNFINISHED]):
+        directory = tmp_path / f"wal-{number}"
+        damage(directory)
+        with opened(directory, create=False) as journal:
+            assert (journal.last_index, journal.term, journal.voted_for) == (11, 3, "r2")
+            assert (journal.applied_index, journal.commit_index) == (7, 7)
+            assert journal.entries(3, max_bytes=1 << 20, max_entries=99) == [
+                entry(index, 1 if index < 7 else 2 if index < 11 else 3) for index in range(3, 12)
+            ]
+            fill(journal, 12, term=3)
+        with opened(directory, create=False) as journal:
+            assert journal.last_index == 12
+
+
+def test_what_is_left_of_a_cut_sync_is_not_completed_by_a_later_one(tmp_path: Path) -> None:
+    """The sectors of the torn third record are still there, and the new third record tears where they are."""
+    sector_lost(0)(tmp_path)
+    torn = content_of(tmp_path)
+    with opened(tmp_path, create=False) as journal:
+        assert journal.last_index == 11
+    assert content_of(tmp_path) == torn
+    with opened(tmp_path, create=False) as journal:
+        assert journal.last_index == 11
+        for index in (12, 13, 14):
+            fill(journal, index, term=3)
+    content = bytearray(content_of(tmp_path))
+    at = 3 * BLOCK_BYTES
+    content[at + SECTOR_BYTES : at + BLOCK_BYTES] = torn[at + SECTOR_BYTES : at + BLOCK_BYTES]
+    rewrite(tmp_path, bytes(content))
+    with opened(tmp_path, create=False) as journal:
+        assert journal.last_index == 13
+
+
+def test_records_of_a_generation_that_is_over_are_not_added_again(tmp_path: Path) -> None:
+    assert TABLE[Condition.GENERATION_OVER].action is Action.CONTINUE
+    checkpoint_survived_by_its_log(tmp_path)
+    with opened(tmp_path, create=False) as journal:
+        journal.truncate_from(11)
+        fill(journal, 11, term=4)
+        journal.flush_hints()
+    with opened(tmp_path, create=False) as journal:
+        assert (journal.last_index, journal.entry(11), journal.term) == (11, entry(11, 4), 4)
+
+
+@pytest.mark.parametrize("left_over", [None, b"", b"an unfinished log", b"FBSYNCLG" * 1024])
+def test_a_directory_of_the_format_before_is_made_the_present_one_and_keeps_everything(
+    tmp_path: Path, left_over: bytes | None
+) -> None:
+    """`left_over`: a migration that was interrupted before LMDB knew of it has left a log behind."""
+    assert TABLE[Condition.FORMAT_WITHOUT_SYNC_LOG].action is Action.CONTINUE
+    without_log(tmp_path)
+    if left_over is not None:
+        (tmp_path / LOG_FILE).write_bytes(left_over)
+    with Environment.open_readonly(tmp_path) as env:
+        assert Ledger(env).verify().entries == 5, "it is readable as it is"
+    with opened(tmp_path, create=False) as journal:
+        assert (journal.base_index, journal.applied_index, journal.last_index) == (2, 5, 9)
+        assert journal.entries(7, max_bytes=1 << 20, max_entries=99) == [entry(index, 2) for index in (7, 8, 9)]
+        fill(journal, 10, term=2)
+    with opened(tmp_path, create=False) as journal:
+        assert journal.last_index == 10
+    (tmp_path / LOG_FILE).unlink()
+    with pytest.raises(RecoveryRefused) as refused:
+        open_env(tmp_path)
+    assert refused.value.condition is Condition.SYNC_LOG_MISSING
+
+
+def test_an_older_copy_of_the_data_file_is_noticed_by_the_log_even_where_the_meta_pages_agree(tmp_path: Path) -> None:
+    """What LMDB's meta pages cannot tell: the transaction before the newest is the newest again."""
+    older_data(tmp_path)
+    with pytest.raises(RecoveryRefused, match="generation"), opened(tmp_path, create=False):
+        pass

@@ -226,6 +226,27 @@ async def test_more_connections_than_the_bound_are_refused(config: Config, monke
 
 
 @story
+async def test_one_holder_of_a_certificate_cannot_take_all_the_connections(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.api.connections, "CONNECTIONS_PER_IDENTITY_MAX", 2)
+    async with Rig(config) as rig:
+        held = [await connect(config) for _ in range(2)]
+        guarded = rig.server._guarded
+        assert guarded is not None
+        await until(lambda: guarded.held["user alice"] == 2)
+        reader, writer = await connect(config)
+        assert await ended(reader) == b""
+        await close(writer)
+        assert (await rig.ask("GET", "/healthz", who="bob")).status == 200
+        await close(held.pop()[1])
+        await until(lambda: guarded.held["user alice"] == 1)
+        assert (await rig.ask("GET", "/healthz", who="alice")).status == 200
+        await close(held.pop()[1])
+        await until(lambda: guarded.held["user alice"] <= 1)
+
+
+@story
 @pytest.mark.parametrize(
     ("sent", "status", "code"),
     [

@@ -38,6 +38,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/status"): "operator user agent replica",
     ("GET", "/v1/ledger"): "operator replica",
     ("GET", "/v1/digests"): "operator replica",
+    ("GET", "/v1/feature-level"): "operator",
+    ("POST", "/v1/feature-level"): "operator",
     ("POST", "/v1/snapshots"): "operator",
     ("GET", "/v1/events"): "operator user",
     ("POST", "/v1/agents/{node}/register"): "agent",

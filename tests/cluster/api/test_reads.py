@@ -7,6 +7,7 @@ import pytest
 
 from cluster.api.render import Verdicts, job_view
 from cluster.config import Config
+from replica.features import FEATURE_LEVEL_KNOWN
 from replica.queries import reason_of
 from replica.settle import settle_entry
 from replica.state import EMPTY, State
@@ -247,6 +248,8 @@ async def test_metrics_show_pools_jobs_queue_and_latency(config: Config) -> None
             'forebay_pool_bytes{pool="fast"} 1.00663296e+08',
             'forebay_jobs{state="RUNNING"} 1.0',
             "forebay_queue_commands 0.0",
+            "forebay_feature_level 1.0",
+            f"forebay_feature_level_known {float(FEATURE_LEVEL_KNOWN)}",
             f"forebay_revision {float(rig.controller.state.revision)}",
         ):
             assert line in text, line
@@ -262,7 +265,7 @@ class PeerDouble:
         self.connected = connected
         self.match_index = self.lag_entries = 0
         self.last_contact_s = last_contact_s
-        self.sending_snapshot = False
+        self.sending_snapshot = self.forgot = False
 
 
 @story
@@ -284,6 +287,17 @@ async def test_a_follower_is_ready_only_while_it_hears_its_leader(config: Config
             rig.engine.peers = lambda peers=peers: peers  # type: ignore[method-assign,misc]
             answer = await rig.ask("GET", "/readyz", who="n1")
             assert answer.status == status, (in_step, peers[0].__dict__ if peers else None, answer)
+
+
+@story
+async def test_a_peer_that_forgot_what_it_acknowledged_is_shown_to_people_and_to_prometheus(config: Config) -> None:
+    async with Rig(config) as rig:
+        for forgot in (True, False):
+            peer = PeerDouble()
+            peer.forgot = forgot
+            rig.engine.peers = lambda peer=peer: [peer]  # type: ignore[method-assign,misc]
+            text = (await rig.ask("GET", "/metrics", who="alice")).body.decode()
+            assert f'forebay_peer_refused{{peer="r2"}} {float(forgot)}' in text
 
 
 @story

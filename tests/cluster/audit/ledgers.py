@@ -94,7 +94,7 @@ def make(directory: Path) -> Made:
         journal.append(entries)
         journal.set_commit(len(entries))
         digests = [journal.record_applied(entry, after.revision) for entry, after in zip(entries, states, strict=True)]
-        journal.sync()
+        journal.flush_hints()
         return Made(directory, entries, tuple(states), tuple(digests))
 
 

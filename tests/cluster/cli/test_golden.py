@@ -142,3 +142,12 @@ def test_the_spans_of_a_history_fill_it_without_overlap() -> None:
     assert found[-1].until == parse_instant(HISTORY.rows[-1].at)
     assert all(earlier.until == later.start for earlier, later in zip(found, found[1:], strict=False))
     assert spans(HISTORY.rows[:-1])[-1].until is None
+
+
+@pytest.mark.parametrize(("reachable", "shown"), [(True, "yes (lost its data: "), (False, "no (lost its data: ")])
+def test_a_replica_that_lost_its_data_is_listed_with_the_command_that_brings_it_back(
+    reachable: bool, shown: str
+) -> None:
+    row = msgspec.structs.replace(LOST, role="refused", reachable=reachable, forgot=True)
+    text = members_table([row]).text()
+    assert f"{shown}member replace r2)" in text and "refused" in text

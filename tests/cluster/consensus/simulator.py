@@ -73,6 +73,8 @@ class Replica:
         self.wake_s = float("inf")
         self.proposed: dict[tuple[int, int], bytes] = {}
         self.refuse_install: Exception | None = None
+        self.verify_s = 0.0
+        """How long it takes to verify a snapshot that was received, beside everything else."""
         self.at_apply: Callable[[int, int, bytes], None] = lambda index, term, data: None
 
     # Machine
@@ -123,6 +125,7 @@ class Replica:
             clock=self.sim.clock,
             uniform=self.sim.random.uniform,
             links=SimLinks(self.sim, self.name),
+            on_due=lambda: self.sim.schedule_tick(self),
         )
 
     def crash(self) -> None:
@@ -171,6 +174,13 @@ class Sink:
         self._data = bytearray()
         self.aborted = False
 
+    @property
+    def received_bytes(self) -> int:
+        return len(self._data)
+
+    def verify(self, done: Callable[[], None]) -> None:
+        self._replica.sim.at(self._replica.verify_s, done)
+
     def write(self, offset: int, data: bytes) -> None:
         assert offset == len(self._data)
         self._data += data
@@ -189,6 +199,9 @@ class Sink:
         return replica.placed()
 
     def abort(self) -> None:
+        self.aborted = True
+
+    def suspend(self) -> None:
         self.aborted = True
 
 
@@ -381,8 +394,13 @@ class Simulation:
     def deliver(self, sender: str, receiver: str, message: AnyMessage) -> None:
         replica = self.replicas[receiver]
         engine = replica.engine
-        if engine is not None and self._alive(replica, lambda: engine.receive(sender, message)):
+        if engine is None or not self._alive(replica, lambda: engine.receive(sender, message)):
+            return
+        if engine.next_due_s() <= self.clock.now_s:
             self.tick(replica)
+        else:  # as the driver: what asks for no tick gets none
+            self.check(replica)
+            self.schedule_tick(replica)
 
     def _alive(self, replica: Replica, step: Callable[[], None]) -> bool:
         """Let a replica do something; False if it has stopped because it was removed."""

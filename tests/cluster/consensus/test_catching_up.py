@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from cluster.consensus.frames import (
 from cluster.consensus.interface import SnapshotRef, Timing
 from cluster.consensus.progress import WINDOW_BYTES, WINDOW_REQUESTS, Phase, Progress
 from cluster.consensus.snapshots import CHUNKS_IN_FLIGHT, RETRY_S, SnapshotReceiver, SnapshotSender
+from replica.features import ReleaseNeeded
 from tests.cluster.consensus.rig import TIMING, Rig
 from tests.cluster.consensus.simulator import Simulation
 from wal.failures import StorageFailed
@@ -283,11 +285,19 @@ def test_a_snapshot_that_is_not_what_its_reference_says_is_not_sent(tmp_path: Pa
 class FakeSink:
     def __init__(self, finish: BaseException | None = None) -> None:
         self.data = bytearray()
-        self.aborted = self.finished = False
+        self.aborted = self.finished = self.suspended = False
+        self.verified: list[Callable[[], None]] = []
+        self.received_bytes = 0
         self._finish = finish
 
     def write(self, offset: int, data: bytes) -> None:
         self.data += data
+
+    def verify(self, done: Callable[[], None]) -> None:
+        self.verified.append(done)
+
+    def suspend(self) -> None:
+        self.suspended = True
 
     def finish(self) -> None:
         if self._finish is not None:
@@ -326,8 +336,15 @@ def test_a_receiver_takes_chunks_in_order_and_says_where_to_resume() -> None:
     assert receiver.take(chunk(4, b"ef")) == (RESUME, 3), "a gap"
     assert receiver.take(chunk(0, b"abc")) == (RESUME, 3), "a copy"
     assert receiver.take(chunk(0, b"")) == (RESUME, 3), "a question"
-    outcome, _ = receiver.take(chunk(3, b"def"))
-    assert outcome == 2 and machine.sinks[0].finished and bytes(machine.sinks[0].data) == b"abcdef"
+    assert receiver.take(chunk(3, b"def")) == (CONTINUE, 6)
+    sink = machine.sinks[0]
+    assert receiver.take(chunk(0, b"")) == receiver.take(chunk(3, b"def")) == (RESUME, 6), "it is being verified"
+    assert receiver.verified is None and not sink.finished
+    (done,) = sink.verified
+    done()
+    assert receiver.verified == (9, 1) and not sink.finished, "only between two messages"
+    assert receiver.install() == (9, 1) and sink.finished and bytes(sink.data) == b"abcdef"
+    assert receiver.verified is None
 
 
 def test_a_receiver_throws_away_one_snapshot_for_another() -> None:
@@ -369,11 +386,18 @@ def test_h08_a_snapshot_that_fails_its_verification_is_refused_and_the_replica_k
         assert behind.installs == 1
 
 
-@pytest.mark.parametrize("failure", [SystemExit(3), StorageFailed("EIO")], ids=["SystemExit", "StorageFailed"])
+@pytest.mark.parametrize(
+    "failure",
+    [SystemExit(3), StorageFailed("EIO"), ReleaseNeeded("the level is 9", level=9)],
+    ids=["SystemExit", "StorageFailed", "ReleaseNeeded"],
+)
 def test_h08_what_says_that_the_process_must_end_is_not_swallowed(failure: BaseException) -> None:
-    receiver = SnapshotReceiver(FakeMachine(failure))
+    machine = FakeMachine(failure)
+    receiver = SnapshotReceiver(machine)
+    receiver.take(chunk(0, b"abcdef"))
+    machine.sinks[0].verified[0]()
     with pytest.raises(type(failure)):
-        receiver.take(chunk(0, b"abcdef"))
+        receiver.install()
 
 
 def test_a_snapshot_travels_whole_through_duplicates_losses_and_broken_links() -> None:

@@ -136,3 +136,23 @@ def test_compaction_moves_the_first_index_and_the_replica_restarts_from_there(tm
         assert leader.consensus.applied_index == leader.consensus.last_index == leader.consensus.commit_index
 
     asyncio.run(with_nodes(tmp_path, 1, work))
+
+
+@pytest.mark.parametrize("what", ["propose", "confirm_leadership"])
+def test_h19_what_is_asked_of_the_driver_is_done_at_once_and_not_with_the_next_timer(tmp_path: Path, what: str) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        await leader.commit(b"\x01before")
+        consensus = leader.consensus
+        while consensus._soon:
+            await asyncio.sleep(0)
+        if consensus._timer is not None:
+            consensus._timer.cancel()
+        consensus._set_timer = lambda: None  # type: ignore[method-assign]
+        async with asyncio.timeout(PATIENCE_S):
+            if what == "propose":
+                await leader.commit(b"\x01after")
+            else:
+                assert await consensus.confirm_leadership() == consensus.commit_index
+
+    asyncio.run(with_nodes(tmp_path, 1, work))

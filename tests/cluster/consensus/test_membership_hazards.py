@@ -8,6 +8,7 @@ from pysyncobj.node import Node
 
 from cluster.consensus.changes import Wanted
 from cluster.consensus.changing import HEIR_LAG_ENTRIES, PROMOTION_LAG_ENTRIES
+from cluster.consensus.core import first_seq
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import (
     AppendReply,
@@ -346,13 +347,23 @@ def test_a_notice_of_removal_counts_only_if_it_is_newer(me: str, own: int, told:
     disk = _with_base(Disk(), 4)
     disk.applied = disk.commit = 4
     bench = Bench(me=me, disk=disk, configuration=Placed(4, initial(members, version=own)))
-    notice = Removed(1, 1, told)
+    notice = Removed(1, first_seq(me) + 1, told)
     if stops:
         with pytest.raises(RemovedFromCluster):
             bench.give("r2", notice)
     else:
         bench.give("r2", notice)
         assert bench.engine.role is Role.FOLLOWER
+
+
+def test_a_notice_of_removal_that_is_meant_for_the_predecessor_at_this_address_stops_nobody() -> None:
+    members = tuple(sorted((Member("r1#5"), Member("r2"), Member("r3")), key=lambda member: member.id))
+    disk = _with_base(Disk(), 4)
+    disk.applied = disk.commit = 4
+    bench = Bench(me="r1#5", disk=disk, configuration=Placed(4, initial(members, version=5)))
+    bench.give("r2", Removed(1, 7, 6))  # the answer to what r1 said to a leader's seventh request
+    assert bench.engine.role is Role.FOLLOWER
+    assert not bench.engine.stopped
 
 
 def test_a_stranger_changes_nothing_and_is_told_that_it_is_none_once_that_is_committed() -> None:

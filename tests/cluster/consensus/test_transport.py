@@ -7,13 +7,15 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from cluster.consensus import PeerTls
 from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendRequest, Heartbeat, encode_frame
+from cluster.consensus.strangers import PEERS_MAX, PERIOD_S, Strangers, why
 from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, TlsLinks
-from cluster.identity import Role
+from cluster.identity import NotIdentified, Role
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
 
 BEAT = Heartbeat(1, 1, 0, True)
@@ -223,6 +225,7 @@ def test_h05_a_member_that_sends_what_is_no_frame_loses_its_connection(
             (encode_frame(CLUSTER, "r3", BEAT), "'r3' on the connection of 'r2'"),
         ):
             caplog.clear()
+            site.links.strangers._said.clear()
             assert await site.is_turned_away(member, wrong)
             assert said in caplog.text
 
@@ -329,7 +332,134 @@ def test_h05_nobody_speaks_for_a_member_of_another_name(tmp_path: Path, caplog: 
     async def work(site: Site) -> None:
         member = certify(site.authority, site.tls, "r2")
         for sender in ("r3", "r3#2", "r22#2"):
+            site.links.strangers._said.clear()
             assert await site.is_turned_away(member, encode_frame(CLUSTER, sender, BEAT)), sender
         assert "a frame of 'r3#2' on the connection of 'r2'" in caplog.text
+
+    run(tmp_path, work)
+
+
+def test_h05_each_refusal_says_which_check_failed_who_it_was_and_what_would_be_right(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def work(site: Site) -> None:
+        foreign_directory = tmp_path / "foreign"
+        foreign = certify(make_authority(foreign_directory), foreign_directory, "r2")
+        agent = certify(site.authority, site.tls, "r3", Role.AGENT)
+        host, _, port = site.members["r1"].rpartition(":")
+        for files, version, said in (
+            (None, None, "shows no certificate; replicas need certificates of the cluster's own authority"),
+            (foreign, None, "its certificate does not pass (unable to get local issuer certificate)"),
+            (agent, None, "agent r3 is no replica"),
+            (agent, ssl.TLSVersion.TLSv1_2, "does not speak TLS 1.3"),
+        ):
+            caplog.clear()
+            assert await site.is_turned_away(files, b"", version=version)
+            assert f"a connection from {host} to the peer address is refused: " in caplog.text
+            assert said in caplog.text
+        caplog.clear()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert not (await reader.read()).startswith(b"HTTP")
+        assert "it speaks HTTP without TLS; people and tools use the API address" in caplog.text
+        caplog.clear()
+        dialling = site.make("r2", Ear(), files=foreign)
+        await dialling.start()
+        wanted = f"no connection to replica r1 at {site.members['r1']}: its certificate does not pass"
+        async with asyncio.timeout(PATIENCE_S):
+            while wanted not in caplog.text:
+                await asyncio.sleep(0.01)
+        await dialling.stop()
+        assert all(record.message.rstrip().rpartition(": ")[2] for record in caplog.records), "none without a reason"
+
+    run(tmp_path, work)
+
+
+def test_h05_a_replica_whose_certificate_the_others_refuse_learns_it_from_its_own_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With TLS 1.3 its own handshake is over before the other side looks at the certificate."""
+    caplog.set_level("INFO")
+
+    async def work(site: Site) -> None:
+        foreign_directory = tmp_path / "foreign"
+        foreign = certify(make_authority(foreign_directory), foreign_directory, "r2")
+        mixed = PeerTls(authority=site.tls / "ca.pem", certificate=foreign.certificate, key=foreign.key)
+        with patch("cluster.tls._check_issuer"):  # it would be refused before it dials
+            links = site.make("r2", Ear(), files=mixed)
+        await links.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while "no connection to replica r1" not in caplog.text:
+                await asyncio.sleep(0.01)
+        await links.stop()
+        assert "it does not accept this replica's certificate or name" in caplog.text
+
+    run(tmp_path, work)
+
+
+def test_what_is_said_of_a_peer_comes_once_in_a_while_with_how_often_it_has_happened_since(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = 0.0
+    strangers = Strangers(lambda: now_s)
+    for _ in range(100):
+        strangers.note("r2", "r2 is refused", NotIdentified("it is an agent"))
+        now_s += 0.5
+    assert [record.message for record in caplog.records] == ["r2 is refused: it is an agent"]
+    now_s = PERIOD_S + 0.5
+    strangers.note("r2", "r2 is refused", NotIdentified("it is an agent"))
+    strangers.note("r3", "r3 is refused", NotIdentified("it is an agent"))
+    strangers.note("r2", "r2 is refused", TimeoutError())
+    assert [record.message for record in caplog.records][1:] == [
+        "r2 is refused: it is an agent (99 times more in the last 60 s)",
+        "r3 is refused: it is an agent",
+        "r2 is refused: it did not finish the TLS handshake in time; it is overloaded, or no replica",
+    ]
+    for number in range(3 * PEERS_MAX):
+        strangers.note(f"10.0.0.{number}", "refused", OSError())
+    assert len(strangers._said) == PEERS_MAX and strangers.count == 103 + 3 * PEERS_MAX
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(), TimeoutError(), ConnectionResetError(), ConnectionAbortedError(), ssl.SSLError(), ssl.SSLEOFError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_reason_is_never_empty(error: BaseException) -> None:
+    assert len(why(error)) > 6
+
+
+def test_each_replica_has_one_connection_to_us_and_no_more_replicas_have_one_than_a_cluster_can_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.consensus.transport.INBOUND_MAX", 2)
+
+    async def work(site: Site) -> None:
+        files = {name: certify(site.authority, site.tls, name) for name in ("r2", "r3", "r4")}
+
+        async def speak(name: str) -> asyncio.StreamReader:
+            reader, writer = await site.dial(files[name])
+            writer.write(encode_frame(CLUSTER, name, BEAT))
+            writers.append(writer)
+            return reader
+
+        writers: list[asyncio.StreamWriter] = []
+        async with asyncio.timeout(PATIENCE_S):
+            first = await speak("r2")
+            await site.ear.until(lambda: len(site.ear.frames) == 1)
+            second = await speak("r2")
+            await site.ear.until(lambda: len(site.ear.frames) == 2)
+            with contextlib.suppress(OSError):
+                assert await first.read() == b"", "the older of the two is closed"
+            await speak("r3")
+            await site.ear.until(lambda: len(site.ear.frames) == 3)
+            with contextlib.suppress(OSError, ssl.SSLError):
+                assert await (await speak("r4")).read() == b""
+            assert len(site.ear.frames) == 3 and sorted(site.links._inbound) == ["r2", "r3"]
+            assert not second.at_eof()
+        for writer in writers:
+            writer.close()
 
     run(tmp_path, work)

@@ -98,6 +98,13 @@ class ListSink:
         assert offset == len(self._data)
         self._data += data
 
+    @property
+    def received_bytes(self) -> int:
+        return len(self._data)
+
+    def verify(self, done: Callable[[], None]) -> None:
+        done()
+
     def finish(self) -> None:
         image = msgspec.msgpack.decode(self._data, type=Image)
         self._machine.journal.reset_to(self._index, self._term, image.digest, image.revision)
@@ -106,6 +113,9 @@ class ListSink:
         self._machine.changed.set()
 
     def abort(self) -> None:
+        self._data.clear()
+
+    def suspend(self) -> None:
         self._data.clear()
 
 

@@ -1,0 +1,81 @@
+"""What is due by time alone, job by job: begin times, deadlines, retries, timeouts, and buffers to be taken back."""
+
+from __future__ import annotations
+
+from replica import events as e
+from replica.buffers import Buffer, BufferState
+from replica.jobs import Hold, Job, JobState
+from replica.staging import active_stage, failed, timeout_at, timeout_s, waiting_stage
+from replica.state import Facts
+from replica.units import NEVER, Instant, seconds
+
+_AT_ONCE = Instant(1)
+_REVOCABLE = (BufferState.STAGING_IN, BufferState.STAGED_IN)
+
+
+def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
+    """Return the instant from which `due_events` gives events, if nothing else changes; NEVER if there is none."""
+    due: list[int] = []
+    if job.state is JobState.PENDING:
+        if job.eligible_at == NEVER:
+            due.append(job.spec.begin_at)
+        if job.spec.deadline != NEVER and not job.late:
+            due.append(job.spec.deadline - seconds(job.spec.time_limit_s) + 1)
+    if buffer is not None and not _is_down(state, job):
+        for instant in (
+            job.retry_at,
+            timeout_at(state.policy, job, buffer),
+            _revocation(state, job, buffer)[0],
+        ):
+            if instant != NEVER:
+                due.append(instant)
+    return Instant(max(_AT_ONCE, min(due))) if due else NEVER
+
+
+def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tuple[e.Event, ...]:
+    """Return what happens to the job at `at` by time alone: the first thing that is due, or nothing."""
+    if job.state is JobState.PENDING:
+        if job.eligible_at == NEVER and job.spec.begin_at <= at:
+            return (e.JobBecameEligible(job.id),)
+        if job.spec.deadline != NEVER and not job.late and at + seconds(job.spec.time_limit_s) > job.spec.deadline:
+            return (e.DeadlineMissed(job.id),)
+    if buffer is None or _is_down(state, job):
+        return ()
+    policy = state.policy
+    if job.retry_at != NEVER and job.retry_at <= at:
+        stage = waiting_stage(job, buffer)
+        assert stage is not None
+        return (e.StageRetried(job.id, stage, job.attempt + 1, f"retry {job.failures} of {policy.stage_retries}"),)
+    late_at = timeout_at(policy, job, buffer)
+    if late_at != NEVER and late_at <= at:
+        stage = active_stage(job, buffer)
+        assert stage is not None
+        return failed(state, job, stage, f"Timeout @ {timeout_s(policy, stage) * 1000} msec", at)
+    revoked_at, reason = _revocation(state, job, buffer)
+    if revoked_at != NEVER and revoked_at <= at:
+        return (
+            e.AllocationRevoked(job.id, job.attempt, reason),
+            e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
+        )
+    return ()
+
+
+def _is_down(state: Facts, job: Job) -> bool:
+    """Whether the agent of the job's node cannot be heard: the clocks of its operations stand still."""
+    node = state.nodes.get(job.node) if job.node else None
+    return node is not None and node.down
+
+
+def _revocation(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
+    """Return from when on a pending job's buffer is to be taken back, and why; NEVER if it is not."""
+    if job.state is not JobState.PENDING or buffer.state not in _REVOCABLE:
+        return NEVER, ""
+    node = state.nodes.get(job.node)
+    if node is not None and node.drained:
+        return _AT_ONCE, f"node {job.node} is drained"
+    if node is not None and node.cpus < job.spec.cpus:
+        return _AT_ONCE, f"node {job.node} has only {node.cpus} CPUs now"
+    limit_s = state.policy.staged_hold_time_s
+    if limit_s and job.hold is not Hold.NONE:
+        return Instant(job.held_at + seconds(limit_s)), f"held for longer than StagedHoldTime, {limit_s} s"
+    return NEVER, ""

@@ -1,0 +1,110 @@
+"""Which feature level this release knows, and what came with which: how replicas of two releases agree (law 12).
+
+The feature level is replicated state: it begins at 1 and goes up by one with `FeatureLevelRaised`, when an operator has
+asked for it and every member has said that it knows the next level. Below a level nothing that came with it is written,
+so every member can read what a leader of a newer release writes. The event that raises the level names the first
+release that knows it: whoever does not know the level stops there, says which release is needed, and changes nothing.
+
+To add a level: append it to LEVELS with the release that brings it, and name its events in EVENT_LEVELS. A record that
+an earlier level writes never grows, since a replica of an earlier release could not read it: what is new is a new
+event. Values that are new to an enumeration (a refusal's code, a job's state) are for events of the new level, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from replica import events as e
+from replica.failures import LedgerViolation
+
+FOUNDING_LEVEL = 1
+"""The level at which every cluster begins: its founders need not be of one release."""
+
+
+class Level(msgspec.Struct, frozen=True):
+    """One feature level. `release` is the first one that knows it; `brings` says in words what it allows."""
+
+    number: int
+    release: str
+    brings: str
+
+
+LEVELS: tuple[Level, ...] = (
+    Level(1, "0.1.0.dev0", "everything that a cluster could do before there were feature levels"),
+    Level(2, "0.1.0", "feature levels themselves: a release that is too old names the one that is needed"),
+)
+"""Every level there ever was, in order. Append only."""
+
+FEATURE_LEVEL_KNOWN = LEVELS[-1].number
+"""The highest level that this release can carry out; read it as `features.FEATURE_LEVEL_KNOWN`, so that tests can be an
+earlier release."""
+
+EVENT_LEVELS: Mapping[type, int] = {e.FeatureLevelRaised: 2}
+"""The level that an event came with; 1 for all that are not here. The cluster is at it once the event is folded."""
+
+
+class ReleaseNeeded(Exception):
+    """This replica met what only a later release knows. It must stop, with everything as it is (law 10).
+
+    `level` is the feature level that is needed, `release` the first one that knows it; 0 and "" where that is not said.
+    `revision` is that of the command at which it shows; None where it is not one command's.
+    """
+
+    def __init__(
+        self, what: str, *, level: int = 0, release: str = "", revision: int | None = None, place: str = ""
+    ) -> None:
+        where = f"revision {revision}" if revision is not None else place
+        super().__init__(f"{where}: {what}; {_remedy(release)}, on the same directory: nothing in it was changed")
+        self.level = level
+        self.release = release
+        self.revision = revision
+
+
+def _remedy(release: str) -> str:
+    return f"start release {release} or a later one" if release else "start a later release"
+
+
+def release_of(level: int) -> str:
+    """Return the first release that knows a level; "" for a level that this release does not know."""
+    return next((known.release for known in LEVELS if known.number == level), "")
+
+
+def check_level(level: int, release: str, *, revision: int | None = None, place: str = "") -> None:
+    """Raise ReleaseNeeded for a level above what this release knows. `release` is the one that its writer names."""
+    if level > FEATURE_LEVEL_KNOWN:
+        what = f"the cluster has feature level {level}, and this release knows levels up to {FEATURE_LEVEL_KNOWN}"
+        raise ReleaseNeeded(what, level=level, release=release, revision=revision, place=place)
+
+
+class Levelled(Protocol):
+    """A state being changed, as far as its level is concerned."""
+
+    feature_level: int
+    revision: int
+
+
+def fold_raised(draft: Levelled, event: e.FeatureLevelRaised) -> None:
+    """Fold a raise of the level. ReleaseNeeded for a level that this release does not know."""
+    if event.level != draft.feature_level + 1 or not draft.feature_level:
+        raise LedgerViolation(f"the feature level was raised from {draft.feature_level} to {event.level}")
+    check_level(event.level, event.release, revision=draft.revision)
+    draft.feature_level = event.level
+
+
+_Draft = TypeVar("_Draft", bound=Levelled)
+
+
+def since(level: int, fold: Callable[[_Draft, Any], None]) -> Callable[[_Draft, Any], None]:
+    """Return the fold of an event that came with `level`: below it no ledger can hold the event."""
+
+    def fold_at_level(draft: _Draft, event: Any) -> None:
+        fold(draft, event)
+        if draft.feature_level < level:
+            raise LedgerViolation(
+                f"{type(event).__name__} came with feature level {level}, and the cluster is at {draft.feature_level}"
+            )
+
+    return fold_at_level

@@ -1,0 +1,219 @@
+"""The first answer to each recent command id, in the order of their revisions (law 6).
+
+Ids are as good as random, so a persistent tree of them would copy a path of nodes for each command and share hardly
+anything between States. Here they lie in layers, each a plain dict that is never changed once it is in a State: a batch
+adds one, small neighbours are merged, full ones are shared by all States. Looking an id up asks each layer: about a
+dozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar, overload
+
+from replica.commit import Receipt
+from replica.failures import LedgerViolation
+from replica.units import Revision
+
+LAYER_FULL = 16_384
+"""Receipts from which on a layer is left alone, count: merging two smaller ones takes a millisecond, and five full ones
+hold all that is kept."""
+
+T = TypeVar("T")
+
+
+class _Layer(NamedTuple):
+    """Receipts of consecutive settled commands. Not changed any more."""
+
+    by_id: dict[bytes, Receipt]
+    ids: list[bytes]
+    """In the order of revisions."""
+
+
+class Dropped(NamedTuple):
+    """What was dropped at once: the greatest of the ids, hence the latest client time, and the last revision."""
+
+    greatest_id: bytes
+    revision: Revision
+
+
+class Receipts:
+    """The kept receipts: a map from command id, which is walked in the order of revisions. Immutable."""
+
+    __slots__ = ("_first", "_layers", "_newest_first", "_skipped", "_total")
+
+    def __init__(self, receipts: Iterable[tuple[bytes, Receipt]] = ()) -> None:
+        """Hold `receipts`, (id, receipt) with rising revisions. LedgerViolation if they are not, or an id repeats."""
+        self._set((), 0, 0, 0)
+        draft = ReceiptsDraft(self)
+        for command_id, receipt in receipts:
+            draft.add(command_id, receipt)
+        made = draft.finish()
+        self._set(made._layers, 0, 0, made._total)
+
+    def _set(self, layers: tuple[_Layer, ...], skipped: int, first: int, total: int) -> None:
+        self._layers = layers
+        self._newest_first = tuple(layer.by_id for layer in reversed(layers))
+        self._skipped = skipped
+        """How many at the front of the first layer are dropped."""
+        self._first = first
+        """No receipt that is kept has a smaller revision."""
+        self._total = total
+
+    @overload
+    def get(self, key: bytes, /) -> Receipt | None: ...
+    @overload
+    def get(self, key: bytes, default: Receipt | T, /) -> Receipt | T: ...
+    def get(self, key: bytes, default: Receipt | T | None = None, /) -> Receipt | T | None:
+        """Return the receipt of a command id, or `default`."""
+        for by_id in self._newest_first:
+            found = by_id.get(key)
+            if found is not None:
+                return found if found.revision >= self._first else default
+        return default
+
+    def __getitem__(self, key: bytes, /) -> Receipt:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __contains__(self, key: object, /) -> bool:
+        return isinstance(key, bytes) and self.get(key) is not None
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (command_id for command_id, _ in self.items())
+
+    def items(self) -> Iterator[tuple[bytes, Receipt]]:
+        """Walk over (id, receipt), the oldest first."""
+        skipped = self._skipped
+        for layer in self._layers:
+            for position in range(skipped, len(layer.ids)):
+                command_id = layer.ids[position]
+                yield command_id, layer.by_id[command_id]
+            skipped = 0
+
+    def mutate(self) -> ReceiptsDraft:
+        """Return a draft of the next ones."""
+        return ReceiptsDraft(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Receipts) and len(self) == len(other) and list(self.items()) == list(other.items())
+
+    __hash__ = None  # type: ignore[assignment]  # compared in tests only; a hash would walk over everything
+
+    def __repr__(self) -> str:
+        return f"Receipts({list(self.items())!r})"
+
+
+class ReceiptsDraft:
+    """Receipts being added to and dropped from: what a Draft of the state holds."""
+
+    __slots__ = ("_added", "_base", "_first", "_ids", "_layer", "_newest", "_skipped", "_total")
+
+    def __init__(self, base: Receipts) -> None:
+        self._base = base
+        self._added: dict[bytes, Receipt] = {}
+        self._ids: list[bytes] = []
+        self._first = base._first
+        self._total = base._total
+        self._layer = 0
+        """The layer of the oldest receipt that is kept; one beyond the base's is what was added."""
+        self._skipped = base._skipped
+        newest = base._layers[-1] if base._layers else None
+        self._newest = newest.by_id[newest.ids[-1]].revision if newest else 0
+
+    @overload
+    def get(self, key: bytes, /) -> Receipt | None: ...
+    @overload
+    def get(self, key: bytes, default: Receipt | T, /) -> Receipt | T: ...
+    def get(self, key: bytes, default: Receipt | T | None = None, /) -> Receipt | T | None:
+        """Return the receipt of a command id, or `default`."""
+        found = self._added.get(key)
+        if found is None:
+            for by_id in self._base._newest_first:
+                found = by_id.get(key)
+                if found is not None:
+                    break
+            else:
+                return default
+        return found if found.revision >= self._first else default
+
+    def __getitem__(self, key: bytes, /) -> Receipt:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __contains__(self, key: object, /) -> bool:
+        if key in self._added:
+            return self._added[key].revision >= self._first
+        for by_id in self._base._newest_first:
+            if key in by_id:
+                return by_id[key].revision >= self._first
+        return False
+
+    def __len__(self) -> int:
+        return self._total
+
+    def add(self, command_id: bytes, receipt: Receipt) -> None:
+        """Keep a receipt. LedgerViolation if the id has one that is kept, or a newer receipt is there."""
+        added = self._added
+        if command_id in added:
+            raise LedgerViolation(f"command {command_id.hex()} was settled twice")
+        for by_id in self._base._newest_first:
+            if command_id in by_id:
+                if by_id[command_id].revision >= self._first:
+                    raise LedgerViolation(f"command {command_id.hex()} was settled twice")
+                break
+        if receipt.revision <= self._newest:
+            raise LedgerViolation(f"the receipt of revision {receipt.revision} comes after that of {self._newest}")
+        self._newest = receipt.revision
+        added[command_id] = receipt
+        self._ids.append(command_id)
+        self._total += 1
+
+    def drop_beyond(self, kept_max: int) -> Dropped | None:
+        """Drop the oldest receipts beyond `kept_max`; say what went, None if nothing had to."""
+        surplus = self._total - kept_max
+        if surplus <= 0:
+            return None
+        self._total -= surplus
+        greatest, last = b"", b""
+        for _, ids in (*self._base._layers[self._layer :], _Layer(self._added, self._ids)):
+            gone = ids[self._skipped : self._skipped + surplus]
+            if gone:
+                greatest, last = max(greatest, max(gone)), gone[-1]
+            surplus -= len(gone)
+            if not surplus:
+                self._skipped += len(gone)
+                break
+            self._layer, self._skipped = self._layer + 1, 0
+        revision = self[last].revision
+        self._first = revision + 1
+        return Dropped(greatest, revision)
+
+    def finish(self) -> Receipts:
+        """Return the next Receipts; the draft must not be used afterwards."""
+        layers = [*self._base._layers[self._layer :]]
+        if self._ids:
+            layers.append(_Layer(self._added, self._ids))
+        while len(layers) > 1 and _is_to_be_merged(layers[-2], layers[-1]):
+            newer = layers.pop()
+            older = layers.pop()
+            # An id that was dropped and came again is in both: the newer one counts, and has its own place.
+            layers.append(_Layer(older.by_id | newer.by_id, older.ids + newer.ids))
+        skipped = self._skipped
+        while layers and skipped >= len(layers[0].ids):
+            skipped -= len(layers.pop(0).ids)
+        made = Receipts.__new__(Receipts)
+        made._set(tuple(layers), skipped, self._first, self._total)
+        return made
+
+
+def _is_to_be_merged(older: _Layer, newer: _Layer) -> bool:
+    # Sizes at least double from layer to layer, so that there are few, and each receipt is copied a few times only.
+    return len(older.ids) < LAYER_FULL and len(older.ids) <= 2 * len(newer.ids)

@@ -1,0 +1,265 @@
+"""What the scheduler costs as the queue grows: a pass after one completion, a submit, a new leader's start, memory."""
+
+import gc
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+
+from replica import commands as c
+from replica import events as e
+from replica.agenda import Agenda
+from replica.commit import Entry
+from replica.decide import Accepted, decide, is_by_key
+from replica.directives import parse_request
+from replica.fold import fold
+from replica.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
+from replica.policy import Policy
+from replica.pools import Pool
+from replica.scheduling import events_of_pass
+from replica.settle import Tentative
+from replica.staging import active_stage, script_ended, succeeded
+from replica.state import EMPTY, State
+from replica.units import NEVER, Instant, seconds
+
+PENDING = (10, 1_000, 100_000)
+"""Jobs that wait, count: a quiet site, a busy one, the most that Forebay takes."""
+
+PASSES = 200
+"""Completions whose passes are measured, count."""
+
+SUBMITS = 500
+
+POOLS, NODES, CPUS = 4, 64, 16
+"""A site for the measurement; a pool has room for about eighty requests."""
+
+POOL_BYTES = 10_000
+START = Instant(1_750_000_000_000_000)
+SCRIPT = "#!/bin/sh\nsrun ./simulate --input $FOREBAY_BUFFER/in\n"
+
+
+def world(pending: int) -> State:
+    """Return a site whose pools and CPUs are taken, with so many jobs waiting for all kinds of things."""
+    choose = random.Random(pending)
+    policy = Policy(operations_per_stage_max=128, sources=("/in",), destinations=("/out",))
+    pools = tuple(Pool(f"p{number}", POOL_BYTES, 10, is_default=number == 0) for number in range(POOLS))
+    state = fold(EMPTY, [e.ClusterFounded("id", "bench", policy, pools)], START)
+    state = fold(state, [e.NodeRegistered(f"n{number}", CPUS, "i", "s") for number in range(NODES)], START)
+    state = fold(state, [_submitted(choose, number) for number in range(1, pending + 1)], START)
+    # Until nothing more can be given: data is staged in at once, and scripts run for ever.
+    agenda = Agenda(state)
+    while events := agenda.events_of_pass(START):
+        state = fold(state, events, START)
+        agenda.advance(state, events)
+        for event in events:
+            follows: tuple[e.Event, ...] = ()
+            if isinstance(event, e.BufferAllocated):
+                follows = (e.StagedIn(event.job, 1, 1),)
+            elif isinstance(event, e.RunOrdered):
+                follows = (e.RunStarted(event.job),)
+            state = fold(state, follows, START)
+            agenda.advance(state, follows)
+    return state
+
+
+def _submitted(choose: random.Random, job: int) -> e.JobSubmitted:
+    kind = choose.random()
+    spec = JobSpec(
+        name=f"job{job}",
+        user=f"user{job % 100}",
+        script=SCRIPT,
+        workdir="/out",
+        time_limit_s=choose.choice((60, 3_600, 86_400)),
+        cpus=choose.choice((1, 2, 4, CPUS)),
+        priority=choose.randrange(1, 1_000),
+        begin_at=Instant(START + seconds(choose.randrange(3_600, 86_400))) if kind < 0.1 else NEVER,
+        dependencies=(Dependency(DependencyKind.AFTER_OK, choose.randrange(1, job)),) if job > 1 and kind > 0.9 else (),
+        output="/out/forebay.out",
+    )
+    size = choose.choice((10, 50, 100, 100, 500)) if choose.random() < 0.9 else 0
+    pool = f"p{choose.randrange(POOLS)}"
+    request = parse_request(SCRIPT, f"pool={pool} capacity={size}") if size else None
+    hold = Hold.USER if 0.1 <= kind < 0.2 else Hold.NONE
+    return e.JobSubmitted(job, spec, request, pool if size else "", size, hold)
+
+
+def _over(state: State, job_id: int, at: Instant) -> tuple[State, list[e.Event]]:
+    """End a job that runs, with everything that its agent has to report."""
+    happened: list[e.Event] = []
+    while job_id in state.unfinished:
+        job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+        stage = active_stage(job, buffer)
+        assert stage is not None
+        events = (
+            script_ended(job, buffer, JobState.COMPLETED, 0, 0, "")
+            if stage is e.Stage.RUN or buffer is None
+            else succeeded(job, buffer, stage, 1, 1, "")
+        )
+        state = fold(state, events, at)
+        happened += events
+    return state, happened
+
+
+def _running(state: State) -> list[int]:
+    return [job for job in sorted(state.unfinished) if state.jobs[job].state is JobState.RUNNING]
+
+
+def passes(state: State) -> dict[str, float]:
+    """Return the median and the 99th percentile of a pass after one completion, and of looking for what is due."""
+    agenda, at, times, looks = Agenda(state), START, [], []
+    agenda.events_of_pass(at)
+    running, found = _running(state), 0
+    for _ in range(PASSES):
+        at = Instant(at + seconds(1))
+        if not running:
+            running = _running(state)
+        if not running:
+            break
+        state, happened = _over(state, running.pop(0), at)
+        started_s = time.perf_counter()
+        agenda.advance(state, happened)
+        events = agenda.events_of_pass(at)
+        times.append(time.perf_counter() - started_s)
+        started_s = time.perf_counter()
+        agenda.next_due(at)
+        looks.append(time.perf_counter() - started_s)
+        while events:
+            found += len(events)
+            state = fold(state, events, at)
+            agenda.advance(state, events)
+            follows: list[e.Event] = []
+            for event in events:
+                if isinstance(event, e.BufferAllocated):
+                    follows.append(e.StagedIn(event.job, 1, 1))
+                elif isinstance(event, e.RunOrdered):
+                    follows.append(e.RunStarted(event.job))
+            state = fold(state, follows, at)
+            agenda.advance(state, follows)
+            events = agenda.events_of_pass(at)
+    started_s = time.perf_counter()
+    walked = events_of_pass(state, at)
+    walk_s = time.perf_counter() - started_s
+    if walked != agenda.events_of_pass(at):
+        raise AssertionError("the agenda decides something else than walking over all jobs")
+    times.sort()
+    return {
+        "completions": len(times),
+        "decided": found,
+        "pass_ms": _ms(statistics.median(times)),
+        "pass_p99_ms": _ms(times[int(len(times) * 0.99)]),
+        "next_due_ms": _ms(statistics.median(looks)),
+        "walking_ms": _ms(walk_s),
+    }
+
+
+def submits(state: State) -> dict[str, float]:
+    """Return the medians of a submit, decided and settled as the proposer does, and of its pass, microseconds.
+
+    The proposer runs one pass for all the submits of a batch.
+    """
+    agenda, times, passes_s = Agenda(state), [], []
+    agenda.events_of_pass(START)
+    actor = c.Actor(c.ActorRole.USER, "alice")
+    for number in range(SUBMITS):
+        spec = JobSpec("job", "alice", SCRIPT, "/out", 60, priority=number % 1_000)
+        command = c.SubmitJob(spec, parse_request(SCRIPT, "capacity=100"))
+        request = c.Request((START // 1000).to_bytes(6, "big") + number.to_bytes(10, "big"), actor, command)
+        assert is_by_key(command)
+        gc.disable()
+        started_s = time.perf_counter()
+        batch = Tentative(state, START)
+        outcome = decide(batch.facts, request, START)
+        if not isinstance(outcome, Accepted):
+            raise AssertionError(f"a submit was refused: {outcome}")
+        entry = Entry(request.id, actor, "submit_job", outcome.events)
+        batch.add(entry)
+        agenda.advance(batch.state(), entry.events)
+        submitted_s = time.perf_counter()
+        events = agenda.events_of_pass(START)
+        times.append(submitted_s - started_s)
+        passes_s.append(time.perf_counter() - submitted_s)
+        batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_pass", events))
+        state = batch.state()
+        agenda.advance(state, events)
+        gc.enable()
+    return {
+        "submit_us": round(statistics.median(times) * 1e6, 1),
+        "submit_pass_us": round(statistics.median(passes_s) * 1e6, 1),
+    }
+
+
+def start(state: State) -> dict[str, float]:
+    """Return what a new leader's agenda takes to build, milliseconds."""
+    started_s = time.perf_counter()
+    agenda = Agenda(state)
+    agenda.events_of_pass(START)
+    return {"build_ms": _ms(time.perf_counter() - started_s)}
+
+
+def memory(pending: int) -> dict[str, int]:
+    """Return the bytes that a job takes in the State and in the agenda, without its script."""
+    gc.collect()
+    tracemalloc.start()
+    state = _distinct(world(pending))
+    gc.collect()
+    in_state = tracemalloc.get_traced_memory()[0]
+    agenda = Agenda(state)
+    agenda.next_due(START)
+    gc.collect()
+    in_both = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert agenda.state is state
+    return {
+        "state_bytes_per_job": in_state // pending,
+        "agenda_bytes_per_job": (in_both - in_state) // pending,
+    }
+
+
+def _distinct(state: State) -> State:
+    """Return the state as it comes from a snapshot: nothing is shared between jobs, except one empty script."""
+    import msgspec
+
+    from replica.buffers import Buffer
+    from replica.jobs import Job
+
+    jobs, buffers = state.jobs, state.buffers
+    with jobs.mutate() as mutation:
+        for job_id in list(jobs):
+            job = jobs[job_id]
+            bare = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, script=""))
+            mutation[job_id] = msgspec.msgpack.decode(msgspec.msgpack.encode(bare), type=Job)
+        jobs = mutation.finish()
+    with buffers.mutate() as mutation_of_buffers:
+        for job_id in list(buffers):
+            encoded = msgspec.msgpack.encode(buffers[job_id])
+            mutation_of_buffers[job_id] = msgspec.msgpack.decode(encoded, type=Buffer)
+        buffers = mutation_of_buffers.finish()
+    return msgspec.structs.replace(state, jobs=jobs, buffers=buffers)
+
+
+def _ms(value_s: float) -> float:
+    return round(value_s * 1000, 3)
+
+
+def report(say: Callable[[str], None], pending: Iterable[int] = PENDING) -> list[dict[str, float]]:
+    """Measure with each number of jobs waiting, print one line for each, and return the figures."""
+    say("Scheduling: a pass after one completion, a submit with its pass, a new leader's agenda; no disk, no network")
+    say(f"  {POOLS} pools, {NODES} nodes; medians of {PASSES} completions and {SUBMITS} submits")
+    found = []
+    for count in pending:
+        state = world(count)
+        figures: dict[str, float] = {"pending": count, **passes(state), **submits(_with_room(state)), **start(state)}
+        if count == max(pending):
+            del state
+            figures |= memory(count)
+        found.append(figures)
+        say(f"  {count:>7,} pending  " + "  ".join(f"{name} {value:,}" for name, value in figures.items()))
+    return found
+
+
+def _with_room(state: State) -> State:
+    """Return the state with some jobs less, so that submits are not refused."""
+    surplus = max(0, len(state.unfinished) + SUBMITS - 100_000)
+    held = [job for job in sorted(state.unfinished) if state.jobs[job].hold is not Hold.NONE]
+    return fold(state, [e.JobCancelled(job) for job in held[:surplus]], START)

@@ -1,0 +1,85 @@
+"""`forebay cluster …`: what is asked, what is printed where, and the exit codes."""
+
+import json
+
+import msgspec
+
+from cluster.cli.exits import SERVE_MEANINGS, ExitCode
+from cluster.client.level_views import FeatureLevelAnswer, MemberLevelView
+from cluster.serve import EXIT_RELEASE_NEEDED
+from tests.cluster.cli.double import Double, forebay
+
+PRESENT = FeatureLevelAnswer(
+    revision=5,
+    feature_level=1,
+    release="0.1.0",
+    next_level=2,
+    next_release="0.2.0",
+    next_brings="more",
+    may_be_raised=True,
+    members=(
+        MemberLevelView(name="r1", id="r1", known=2, version="0.2.0"),
+        MemberLevelView(name="r2", id="r2#4", votes=False, known=None),
+    ),
+)
+RAISED = msgspec.structs.replace(PRESENT, feature_level=2, next_level=None, may_be_raised=False)
+PATH = "/v1/feature-level"
+
+
+def test_the_level_is_shown_with_what_each_replica_knows_and_what_may_be_turned_on(double: Double) -> None:
+    double.answer("GET", PATH, PRESENT)
+    result = forebay(double.config, "cluster", "feature-level")
+    assert result.exit_code == ExitCode.OK
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "REPLICA VOTES KNOWS VERSION" in lines and "r1 yes 2 0.2.0" in lines
+    assert any(line.startswith("r2 no") for line in lines)
+    assert "feature level 2 (release 0.2.0: more) may be turned on" in result.stderr
+    double.answer("GET", PATH, msgspec.structs.replace(PRESENT, may_be_raised=False))
+    result = forebay(double.config, "cluster", "feature-level", "--json")
+    assert result.stderr == "" and json.loads(result.stdout)["members"][1]["known"] is None
+    result = forebay(double.config, "cluster", "feature-level")
+    assert "may not be turned on yet: upgrade every replica" in result.stderr
+
+
+def test_a_raise_without_a_level_asks_for_the_next_one(double: Double) -> None:
+    double.answer("GET", PATH, PRESENT)
+    double.answer("POST", PATH, RAISED)
+    result = forebay(double.config, "cluster", "raise-feature-level", "--json")
+    assert result.exit_code == ExitCode.OK and json.loads(result.stdout)["feature_level"] == 2
+    assert [asked.method for asked in double.asked] == ["GET", "POST"]
+    assert double.asked[-1].body["level"] == 2
+    result = forebay(double.config, "cluster", "raise-feature-level", "3")
+    assert double.asked[-1].body["level"] == 3 and result.stderr == ""
+
+
+def test_a_raise_where_nothing_is_left_is_refused_before_it_is_sent(double: Double) -> None:
+    double.answer("GET", PATH, RAISED)
+    result = forebay(double.config, "cluster", "raise-feature-level")
+    assert result.exit_code == ExitCode.REFUSED
+    assert "the cluster has feature level 2, the highest that its leader knows" in result.stderr
+    assert [asked.method for asked in double.asked] == ["GET"]
+
+
+def test_what_the_leader_refuses_is_told_with_its_sentence(double: Double) -> None:
+    double.refuse("POST", PATH, 409, "wrong_state", "not every member is known to support feature level 2: r2 knows 1")
+    result = forebay(double.config, "cluster", "raise-feature-level", "2")
+    assert result.exit_code == ExitCode.REFUSED and "r2 knows 1" in result.stderr and result.stdout == ""
+
+
+def test_a_replica_of_a_release_without_feature_levels_is_told_apart_from_a_wrong_address(double: Double) -> None:
+    for method in ("GET", "POST"):
+        double.refuse(method, PATH, 404, "unknown_route", "there is nothing at /v1/feature-level")
+    for words in (("feature-level",), ("raise-feature-level",), ("raise-feature-level", "2")):
+        result = forebay(double.config, "cluster", *words)
+        assert result.exit_code == ExitCode.REFUSED
+        assert "knows no feature levels, so the cluster is at level 1" in result.stderr
+
+
+def test_a_level_below_the_first_step_is_bad_input(double: Double) -> None:
+    for level in ("0", "1", "-3", "two"):
+        result = forebay(double.config, "cluster", "raise-feature-level", level)
+        assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
+
+
+def test_the_exit_code_of_a_release_that_is_too_old_is_documented() -> None:
+    assert "start the release that it names" in SERVE_MEANINGS[EXIT_RELEASE_NEEDED]

@@ -1,0 +1,134 @@
+"""The table of hazards in cluster/consensus/DESIGN.md says the truth: every row is there, and so are its tests.
+
+And the engine reads as a Raft beside the paper: each module that holds a rule says where the rule comes from.
+"""
+
+import ast
+import functools
+import importlib.util
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+import cluster.consensus.seam as seam
+from tests.repo.tree import ROOT
+
+DESIGN = ROOT / "cluster" / "consensus" / "DESIGN.md"
+HERE = Path(__file__).parent
+HAZARDS = [f"H{number}" for number in range(1, 27)]
+
+RULES = {
+    "core": r"section 5\.1",
+    "elections": r"sections 5\.2 and 5\.4\.1.*thesis 9\.6",
+    "following": r"section 5\.3.*section 7",
+    "leading": r"5\.3, 5\.4\.2, 7; thesis 6\.2",
+    "changing": r"thesis 4\).*thesis 3\.10",
+    "configurations": r"thesis 4\.1",
+    "changes": r"thesis 4\.1",
+    "reads": r"thesis 6\.4",
+    "snapshots": r"section 7",
+}
+"""The modules that hold Raft's rules, and the sections that each must name."""
+
+
+class Row:
+    """One row of the table."""
+
+    def __init__(self, line: str) -> None:
+        hazards, self.hazard, self.guard, self.tests = (cell.strip() for cell in line.strip().strip("|").split("|"))
+        self.numbers = re.findall(r"H\d+", hazards)
+        self.patterns = re.findall(r"`(test_\w+\*?)`", self.tests)
+        self.modules = re.findall(r"`(test_[a-z_]+)`(?!\*)", self.tests)
+        self.stock = bool(re.search(r"\bstock\b", self.tests))
+
+
+def rows() -> list[Row]:
+    lines = DESIGN.read_text().splitlines()
+    return [Row(line) for line in lines if re.match(r"\| H\d", line)]
+
+
+@functools.cache
+def known_tests() -> dict[str, str]:
+    """Return the source of each test function of consensus and of its neighbours, by name."""
+    found = {}
+    for path in [*HERE.glob("test_*.py"), ROOT / "tests" / "cluster" / "test_membership.py"]:
+        source = path.read_text()
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                found[node.name] = ast.get_source_segment(source, node) or ""
+    return found
+
+
+def test_every_hazard_has_a_row() -> None:
+    assert [number for row in rows() for number in row.numbers] == HAZARDS
+    assert all(row.hazard and row.guard for row in rows())
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: "-".join(row.numbers))
+def test_the_tests_that_a_row_names_exist_and_are_of_its_hazard(row: Row) -> None:
+    known = known_tests()
+    assert row.patterns, f"{row.numbers} names no test"
+    for pattern in row.patterns:
+        if (HERE / f"{pattern}.py").exists():
+            continue  # a module of scenarios
+        assert any(fnmatch(name, pattern) for name in known), f"there is no test {pattern}"
+    first = int(row.numbers[0][1:])
+    assert any(fnmatch(name, f"test_h{first:02d}_*") for name in known), f"no test is named after {row.numbers[0]}"
+
+
+@pytest.mark.parametrize("row", [row for row in rows() if row.stock], ids=lambda row: row.numbers[0])
+def test_a_row_that_says_stock_has_a_test_that_shows_the_fault_in_the_stock_engine(row: Row) -> None:
+    shows = [
+        name
+        for name, source in known_tests().items()
+        if any(fnmatch(name, pattern) for pattern in row.patterns) and re.search(r"StockRig|SyncObj", source)
+    ]
+    assert shows, f"{row.numbers[0]}: no test runs PySyncObj itself"
+
+
+def test_a_test_that_is_named_after_a_hazard_is_named_by_its_row() -> None:
+    patterns = [pattern for row in rows() for pattern in row.patterns]
+    orphans = [
+        name
+        for name in known_tests()
+        if re.match(r"test_h\d\d_", name) and not any(fnmatch(name, pattern) for pattern in patterns)
+    ]
+    assert orphans == []
+
+
+@pytest.mark.parametrize(("module", "sections"), RULES.items(), ids=RULES)
+def test_a_module_of_rules_says_which_sections_of_the_paper_and_the_thesis_they_are_from(
+    module: str, sections: str
+) -> None:
+    assert re.search(sections, (ROOT / "cluster" / "consensus" / f"{module}.py").read_text(), re.DOTALL)
+
+
+def test_every_module_of_consensus_is_in_the_table_of_modules() -> None:
+    named = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", DESIGN.read_text(), re.M))))
+    present = {path.stem for path in DESIGN.parent.glob("*.py")} - {"__init__"}
+    assert named >= present, f"not in the table: {sorted(present - named)}"
+
+
+@pytest.mark.parametrize("version", ["0.3.16", "0.3.18", "0.4.0", "0.3.17.1", ""])
+def test_the_seam_is_refused_under_any_other_version_of_the_engine(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysyncobj.version.VERSION", version)
+    spec = importlib.util.spec_from_file_location("seam_of_another_release", seam.__file__)
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(ImportError, match=r"overrides private methods of exactly 0\.3\.17"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_private_names_of_the_engine_are_touched_nowhere_else_in_the_tree() -> None:
+    packages = ("cluster", "replica", "snapshots", "wal", "scripts")
+    offenders = [
+        str(path.relative_to(ROOT))
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+        if path != Path(seam.__file__)
+        and re.search(r"_SyncObj__|\bpysyncobj\b.*import|import pysyncobj", path.read_text())
+    ]
+    assert offenders == []

@@ -1,0 +1,197 @@
+"""Any byte of any file of a replica is altered, and the replica refuses by name or has exactly what it had.
+
+Each case runs in a process of its own: LMDB reads its pages as they are, and a pointer that was altered may end the
+process that follows it. That is a stop too, and nothing silently wrong. Files that come to be are covered as well.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.clock import SystemClock
+from cluster.config import Config
+from cluster.founding import Founding, found
+from cluster.storage import StorageRefused, member_note, note_forgotten, open_storage
+from replica.commands import CONTROLLER, FoundCluster, Request
+from replica.commit import Batch
+from replica.commit import Entry as Settled
+from replica.decide import decide
+from replica.settle import settle
+from replica.state import EMPTY
+from replica.state_digest import state_digest
+from replica.units import Instant, Revision
+from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
+from snapshots.receive import receiving_name
+from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed
+from wal.codec import encode_batch
+from wal.journal import Entry
+
+SAMPLES = 60
+"""Offsets tried in each file, besides its first bytes."""
+
+HEAD_BYTES = 24
+"""First bytes of each file that are all tried: what says what the file is."""
+
+MASKS = (0x01, 0x80, 0xFF)
+SAME, REFUSED, WRONG = 0, 3, 4
+AGENTLESS = Founding(agents=0)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, str]:
+    """A replica that joined as r1#2, with applied entries, a tail, snapshots and a part of one; and what it holds."""
+    config = found(tmp_path_factory.mktemp("site") / "site", AGENTLESS, clock=SystemClock())
+    member_note(config, "r1").write_text("r1#2\n")
+    storage = open_storage(config, "r1")
+    journal, state = storage.journal, EMPTY
+    command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
+    outcome = decide(EMPTY, Request(b"", CONTROLLER, command), Instant(1))
+    batch = Batch(Revision(0), Instant(1), (Settled(b"", CONTROLLER, "found_cluster", outcome.events),))  # type: ignore[union-attr]
+    data = encode_batch(batch)
+    after = settle(EMPTY, batch)
+    assert after is not None
+    journal.set_term(3, "r1#2")
+    journal.append([Entry(1, 1, b"\x00"), Entry(2, 1, data), *(Entry(index, 2, b"\x00") for index in range(3, 60))])
+    journal.sync()
+    for index in range(1, 41):
+        journal.set_commit(index)
+        state = after if index >= 2 else EMPTY
+        digest = journal.record_applied(journal.entry(index), state.revision)
+        if index in (10, 30):
+            journal.flush_hints()
+            image = Image(state, index, journal.term_of(index) or 0, digest)
+            path = write_snapshot(storage.snapshots.directory, image)
+    journal.compact_to(5)
+    journal.sync()
+    part = storage.snapshots.directory / receiving_name(SnapshotName(50, 2))
+    part.write_bytes(path.read_bytes()[:-40])
+    storage.close()
+    return config, _holds(config)
+
+
+def _holds(config: Config) -> str:
+    """Open the storage, read everything that it holds, and return one digest of it."""
+    storage = open_storage(config, "r1")
+    try:
+        journal = storage.journal
+        storage.ledger.verify()
+        held = hashlib.sha256()
+        for fact in (
+            storage.identity,
+            (journal.term, journal.voted_for, journal.base_index, journal.base_term, journal.last_index),
+            (journal.commit_index, journal.applied_index, journal.applied_digest, journal.applied_revision),
+            journal.entries(journal.first_index, max_bytes=1 << 30, max_entries=1 << 20),
+            list(storage.ledger.read(1, limit=1 << 20)),
+            (storage.index, state_digest(storage.state), storage.configuration),
+        ):
+            held.update(repr(fact).encode())
+        part = storage.snapshots.partial
+        if part is not None:
+            whole = storage.snapshots.directory / receiving_name(part.name)
+            good = (storage.snapshots.directory / str(SnapshotName(30, 2))).read_bytes()
+            assert whole.read_bytes()[: part.sound_bytes] == good[: part.sound_bytes] or _damaged(storage, good)
+        return held.hexdigest()
+    finally:
+        storage.close()
+
+
+def _damaged(storage: object, good: bytes) -> bool:
+    """Whether it is the sealed snapshot that was altered, and not the part that is compared with it."""
+    return good[-32:] != hashlib.sha256(good[:-32]).digest()
+
+
+def _files(config: Config) -> list[str]:
+    root = config.storage.directory / "r1"
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_every_kind_of_file_is_there(site: tuple[Config, str]) -> None:
+    files = _files(site[0])
+    assert {"member", "wal/data.mdb"} <= set(files)
+    assert len([name for name in files if name.endswith(".fbs")]) == 2
+    assert len([name for name in files if name.endswith(".receiving")]) == 1
+
+
+def _offsets(size_bytes: int, name: str) -> Iterator[int]:
+    yield from range(min(HEAD_BYTES, size_bytes))
+    draws = random.Random(name)
+    for _ in range(SAMPLES if size_bytes > HEAD_BYTES else 0):
+        yield draws.randrange(HEAD_BYTES, size_bytes)
+
+
+def test_no_altered_byte_of_any_file_is_believed(site: tuple[Config, str], tmp_path: Path) -> None:
+    config, truth = site
+    seen: Counter[tuple[str, str]] = Counter()
+    for name in _files(config):
+        original = config.storage.directory / "r1" / name
+        size_bytes = original.stat().st_size
+        # Much of a large file is empty: what is written is what must be tried.
+        for number, offset in enumerate(_filled(original, _offsets(size_bytes, name))):
+            outcome = _try(config, tmp_path / "copy", name, offset, MASKS[number % len(MASKS)], truth)
+            assert outcome != "wrong", f"byte {offset} of {name} was altered, and that is believed"
+            seen[name, outcome] += 1
+    assert sum(count for (name, outcome), count in seen.items() if outcome == "refused") > 20, seen
+    died = sum(count for (_, outcome), count in seen.items() if outcome == "died")
+    assert died <= 0.02 * seen.total(), f"a process that dies says nothing to its operator: {seen}"
+
+
+def _filled(path: Path, offsets: Iterator[int]) -> Iterator[int]:
+    """Return the offsets, moved on to where the file is not zero."""
+    content = path.read_bytes()
+    for offset in offsets:
+        while content[offset] == 0 and offset + 1 < len(content):
+            offset += 1
+        yield offset
+
+
+def _try(config: Config, directory: Path, name: str, offset: int, mask: int, truth: str) -> str:
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(config.storage.directory / "r1", directory / "r1")
+    copied = msgspec.structs.replace(config, storage=msgspec.structs.replace(config.storage, directory=directory))
+    file = directory / "r1" / name
+    content = bytearray(file.read_bytes())
+    content[offset] ^= mask
+    file.write_bytes(content)
+    child = os.fork()
+    if child == 0:
+        code = WRONG
+        with contextlib.suppress(BaseException):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            signal.alarm(20)
+            code = _outcome(copied, truth)
+        os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return "died"
+    return {SAME: "same", REFUSED: "refused"}.get(os.WEXITSTATUS(status), "wrong")
+
+
+def _outcome(config: Config, truth: str) -> int:
+    try:
+        return SAME if _holds(config) == truth else WRONG
+    except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, LedgerBroken, BrokenInvariant):
+        return REFUSED
+
+
+def test_a_replica_that_noted_that_it_forgot_its_promises_is_never_opened_again(tmp_path: Path) -> None:
+    config = found(tmp_path / "site", AGENTLESS, clock=SystemClock())
+    open_storage(config, "r1").close()
+    note_forgotten(config, "r1", "r1 lost what it promised; run `forebay member replace r1`")
+    for _ in range(2):
+        with pytest.raises(
+            StorageRefused, match="forgotten: r1 lost what it promised; run `forebay member replace r1`"
+        ):
+            open_storage(config, "r1")
+    note = config.storage.directory / "r1" / "forgotten"
+    note.write_bytes(b"\xff" * 5000)
+    with pytest.raises(StorageRefused, match="forgotten"):
+        open_storage(config, "r1")

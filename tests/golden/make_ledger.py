@@ -1,0 +1,209 @@
+"""How the golden ledgers of this directory were made: by the release that they are named after, from its own tree.
+
+    git archive COMMIT | tar -x -C TREE     # the release; copy tests/golden/*.py there if it does not have them
+    cd TREE && python -m tests.golden.make_ledger --into DIRECTORY
+
+`level-1.tar.gz` was made in this way from the last commit before there were feature levels (a647c5e): it is what that
+release leaves on the disks of three replicas that are all stopped. r1 and r2 have the whole ledger, each with a
+snapshot at another entry; r3 was stopped earlier, without a snapshot, and has a tail that is not applied.
+`level-1.json` is what that release made of it, `level-1.jsonl` what its `forebay ledger dump` printed, and
+`level-1-words.json` every record, field, tag and wire number that it could write (tests.golden.words), and
+`level-1-frames.json` what it said to its peers (tests.golden.spoken). None of them is ever written again: a promise to
+everybody's ledgers (law 12).
+"""
+
+import argparse
+import json
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from click.testing import CliRunner
+
+from cluster.audit.commands import audit
+from replica import commands as c
+from replica.commit import Batch
+from replica.events import Event
+from replica.jobs import Dependency, DependencyKind, Hold
+from replica.policy import Policy
+from replica.pools import Pool
+from replica.settle import settle
+from replica.state import EMPTY
+from replica.state_digest import state_digest
+from snapshots.image import Image
+from snapshots.seal import write_snapshot
+from tests.golden.spoken import frames
+from tests.golden.words import vocabulary
+from tests.replica.world import POLICY, World, user
+from wal.codec import NO_OP, encode_batch
+from wal.configuration import Member, Placed, encode_configuration, initial
+from wal.environment import Environment
+from wal.journal import Entry, Journal
+
+CLUSTER = "0123456789abcdef" * 2
+REPLICAS = ("r1", "r2", "r3")
+MAP_SIZE_BYTES = 64 << 20
+
+TERM_OF_THE_FIRST = 5
+"""Entries of term 1; the others are of term 2, whose leader appended a no-op."""
+
+BEHIND = 40
+"""Entries that r3 has not applied."""
+
+UNSEEN = 25
+"""Entries that r3 does not even have."""
+
+
+def lived() -> list[Batch]:
+    """The batches of a cluster in which every event of feature level 1 has happened."""
+    world = World({"fast": 100, "slow": 1_000}, nodes=2, cpus=4, stage_retries=1, finished_jobs_kept=3,
+                  staged_hold_time_s=60)  # fmt: skip
+    world.settle(c.SetPool(Pool("bulk", 500, 10)))
+    policy: Policy = msgspec.structs.replace(POLICY, stage_retries=1, finished_jobs_kept=2, staged_hold_time_s=60)
+    world.settle(c.SetPolicy(policy))
+    first = world.submit("capacity=60", environment=(("LANG", "C.UTF-8"),), output="out-%j")
+    second = world.submit("capacity=60", who="bob")
+    world.submit("capacity=10 pool=slow", dependencies=(Dependency(DependencyKind.AFTER_OK, first),))
+    world.try_submit("capacity=5000")
+    world.finish(first)
+    world.advance(5)
+    world.report(second, c.OperationFailed("the source is gone"))
+    world.advance(10)
+    world.report(second, c.OperationFailed("the source is still gone"))
+    world.settle(c.ReleaseJob(second), user("bob"))
+    world.done(second)
+    held = world.submit("capacity=20 pool=bulk", hold=Hold.USER)
+    world.settle(c.ReleaseJob(held), user())
+    world.settle(c.HoldJob(held), user())
+    world.done(held)
+    world.advance(61)
+    world.done(held)
+    world.settle(c.DrainNode("n2", "new disks"))
+    world.settle(c.ResumeNode("n2"))
+    world.settle(c.MarkNodeDown("n2", "silent for 30 s"), c.CONTROLLER)
+    world.settle(c.MarkNodeBack("n2"), c.CONTROLLER)
+    world.register("n2", instance="i2")
+    waiting = world.submit("capacity=90", priority=9)
+    cancelled = world.submit("capacity=100")
+    world.settle(c.CancelJob(cancelled), user())
+    running = world.submit("capacity=10 pool=slow")
+    world.done(running)
+    world.report(running, c.ScriptStarted())
+    world.settle(c.CancelJob(running, True), user())
+    later = world.submit("capacity=1 pool=slow", begin_at=world.at + 5_000_000)
+    world.submit(begin_at=world.at + 9_000_000, deadline=world.at + 20_000_000)
+    world.advance(10)
+    for job in (second, later):
+        world.finish(job)
+    for _ in range(4):
+        world.finish(world.submit("capacity=5 pool=slow"))
+    world.submit("capacity=30 pool=slow", priority=3)
+    world.submit("capacity=30", who="carol")
+    assert waiting in world.state.unfinished, "it stages now, or waits for space"
+    return [_founded(world.ledger[0]), *world.ledger[1:]]
+
+
+def _founded(batch: Batch) -> Batch:
+    """The batch that founds the cluster, with the id that the directories have."""
+    (entry,) = batch.entries
+    event = msgspec.structs.replace(entry.events[0], cluster_id=CLUSTER)
+    command = c.FoundCluster(CLUSTER, event.name, event.policy, event.pools)
+    digest = c.command_digest(c.Request(entry.id, entry.actor, command))
+    return msgspec.structs.replace(batch, entries=(msgspec.structs.replace(entry, events=(event,), digest=digest),))
+
+
+def make(root: Path) -> dict[str, object]:
+    """Write the directories of the three replicas into `root`; return what they come to."""
+    batches = lived()
+    members = initial(tuple(Member(name) for name in REPLICAS), version=1)
+    data = [encode_configuration(members), *map(encode_batch, batches[:3])]
+    # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.
+    data += [encode_batch(msgspec.structs.replace(batches[1], at=batches[2].at)), NO_OP]
+    data += [encode_batch(batch) for batch in batches[3:]]
+    entries = [Entry(index, 1 if index <= TERM_OF_THE_FIRST else 2, one) for index, one in enumerate(data, start=1)]
+    states, state = [], EMPTY
+    by_data = {encode_batch(batch): batch for batch in batches}
+    for entry in entries:
+        batch = by_data.get(entry.data)
+        state = state if batch is None else settle(state, batch) or state
+        states.append(state)
+    last = len(entries)
+    digest = b""
+    for name, (has, applied, snapshot) in {
+        "r1": (last, last, last // 2),
+        "r2": (last, last, last - 3),
+        "r3": (last - UNSEEN, last - BEHIND, 0),
+    }.items():
+        directory = root / name
+        with Environment.open(
+            directory / "wal", cluster_id=CLUSTER, replica=name, map_size_bytes=MAP_SIZE_BYTES, create=True
+        ) as environment:
+            journal = Journal(environment)
+            journal.set_term(2, "r1")
+            journal.append(entries[:has])
+            journal.set_commit(applied)
+            for entry, after in zip(entries[:applied], states, strict=False):
+                digest = journal.record_applied(entry, after.revision)
+                if entry.index == snapshot:
+                    image = Image(after, snapshot, entry.term, digest, Placed(1, members))
+            journal.sync()
+            digest = journal.applied_digest if name == "r1" else digest
+        if snapshot:
+            (directory / "snapshots").mkdir()
+            write_snapshot(directory / "snapshots", image)
+        if name == "r1":
+            happened = {type(event).__name__ for one in batches for row in one.entries for event in row.events}
+            found = {
+                "entries": last,
+                "revision": state.revision,
+                "state_digest": state_digest(state).hex(),
+                "ledger_digest": digest.hex(),
+                "events": sorted(happened),
+            }
+    return found
+
+
+def packed(root: Path, archive: Path) -> None:
+    """Pack the directories without owners and times; lock files are not part of it."""
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if member.name.endswith((".lock", "lock.mdb", "/LOCK")):
+            return None
+        member.uid = member.gid = member.mtime = 0
+        member.uname = member.gname = ""
+        member.mode = 0o700 if member.isdir() else 0o600
+        return member
+
+    with tarfile.open(archive, "w:gz", compresslevel=9) as tar:
+        for name in REPLICAS:
+            tar.add(root / name, name, filter=plain)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", type=Path, required=True, help="where the three files are written")
+    parser.add_argument("--name", default="level-1")
+    options = parser.parse_args()
+    for suffix in (".tar.gz", ".json", ".jsonl", "-words.json", "-frames.json"):
+        if (options.into / f"{options.name}{suffix}").exists():
+            parser.error(f"{options.name}{suffix} is there already, and a golden file is never written again")
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        found = make(root)
+        dumped = CliRunner().invoke(audit, ["ledger", "dump", "--data", str(root / "r1")], env={"FOREBAY_CONFIG": None})
+        assert dumped.exit_code == 0, dumped.output
+        packed(root, options.into / f"{options.name}.tar.gz")
+    (options.into / f"{options.name}.jsonl").write_text(dumped.stdout, encoding="utf-8")
+    (options.into / f"{options.name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    words = json.dumps(vocabulary(), indent=1, sort_keys=True)
+    (options.into / f"{options.name}-words.json").write_text(words + "\n", encoding="utf-8")
+    spoken = json.dumps(frames(), indent=1)
+    (options.into / f"{options.name}-frames.json").write_text(spoken + "\n", encoding="utf-8")
+    missing = {kind.__name__ for kind in get_args(Event)} - set(found["events"])  # type: ignore[call-overload]
+    print(f"{found['entries']} entries; events that did not happen: {', '.join(sorted(missing)) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""A cluster whose three replicas were stopped by the previous release: the golden directories, and a configuration."""
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import founding
+from cluster.config import Config
+from tests.cluster.test_serve import make
+from tests.golden.make_ledger import CLUSTER, REPLICAS
+
+GOLDEN = Path(__file__).parent
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "level-1.json").read_text(encoding="utf-8"))
+
+
+def previous_cluster(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Unpack the directories of the three replicas into `directory`; return the configuration that they run with."""
+    monkeypatch.setattr(founding.secrets, "token_hex", lambda size: CLUSTER)
+    config = make(directory, len(REPLICAS))
+    monkeypatch.undo()
+    for name in REPLICAS:
+        shutil.rmtree(directory / name)  # with the mark that would let it start without data
+    with tarfile.open(GOLDEN / "level-1.tar.gz") as archive:
+        archive.extractall(directory, filter="data")
+    return config

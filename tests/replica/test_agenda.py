@@ -1,0 +1,309 @@
+"""The laws of the agenda: advanced it equals one built afresh, and it decides what walking over all jobs decides."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from replica import agenda_pass, scheduling
+from replica import commands as c
+from replica import events as e
+from replica.agenda import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, Agenda
+from replica.buffers import BufferRequest, BufferState
+from replica.commit import Entry
+from replica.fold import fold
+from replica.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
+from replica.orders import stage_of
+from replica.policy import Policy
+from replica.pools import Pool
+from replica.scheduling import REPLAN_S, events_of_pass, next_due
+from replica.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
+from replica.staging import failed, script_ended, succeeded
+from replica.state import EMPTY, State
+from replica.units import NEVER, Instant, seconds
+from tests.replica.test_histories import Histories
+from tests.replica.world import OPERATOR, SCRIPT, START, World, user
+
+LATER_S = (0, 1, REPLAN_S, 1_000, 200_000)
+
+
+def assert_agrees(agenda: Agenda, state: State, at: Instant) -> None:
+    assert agenda.state is state
+    for later_s in LATER_S:
+        then = Instant(at + seconds(later_s))
+        assert agenda.events_of_pass(then) == events_of_pass(state, then)
+        assert agenda.next_due(then) == next_due(state, then)
+    assert agenda.contents() == Agenda(state).contents()
+
+
+class Watched(World):
+    """A world whose agenda is advanced with each batch and compared, before the passes and after."""
+
+    def __init__(self, *arguments: Any, **changes: Any) -> None:
+        self.agenda = Agenda(EMPTY)
+        self.passes = True
+        super().__init__(*arguments, **changes)
+
+    def commit(self, entry: Entry) -> None:
+        super().commit(entry)
+        self.agenda.advance(self.state, entry.events)
+        assert_agrees(self.agenda, self.state, self.at)
+
+    def run_pass(self) -> None:
+        if self.passes:
+            super().run_pass()
+
+
+class Agendas(Histories):
+    """Random histories with everything that an agenda keeps: dependencies, policies, purges, batches without a pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = Watched(
+            {"fast": 100, "bulk": 50},
+            granularity=5,
+            nodes=3,
+            cpus=2,
+            stage_retries=1,
+            max_passes=2,
+            finished_jobs_kept=2,
+        )
+
+    @rule(data=st.data(), kind=st.sampled_from(DependencyKind), bb=st.sampled_from(["", "capacity=20", "capacity=60"]))
+    def submits_with_dependencies(self, data: st.DataObject, kind: DependencyKind, bb: str) -> None:
+        first, second = self.some_job(data), self.some_job(data)
+        dependencies = tuple(Dependency(kind, job) for job in (first, second) if job is not None)
+        self.world.try_submit(bb, dependencies=dependencies, cpus=data.draw(st.integers(1, 2)))
+
+    @rule(data=st.data(), submits=st.integers(1, 4))
+    def several_commands_go_into_one_batch(self, data: st.DataObject, submits: int) -> None:
+        world = self.world
+        assert isinstance(world, Watched)
+        world.passes = False
+        for _ in range(submits):
+            world.try_submit(data.draw(st.sampled_from(["", "capacity=5", "capacity=90 pool=fast"])))
+            job = self.some_job(data)
+            if job is not None:
+                world.settle(c.CancelJob(job), user())
+        world.passes = True
+        world.run_pass()
+
+    @rule(hold_s=st.sampled_from([0, 2, 50]), stages=st.sampled_from([1, 2, 100]))
+    def changes_the_policy(self, hold_s: int, stages: int) -> None:
+        policy = msgspec.structs.replace(
+            self.world.state.policy, staged_hold_time_s=hold_s, operations_per_stage_max=stages
+        )
+        self.world.settle(c.SetPolicy(policy), OPERATOR)
+
+
+Agendas.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestAgendas = Agendas.TestCase
+
+
+# Crowds: large worlds made of events, which random users and agents move on ------------------------------------------
+
+
+def crowd(random: Random, jobs: int, nodes: int = 8) -> State:
+    policy = Policy(max_passes=3, finished_jobs_kept=20, staged_hold_time_s=500, operations_per_stage_max=24)
+    pools = tuple(Pool(f"p{number}", size, 1) for number, size in enumerate((1_000, 5_000, 300)))
+    state = fold(EMPTY, [e.ClusterFounded("id", "crowd", policy, pools)], START)
+    state = fold(state, [e.NodeRegistered(f"n{n}", random.choice((2, 4, 16)), "i", "s") for n in range(nodes)], START)
+    return fold(state, [submitted(random, number) for number in range(1, jobs + 1)], START)
+
+
+def submitted(random: Random, job: int) -> e.JobSubmitted:
+    spec = JobSpec(
+        name="job",
+        user="alan",
+        script=SCRIPT,
+        workdir="/out",
+        time_limit_s=random.choice((10, 60, 3_600)),
+        cpus=random.choice((1, 1, 2, 4, 16)),
+        priority=random.randrange(4),
+        begin_at=Instant(START + seconds(random.choice((5, 50, 900)))) if not random.randrange(6) else NEVER,
+        deadline=Instant(START + seconds(random.choice((30, 4_000)))) if not random.randrange(8) else NEVER,
+        dependencies=tuple(
+            Dependency(random.choice(list(DependencyKind)), random.randrange(1, job))
+            for _ in range(random.randrange(3))
+        )
+        if job > 1 and not random.randrange(3)
+        else (),
+    )
+    size = random.choice((0, 10, 50, 200, 290))
+    request = None if random.randrange(4) == 0 else BufferRequest("", size, (), "scratch", (), (), "")
+    pool = f"p{random.randrange(3)}" if request is not None and size else ""
+    hold = Hold.USER if not random.randrange(10) else Hold.NONE
+    return e.JobSubmitted(job, spec, request, pool, size if request is not None else 0, hold)
+
+
+def happening(random: Random, state: State, job_id: int, at: Instant) -> tuple[e.Event, ...]:
+    """Return what an agent or a user might bring about for a job next."""
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if job.state is JobState.PENDING and not random.randrange(8):
+        if job.hold:
+            return (e.JobReleased(job_id),)
+        if buffer is None or buffer.state is BufferState.PENDING:
+            return (e.JobCancelled(job_id),) if random.randrange(2) else (e.JobHeld(job_id, Hold.USER),)
+        return (e.JobHeld(job_id, Hold.USER),)
+    stage = stage_of(job, buffer)
+    if stage is None or job.stuck or job.retry_at:
+        return ()
+    if stage is e.Stage.RUN:
+        if job.state is JobState.CONFIGURING:
+            return (e.RunStarted(job_id),)
+        return script_ended(job, buffer, random.choice((JobState.COMPLETED, JobState.FAILED)), 0, 0, "")
+    assert buffer is not None
+    if not random.randrange(6):
+        return failed(state, job, stage, "it broke", at)
+    return succeeded(job, buffer, stage, 1, 1, "")
+
+
+def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
+    name = random.choice(sorted(state.nodes))
+    node = state.nodes[name]
+    if node.down:
+        return (e.NodeCameBack(name),)
+    if node.drained:
+        return (e.NodeResumed(name),)
+    return (random.choice((e.NodeDrained(name, "x"), e.NodeWentDown(name, "x"), e.NodeRegistered(name, 4, "j", "s"))),)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    if seed % 3 == 1:
+        for module in (scheduling, agenda_pass):
+            monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
+    if seed % 3 == 2:
+        for module in (scheduling, agenda_pass):
+            monkeypatch.setattr(module, "CANDIDATES_BEHIND_MAX", 3)
+    state, at = crowd(random, 300), START
+    agenda, kinds = Agenda(state), set()
+    assert not agenda.prepare(100)
+    for step in range(120):
+        expected = events_of_pass(state, at)
+        assert agenda.events_of_pass(at) == expected
+        assert agenda.next_due(at) == next_due(state, at)
+        kinds |= {type(event) for event in expected}
+        batch = list(expected)
+        state = fold(state, expected, at)
+        if random.randrange(3):
+            for job_id in random.sample(sorted(state.unfinished), min(12, len(state.unfinished))):
+                events = happening(random, state, job_id, at)
+                state = fold(state, events, at)
+                batch += events
+        if not random.randrange(12):
+            events = node_happening(random, state)
+            state = fold(state, events, at)
+            batch += events
+        if not random.randrange(3):
+            events = (submitted(random, state.next_job),)
+            events = events if not events[0].spec.dependencies else ()
+            state = fold(state, events, at)
+            batch += events
+        agenda.advance(state, batch)
+        if step % 4 == 0:
+            agenda.prepare(5)
+        if step % 10 == 0:
+            assert agenda.contents() == Agenda(state).contents()
+        at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
+    assert {e.BufferAllocated, e.RunOrdered, e.JobBecameEligible} <= kinds
+
+
+def test_a_pass_that_is_asked_for_twice_gives_the_same_and_leaves_nothing_behind() -> None:
+    state = crowd(Random(1), 200)
+    agenda = Agenda(state)
+    before = agenda.contents()
+    first = agenda.events_of_pass(START)
+    assert first and agenda.events_of_pass(START) == first
+    assert agenda.contents() == before
+
+
+def test_every_kind_of_event_is_about_a_job_or_a_node_or_all_or_none() -> None:
+    known = NODE_EVENTS + EVENTS_ABOUT_ALL + EVENTS_ABOUT_NONE
+    for kind in get_args(e.Event):
+        assert ("job" in kind.__struct_fields__) != (kind in known), kind
+
+
+def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (scheduling, agenda_pass):
+        monkeypatch.setattr(module, "CANDIDATES_BEHIND_MAX", 2)
+    world = Watched({"fast": 100}, max_passes=9)
+    world.submit("capacity=60")
+    first = world.submit("capacity=100", priority=9)
+    for _ in range(2):
+        world.submit("capacity=50")
+    too_far = world.submit("capacity=10")
+    assert world.reason(too_far) == "BurstBufferResources"
+    near = world.submit("capacity=10", priority=2)
+    assert world.reason(near) == "BurstBufferStageIn"
+    assert world.state.jobs[first].passed == 0  # it ends in time
+
+
+def test_a_down_node_s_operations_are_not_due_and_are_again_when_it_is_back() -> None:
+    world = Watched({"fast": 100}, stage_in_timeout_s=10)
+    job = world.submit("capacity=40")
+    assert next_due(world.state, world.at) == world.at + seconds(10)
+    world.settle(c.MarkNodeDown("n1", "x"), c.CONTROLLER)
+    assert next_due(world.state, world.at) is None
+    world.advance(100)
+    assert world.shown(job)[2] == "staging-in"
+    world.settle(c.MarkNodeBack("n1"), c.CONTROLLER)
+    assert next_due(world.state, world.at) == world.at + seconds(10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sorted_keys_are_a_sorted_set(seed: int) -> None:
+    random = Random(seed)
+    keys: SortedKeys[int] = SortedKeys()
+    model: set[int] = set()
+    for _ in range(6 * CHUNK_KEYS_MAX):
+        key = random.randrange(4 * CHUNK_KEYS_MAX)
+        if key not in model and random.randrange(4):
+            keys.add(key)
+            model.add(key)
+        else:
+            keys.discard(key)
+            model.discard(key)
+        assert bool(keys) == bool(model)
+        assert keys.first_after(key) == min((other for other in model if other > key), default=None)
+    assert list(keys) == sorted(model)
+    for key in sorted(model):
+        assert keys.first == key
+        keys.discard(key)
+    assert not keys and list(keys) == []
+    for key in range(3 * CHUNK_KEYS_MAX):
+        keys.add(key)
+    assert list(keys) == list(range(3 * CHUNK_KEYS_MAX))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same(seed: int) -> None:
+    random = Random(seed)
+    state, at = crowd(random, 150), START
+    agenda, portions = Agenda(state), 0
+    while not agenda.prepare(10):
+        portions += 1
+        if portions > 30:
+            continue
+        batch: list[e.Event] = [*events_of_pass(state, at)[:9], *node_happening(random, state)]
+        state = fold(state, batch, at)
+        for job_id in random.sample(sorted(state.unfinished), 20):
+            events = happening(random, state, job_id, at)
+            state = fold(state, events, at)
+            batch += events
+        agenda.advance(state, batch)
+        at = Instant(at + seconds(1))
+    assert portions >= 15
+    assert agenda.contents() == Agenda(state).contents()
+    assert agenda.events_of_pass(at) == events_of_pass(state, at)

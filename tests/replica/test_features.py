@@ -1,0 +1,176 @@
+"""The feature level: who may raise it and when, what is written below it, and where a release that is too old stops."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from replica import commands as c
+from replica import events as e
+from replica import features
+from replica.commit import Entry
+from replica.decide import Accepted, decide
+from replica.features import LEVELS, ReleaseNeeded
+from replica.fold import LedgerViolation, fold
+from replica.refusals import Refusal, RefusalCode
+from replica.settle import Tentative, settle_entry
+from replica.state import EMPTY, State
+from tests.replica.world import OPERATOR, World, user
+
+WORDS_OF_LEVEL_1 = json.loads((Path(__file__).parents[1] / "golden" / "level-1-words.json").read_text(encoding="utf-8"))
+ALL_KNOW = (("r1", 2), ("r2", 2), ("r3#4", 3))
+
+
+def raised(world: World, level: int = 2, known: tuple[tuple[str, int], ...] = ALL_KNOW) -> Refusal | int:
+    return world.settle(c.RaiseFeatureLevel(level, known))
+
+
+def refused(world: World, level: int, known: tuple[tuple[str, int], ...] = ALL_KNOW) -> Refusal:
+    before = world.state
+    refusal = raised(world, level, known)
+    assert isinstance(refusal, Refusal)
+    assert world.state.feature_level == before.feature_level
+    # It is in the ledger, where a release of level 1 must be able to read it.
+    assert refusal.code.name in WORDS_OF_LEVEL_1["RefusalCode"]
+    return refusal
+
+
+def entry_that_raises(level: int, release: str) -> Entry:
+    return Entry(b"", OPERATOR, "raise_feature_level", (e.FeatureLevelRaised(level, release),))
+
+
+def test_every_cluster_begins_at_level_1_and_an_operator_raises_it_when_every_member_knows_the_next_level() -> None:
+    world = World()
+    assert world.state.feature_level == features.FOUNDING_LEVEL == 1
+    assert not isinstance(raised(world), Refusal)
+    assert world.state.feature_level == 2
+    assert world.ledger[-1].entries[0].events == (e.FeatureLevelRaised(2, features.release_of(2)),)
+
+
+@pytest.mark.parametrize("level", [-1, 0, 1, 3, 2**31])
+def test_a_level_that_is_not_the_next_one_is_refused(level: int) -> None:
+    refusal = refused(World(), level, (("r1", 2**32),))
+    assert refusal.code is RefusalCode.WRONG_STATE
+    assert refusal.sentence == f"the cluster has feature level 1, which goes up by one, not to {level}"
+    assert refusal.remedy == "raise it to 2"
+
+
+def test_a_level_that_was_reached_is_refused_and_nothing_is_left_to_raise() -> None:
+    world = World()
+    raised(world)
+    assert refused(world, 2).remedy == "nothing is left to raise"
+
+
+def test_a_level_that_a_member_does_not_know_or_did_not_say_is_refused_and_the_members_are_named() -> None:
+    refusal = refused(World(), 2, (("r1", 2), ("r2", 1), ("r3#4", 0)))
+    assert refusal.code is RefusalCode.WRONG_STATE
+    assert refusal.sentence.endswith("feature level 2: r2 knows 1, r3#4 did not answer")
+
+
+def test_a_level_above_what_this_release_knows_or_without_facts_is_refused_whatever_others_say() -> None:
+    world = World()
+    assert refused(world, 2, ()).code is RefusalCode.INVALID_FIELD
+    raised(world)
+    assert refused(world, 3, (("r1", 9),)).code is RefusalCode.INVALID_FIELD
+
+
+@pytest.mark.parametrize("actor", [user(), c.CONTROLLER, c.Actor(c.ActorRole.AGENT, "n1")])
+def test_nobody_but_an_operator_raises_the_level(actor: c.Actor) -> None:
+    world = World()
+    outcome = decide(world.state, c.Request(b"", actor, c.RaiseFeatureLevel(2, ALL_KNOW)), world.at)
+    assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
+
+
+def test_a_retry_that_brings_other_facts_is_the_same_command() -> None:
+    def digest(level: int, known: tuple[tuple[str, int], ...]) -> bytes:
+        return c.command_digest(c.Request(b"1" * 16, OPERATOR, c.RaiseFeatureLevel(level, known)))
+
+    assert digest(2, ALL_KNOW) == digest(2, (("r1", 0),))
+    assert digest(2, ALL_KNOW) != digest(3, ALL_KNOW)
+
+
+def test_a_level_above_the_known_one_stops_the_replica_at_its_revision_and_names_the_release() -> None:
+    world = World()
+    raised(world)
+    before = world.state
+    with pytest.raises(ReleaseNeeded) as stopped:
+        settle_entry(before, entry_that_raises(3, "7.1.0"), world.at)
+    assert str(stopped.value) == (
+        f"revision {before.revision + 1}: the cluster has feature level 3, and this release knows levels up to 2; "
+        "start release 7.1.0 or a later one, on the same directory: nothing in it was changed"
+    )
+    assert (stopped.value.level, stopped.value.release, stopped.value.revision) == (3, "7.1.0", before.revision + 1)
+
+
+def test_a_release_that_is_too_old_stops_where_the_present_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    event = entry_that_raises(2, features.release_of(2))
+    assert settle_entry(world.state, event, world.at).feature_level == 2
+    monkeypatch.setattr(features, "FEATURE_LEVEL_KNOWN", 1)
+    with pytest.raises(ReleaseNeeded, match=f"start release {features.release_of(2)} or a later one"):
+        settle_entry(world.state, event, world.at)
+
+
+def test_a_stop_in_the_middle_of_a_batch_leaves_what_was_settled_before_as_it_was() -> None:
+    world = World()
+    batch = Tentative(world.state, world.at)
+    first = Entry(b"", OPERATOR, "set_pool", (e.PoolSet(world.state.pools["fast"]),))
+    batch.add(first)
+    events = (e.FeatureLevelRaised(2, features.release_of(2)), e.FeatureLevelRaised(3, "9.0.0"))
+    two_levels = Entry(b"", OPERATOR, "raise_feature_level", events)
+    with pytest.raises(ReleaseNeeded, match="start release 9.0.0"):
+        batch.add(two_levels)
+    assert batch.entries == [first] and batch.state().revision == world.state.revision + 1
+
+
+def test_a_cluster_founded_above_the_known_level_stops_the_replica() -> None:
+    founded = e.ClusterFounded("id", "name", World().state.policy, (), features.FEATURE_LEVEL_KNOWN + 1)
+    with pytest.raises(ReleaseNeeded, match="start a later release"):
+        fold(EMPTY, [founded], World().at)
+
+
+@pytest.mark.parametrize(("present", "level"), [(0, 1), (0, 2), (1, 1), (1, 3), (2, 2), (2, 1)])
+def test_no_ledger_holds_a_step_that_is_not_one_up(present: int, level: int) -> None:
+    state: State = msgspec.structs.replace(World().state, feature_level=present)
+    with pytest.raises(LedgerViolation, match=f"raised from {present} to {level}"):
+        fold(state, [e.FeatureLevelRaised(level, "9.0.0")], state.at)
+
+
+def test_an_event_that_came_with_a_level_is_folded_from_that_level_on_and_never_below_it() -> None:
+    folded: list[int] = []
+
+    class Level:
+        feature_level = 2
+        revision = 9
+
+    fold_at_3 = features.since(3, lambda draft, event: folded.append(draft.feature_level))
+    with pytest.raises(LedgerViolation, match="PoolSet came with feature level 3, and the cluster is at 2"):
+        fold_at_3(Level(), e.PoolSet(World().state.pools["fast"]))
+    Level.feature_level = 3
+    fold_at_3(Level(), e.PoolSet(World().state.pools["fast"]))
+    assert folded == [2, 3]
+
+
+def test_levels_are_numbered_from_1_without_a_hole_and_each_names_its_release() -> None:
+    assert [level.number for level in LEVELS] == list(range(1, len(LEVELS) + 1))
+    assert all(level.release and level.brings for level in LEVELS)
+    assert LEVELS[-1].number == features.FEATURE_LEVEL_KNOWN
+    assert (features.release_of(99), features.release_of(0)) == ("", "")
+
+
+def test_every_event_that_level_1_did_not_have_says_which_level_it_came_with() -> None:
+    events: set[type] = set(get_args(e.Event))
+    later = {event for event in events if event.__name__ not in WORDS_OF_LEVEL_1}
+    assert later == set(features.EVENT_LEVELS), "name a new event in replica.features.EVENT_LEVELS"
+    assert all(1 < level <= features.FEATURE_LEVEL_KNOWN for level in features.EVENT_LEVELS.values())
+
+
+def test_deciding_at_level_1_gives_nothing_that_level_1_does_not_have_except_the_step_to_level_2() -> None:
+    world = World()
+    outcome = decide(world.state, c.Request(b"", OPERATOR, c.RaiseFeatureLevel(2, ALL_KNOW)), world.at)
+    assert isinstance(outcome, Accepted)
+    assert [type(event) for event in outcome.events] == [e.FeatureLevelRaised]

@@ -1,0 +1,90 @@
+"""Bugs to plant in how members change: see `bugs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from cluster import storage as storage_module
+from cluster.consensus import NotLeader, changes
+from cluster.consensus.changing import Changing
+from cluster.consensus.configurations import Configurations
+from cluster.consensus.core import Core
+from cluster.consensus.engine import Engine
+
+
+def two_changes_at_once() -> list[Any]:
+    """A leader takes a change of the members although the one before it is not committed (H12)."""
+    return [patch.object(Configurations, "index", property(lambda self: 0))]
+
+
+def changed_too_early() -> list[Any]:
+    """A leader changes the members before its own first entry is committed: a known fault of thesis 4.1 as printed."""
+    original = Changing.change
+
+    def change(self: Any, wanted: Any) -> tuple[int, int]:
+        if not self._leads:
+            raise NotLeader(self.leader)
+        with patch.object(Changing, "_require_ready", lambda self: None):
+            return original(self, wanted)
+
+    return [patch.object(Changing, "change", change)]
+
+
+def learner_counted() -> list[Any]:
+    """What a learner acknowledges counts as if it voted."""
+
+    def reached(self: Any, own: Any, of: Any) -> Any:
+        members = list(self.configuration.members())
+        values = [own if one.id == self.me else of(self._progress[one.id]) for one in members]
+        return sorted(values, reverse=True)[self.configuration.majority - 1]
+
+    return [patch.object(Core, "_reached", reached)]
+
+
+def configurations_not_read_back() -> list[Any]:
+    """After a restart only what is applied says who is a member, not what the journal has after it (H13)."""
+    return [patch.object(Core, "_read_configurations", lambda *given: None)]
+
+
+def starts_without_data() -> list[Any]:
+    """A replica whose disk is empty starts as if it had never run."""
+    original = storage_module.first_start_mark
+
+    def mark(config: Any, name: str) -> Path:
+        path = original(config, name)
+        path.touch()
+        return path
+
+    return [patch.object(storage_module, "first_start_mark", mark)]
+
+
+def id_given_again() -> list[Any]:
+    """A replica that is added, or replaced, has its bare name for an id: who has it was somebody before."""
+    return [patch.object(changes, "identity_of", lambda name, version: name)]
+
+
+def removed_not_told() -> list[Any]:
+    """Nobody tells a removed replica that it is one, and it does not find out."""
+    original = Changing._concerns
+
+    def concerns(self: Any, peer: str, message: Any) -> bool:
+        with patch.object(type(self), "_send", lambda *given: None):
+            return original(self, peer, message)
+
+    return [
+        patch.object(Changing, "_concerns", concerns),
+        patch.object(Engine, "_leave_if_removed", lambda self: None),
+    ]
+
+
+PLANTS_OF_MEMBERS = (
+    two_changes_at_once,
+    changed_too_early,
+    learner_counted,
+    configurations_not_read_back,
+    starts_without_data,
+    id_given_again,
+    removed_not_told,
+)

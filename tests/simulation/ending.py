@@ -1,0 +1,138 @@
+"""How a simulation ends: nothing goes wrong any more, and within a bound of virtual time everything must be well."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+from replica import commands
+from replica.state_digest import state_digest
+from tests.simulation.clients import SimClient
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+CONVERGE_S: Final = 30.0
+"""Virtual seconds in which healed replicas agree again and new work commits."""
+
+LOOK_EVERY_S: Final = 0.005
+"""How often it is asked whether all is well, virtual seconds."""
+
+DRAIN_S: Final = 60.0
+"""Virtual seconds in which a healed cluster gets rid of every job when it is told to."""
+
+CLEAN_UP_S: Final = 1.0
+"""How often the operator tells every job that is left to go, virtual seconds."""
+
+
+class Ending:
+    """The last part of one simulation."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._callers = itertools.count()
+
+    def heal(self) -> None:
+        """Let nothing go wrong any more, and start who is down."""
+        world = self.world
+        world.note("heal")
+        world.faults.on = False
+        world.ending = True
+        world.network.heal()
+        world.request_losses = world.request_copies = world.slow_reports = world.failing_stages = 0.0
+        latest = max(replica.clock.offset_us for replica in world.replicas.values())
+        for replica in world.replicas.values():
+            replica.clock.offset_us = latest
+            disk = replica.disk
+            disk.full = disk.files_full = disk.next_sync_fails = False
+            disk.operations_left = None
+            disk.log.dies = False
+            disk.stall_s = 0.0
+            if not replica.up:
+                world.restart_later(replica)
+        for agent in world.agents:
+            agent.silent_s = 0.0
+
+    def come_right(self) -> None:
+        """Heal; all agree again; new work commits; every job goes and no space is missing; the ledgers are whole."""
+        world = self.world
+        self.heal()
+        for client in world.clients:
+            client.stopped = True
+        world.timeline.after(2.0, world.network.heal)  # after the last partition that was still to be mended
+        if not world.run(CONVERGE_S, world.operator.is_done, every_s=LOOK_EVERY_S):
+            self._complain(
+                f"the members were not put in order within {CONVERGE_S:.0f} s of being healed: "
+                f"{world.operator.describe()}; {world.describe()}"
+            )
+            return
+        if not world.run(CONVERGE_S, world.converged, every_s=LOOK_EVERY_S):
+            self._complain(f"the replicas did not agree within {CONVERGE_S:.0f} s of being healed: {world.describe()}")
+            return
+        answers = sum(client.answers for client in world.clients)
+        for client in world.clients[:2]:
+            client.begin(client.request(client.submission()))
+        if not world.run(CONVERGE_S, lambda: sum(client.answers for client in world.clients) >= answers + 2):
+            self._complain(f"no new work was committed within {CONVERGE_S:.0f} s of being healed: {world.describe()}")
+            return
+        self._clean_up()
+        if not world.run(DRAIN_S, self._is_empty):
+            self._complain(f"jobs are left over: {self._leftovers()}")
+            return
+        if world.oracle.state.held_bytes:
+            self._complain(f"every job is gone, but {dict(world.oracle.state.held_bytes)} bytes are held")
+        if not world.run(CONVERGE_S, world.converged, every_s=LOOK_EVERY_S):
+            self._complain(f"the replicas did not agree at the end: {world.describe()}")
+            return
+        self._check_ledgers()
+
+    def _complain(self, sentence: str) -> None:
+        if not self.world.violations:
+            self.world.violate(sentence)
+
+    def _clean_up(self) -> None:
+        """The operator gets rid of every job, again and again until they are gone."""
+        world = self.world
+        state = world.oracle.state
+        if self._is_empty() or world.violations:
+            return
+        operator = world.clients[-1]
+        wanted: list[Any] = []
+        for job_id in sorted(state.unfinished):
+            job = state.jobs[job_id]
+            wanted.append(commands.ReleaseJob(job_id) if job.stuck else None)
+            wanted.append(commands.CancelJob(job_id, hurry=True))
+        wanted += [commands.ResumeNode(name) for name in world.nodes if name in state.nodes]
+        for delay, command in enumerate(command for command in wanted if command is not None):
+            caller = SimClient(world, 1000 + next(self._callers))
+            caller.stopped = True
+            world.timeline.after(0.005 * delay, caller.begin, operator.request(command, operator=True))
+        world.timeline.after(CLEAN_UP_S, self._clean_up)
+
+    def _is_empty(self) -> bool:
+        return not self.world.oracle.state.unfinished
+
+    def _leftovers(self) -> str:
+        state = self.world.oracle.state
+        return ", ".join(
+            f"{job} {state.jobs[job].state.name}/{state.buffers[job].state.word if job in state.buffers else '-'}"
+            for job in sorted(state.unfinished)
+        )
+
+    def _check_ledgers(self) -> None:
+        """What is on each disk is the history, whole and chained."""
+        world = self.world
+        for replica in world.living():
+            controller = replica.controller
+            if controller is None or replica.damaged:
+                continue
+            if state_digest(controller.state) != state_digest(world.oracle.state):
+                world.violate(f"{replica.name} ends with another state than the history")
+                return
+            replica.loop.call_now(controller.journal.flush_hints)
+            verified = controller.ledger.verify()
+            points = world.oracle.points
+            for entry in controller.ledger.read(verified.first_index, limit=len(points)):
+                if (entry.term, entry.data) != (points[entry.index].term, points[entry.index].data):
+                    world.violate(f"the ledger of {replica.name} has another entry {entry.index}")
+                    return

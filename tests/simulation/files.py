@@ -1,0 +1,102 @@
+"""The files of snapshots on one replica's disk: real ones, of which a crash forgets what was not synced."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapshots.seal import Disk
+
+if TYPE_CHECKING:
+    from tests.simulation.disk import SimDisk
+
+
+class SimFiles(Disk):
+    """The calls of `snapshots` that change a disk: files on tmpfs, of which a crash forgets what was not synced."""
+
+    def __init__(self, disk: SimDisk, directory: Path) -> None:
+        self._disk = disk
+        self.directory = directory
+        self._names: dict[int, str] = {}
+        """By descriptor; of those that are closed the entry is out of date until the number is used again."""
+        self._unsynced: set[str] = set()
+        self._renamed: list[tuple[str, str]] = []
+
+    def create(self, directory: int, name: str) -> int:
+        self._step("making a snapshot's file", needs_space=True)
+        file = super().create(directory, name)
+        self._names[file] = name
+        self._unsynced.add(name)
+        return file
+
+    def reopen(self, directory: int, name: str) -> int:
+        file = super().reopen(directory, name)
+        self._names[file] = name
+        return file
+
+    def truncate(self, file: int, size_bytes: int) -> None:
+        self._step("cutting a snapshot's part")
+        super().truncate(file, size_bytes)
+
+    def write(self, file: int, data: bytes) -> None:
+        self._step("writing a snapshot", needs_space=True)
+        self._unsynced.add(self._names[file])
+        super().write(file, data)
+
+    def sync(self, file: int) -> None:
+        self._step("syncing a snapshot")
+        self._disk.work(self._disk.sync_s)
+        self._unsynced.discard(self._names[file])
+
+    def rename(self, directory: int, old: str, new: str) -> None:
+        self._step("naming a snapshot")
+        super().rename(directory, old, new)
+        self._renamed.append((old, new))
+        self._unsynced.discard(new)
+        if old in self._unsynced:
+            self._unsynced.discard(old)
+            self._unsynced.add(new)
+
+    def sync_directory(self, directory: int) -> None:
+        self._step("syncing the snapshots' directory")
+        self._disk.work(self._disk.sync_s)
+        self._renamed.clear()
+
+    def remove(self, directory: int, name: str) -> None:
+        if self._disk.dead:
+            return
+        self._step("removing a snapshot")
+        super().remove(directory, name)
+        self._unsynced.discard(name)
+
+    def lose_power(self) -> None:
+        for name in sorted(self._unsynced):
+            path = self.directory / name
+            if path.exists():
+                os.truncate(path, self._disk.rng.randrange(path.stat().st_size + 1))
+        for old, new in reversed(self._renamed):
+            if (self.directory / new).exists() and self._disk.rng.random() < 0.5:
+                os.rename(self.directory / new, self.directory / old)
+        self._unsynced.clear()
+        self._names.clear()
+        self._renamed.clear()
+
+    def flip_a_bit(self) -> str | None:
+        """Damage one sealed snapshot; return its name, None if there is none."""
+        names = sorted(name for name in os.listdir(self.directory) if not name.startswith("."))
+        if not names:
+            return None
+        name = self._disk.rng.choice(names)
+        data = bytearray((self.directory / name).read_bytes())
+        if not data:
+            return None
+        data[self._disk.rng.randrange(len(data))] ^= 1 << self._disk.rng.randrange(8)
+        (self.directory / name).write_bytes(data)
+        return name
+
+    def _step(self, where: str, *, needs_space: bool = False) -> None:
+        self._disk.step(where)
+        if needs_space and self._disk.files_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,95 @@
+"""Stories about changes of the members: see `scenarios`. Each is told to the end without looking inside anybody."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from cluster.consensus import ChangeRefused, NotLeader, Wanted
+from cluster.consensus.frames import AnyMessage, AppendRequest, VoteRequest
+from tests.simulation.replicas import SimReplica
+from tests.simulation.scenarios import Story
+from tests.simulation.world import World
+from wal.configuration import Action
+
+
+def _remove(leader: SimReplica, *gone: SimReplica) -> None:
+    """Have a leader remove members, one right after the other."""
+
+    def ask() -> None:
+        for replica in gone:
+            with suppress(ChangeRefused, NotLeader):
+                leader.engine.change(Wanted(action=Action.REMOVE, name=replica.name))
+
+    leader.loop.call_now(ask)
+
+
+def _apart(story: Story, *groups: list[SimReplica]) -> None:
+    """Let members of a group hear each other, and nobody else."""
+    for (sender, receiver), link in story.network.links.items():
+        together = any({sender, receiver} <= {one.name for one in group} for group in groups)
+        link.cut = not together
+        if link.cut:
+            story.network.drop(sender, receiver)
+
+
+def three_changes_in_one_breath(world: World) -> None:
+    """A leader that was just cut off removes whoever is out of its sight (H12). Five replicas.
+
+    One at a time, none of these is ever committed. All together leave a majority of two on its side, and one of three
+    on the other.
+    """
+    story = Story(world)
+    a = story.elect()
+    story.wait(0.3)
+    b, *rest = story.others(a)
+    _apart(story, [a, b], rest)
+    _remove(a, *rest)
+    told = story.ask(a)
+    story.wait(0.1)
+    story.elect(rest)
+    leader = next(replica for replica in rest if replica.leads)
+    other = story.ask(leader)
+    story.must(lambda: "settled" in other)
+    assert "settled" not in told, "a minority answers"
+    story.join()
+    story.must(world.converged)
+
+
+def two_leaders_who_change_at_once(world: World) -> None:
+    """Two leaders, one after the other, begin with a change each before they have committed anything. Five replicas.
+
+    Of four voters, the first removes one and is cut off; the second removes another one. Were its change taken before
+    an entry of its own is committed, {first, fourth} and {second, third} would both be majorities.
+    """
+    story = Story(world)
+    a = story.elect()
+    story.wait(0.3)
+    *_, fifth = story.others(a)
+    _remove(a, fifth)
+    story.must(lambda: fifth.removed)
+    b, fourth, x = (replica for replica in story.others(a) if replica is not fifth)
+
+    def keep_behind(sender: str, receiver: str, message: AnyMessage) -> AnyMessage | None:
+        if sender == fourth.name and isinstance(message, VoteRequest):
+            return None
+        entries = isinstance(message, AppendRequest) and message.entries
+        return None if entries and receiver == fourth.name and sender != a.name else message
+
+    story.must(world.converged)
+    story.network.tamper = keep_behind
+    _apart(story, [a], [b, fourth, x])
+    _remove(a, x)
+    story.must(lambda: any(replica.is_leader for replica in (b, x)))
+    second = next(replica for replica in (b, x) if replica.is_leader)
+    story.wait(0.02)  # it hears of the others that they live; what it sends reaches two of four
+    _remove(second, fourth)
+    told = story.ask(second)
+    story.wait(0.1)
+    _apart(story, [a, fourth], [b, x])
+    story.wait(3.0)
+    told_too = story.ask(a) if a.leads else {}
+    story.wait(0.5)
+    assert world.violations or not ("settled" in told and "settled" in told_too)
+    story.network.tamper = None
+    story.join()
+    story.must(world.converged)

@@ -1,0 +1,12 @@
+"""A smaller sync log for the tests of wal: each makes its own, and some read it a hundred times."""
+
+import pytest
+
+from wal import sync_log
+
+LOG_BYTES = 128 << 10
+
+
+@pytest.fixture(autouse=True)
+def _small_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_log, "LOG_BYTES", LOG_BYTES)

@@ -1,0 +1,187 @@
+"""Ways to make and damage the sync log of a replica, for the tests of wal."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+
+from tests.wal.support import CLUSTER, REPLICA, apply, edit, entry, fill, opened
+from wal import Environment, records, sectors
+from wal.environment import DATA_FILE
+from wal.failures import LOG_FILE
+from wal.records import STATE, Identity, LogMark
+from wal.replay import Sync, pack
+from wal.sectors import BLOCK_BYTES, SECTOR_BYTES, TAG_BYTES
+
+IDENTITY = records.pack_identity(Identity(CLUSTER, REPLICA))
+
+
+def made_with_log(directory: Path) -> None:
+    """Nine entries in LMDB, five applied, base 2; three records in the log, up to entry 12, eight applied."""
+    with opened(directory) as journal:
+        fill(journal, 6, applied=5)
+        journal.compact_to(2)
+        fill(journal, 9, term=2)
+        journal.flush_hints()
+        fill(journal, 10, term=2)
+        apply(journal, 7)
+        journal.set_term(3, "r2")
+        fill(journal, 11, term=3)
+        fill(journal, 12, applied=8, term=3)
+        assert not journal._sync_log.is_empty
+
+
+def log_mark(directory: Path) -> LogMark:
+    found: list[LogMark] = []
+    edit(
+        directory,
+        lambda transaction, tables: found.append(
+            records.unpack_log(transaction.get(records.LOG_KEY, db=tables[STATE]))  # type: ignore[arg-type]
+        ),
+    )
+    return found[0]
+
+
+def content_of(directory: Path) -> bytes:
+    return (directory / LOG_FILE).read_bytes()
+
+
+def rewrite(directory: Path, content: bytes) -> None:
+    (directory / LOG_FILE).write_bytes(content)
+
+
+def tag_of(directory: Path, sequence: int) -> bytes:
+    return sectors.Tags(IDENTITY, log_mark(directory).generation).of(sequence)
+
+
+def offset_of(directory: Path, sequence: int) -> int:
+    """Where the record with this number begins: where its tag is first."""
+    tag, content = tag_of(directory, sequence), content_of(directory)
+    return next(at for at in range(0, len(content), BLOCK_BYTES) if content[at : at + TAG_BYTES] == tag)
+
+
+def log_edited(change: Callable[[bytearray, int], object], *, sequence: int = 3) -> Callable[[Path], None]:
+    """`change` is given the file's bytes, and where the record with this number begins."""
+
+    def damage(directory: Path) -> None:
+        made_with_log(directory)
+        content = bytearray(content_of(directory))
+        change(content, offset_of(directory, sequence))
+        rewrite(directory, bytes(content))
+
+    return damage
+
+
+def bit_flipped(bit: int, *, sequence: int = 3) -> Callable[[Path], None]:
+    """One bit, counted from the beginning of a record."""
+
+    def flip(content: bytearray, at: int) -> None:
+        content[at + bit // 8] ^= 1 << bit % 8
+
+    return log_edited(flip, sequence=sequence)
+
+
+def sector_lost(number: int, *, sequence: int = 3, old: bytes = bytes(SECTOR_BYTES)) -> Callable[[Path], None]:
+    """A sector of a record still holds what was there before."""
+
+    def lose(content: bytearray, at: int) -> None:
+        content[at + number * SECTOR_BYTES : at + (number + 1) * SECTOR_BYTES] = old
+
+    return log_edited(lose, sequence=sequence)
+
+
+def forged(sync: Sync | bytes) -> Callable[[Path], None]:
+    """A fourth record in the log of which every checksum holds."""
+
+    def damage(directory: Path) -> None:
+        made_with_log(directory)
+        generation = log_mark(directory).generation
+        body = sync if isinstance(sync, bytes) else pack(sync)
+        content = bytearray(content_of(directory))
+        at = offset_of(directory, 3) + BLOCK_BYTES
+        laid_out = sectors.lay_out(tag_of(directory, 4), generation, 4, body)
+        content[at : at + len(laid_out)] = laid_out
+        rewrite(directory, bytes(content))
+
+    return damage
+
+
+def replaced(change: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Something else is where the log was."""
+
+    def damage(directory: Path) -> None:
+        made_with_log(directory)
+        path = directory / LOG_FILE
+        path.rename(directory / "away")
+        change(path)
+
+    return damage
+
+
+def foreign_log(cluster: str, replica: str) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        made_with_log(directory)
+        other = directory.with_name("other")
+        Environment.open(other, cluster_id=cluster, replica=replica, map_size_bytes=1 << 24, create=True).close()
+        shutil.copy(other / LOG_FILE, directory / LOG_FILE)
+
+    return damage
+
+
+def older_data(directory: Path) -> None:
+    """The data file is put back to what it was some checkpoints ago; the log has records since."""
+    made_with_log(directory)
+    before = (directory / DATA_FILE).read_bytes()
+    with opened(directory) as journal:
+        fill(journal, 13, term=3)
+        journal.flush_hints()
+        fill(journal, 14, term=3)
+    (directory / DATA_FILE).write_bytes(before)
+
+
+def without_log(directory: Path) -> None:
+    """As the release before left it: format 1, no mark of a log, no log."""
+    with opened(directory) as journal:
+        fill(journal, 6, applied=5)
+        journal.compact_to(2)
+        fill(journal, 9, term=2)
+        journal.flush_hints()
+
+    def change(transaction: lmdb.Transaction, tables: dict[bytes, lmdb._Database]) -> None:
+        before = records.pack_number(records.FORMAT_KEY, records.FORMAT_WITHOUT_SYNC_LOG)
+        transaction.put(records.FORMAT_KEY, before, db=tables[STATE])
+        transaction.delete(records.LOG_KEY, db=tables[STATE])
+
+    edit(directory, change)
+    (directory / LOG_FILE).unlink()
+
+
+def log_cannot_be_made(directory: Path) -> None:
+    without_log(directory)
+    (directory / LOG_FILE).mkdir()
+
+
+def good_sync(**changed: object) -> Sync:
+    """What the fourth record could say after `made_with_log`, changed."""
+    with_digest = bytes.fromhex(DIGEST_OF_8)
+    sync = Sync(12, 13, [entry(13, 3)], None, 8, 8, with_digest, [])
+    return sync._replace(**changed)  # type: ignore[arg-type]
+
+
+def _digest_of(last: int) -> str:
+    digest = records.GENESIS
+    for index in range(1, last + 1):
+        digest = records.chained(digest, entry(index, 1 if index <= 6 else 2))
+    return digest.hex()
+
+
+DIGEST_OF_8 = _digest_of(8)
+
+
+def auditor(env: Environment) -> Environment:
+    """What another process would open beside this one; LMDB lets one process open a file only once."""
+    assert env._environment is not None
+    reader = Environment(env.directory, env._environment, env._tables, env.identity, env.log)
+    reader.readonly = True
+    return reader

@@ -1,0 +1,275 @@
+"""A replica dies at every single operation on its disk, and again while it starts: what it had promised is there, and
+what it had not is there as a whole or not at all.
+
+The disk is the simulator's: LMDB's semantics in memory, and a log of which any sectors may be lost that are not synced.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import lmdb
+import pytest
+
+from tests.simulation.bugs import planted
+from tests.simulation.disk import SimDisk, SimEnvironments
+from tests.wal.support import CLUSTER, REPLICA, entry
+from wal import Entry, Environment, Journal, RecoveryRefused, records
+from wal.ledger import Ledger
+from wal.records import STATE
+from wal.recovery import Condition
+
+MAP_SIZE_BYTES = 1 << 24
+TEARS = 3
+"""How often each death is tried, each time with other sectors lost."""
+
+DEATHS_AT_START = (None, 1, 2, 3, 5, 8, 13)
+"""The operations of the next start at which it dies again; None if it does not."""
+
+
+OPERATIONS_MAX = 500
+"""More than a life has."""
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+class State(NamedTuple):
+    """What a replica speaks of."""
+
+    term: int
+    voted_for: str | None
+    base_index: int
+    entries: tuple[Entry, ...]
+    applied_index: int
+    applied_digest: bytes
+
+
+def state_of(journal: Journal) -> State:
+    entries = journal.entries(journal.first_index, max_bytes=1 << 30, max_entries=1 << 20)
+    return State(
+        journal.term,
+        journal.voted_for,
+        journal.base_index,
+        tuple(entries),
+        journal.applied_index,
+        journal.applied_digest,
+    )
+
+
+class Life:
+    """A replica's storage, and what was promised by it: the state at the last sync, and that at the one under way."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.environments = SimEnvironments()
+        snapshots = directory / "snapshots"
+        snapshots.mkdir(exist_ok=True)
+        self.disk = SimDisk(random.Random(seed), snapshots)
+        self.environments.disks[directory] = self.disk
+        self.create = True
+        self.env: Environment | None = None
+        self.promised: State | None = None
+        self.under_way: State | None = None
+
+    def die(self, where: str) -> NoReturn:
+        self.disk.dead = True
+        raise Died(where)
+
+    def open(self) -> Journal:
+        self.disk.start(self.die, lambda duration_s: None)
+        self.env = self.environments.open(
+            self.directory, cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=self.create
+        )
+        return Journal(self.env)
+
+    def sync(self, journal: Journal, how: Callable[[], None]) -> None:
+        self.under_way = state_of(journal)
+        how()
+        self.promised = self.under_way
+
+    def dies(self, operation: int | None, what: Callable[[], object]) -> bool:
+        """Do something and die at that operation of it; False if it has fewer."""
+        self.disk.operations_left = operation
+        try:
+            what()
+        except Died:
+            self.disk.lose_power()
+            return True
+        self.disk.operations_left = None
+        return False
+
+    def check(self) -> None:
+        """Start once more and look at what is there."""
+        journal = self.open()
+        found = state_of(journal)
+        if self.promised is not None or self.under_way is not None:
+            assert found in (self.promised, self.under_way) or (self.promised is None and found.term == 0), found
+        assert self.env is not None
+        verified = Ledger(self.env).verify()
+        assert (verified.last_index, verified.digest) == (found.applied_index, found.applied_digest)
+        # And it can go on: what is synced now is there as well.
+        journal.set_term(journal.term + 1, "r9")
+        last = journal.last_index + 1
+        journal.append([entry(last, journal.term, 900)])
+        journal.sync()
+        after = state_of(journal)
+        self.disk.dead = True
+        self.disk.lose_power()
+        assert state_of(self.open()) == after
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Life]]:
+    made: list[Life] = []
+
+    def open_lmdb(path: str, **options: object) -> object:
+        return made[-1].environments.open_lmdb(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lmdb, "open", open_lmdb)
+
+    def make(seed: int) -> Life:
+        made.append(Life(tmp_path, seed))
+        return made[-1]
+
+    yield make
+
+
+def lived(life: Life) -> None:
+    """A life in which everything happens that a journal does, at every place of a log with few blocks."""
+    journal = life.open()
+    life.create = False
+    sync, flush = journal.sync, journal.flush_hints
+
+    def note_applied(last: int) -> None:
+        journal.set_commit(last)
+        for index in range(journal.applied_index + 1, last + 1):
+            journal.record_applied(journal.entry(index), index)
+
+    journal.set_term(1, "r1")
+    life.sync(journal, sync)
+    journal.append([entry(index, 1, 300) for index in (1, 2, 3)])
+    life.sync(journal, sync)
+    journal.append([entry(4, 1, 1800), entry(5, 1, 100)])
+    life.sync(journal, sync)
+    journal.set_term(2, None)
+    note_applied(3)
+    life.sync(journal, sync)
+    journal.truncate_from(5)
+    journal.append([entry(5, 2, 700)])
+    life.sync(journal, sync)
+    life.sync(journal, flush)
+    journal.append([entry(6, 2), entry(7, 2)])
+    note_applied(5)
+    life.sync(journal, sync)
+    journal.set_term(3, "r3")
+    journal.truncate_from(6)
+    journal.append([entry(index, 3, 500) for index in (6, 7, 8)])
+    life.sync(journal, sync)
+    note_applied(6)
+    journal.compact_to(2)
+    life.sync(journal, sync)
+    journal.append([entry(9, 3, 2000)])
+    life.sync(journal, sync)
+    journal.append([Entry(10, 3, bytes(200_000))])
+    life.sync(journal, sync)
+    journal.set_term(4, None)
+    life.sync(journal, sync)
+    life.sync(journal, flush)
+    journal.reset_to(20, 4, b"d" * 32, 50)
+    life.sync(journal, sync)
+    journal.append([entry(21, 4)])
+    life.sync(journal, sync)
+    journal.set_term(5, "r2")
+    journal.truncate_from(21)
+    life.sync(journal, sync)
+    journal = life.open()
+    journal.append([entry(21, 5, 3000)])
+    life.sync(journal, journal.sync)
+
+
+def walk(at: Callable[[int], Life], deaths_at_start: tuple[int | None, ...] = DEATHS_AT_START) -> int:
+    """Die everywhere; return how often. AssertionError, or an exception of the storage, where a promise is broken."""
+    count = 0
+    for number, again in enumerate(deaths_at_start):
+        for seed in range(TEARS):
+            for operation in range(1, OPERATIONS_MAX):
+                life = at(1000 * operation + 10 * number + seed)
+                if not life.dies(operation, lambda life=life: lived(life)):
+                    break
+                if life.promised is None:
+                    life.create = True
+                if again is not None:
+                    life.dies(again, life.open)
+                life.check()
+                count += 1
+            else:
+                raise AssertionError("a life has an end")
+    return count
+
+
+def test_whatever_operation_it_dies_at_nothing_promised_is_lost_and_nothing_else_is_made_up(
+    at: Callable[[int], Life],
+) -> None:
+    assert walk(at) > 1500
+
+
+@pytest.mark.parametrize(
+    "bug", ["record_not_synced", "torn_record_believed", "generation_ignored", "generation_kept", "no_sync"]
+)
+def test_the_walk_finds_a_bug_that_is_planted(at: Callable[[int], Life], bug: str) -> None:
+    with planted(bug), pytest.raises(BaseException) as found:
+        walk(at, (None, 5))
+    assert not isinstance(found.value, (Died, KeyboardInterrupt, TypeError, AttributeError)), found.value
+
+
+def of_the_format_before(life: Life) -> State:
+    """Entries that the release before has left behind."""
+    journal = life.open()
+    journal.set_term(3, "r2")
+    journal.append([entry(index, 2) for index in range(1, 7)])
+    journal.set_commit(4)
+    for index in range(1, 5):
+        journal.record_applied(journal.entry(index), index)
+    journal.flush_hints()
+    state = life.disk.tables[STATE]
+    state.put(records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, records.FORMAT_WITHOUT_SYNC_LOG))
+    state.delete(records.LOG_KEY)
+    life.disk.log.content = None
+    life.create = False
+    return state_of(journal)
+
+
+def test_whatever_operation_of_the_migration_it_dies_at_it_goes_on_or_begins_again(at: Callable[[int], Life]) -> None:
+    deaths = 0
+    for operation in range(1, 100):
+        for again in DEATHS_AT_START:
+            life = at(100 * operation + (again or 0))
+            life.promised = of_the_format_before(life)
+            if not life.dies(operation, life.open):
+                assert deaths > 50
+                return
+            deaths += 1
+            if again is not None:
+                life.dies(again, life.open)
+            life.check()
+    raise AssertionError("a migration has an end")
+
+
+def test_a_founding_that_dies_anywhere_can_be_made_again_and_is_refused_without_leave(
+    at: Callable[[int], Life],
+) -> None:
+    for operation in range(1, 100):
+        life = at(operation)
+        if not life.dies(operation, life.open):
+            assert operation > 10
+            return
+        if life.disk.transactions == 0:
+            life.create = False
+            with pytest.raises(RecoveryRefused) as refused:
+                life.open()
+            assert refused.value.condition is Condition.DIRECTORY_EMPTY
+            life.create = True
+        assert state_of(life.open()).term == 0

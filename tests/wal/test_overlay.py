@@ -1,0 +1,194 @@
+"""A reader that must not write sees in the log what LMDB was not given: of a dead replica, and beside a live one."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.wal.logs import auditor, bit_flipped, content_of, made_with_log, offset_of, rewrite, sector_lost
+from tests.wal.support import apply, entry, fill, open_env, opened
+from wal import Environment, Journal, RecoveryRefused, sectors
+from wal.environment import DATA_FILE
+from wal.failures import LOG_FILE
+from wal.ledger import Ledger
+from wal.overlay import LOOKS_MAX
+from wal.recovery import Condition
+from wal.sync_log import SyncLog
+
+
+def test_the_ledger_of_a_killed_replica_has_all_that_its_log_proves_and_reading_changes_nothing(tmp_path: Path) -> None:
+    made_with_log(tmp_path)
+    before = (tmp_path / DATA_FILE).read_bytes(), content_of(tmp_path)
+    with Environment.open_readonly(tmp_path) as env:
+        ledger = Ledger(env)
+        assert (ledger.first_index, ledger.applied_index, ledger.applied_revision) == (1, 8, 16)
+        assert ledger.verify().entries == 8
+        held = list(ledger.read(1, limit=99))
+        assert [(one.index, one.data) for one in held] == [
+            (index, entry(index, 1 if index <= 6 else 2).data) for index in range(1, 9)
+        ]
+        assert ledger.applied_digest == held[-1].digest
+        assert [ledger.index_of_revision(revision) for revision in range(1, 17)] == [
+            index for index in range(1, 9) for _ in range(2)
+        ]
+        with pytest.raises(LookupError, match="holds 1 to 16"):
+            ledger.index_of_revision(17)
+        assert [one.index for one in ledger.read(8, limit=1)] == [8]
+    assert ((tmp_path / DATA_FILE).read_bytes(), content_of(tmp_path)) == before
+    with opened(tmp_path, create=False) as journal:
+        assert journal.applied_index == 8, "and it is what the replica itself makes of it"
+
+
+def test_an_entry_of_lmdbs_that_the_log_has_replaced_is_not_shown(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 5, applied=3)
+        journal.flush_hints()
+        journal.set_term(2, None)
+        journal.truncate_from(4)
+        journal.append([entry(4, 2), entry(5, 2)])
+        apply(journal, 5)
+        journal.sync()
+    with Environment.open_readonly(tmp_path) as env:
+        assert [(one.index, one.term) for one in Ledger(env).read(1, limit=9)] == [
+            (1, 1), (2, 1), (3, 1), (4, 2), (5, 2),
+        ]  # fmt: skip
+        assert Ledger(env).verify().entries == 5
+
+
+def test_a_torn_sync_is_not_part_of_what_is_read(tmp_path: Path) -> None:
+    sector_lost(2)(tmp_path)
+    with Environment.open_readonly(tmp_path) as env:
+        assert Ledger(env).verify().entries == 7
+
+
+def test_a_damaged_log_is_refused_for_reading_by_the_row_of_the_table(tmp_path: Path) -> None:
+    bit_flipped(300, sequence=2)(tmp_path)
+    with Environment.open_readonly(tmp_path) as env, pytest.raises(RecoveryRefused) as refused:
+        Ledger(env).verify()
+    assert refused.value.condition is Condition.SYNC_LOG_DAMAGED
+    (tmp_path / LOG_FILE).unlink()
+    with pytest.raises(RecoveryRefused) as refused:
+        Environment.open_readonly(tmp_path)
+    assert refused.value.condition is Condition.SYNC_LOG_MISSING
+
+
+def test_a_record_that_is_being_written_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader may see a half of a sector; a moment later the writer has written the rest."""
+    made_with_log(tmp_path)
+    whole = content_of(tmp_path)
+    half = bytearray(whole)
+    at = offset_of(tmp_path, 3)
+    half[at + 60 : at + 512] = bytes(452)
+    rewrite(tmp_path, bytes(half))
+    original, reads = SyncLog.read, list[int]()
+
+    def read(self: SyncLog, generation: int) -> list[bytes]:
+        reads.append(generation)
+        if len(reads) == 3:
+            rewrite(tmp_path, whole)
+        return original(self, generation)
+
+    monkeypatch.setattr(SyncLog, "read", read)
+    with Environment.open_readonly(tmp_path) as env:
+        assert Ledger(env).applied_index == 8
+    assert len(reads) == 3
+
+
+def test_a_checkpoint_between_two_looks_is_noticed_by_the_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB is read as of before it; the log has begun again when it is read. Together they would be a short ledger."""
+    with open_env(tmp_path) as writer:
+        journal = Journal(writer)
+        fill(journal, 5, applied=5)
+        original, reads = SyncLog.read, list[int]()
+
+        def read(self: SyncLog, generation: int) -> list[bytes]:
+            if not reads:
+                journal.flush_hints()
+                fill(journal, 7, applied=7)
+                reads.append(generation)
+                assert sectors.BLOCK_BYTES < len(content_of(tmp_path))
+                raise RecoveryRefused(Condition.SYNC_LOG_AHEAD, "as the reader finds it")
+            reads.append(generation)
+            return original(self, generation)
+
+        reader = auditor(writer)
+        monkeypatch.setattr(SyncLog, "read", read)
+        assert Ledger(reader).applied_index == 7
+        assert len(reads) == 2 and reads[1] == reads[0] + 1
+
+
+def test_a_log_that_never_comes_to_rest_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_env(tmp_path) as writer:
+        journal = Journal(writer)
+        fill(journal, 2, applied=2)
+        original, looks = SyncLog.read, list[int]()
+
+        def read(self: SyncLog, generation: int) -> list[bytes]:
+            bodies = original(self, generation)
+            looks.append(generation)
+            fill(journal, journal.last_index + 1)
+            journal.flush_hints()
+            return bodies
+
+        reader = auditor(writer)
+        monkeypatch.setattr(SyncLog, "read", read)
+        with pytest.raises(RecoveryRefused) as refused:
+            Ledger(reader).verify()
+        assert refused.value.condition is Condition.SYNC_LOG_RESTLESS
+        assert len(looks) == LOOKS_MAX
+
+
+READER = """
+import sys
+from pathlib import Path
+from wal import Environment
+from wal.ledger import Ledger
+with Environment.open_readonly(Path(sys.argv[1])) as env:
+    ledger, last = Ledger(env), 0
+    print("ready", flush=True)
+    for line in sys.stdin:
+        at_least = int(line)
+        verified = ledger.verify()
+        assert verified.last_index >= max(at_least, last), (verified, at_least, last)
+        assert verified.entries == verified.last_index
+        last = verified.last_index
+        print(last, flush=True)
+"""
+
+
+def test_an_auditor_beside_a_busy_replica_always_sees_at_least_what_was_synced_before_it_looked(tmp_path: Path) -> None:
+    with open_env(tmp_path) as env:
+        journal = Journal(env)
+        fill(journal, 1, applied=1)
+        reader = subprocess.Popen(
+            [sys.executable, "-c", READER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert reader.stdin is not None and reader.stdout is not None
+        assert reader.stdout.readline() == "ready\n"
+        answers: list[str] = []
+        synced = 1
+
+        def ask() -> None:
+            for _ in range(25):
+                reader.stdin.write(f"{synced}\n")  # type: ignore[union-attr]
+                reader.stdin.flush()  # type: ignore[union-attr]
+                answers.append(reader.stdout.readline())  # type: ignore[union-attr]
+                if not answers[-1]:
+                    return
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        while asker.is_alive():
+            journal.append([entry(journal.last_index + 1, 1, 700)])
+            apply(journal, journal.last_index)
+            journal.sync()
+            synced = journal.last_index
+            if synced % 40 == 0:
+                journal.flush_hints()
+        asker.join()
+        reader.communicate("")
+        assert len(answers) == 25 and all(answers), "the reader found less than was promised, or damage"

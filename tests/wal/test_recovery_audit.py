@@ -1,0 +1,43 @@
+"""The recovery table is proved row by row: a row without a test that names it fails here."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from wal.recovery import TABLE, Action, Condition
+
+HERE = Path(__file__).parent
+
+
+def _named_in(node: ast.AST) -> set[str]:
+    """Return the conditions that a piece of a test module names."""
+    return {
+        found.attr
+        for found in ast.walk(node)
+        if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Name) and found.value.id == "Condition"
+    }
+
+
+def _named() -> tuple[set[str], set[str]]:
+    """Return the conditions named in tests, and those named anywhere in the test modules of wal."""
+    in_tests: set[str] = set()
+    anywhere: set[str] = set()
+    for path in sorted(HERE.glob("test_*.py")):
+        if path == Path(__file__):
+            continue
+        tree = ast.parse(path.read_text())
+        anywhere |= _named_in(tree)
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                in_tests |= _named_in(node)
+    return in_tests, anywhere
+
+
+@pytest.mark.parametrize("condition", Condition, ids=lambda condition: condition.value)
+def test_every_row_of_the_recovery_table_has_a_test_that_names_it(condition: Condition) -> None:
+    in_tests, anywhere = _named()
+    assert condition.name in anywhere, f"make {condition.value!r} for real in tests/wal/test_recovery.py"
+    if TABLE[condition].action is not Action.REFUSE:
+        # Refusals are made by one test over all ways; what is repaired must be looked at, condition by condition.
+        assert condition.name in in_tests, f"a test must say what happens after {condition.value!r}"

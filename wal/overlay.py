@@ -1,0 +1,97 @@
+"""What the sync log adds to the ledger in LMDB, for a reader that must not write.
+
+The replica goes on while its files are read: a checkpoint may come between reading LMDB and reading the log, and a
+record may be half written. So LMDB's generation is read again after the log, and what looks damaged is looked at again.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import lmdb
+
+from wal import records
+from wal.environment import Environment
+from wal.failures import Condition, RecoveryRefused
+from wal.records import ChainRow, Damaged, Entry, Marks
+from wal.replay import Contradiction, replay
+from wal.tables import log_mark
+
+LOOKS_MAX: Final = 20
+"""How often a reader looks before it gives up: a look takes milliseconds, and checkpoints are much further apart."""
+
+
+class Overlay(NamedTuple):
+    """The marks of the whole ledger, and those applied entries and rows that LMDB does not have or has otherwise."""
+
+    marks: Marks
+    entries: Mapping[int, Entry]
+    chain: Mapping[int, ChainRow]
+    revisions: list[tuple[int, int]]
+    """The last revision that an entry settled, and its index; ascending."""
+    stored_revision: int
+    """LMDB has the rows of revisions up to here."""
+
+
+def read(env: Environment) -> Overlay:
+    """What is to be added to LMDB's rows now; nothing for the replica's own process. Raises RecoveryRefused.
+
+    What it says stays true while LMDB is given more: nothing that was applied is ever changed.
+    """
+    if not env.readonly or env.log is None:
+        with env.read() as transaction:
+            marks = _marks(env, transaction)
+        return Overlay(marks, {}, {}, [], marks.applied_revision)
+    refused: RecoveryRefused | None = None
+    for _ in range(LOOKS_MAX):
+        try:
+            found, generation = _look(env)
+        except RecoveryRefused as error:
+            refused = error
+        else:
+            if env.log_mark().generation == generation:
+                return found
+            refused = None
+    raise refused or RecoveryRefused(Condition.SYNC_LOG_RESTLESS, str(env.log.path))
+
+
+def _look(env: Environment) -> tuple[Overlay, int]:
+    """The overlay by what LMDB and then the log say, and LMDB's generation."""
+    assert env.log is not None
+    with env.read() as transaction:
+        state = env.table(records.STATE)
+        generation = log_mark(env.directory, transaction.get(records.LOG_KEY, db=state)).generation
+        marks = _marks(env, transaction)
+        try:
+            hard = records.unpack_hard(transaction.get(records.HARD_KEY, b"", db=state))
+        except Damaged as error:
+            place = f"{env.directory}, table state, key hard ({error})"
+            raise RecoveryRefused(Condition.HARD_STATE_DAMAGED, place) from error
+        bodies = env.log.read(generation)
+
+        def stored(index: int) -> Entry:
+            key = records.index_key(index)
+            return records.unpack_entry(key, transaction.get(key, b"", db=env.table(records.ENTRIES)))
+
+        try:
+            replayed = replay(hard, marks, bodies, stored)
+        except (Contradiction, Damaged) as error:
+            raise RecoveryRefused(Condition.SYNC_LOG_CONTRADICTS, f"{env.log.path} ({error})") from error
+    after = replayed.marks
+    return (
+        Overlay(
+            after,
+            {entry.index: entry for entry in replayed.entries if entry.index <= after.applied_index},
+            {applied.at: applied.row for applied in replayed.applied},
+            [(applied.row.revision, applied.at) for applied in replayed.applied if applied.advanced],
+            marks.applied_revision,
+        ),
+        generation,
+    )
+
+
+def _marks(env: Environment, transaction: "lmdb.Transaction[bytes]") -> Marks:
+    try:
+        return records.unpack_marks(transaction.get(records.MARKS_KEY, b"", db=env.table(records.STATE)))
+    except Damaged as error:
+        place = f"{env.directory}, table state, key marks ({error})"
+        raise RecoveryRefused(Condition.MARKS_DAMAGED, place) from error

@@ -1,0 +1,208 @@
+"""What one sync says in the sync log, and what LMDB's rows become when the log's records are added to them.
+
+Folding is one function for both who needs it: the replica, which takes the result over into LMDB before it promises
+anything, and an auditor beside it or after it, who writes nothing. A record that does not follow from what was before
+it is never made to fit.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from wal import codec, records
+from wal.failures import BrokenInvariant
+from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, ChainRow, Damaged, Entry, HardState, Marks
+from wal.rows import Applied
+
+_FIXED = struct.Struct(f">QQQQ{DIGEST_BYTES}sHII")
+_ENTRY = struct.Struct(">QI")
+_U64_BYTES: Final = 8
+
+
+class Sync(NamedTuple):
+    """One sync: after it the journal is what it was up to `first - 1`, then `entries`.
+
+    `last_before` is the last index before it. `revisions` are those after each entry that was applied since the sync
+    before; `applied_digest` is the ledger's after the last of them. `hard` is None if term and vote stayed.
+    """
+
+    last_before: int
+    first: int
+    entries: Sequence[Entry]
+    hard: HardState | None
+    commit_index: int
+    applied_index: int
+    applied_digest: bytes
+    revisions: Sequence[int]
+
+
+class Contradiction(Exception):
+    """A record does not follow from what was before it; the message says how."""
+
+
+class Replayed(NamedTuple):
+    """What LMDB's rows and the log add up to. LMDB's entries up to `kept` are part of it, then come `entries`."""
+
+    hard: HardState
+    marks: Marks
+    kept: int
+    entries: list[Entry]
+    applied: list[Applied]
+
+
+def pack(sync: Sync) -> bytes:
+    """The bytes of a sync: the body of a record."""
+    hard = b"" if sync.hard is None else records.pack_hard(sync.hard)
+    entries, revisions = sync.entries, sync.revisions
+    fixed = _FIXED.pack(
+        sync.last_before,
+        sync.first,
+        sync.commit_index,
+        sync.applied_index,
+        sync.applied_digest,
+        len(hard),
+        len(entries),
+        len(revisions),
+    )
+    heads = [_ENTRY.pack(entry.term, len(entry.data)) for entry in entries]
+    data = [entry.data for entry in entries]
+    return b"".join([fixed, hard, *heads, *data, struct.pack(f">{len(revisions)}Q", *revisions)])
+
+
+def unpack(body: bytes) -> Sync:
+    """The sync that `pack` packed. Damaged if it is not laid out as one."""
+    if len(body) < _FIXED.size:
+        raise Damaged(f"the record has {len(body)} bytes, which is too short")
+    last_before, first, commit, applied, digest, hard_bytes, entry_count, revision_count = _FIXED.unpack_from(body)
+    at = _FIXED.size + hard_bytes
+    data_at = at + entry_count * _ENTRY.size
+    revisions_at = len(body) - revision_count * _U64_BYTES
+    if not data_at <= revisions_at <= len(body):
+        raise Damaged(f"the record has {len(body)} bytes, but speaks of {entry_count} entries")
+    hard = records.unpack_hard(body[_FIXED.size : at]) if hard_bytes else None
+    entries = []
+    for index, (term, size_bytes) in enumerate(_ENTRY.iter_unpack(body[at:data_at]), start=first):
+        if size_bytes > ENTRY_MAX_BYTES:
+            raise Damaged(f"an entry of the record has {size_bytes} bytes; the bound is {ENTRY_MAX_BYTES}")
+        entries.append(Entry(index, term, body[data_at : data_at + size_bytes]))
+        data_at += size_bytes
+    if data_at != revisions_at:
+        raise Damaged(f"the entries of the record end at byte {data_at} instead of {revisions_at}")
+    revisions = struct.unpack(f">{revision_count}Q", body[revisions_at:])
+    return Sync(last_before, first, entries, hard, commit, applied, digest, revisions)
+
+
+def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Callable[[int], Entry]) -> Replayed:
+    """Add the records to LMDB's hard state and marks; `stored` reads an entry of LMDB's. Raises Contradiction."""
+    folding = _Folding(hard, marks, stored)
+    for number, body in enumerate(bodies, start=1):
+        try:
+            folding.add(unpack(body))
+        except (Contradiction, Damaged) as error:
+            raise Contradiction(f"record {number}: {error}") from error
+    return folding.result()
+
+
+def chain_up_to(start: ChainRow, entries: Sequence[Entry], wanted: ChainRow) -> list[Applied]:
+    """Chain entries from `start` on up to a snapshot, whose row is `wanted`. BrokenInvariant if they end otherwise."""
+    reached, chained = start, list[Applied]()
+    index = entries[-1].index
+    for entry in entries:
+        try:
+            after = codec.revision_after(entry.data, reached.revision)
+        except codec.CodecError as error:
+            raise BrokenInvariant(f"entry {entry.index} lies before the snapshot at {index}, but {error}") from error
+        row = ChainRow(records.chained(reached.digest, entry), after)
+        chained.append(Applied(entry.index, row, after > reached.revision))
+        reached = row
+    if reached != wanted:
+        raise BrokenInvariant(
+            f"snapshot at entry {index}: digest {wanted.digest.hex()} at revision {wanted.revision}, but the entries "
+            f"held give {reached.digest.hex()} at {reached.revision}: this replica and the snapshot's maker have "
+            "diverged"
+        )
+    return chained
+
+
+class _Folding:
+    def __init__(self, hard: HardState, marks: Marks, stored: Callable[[int], Entry]) -> None:
+        self._stored = stored
+        self._base_index, self._base_term = marks.base_index, marks.base_term
+        self._hard, self._commit, self._kept = hard, marks.commit_index, marks.last_index
+        self._entries: list[Entry] = []
+        self._applied: list[Applied] = []
+        self._applied_index, self._reached = marks.applied_index, ChainRow(marks.applied_digest, marks.applied_revision)
+
+    def result(self) -> Replayed:
+        marks = Marks(
+            base_index=self._base_index,
+            base_term=self._base_term,
+            last_index=self._last,
+            commit_index=self._commit,
+            applied_index=self._applied_index,
+            applied_revision=self._reached.revision,
+            applied_digest=self._reached.digest,
+        )
+        return Replayed(self._hard, marks, self._kept, self._entries, self._applied)
+
+    @property
+    def _last(self) -> int:
+        return self._kept + len(self._entries)
+
+    def _entry(self, index: int) -> Entry:
+        return self._entries[index - self._kept - 1] if index > self._kept else self._stored(index)
+
+    def add(self, sync: Sync) -> None:
+        if sync.last_before != self._last:
+            raise Contradiction(f"it follows entry {sync.last_before}, but the last one is {self._last}")
+        if sync.hard is not None:
+            self._vote(sync.hard)
+        self._append(sync.first, sync.entries)
+        if not self._commit <= sync.commit_index <= self._last:
+            raise Contradiction(
+                f"commit index {sync.commit_index} after {self._commit}, and the last entry is {self._last}"
+            )
+        self._commit = sync.commit_index
+        self._apply(sync)
+
+    def _vote(self, hard: HardState) -> None:
+        before = self._hard
+        if hard.term < before.term or (hard.term == before.term and before.voted_for not in (None, hard.voted_for)):
+            raise Contradiction(
+                f"a vote for {hard.voted_for} in term {hard.term} after one for {before.voted_for} in {before.term}"
+            )
+        self._hard = hard
+
+    def _append(self, first: int, entries: Sequence[Entry]) -> None:
+        if not max(self._commit, self._applied_index) < first <= self._last + 1:
+            raise Contradiction(
+                f"it continues from entry {first}, but the last one is {self._last}, and {self._commit} is committed"
+            )
+        if first <= self._kept:
+            self._kept = first - 1
+            self._entries.clear()
+        else:
+            del self._entries[first - self._kept - 1 :]
+        term = self._base_term if self._last == self._base_index else self._entry(self._last).term
+        for entry in entries:
+            if not term <= entry.term <= self._hard.term:
+                raise Contradiction(
+                    f"entry {entry.index} of term {entry.term} after term {term}, in term {self._hard.term}"
+                )
+            term = entry.term
+        self._entries.extend(entries)
+
+    def _apply(self, sync: Sync) -> None:
+        if not self._applied_index + len(sync.revisions) == sync.applied_index <= self._commit:
+            raise Contradiction(
+                f"{len(sync.revisions)} entries applied after {self._applied_index} do not end at {sync.applied_index}"
+            )
+        for revision in sync.revisions:
+            if revision < self._reached.revision:
+                raise Contradiction(f"revision {revision} after {self._reached.revision}")
+            self._applied_index += 1
+            row = ChainRow(records.chained(self._reached.digest, self._entry(self._applied_index)), revision)
+            self._applied.append(Applied(self._applied_index, row, revision > self._reached.revision))
+            self._reached = row
+        if self._reached.digest != sync.applied_digest:
+            raise Contradiction(f"the digest up to entry {sync.applied_index} is not the one that was recorded")

@@ -1,0 +1,179 @@
+"""How the bytes of one sync lie in the sync log, so that a torn write can be told from damage.
+
+A disk writes a sector whole or not at all, and the sectors of one write in any order. Every sector of a record begins
+with a tag that no other record has, so whether it was written is seen without its content: a record that lacks a sector
+was never synced, of which nothing was promised; one that has them all and fails its checksum was damaged afterwards.
+Records begin at blocks of their own: nothing that was synced lies in a block that is written again before LMDB has it.
+"""
+
+import struct
+from hashlib import blake2b
+from typing import Final
+from zlib import crc32
+
+SECTOR_BYTES: Final = 512
+"""What every disk writes whole or not at all."""
+
+TAG_BYTES: Final = 8
+DATA_BYTES: Final = SECTOR_BYTES - TAG_BYTES
+
+BLOCK_BYTES: Final = 4096
+"""Unit of file systems and of most disks: a write that fails may spoil the block that it goes to, but no other."""
+
+VERSION: Final = 1
+"""Version of the layout of records and of the file's first block."""
+
+FLIPPED_BITS_MAX: Final = 8
+"""A tag that differs in no more bits is a damaged one: what was there before is as near in one of 4e9 sectors."""
+
+_FILE = struct.Struct(">8sBQH")
+_MAGIC: Final = b"FBSYNCLG"
+_HEAD = struct.Struct(">BQQII")
+_CRC = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+_HEAD_BYTES: Final = _HEAD.size + _CRC.size
+_NOTHING: Final = bytes(DATA_BYTES)
+_BLOCK_SECTORS: Final = BLOCK_BYTES // SECTOR_BYTES
+
+
+class LogDamaged(Exception):
+    """The log holds something else than what was written; the message says where and how that shows."""
+
+
+class LogAhead(Exception):
+    """The log belongs to a later generation than LMDB does; the message names both."""
+
+
+class LogForeign(Exception):
+    """The log belongs to another replica."""
+
+
+class Tags:
+    """The tags of one generation of one replica's log."""
+
+    def __init__(self, identity: bytes, generation: int) -> None:
+        key = blake2b(identity).digest()
+        self._hasher = blake2b(_U64.pack(generation), digest_size=TAG_BYTES, key=key)
+
+    def of(self, sequence: int) -> bytes:
+        """The tag of every sector of this record."""
+        hasher = self._hasher.copy()
+        hasher.update(_U64.pack(sequence))
+        return hasher.digest()
+
+
+def first_block(identity: bytes, size_bytes: int) -> bytes:
+    """The block with which the file begins: whose it is, and how large."""
+    block = _FILE.pack(_MAGIC, VERSION, size_bytes, len(identity)) + identity
+    block = block.ljust(BLOCK_BYTES - _CRC.size, b"\0")
+    return block + _CRC.pack(crc32(block))
+
+
+def check_first_block(block: bytes, identity: bytes, size_bytes: int) -> None:
+    """Raise LogDamaged or LogForeign unless it is what `first_block` gives."""
+    if block == first_block(identity, size_bytes):
+        return
+    if len(block) != BLOCK_BYTES or _CRC.pack(crc32(block[: -_CRC.size])) != block[-_CRC.size :]:
+        raise LogDamaged("its first block fails its checksum")
+    magic, version, size_there_bytes, _length = _FILE.unpack_from(block)
+    if magic != _MAGIC or version != VERSION:
+        raise LogDamaged(f"its first block is of version {version}; this release reads {VERSION}")
+    if size_there_bytes != size_bytes:
+        raise LogDamaged(f"its first block says {size_there_bytes} bytes instead of {size_bytes}")
+    raise LogForeign("its first block names another cluster or replica")
+
+
+def size_on_disk_bytes(body_bytes: int) -> int:
+    """What a record with a body of this size takes in the file, in whole blocks."""
+    sectors = -(-(_HEAD_BYTES + body_bytes) // DATA_BYTES)
+    return -(-sectors // _BLOCK_SECTORS) * BLOCK_BYTES
+
+
+def lay_out(tag: bytes, generation: int, sequence: int, body: bytes) -> bytes:
+    """The blocks of a record: whole sectors, each with the tag; what is left of the last block is tagged zeros."""
+    head = _HEAD.pack(VERSION, generation, sequence, len(body), crc32(body))
+    data = head + _CRC.pack(crc32(head, crc32(tag))) + body
+    stamped = tag + tag.join([data[at : at + DATA_BYTES] for at in range(0, len(data), DATA_BYTES)])
+    stamped += bytes(-len(stamped) % SECTOR_BYTES)
+    return stamped + (tag + _NOTHING) * (-len(stamped) % BLOCK_BYTES // SECTOR_BYTES)
+
+
+def read(content: bytes, identity: bytes, generation: int) -> list[bytes]:
+    """The bodies of the records of this generation, in order, up to the end or to one that was torn.
+
+    Raises LogDamaged, LogAhead; LogForeign if the file is another replica's.
+    """
+    check_first_block(content[:BLOCK_BYTES], identity, len(content))
+    _check_age(content, identity, generation)
+    tags = Tags(identity, generation)
+    bodies: list[bytes] = []
+    at = BLOCK_BYTES
+    while at < len(content):
+        body = _read_one(content, at, tags.of(len(bodies) + 1), generation, len(bodies) + 1)
+        if body is None:
+            break
+        bodies.append(body)
+        at += size_on_disk_bytes(len(body))
+    _check_what_follows(content, at, tags, len(bodies) + 1)
+    return bodies
+
+
+def _read_one(content: bytes, at: int, tag: bytes, generation: int, sequence: int) -> bytes | None:
+    """The body of the record at this offset; None if it was never written, or not all of its sectors were."""
+    if not _is_written(content, at, tag, sequence):
+        return None
+    # The first sector was written, as a whole, so whatever is wrong with it happened afterwards.
+    head = content[at + TAG_BYTES : at + TAG_BYTES + _HEAD.size]
+    (checksum,) = _CRC.unpack_from(content, at + TAG_BYTES + _HEAD.size)
+    if crc32(head, crc32(tag)) != checksum:
+        raise LogDamaged(f"byte {at}, record {sequence}: its head fails its checksum")
+    version, generation_there, sequence_there, body_bytes, checksum = _HEAD.unpack(head)
+    end = at + size_on_disk_bytes(body_bytes)
+    if (version, generation_there, sequence_there) != (VERSION, generation, sequence) or end > len(content):
+        raise LogDamaged(
+            f"byte {at}, record {sequence}: its head speaks of record {sequence_there} of generation "
+            f"{generation_there}, version {version}, {body_bytes} bytes"
+        )
+    sectors = range(at, end, SECTOR_BYTES)
+    if not all(_is_written(content, sector, tag, sequence) for sector in sectors):
+        return None
+    data = b"".join([content[sector + TAG_BYTES : sector + SECTOR_BYTES] for sector in sectors])
+    body = data[_HEAD_BYTES : _HEAD_BYTES + body_bytes]
+    if crc32(body) != checksum or data.count(0, _HEAD_BYTES + body_bytes) != len(data) - _HEAD_BYTES - body_bytes:
+        raise LogDamaged(f"byte {at}, record {sequence}: it is there as a whole and fails its checksum")
+    return body
+
+
+def _is_written(content: bytes, sector: int, tag: bytes, sequence: int) -> bool:
+    there = content[sector : sector + TAG_BYTES]
+    if there == tag:
+        return True
+    if (int.from_bytes(there, "big") ^ int.from_bytes(tag, "big")).bit_count() <= FLIPPED_BITS_MAX:
+        raise LogDamaged(f"byte {sector}, record {sequence}: the tag of a sector is damaged")
+    return False
+
+
+def _check_what_follows(content: bytes, at: int, tags: Tags, sequence: int) -> None:
+    """A record is written once the one before is durable: if there is a later one, this one was, and is gone."""
+    left = range(at, len(content), SECTOR_BYTES)
+    later = {tags.of(sequence + ahead): sequence + ahead for ahead in range(1, len(left) // _BLOCK_SECTORS + 1)}
+    for sector in left:
+        found = later.get(content[sector : sector + TAG_BYTES])
+        if found is not None:
+            raise LogDamaged(f"byte {at}: record {sequence} is gone, although record {found} was written after it")
+
+
+def _check_age(content: bytes, identity: bytes, generation: int) -> None:
+    """LMDB is durably of a generation before the log begins with it, so it is never the older one."""
+    if len(content) <= BLOCK_BYTES:
+        return
+    tag = content[BLOCK_BYTES : BLOCK_BYTES + TAG_BYTES]
+    head = content[BLOCK_BYTES + TAG_BYTES : BLOCK_BYTES + TAG_BYTES + _HEAD.size]
+    (checksum,) = _CRC.unpack_from(content, BLOCK_BYTES + TAG_BYTES + _HEAD.size)
+    _version, generation_there, sequence, *_ = _HEAD.unpack(head)
+    if (
+        generation_there > generation
+        and crc32(head, crc32(tag)) == checksum
+        and Tags(identity, generation_there).of(sequence) == tag
+    ):
+        raise LogAhead(f"it is of generation {generation_there}, LMDB of {generation}")
