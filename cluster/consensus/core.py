@@ -174,6 +174,8 @@ class Core(Seam):
 
     def _enter_term(self, term: int, voted_for: str | None) -> None:
         """Go to a higher term, in which nothing is known of a leader."""
+        # Nobody needs what was to be promised in an older one, and a new leader may cut off what it was about.
+        self._bridge.forget()
         self._set_term(term, voted_for)
         self._leader_heard_s = -NEVER
         self._leader_commit = 0
@@ -240,4 +242,4 @@ class _FailStop:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is not None:
             self._engine.stopped = True
-            self._engine._bridge.destroy()
+            self._engine._bridge.forget()

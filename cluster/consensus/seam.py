@@ -92,9 +92,13 @@ class _Bridge(Transport):  # type: ignore[misc]
             self._queued = False
             self._links.flush()
 
-    def destroy(self) -> None:
+    def forget(self) -> None:
         """Forget the promises: they were never made."""
         self._held.clear()
+
+    def destroy(self) -> None:
+        """What the stock engine calls at its end."""
+        self.forget()
 
 
 class _NoPoller:
