@@ -267,11 +267,21 @@ class Controller:
             self.save_snapshot()
 
     def newest_snapshot(self) -> SnapshotRef | None:
-        """Return the newest snapshot that may be sent to a peer."""
+        """Return the newest snapshot that may be sent to a peer; have one made if that does not reach the journal.
+
+        They may all have been damaged since entries were compacted; an idle cluster would never make another.
+        """
         newest = self.snapshots.newest()
+        if (newest is None or newest.index < self.journal.base_index) and not self.snapshots.saving:
+            LOGGER.warning("a peer needs a snapshot and there is none that will do: one is made")
+            self.save_snapshot()
         if newest is None:
             return None
         return SnapshotRef(newest.path, newest.index, newest.term, newest.size_bytes)
+
+    def snapshot_refused(self, index: int) -> None:
+        """Have a snapshot that a peer refused read again, beside the loop: if it is damaged, it is sent no more."""
+        self.snapshots.doubt(index)
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
         """Return what takes a snapshot from the leader."""

@@ -1,8 +1,8 @@
 """When the leader runs its next scheduling pass: with a batch, after a rest, when something is due by time, never idly.
 
-A pass over an agenda costs what it does, not what waits (`replica.agenda`), so it is run with each batch; after one
-that was dear all the same, at a bounded share of the time. By itself it is run when the last one made more possible,
-and when an instant comes at which it could do something.
+A pass over an agenda costs what has changed, not what waits (`replica.agenda`), so a lonely command has its pass with
+it; under load passes share the work of many batches, at a bounded share of the time. By itself it is run when the last
+one made more possible, and when an instant comes at which it could do something.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ slowed down to one pass in PASS_PAUSE_S rather than let fill the disk."""
 
 PASS_PAUSE_S = 1.0
 
-PASS_CHEAP_S = 0.001
-"""A pass that took less than this is run with every batch, seconds: more than the usual one with 100,000 jobs waiting,
-and a small part of what any batch takes."""
+PASS_CHEAP_S = 0.0002
+"""A pass that took less than this is run with every batch, seconds: it looked at a few jobs."""
 
 PASS_REST = 5
-"""After a dearer pass the leader rests from passes for this many times what it took: whatever the jobs, deciding and
-answering commands keep five sixths of the processor."""
+"""After a dearer pass the leader rests from passes for at least this many times what it took: whatever the jobs,
+deciding and answering commands keep five sixths of the processor."""
+
+PASS_REST_LONG = 20
+PASS_REST_LONG_S = 0.1
+"""It rests for this many times what it took if that is at most so many seconds: nobody notices a tenth of a second, and
+a job that changes several times meanwhile is looked at once."""
 
 ARM_DELAY_S = 0.02
 """When nothing is under way, what is due next is looked for after this long, seconds: one look serves many batches."""
@@ -99,7 +103,8 @@ class PassPacer:
         self._passed_at = at
         self._unsettled = found
         self._in_a_row = self._in_a_row + 1 if found and not decided else 0
-        self._rest_until_s = self._clock.monotonic_s() + (PASS_REST * cost_s if cost_s > PASS_CHEAP_S else 0.0)
+        rest_s = max(PASS_REST * cost_s, min(PASS_REST_LONG * cost_s, PASS_REST_LONG_S))
+        self._rest_until_s = self._clock.monotonic_s() + (rest_s if cost_s > PASS_CHEAP_S else 0.0)
 
     def rest(self) -> None:
         """Nothing is queued or in flight any more: see to it that the next pass comes."""

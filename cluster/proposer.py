@@ -390,11 +390,11 @@ class Proposer:
         if not batch.facts.feature_level:
             self._pacer.due = False
             return None
+        started_s = self._clock.monotonic_s()
         if not self._planner.prepare(batch):
             # A new leader looks at all jobs once, a portion a turn of the loop: the pass comes after the last.
             self._pacer.due = True
             return None
-        started_s = self._clock.monotonic_s()
         events = self._planner.events_of_pass(batch)
         cost_s = self._clock.monotonic_s() - started_s
         self._pacer.passed(batch.at, cost_s=cost_s, found=bool(events), decided=decided)

@@ -100,6 +100,8 @@ class SnapshotStore:
         self._lock = threading.Lock()
         self._sound: set[SnapshotName] = set()
         self._skipped: dict[SnapshotName, str] = {}
+        self._doubted: set[SnapshotName] = set()
+        """Of those that this process holds for sound: what was read again because a peer refused it."""
         self._stop = threading.Event()
         self._saving: Future[Path] | None = None
         self._receiver: Receiver | None = None
@@ -201,6 +203,24 @@ class SnapshotStore:
             except OSError as why:
                 raise failure(path, why) from why
         return None
+
+    def doubt(self, index: int) -> None:
+        """Read the snapshots of `index` again in the background, each once: what is damaged is no longer sound."""
+        with self._lock:
+            doubted = [name for name in self._sound if name.index == index and name not in self._doubted]
+            self._doubted.update(doubted)
+        if doubted and not self._stop.is_set():
+            self._executor.submit(self._read_again, doubted)
+
+    def _read_again(self, names: list[SnapshotName]) -> None:
+        for name in names:
+            try:
+                self.load(name)
+            except SnapshotRefused as error:
+                LOGGER.error("snapshot %s is sent no more: %s", error.path, error.sentence)
+            else:
+                with self._lock:
+                    self._doubted.add(name)
 
     def save_in_background(self, image: Image) -> Future[Path]:
         """Write the image in a thread, then prune; the future gives its path or SnapshotFailed.
@@ -324,6 +344,7 @@ class SnapshotStore:
         with self._lock:
             self._sound.add(name)
             self._skipped.pop(name, None)
+            self._doubted.discard(name)
 
     def _foreign(self, image: Image) -> str | None:
         theirs = image.state.cluster_id

@@ -161,7 +161,14 @@ class Machine(Protocol):
         ...
 
     def newest_snapshot(self) -> SnapshotRef | None:
-        """Return the newest sealed snapshot, to send to a peer that needs entries that are compacted."""
+        """Return the newest sealed snapshot, to send to a peer that needs entries that are compacted.
+
+        Where there is none that will do, make one: this is asked again until it is there.
+        """
+        ...
+
+    def snapshot_refused(self, index: int) -> None:
+        """A peer did not take the snapshot of this index: look whether it is still sound."""
         ...
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:

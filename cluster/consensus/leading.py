@@ -247,6 +247,8 @@ class Leading(Following):
             if known.phase is Phase.SNAPSHOT:
                 known.probe_from(known.match + 1)
         elif reply.outcome == REFUSED:
+            if sender is not None:
+                self._machine.snapshot_refused(sender.ref.index)
             self._give_up_transfer(peer, "it was refused")
         elif sender is not None:
             sender.answered(reply, self._seq, self._clock.monotonic_s())

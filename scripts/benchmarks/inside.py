@@ -34,6 +34,9 @@ SCRIPT = "#!/bin/sh\n#SBATCH --job-name=bench\ntrue\n"
 ERROR_PAUSE_S = 0.05
 """Seconds a client waits after an error."""
 
+UUID_7 = 0x7000_8000_0000_0000_0000
+"""Version and variant of a command id."""
+
 LINE_BYTES_MAX = 4096
 """Bytes of one order."""
 
@@ -55,15 +58,13 @@ class _Load:
         self._controller = replica.controller
         self._order = order
         self._ids = itertools.count()
-        self._clock = SystemClock()
         self.latencies_s: list[float] = []
         self.accepted = 0
         self.errors: list[str] = []
 
     def new_id(self) -> bytes:
         """Return a UUIDv7 that no other call returns: what a client makes, with a counter for the random part."""
-        milliseconds = self._clock.now() // 1000
-        return milliseconds.to_bytes(6, "big") + b"\x70\x00\x80" + next(self._ids).to_bytes(7, "big")
+        return (time.time_ns() // 1_000_000 << 80 | UUID_7 | next(self._ids)).to_bytes(16, "big")
 
     async def client(self, number: int, start: float, end: float) -> None:
         """Send one command after another until `end`; what is answered from `start` on counts."""
@@ -71,13 +72,12 @@ class _Load:
             name=f"bench-{number:04d}", user=USER.name, script=SCRIPT, workdir=self._order.workdir, time_limit_s=60
         )
         command: c.Command = c.SubmitJob(spec, parse_request(SCRIPT, "pool=fast capacity=1MiB"), Hold.USER)
-        job, held = 0, True
-        submit = self._controller.submit
+        job = 0
+        following: itertools.cycle[c.Command] = itertools.cycle(())
+        submit, new_id = self._controller.submit, self.new_id
         while (sent := time.perf_counter()) < end:
-            if job:
-                command = c.ReleaseJob(job) if held else c.HoldJob(job)
             try:
-                settled = await submit(c.Request(self.new_id(), USER, command))
+                settled = await submit(c.Request(new_id(), USER, command))
             except (QueueFull, NotLeading, OutcomeUnknown) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(ERROR_PAUSE_S)
@@ -86,9 +86,10 @@ class _Load:
                 self.errors.append(settled.refusal.sentence)
                 await asyncio.sleep(ERROR_PAUSE_S)
                 continue
-            if job:
-                held = not held
-            job = settled.job
+            if not job:
+                job = settled.job
+                following = itertools.cycle((c.ReleaseJob(job), c.HoldJob(job)))
+            command = next(following)
             self.accepted += 1
             answered = time.perf_counter()
             if start <= answered < end:

@@ -1,12 +1,16 @@
 """The servers under measurement: started, watched, their processor time read, and ended by their own ids."""
 
 import os
+import random
 import socket
 import subprocess
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
+
+PORT_LEAST = 12_000
+"""Ports below are left to services of the machine."""
 
 LOG_TAIL_CHARACTERS = 1500
 """Characters of a server's output shown when it ended by itself."""
@@ -110,15 +114,20 @@ class Processes:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` ports of loopback, in one row, that nobody listens on just now."""
+    """Return `count` ports of loopback, in one row, that nobody listens on just now.
+
+    Below those that the kernel gives to connections: one of these could be taken before the server listens on it.
+    """
     for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            base = int(probe.getsockname()[1])
+        base = random.randrange(PORT_LEAST, _least_ephemeral_port() - count)
         ports = list(range(base, base + count))
-        if ports[-1] < 65536 and all(_is_free(port) for port in ports):
+        if all(_is_free(port) for port in ports):
             return ports
     raise ServerFailed(f"no {count} free ports in a row on loopback")
+
+
+def _least_ephemeral_port() -> int:
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
 
 
 def _is_free(port: int) -> bool:

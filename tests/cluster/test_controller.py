@@ -19,7 +19,7 @@ from replica.events import JobReleased, NodeResumed
 from replica.fold import LedgerViolation
 from replica.state_digest import state_digest
 from replica.units import Revision
-from snapshots import Image, SnapshotFailed
+from snapshots import Image, SnapshotFailed, load_snapshot
 from tests.cluster.rig import Rig, placed, story, until
 from wal import BrokenInvariant
 from wal.codec import CodecError, encode_batch
@@ -88,6 +88,22 @@ async def test_a_damaged_snapshot_is_passed_over_and_everything_is_folded(config
         await rig.open()
         assert rig.storage.replayed == rig.storage.index
         assert state_digest(rig.storage.state) == state_digest(before)
+
+
+@story
+async def test_a_leader_whose_snapshots_are_all_damaged_makes_one_for_the_peer_that_needs_it(config: Config) -> None:
+    """Found by the simulator, seed 3003362: a peer that needed what was compacted waited for ever."""
+    async with Rig(small_snapshots(config, 5)) as rig:
+        for _ in range(3):
+            await rig.submit()
+        await until(lambda: rig.controller.snapshot_index > 0 and not rig.controller.snapshots.saving)
+    for path in config.snapshot_directory("r1").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    async with Rig(config) as rig:
+        assert rig.controller.newest_snapshot() is None
+        await until(lambda: rig.controller.newest_snapshot() is not None)
+        made = rig.controller.newest_snapshot()
+        assert made is not None and load_snapshot(made.path).state == rig.controller.state
 
 
 @story

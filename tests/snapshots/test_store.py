@@ -50,6 +50,34 @@ def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: 
     assert "checksum" in store.skipped[0].sentence and store.skipped[1].sentence.endswith("it is cut short")
 
 
+def test_a_snapshot_that_a_peer_refused_is_read_again_once_and_sent_no_more_if_it_is_damaged(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path)
+    path = store.save_in_background(small_image(5)).result(30)
+    read: list[SnapshotName] = []
+    load = store.load
+    store.load = lambda name: (read.append(name), load(name))[1]  # type: ignore[method-assign]
+
+    def settle() -> None:
+        store._executor.submit(lambda: None).result(30)
+
+    for _ in range(3):
+        store.doubt(5)
+        settle()
+    newest = store.newest()
+    assert newest is not None and newest.path == path and len(read) == 1
+    store.save_in_background(small_image(5)).result(30)
+    _damage(path)
+    store.doubt(4)
+    settle()
+    assert len(read) == 1
+    store.doubt(5)
+    settle()
+    assert store.newest() is None and [skipped.path for skipped in store.skipped] == [path]
+    store.save_in_background(small_image(5)).result(30)
+    assert store.newest() is not None and store.skipped == ()
+    store.close()
+
+
 def test_the_newest_is_the_one_with_the_largest_index_and_then_term_not_the_last_written(tmp_path: Path) -> None:
     for index, term in ((9, 1), (10, 1), (10, 2), (2, 7)):
         write_snapshot(tmp_path, small_image(index, term))

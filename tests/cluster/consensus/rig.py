@@ -71,6 +71,9 @@ class Rig:
     def newest_snapshot(self) -> SnapshotRef | None:
         return self.snapshot
 
+    def snapshot_refused(self, index: int) -> None:
+        pass
+
     def begin_install(self, index: int, term: int) -> SnapshotSink:
         raise NotImplementedError
 

@@ -90,6 +90,9 @@ class Replica:
     def newest_snapshot(self) -> SnapshotRef | None:
         return self.snapshots[-1][0] if self.snapshots else None
 
+    def snapshot_refused(self, index: int) -> None:
+        pass
+
     def begin_install(self, index: int, term: int) -> "Sink":
         return Sink(self, index, term)
 

@@ -319,6 +319,9 @@ class FakeMachine:
     def newest_snapshot(self) -> None:
         return None
 
+    def snapshot_refused(self, index: int) -> None:
+        pass
+
     def begin_install(self, index: int, term: int) -> FakeSink:
         self.sinks.append(FakeSink(self._finish))
         return self.sinks[-1]

@@ -88,6 +88,20 @@ def test_h02_append_requests_leave_before_the_sync_but_the_leader_counts_itself_
     assert rig.engine.commit_index == index - 1
 
 
+def test_h02_what_was_to_be_promised_in_an_older_term_is_not_once_a_new_leader_has_cut_it_off() -> None:
+    rig = Rig()
+    rig.follow([(1, A), (1, B)], commit=1)
+    rig.take(AppendReply)
+    # Both leaders' messages wait in the sockets of a replica that was paused, and are read in one turn.
+    rig.engine.receive("r2", AppendRequest(1, 50, 2, 1, 1, True, [(1, C)]))
+    rig.engine.receive("r3", AppendRequest(2, 1, 1, 1, 1, True, [(2, D)]))
+    rig.engine.tick()
+    assert rig.journal.last_index == 2
+    assert [(peer, reply.term, reply.match_index) for peer, reply in rig.out if isinstance(reply, AppendReply)] == [
+        ("r3", 2, 2)
+    ]
+
+
 def test_h03_a_stale_prefix_removes_nothing() -> None:
     rig = Rig()
     rig.follow([(1, A), (1, B), (1, C)], commit=1)

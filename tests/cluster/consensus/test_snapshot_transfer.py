@@ -201,6 +201,9 @@ class StoreMachine:
     def newest_snapshot(self) -> SnapshotRef | None:
         return None
 
+    def snapshot_refused(self, index: int) -> None:
+        pass
+
     def begin_install(self, index: int, term: int) -> StoreSink:
         return StoreSink(self, index, term)
 

@@ -83,6 +83,9 @@ class ListMachine:
     def newest_snapshot(self) -> SnapshotRef | None:
         return self.snapshot
 
+    def snapshot_refused(self, index: int) -> None:
+        pass
+
     def begin_install(self, index: int, term: int) -> SnapshotSink:
         return ListSink(self, index, term)
 
