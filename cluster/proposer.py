@@ -61,7 +61,7 @@ __all__ = [
 LOGGER = logging.getLogger(__name__)
 
 QUEUE_COMMANDS_MAX = 4096
-"""Commands waiting to be decided, count: 32 full batches, a tenth of a second of work at the measured rate."""
+"""Commands waiting to be decided, count: eight full batches, a tenth of a second of work at the measured rate."""
 
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 """Scripts and directives in the queue, bytes: 4096 of the largest ones would take more than a gigabyte."""
