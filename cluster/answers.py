@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+
+import msgspec
 
 from replica.commands import Request
 from replica.commit import Batch
@@ -12,7 +13,7 @@ from replica.state import State
 from replica.units import Revision
 
 
-class Settled(NamedTuple):
+class Settled(msgspec.Struct, frozen=True):
     """The answer to one command. `state` is the applied state when it is given; `revision` that of the command."""
 
     revision: Revision
@@ -26,7 +27,7 @@ class Settled(NamedTuple):
 Answer = asyncio.Future[Settled]
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True):
     """A command in the queue."""
 
     request: Request
@@ -34,7 +35,7 @@ class Waiting(NamedTuple):
     weight_bytes: int
 
 
-class Waiter(NamedTuple):
+class Waiter(msgspec.Struct, frozen=True):
     """Who waits for an entry that is in flight, and what the answer will be."""
 
     answer: Answer

@@ -42,7 +42,7 @@ from replica.decide import decide, is_by_key
 from replica.events import Event
 from replica.limits import BATCH_BYTES_MAX, COMMANDS_PER_BATCH_MAX
 from replica.refusals import Refusal, RefusalCode
-from replica.settle import Tentative, is_new, job_concerned, receipt_for
+from replica.settle import Tentative, is_new, receipt_for
 from replica.state import State
 from replica.units import Instant, Revision
 from wal.codec import batch_of_encoded, encode_entry
@@ -277,15 +277,14 @@ class Proposer:
             entry, encoded = decision
             if size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
                 break
-            if not self._settle(waiting, batch, entry):
-                self._dequeue()
-                continue
+            job = self._settle(waiting, batch, entry)
             self._dequeue()
+            if job is None:
+                continue
             size_bytes += len(encoded)
             entries.append(encoded)
             decided = decided or bool(entry.events)
-            revision = Revision(batch.revision)
-            waiters.append(Waiter(waiting.answer, revision, job_concerned(entry), entry.refusal, True))
+            waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))
         if self._pacer.wanted(decided=decided):
             entry_of_pass = self._pass(batch, decided)
             if entry_of_pass is not None:
@@ -366,14 +365,13 @@ class Proposer:
             return None
         return entry, encoded
 
-    def _settle(self, waiting: Waiting, batch: Tentative, entry: Entry) -> bool:
-        """Add the entry to the batch; False where its events cannot be folded, which is answered."""
+    def _settle(self, waiting: Waiting, batch: Tentative, entry: Entry) -> int | None:
+        """Add the entry to the batch; return its job. None where its events cannot be folded, which is answered."""
         try:
-            batch.add(entry)
+            return batch.add(entry)
         except Exception as error:
             self._cannot_decide(waiting, error)
-            return False
-        return True
+            return None
 
     def _cannot_decide(self, waiting: Waiting, error: Exception) -> None:
         request = waiting.request

@@ -41,7 +41,8 @@ _NOTHING = Accepted(())
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
     """Return what `request` leads to at `state` and `at`. TypeError where it takes a whole State: see `is_by_key`."""
     command, actor = request.command, request.actor
-    if actor.role not in _WHO_MAY[type(command)] or not _is_own_node(actor, command):
+    kind = type(command)
+    if actor.role not in _WHO_MAY[kind] or (kind in _AGENT_ONLY and not _is_own_node(actor, command)):
         return Refusal(
             RefusalCode.PERMISSION_DENIED,
             f"{actor} may not {c.kind_of(command).replace('_', ' ')}",
@@ -49,12 +50,12 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
         )
     if not state.feature_level and not isinstance(command, c.FoundCluster):
         return Refusal(RefusalCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")
-    by_key = _BY_KEY.get(type(command))
+    by_key = _BY_KEY.get(kind)
     if by_key is not None:
         return by_key(state, actor, command, at)
     if not isinstance(state, State):
         raise TypeError(f"deciding {c.kind_of(command)} walks over jobs and takes a whole State")
-    return _BY_WALKING[type(command)](state, actor, command, at)
+    return _BY_WALKING[kind](state, actor, command, at)
 
 
 def is_by_key(command: c.Command) -> bool:
@@ -63,10 +64,10 @@ def is_by_key(command: c.Command) -> bool:
 
 
 def _is_own_node(actor: c.Actor, command: c.Command) -> bool:
-    return not isinstance(command, _AGENT_ONLY) or command.node == actor.name
+    return not isinstance(command, c.RegisterNode | c.ReportOperation) or command.node == actor.name
 
 
-_AGENT_ONLY = (c.RegisterNode, c.ReportOperation)
+_AGENT_ONLY = frozenset({c.RegisterNode, c.ReportOperation})
 _PEOPLE = frozenset({c.ActorRole.USER, c.ActorRole.OPERATOR})
 _OPERATOR = frozenset({c.ActorRole.OPERATOR})
 _CONTROLLER = frozenset({c.ActorRole.CONTROLLER})

@@ -109,6 +109,9 @@ class Draft:
     def change(self, job_id: int, happening: BufferInput | None, **changes: Any) -> None:
         """Change fields of a job; with `happening`, take its buffer through the transition table."""
         job = replace(self.job(job_id), **changes)
+        if happening is None and "state" not in changes:
+            self.jobs[job_id] = job  # nothing derived depends on it
+            return
         buffer = self.buffers.get(job_id)
         if happening is not None and buffer is not None:
             buffer = self.moved(buffer, happening)

@@ -65,12 +65,15 @@ class Tentative:
         """The revision after the entries so far."""
         return self._reached.revision if self._draft is None else self._draft.revision
 
-    def add(self, entry: Entry) -> None:
-        """Settle one more entry. Raises what folding raises; then the entry was not added and nothing is changed."""
+    def add(self, entry: Entry) -> int:
+        """Settle one more entry; return the job that it made or concerns, 0 for none.
+
+        Raises what folding raises; then the entry was not added and nothing is changed.
+        """
         if self._draft is None:
             self._draft = Draft(self._reached)
         try:
-            _settle_entry(self._draft, entry, self.at)
+            job = _settle_entry(self._draft, entry, self.at)
         except BaseException:
             # A part of its events may be on the draft: begin again from what was whole.
             self._draft = Draft(self._reached)
@@ -78,6 +81,7 @@ class Tentative:
                 _settle_entry(self._draft, settled, self.at)
             raise
         self.entries.append(entry)
+        return job
 
     def state(self) -> State:
         """Return the State after the entries so far."""
@@ -87,16 +91,17 @@ class Tentative:
         return self._reached
 
 
-def _settle_entry(draft: Draft, entry: Entry, at: Instant) -> None:
+def _settle_entry(draft: Draft, entry: Entry, at: Instant) -> int:
     draft.at = at
     draft.revision += 1
     fold_into(draft, entry.events)
+    job = _job_concerned(entry)
     if entry.id:
-        receipt = Receipt(Revision(draft.revision), job_concerned(entry), entry.refusal, entry.digest)
-        draft.settle(entry.id, receipt, RECEIPTS_MAX)
+        draft.settle(entry.id, Receipt(Revision(draft.revision), job, entry.refusal, entry.digest), RECEIPTS_MAX)
+    return job
 
 
-def job_concerned(entry: Entry) -> int:
+def _job_concerned(entry: Entry) -> int:
     """Return the job that the entry made or concerns, 0 for none: what its receipt says."""
     for event in entry.events:
         job = job_of(event)
