@@ -37,7 +37,17 @@ def test_all_random_bits_come_from_the_entropy() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x" * 32, "0" * 32, "017F22E279B07CC398C4DC0C0C07398F", "017f22e279b04cc398c4dc0c0c07398f", "0" * 31]
+    "text",
+    [
+        "",
+        "x" * 32,
+        "0" * 32,
+        "0" * 31,
+        "017F22E279B07CC398C4DC0C0C07398F",
+        "017f22e279b04cc398c4dc0c0c07398f",
+        "017f22e279b07cc398c4dc0c0c0739 8f",
+        "01 7f22e279b07cc398c4dc0c0c07398f",
+    ],
 )
 def test_what_is_no_uuid_of_version_7_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="UUIDv7"):
