@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 from cluster import founding
 from cluster.config import Config
 from tests.cluster.test_serve import make
+from tests.golden.archive import GOLDEN, unpack
 from tests.golden.make_ledger import CLUSTER, REPLICAS
 
-GOLDEN = Path(__file__).parent
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "level-1.json").read_text(encoding="utf-8"))
 
 
@@ -24,6 +23,5 @@ def previous_cluster(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Config
     monkeypatch.undo()
     for name in REPLICAS:
         shutil.rmtree(directory / name)  # with the mark that would let it start without data
-    with tarfile.open(GOLDEN / "level-1.tar.gz") as archive:
-        archive.extractall(directory, filter="data")
+    unpack(directory)
     return config

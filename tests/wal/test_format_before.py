@@ -1,18 +1,17 @@
 """What the last release without a sync log has really left on its disks, opened by this one (tests/golden)."""
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.golden.archive import GOLDEN, unpack
 from wal import Environment, Journal
 from wal.failures import LOG_FILE
 from wal.ledger import Ledger
 from wal.records import FORMAT_VERSION, FORMAT_WITHOUT_SYNC_LOG
 from wal.tables import read_identity
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 CLUSTER = "0123456789abcdef" * 2
 
 
@@ -25,8 +24,7 @@ def format_of(env: Environment) -> int:
 def test_a_directory_of_the_release_before_is_read_as_it_is_and_becomes_one_of_this_when_its_replica_starts(
     tmp_path: Path, replica: str
 ) -> None:
-    with tarfile.open(GOLDEN / "level-1.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack(tmp_path)
     golden = json.loads((GOLDEN / "level-1.json").read_text(encoding="utf-8"))
     directory = tmp_path / replica / "wal"
     with Environment.open_readonly(directory) as env:
