@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.processes import Processes, ServerFailed, free_ports
+from benchmarks.processes import Members, ServerFailed, free_ports
 from cluster.clock import SystemClock
 from cluster.identity import Role
 from cluster.pki import create_authority, issue
@@ -64,7 +64,7 @@ def version() -> str:
     return output.splitlines()[0].strip()
 
 
-class EtcdCluster:
+class EtcdCluster(Members):
     """A fresh cluster of three; etcd's defaults in everything but addresses, certificates and directories."""
 
     name = "etcd"
@@ -75,7 +75,7 @@ class EtcdCluster:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._processes = Processes()
+        super().__init__()
         self._api: dict[str, int] = {}
         self._base = ""
         self._files: TlsFiles | None = None
@@ -170,34 +170,9 @@ class EtcdCluster:
         everything = {"key": "AA==", "range_end": "AA==", "count_only": True}
         return int((await self._post(session, base, "/v3/kv/range", everything)).get("count", 0))
 
-    def cpu_s(self) -> float:
-        """Return the processor time of the three members so far, seconds."""
-        return self._processes.cpu_s()
-
     def bases(self) -> dict[str, str]:
         """Return the address of each member's API."""
         return {name: f"https://127.0.0.1:{port}" for name, port in self._api.items()}
-
-    def pid(self, name: str) -> int:
-        """Return the process id of a member."""
-        return self._processes.process(name).pid
-
-    def revive(self, name: str) -> None:
-        """End a member, if it has not ended, and start it again on its data."""
-        self._processes.end(name)
-        self._processes.again(name)
-
-    def run_s(self) -> float:
-        """Return the time that the three have run so far, seconds."""
-        return self._processes.run_s()
-
-    def bytes_written(self) -> int:
-        """Return what the three have written to disks so far, bytes."""
-        return self._processes.bytes_written()
-
-    def check(self) -> None:
-        """Raise ServerFailed if a member has ended by itself."""
-        self._processes.check()
 
     def stop(self) -> None:
         """End the members and remove their data."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.processes import Processes, ServerFailed, free_ports
+from benchmarks.processes import Members, ServerFailed, free_ports
 from cluster.client.command_ids import new_command_id
 from cluster.clock import SystemClock
 from cluster.tls import TlsFiles, client_context
@@ -36,7 +36,7 @@ USER = "bench"
 SCRIPT = "#!/bin/sh\n#SBATCH --job-name=bench\ntrue\n"
 
 
-class ForebayCluster:
+class ForebayCluster(Members):
     """A fresh cluster of three replicas with one pool; no agent runs, so no job starts.
 
     Each client submits one held job and then releases and holds it in turn: every request is a command that is decided,
@@ -56,7 +56,7 @@ class ForebayCluster:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._results = directory.absolute() / "results"  # jobs may write beneath a destination root only
-        self._processes = Processes()
+        super().__init__()
         self._command = [sys.executable, "-m", "cluster.cli"]  # what the command `forebay` runs
         self._api: dict[str, str] = {}
         self._clock = SystemClock()
@@ -162,39 +162,14 @@ class ForebayCluster:
         async with session.get(base + "/v1/status") as response:
             return int((await response.json())["revision"])
 
-    def cpu_s(self) -> float:
-        """Return the processor time of the three replicas so far, seconds."""
-        return self._processes.cpu_s()
-
     def bases(self) -> dict[str, str]:
         """Return the address of each member's API."""
         return dict(self._api)
-
-    def pid(self, name: str) -> int:
-        """Return the process id of a member."""
-        return self._processes.process(name).pid
-
-    def revive(self, name: str) -> None:
-        """End a member, if it has not ended, and start it again on its data."""
-        self._processes.end(name)
-        self._processes.again(name)
-
-    def run_s(self) -> float:
-        """Return the time that the three have run so far, seconds."""
-        return self._processes.run_s()
-
-    def bytes_written(self) -> int:
-        """Return what the three have written to disks so far, bytes."""
-        return self._processes.bytes_written()
 
     def submission(self, number: int) -> tuple[str, Mapping[str, Any]]:
         """Return the submission of a job that no other call makes, whatever became of earlier ones."""
         self._jobs.pop(0, None)
         return self.request(0, number)
-
-    def check(self) -> None:
-        """Raise ServerFailed if a replica has ended by itself."""
-        self._processes.check()
 
     def stop(self) -> None:
         """End the replicas and remove their data."""

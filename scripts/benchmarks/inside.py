@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.forebay import ForebayCluster
-from benchmarks.load import Measurement, VerificationFailed, percentile_ms
+from benchmarks.load import Measurement, measurement, verify_settled
 from benchmarks.processes import ServerFailed
 from cluster.clock import SystemClock
 from cluster.config import Config
@@ -152,22 +152,16 @@ class InsideCluster(ForebayCluster):
         before_s = self.cpu_s()
         answer = self._ask(leader, order)
         server_cpu_s = (self.cpu_s() - before_s) * seconds / (warm_up_s + seconds)
-        if answer["settled"] < answer["accepted"]:
-            raise VerificationFailed(f"{answer['accepted']} were acknowledged and only {answer['settled']} settled")
-        ordered = sorted(answer["latencies_s"])
-        return Measurement(
-            system=self.name,
-            clients=clients,
-            commits=len(ordered),
-            seconds=seconds,
-            commits_per_s=round(len(ordered) / seconds, 1),
-            p50_ms=percentile_ms(ordered, 0.50),
-            p99_ms=percentile_ms(ordered, 0.99),
-            max_ms=percentile_ms(ordered, 1.0),
+        verify_settled(self.name, accepted=answer["accepted"], settled=answer["settled"])
+        return measurement(
+            self.name,
+            clients,
+            seconds,
+            answer["latencies_s"],
             errors=answer["errors"],
-            error_examples=tuple(answer["examples"]),
-            client_cores=0.0,
-            server_cores=round(server_cpu_s / seconds, 2),
+            examples=answer["examples"],
+            client_cpu_s=0.0,
+            server_cpu_s=server_cpu_s,
         )
 
 

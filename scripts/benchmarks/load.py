@@ -10,7 +10,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import aiohttp
@@ -124,12 +124,43 @@ async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: fl
         client_cpu_s, server_cpu_s = await cpu
         target.check()
         settled = await target.committed(session, tally.base) - before
-    # Not a benchmark of promises: what was acknowledged must be there. More may be: requests that ended as errors.
-    if settled < tally.accepted:
-        raise VerificationFailed(f"{target.name} acknowledged {tally.accepted} writes and has settled only {settled}")
-    ordered = sorted(tally.latencies_s)
+    verify_settled(target.name, accepted=tally.accepted, settled=settled)
+    return measurement(
+        target.name,
+        clients,
+        seconds,
+        tally.latencies_s,
+        errors=tally.errors,
+        examples=tally.examples,
+        client_cpu_s=client_cpu_s,
+        server_cpu_s=server_cpu_s,
+    )
+
+
+def verify_settled(system: str, *, accepted: int, settled: int) -> None:
+    """Raise VerificationFailed unless all that was acknowledged is there.
+
+    This is no benchmark of promises. More may be there: requests that ended as errors.
+    """
+    if settled < accepted:
+        raise VerificationFailed(f"{system} acknowledged {accepted} writes and has settled only {settled}")
+
+
+def measurement(
+    system: str,
+    clients: int,
+    seconds: float,
+    latencies_s: Iterable[float],
+    *,
+    errors: int,
+    examples: Iterable[str],
+    client_cpu_s: float,
+    server_cpu_s: float,
+) -> Measurement:
+    """Return the figures of what was answered, and of the processor time it took, in `seconds`."""
+    ordered = sorted(latencies_s)
     return Measurement(
-        system=target.name,
+        system=system,
         clients=clients,
         commits=len(ordered),
         seconds=seconds,
@@ -137,8 +168,8 @@ async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: fl
         p50_ms=percentile_ms(ordered, 0.50),
         p99_ms=percentile_ms(ordered, 0.99),
         max_ms=percentile_ms(ordered, 1.0),
-        errors=tally.errors,
-        error_examples=tuple(tally.examples),
+        errors=errors,
+        error_examples=tuple(examples),
         client_cores=round(client_cpu_s / seconds, 2),
         server_cores=round(server_cpu_s / seconds, 2),
     )

@@ -18,9 +18,9 @@ from benchmarks.load import (
     ERROR_PAUSE_S,
     MAX_ERRORS_SHOWN,
     Measurement,
-    VerificationFailed,
     cpu_between,
-    percentile_ms,
+    measurement,
+    verify_settled,
 )
 from cluster.address import Address
 from cluster.client.channel import ChannelError, Connection
@@ -78,22 +78,16 @@ async def drive(
     client_cpu_s, server_cpu_s = await cpu
     system.check()
     settled = await system.settled() - before
-    if settled < tally.accepted:
-        raise VerificationFailed(f"{system.name} acknowledged {tally.accepted} writes and has settled only {settled}")
-    ordered = sorted(tally.latencies_s)
-    return Measurement(
-        system=system.name,
-        clients=clients,
-        commits=len(ordered),
-        seconds=seconds,
-        commits_per_s=round(len(ordered) / seconds, 1),
-        p50_ms=percentile_ms(ordered, 0.50),
-        p99_ms=percentile_ms(ordered, 0.99),
-        max_ms=percentile_ms(ordered, 1.0),
+    verify_settled(system.name, accepted=tally.accepted, settled=settled)
+    return measurement(
+        system.name,
+        clients,
+        seconds,
+        tally.latencies_s,
         errors=tally.errors,
-        error_examples=tuple(tally.examples),
-        client_cores=round(client_cpu_s / seconds, 2),
-        server_cores=round(server_cpu_s / seconds, 2),
+        examples=tally.examples,
+        client_cpu_s=client_cpu_s,
+        server_cpu_s=server_cpu_s,
     )
 
 

@@ -113,6 +113,38 @@ class Processes:
         self._running.clear()
 
 
+class Members:
+    """A cluster of processes under measurement: what is asked of them whatever they run."""
+
+    def __init__(self) -> None:
+        self._processes = Processes()
+
+    def cpu_s(self) -> float:
+        """Return the processor time of the three so far, seconds."""
+        return self._processes.cpu_s()
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a member."""
+        return self._processes.process(name).pid
+
+    def revive(self, name: str) -> None:
+        """End a member, if it has not ended, and start it again on its data."""
+        self._processes.end(name)
+        self._processes.again(name)
+
+    def run_s(self) -> float:
+        """Return the time that the three have run so far, seconds."""
+        return self._processes.run_s()
+
+    def bytes_written(self) -> int:
+        """Return what the three have written to disks so far, bytes."""
+        return self._processes.bytes_written()
+
+    def check(self) -> None:
+        """Raise ServerFailed if a member has ended by itself."""
+        self._processes.check()
+
+
 def free_ports(count: int) -> list[int]:
     """Return `count` ports of loopback, in one row, that nobody listens on just now.
 

@@ -148,12 +148,17 @@ def a_resent_prefix(world: World) -> None:
     story.wait(0.01)
     world.hear(b.name, "on_frame", a.name, next(request for request in requests if request.prev_index >= known))
     story.wait(0.01)
+    _lead_without_the_old_leader(story, b, dark)
+
+
+def _lead_without_the_old_leader(story: Story, b: SimReplica, dark: SimReplica) -> None:
+    """The two that were cut off from each other elect one of them; then everybody is back and agrees."""
     for pair in ((b.name, dark.name), (dark.name, b.name)):
         story.network.links[pair].cut = False
     story.elect([b, dark])
     story.wait(0.5)
     story.join()
-    story.must(world.converged)
+    story.must(story.world.converged)
 
 
 def a_late_answer(world: World) -> None:
@@ -278,12 +283,7 @@ def a_late_snapshot(world: World) -> None:
         world.hear(b.name, "on_frame", a.name, chunk)
     story.wait(0.02)
     story.isolate(a)
-    for pair in ((b.name, dark.name), (dark.name, b.name)):
-        story.network.links[pair].cut = False
-    story.elect([b, dark])
-    story.wait(0.5)
-    story.join()
-    story.must(world.converged)
+    _lead_without_the_old_leader(story, b, dark)
 
 
 def a_decision_too_early(world: World) -> None:
