@@ -18,3 +18,9 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> Config:
 def config(founded: Config, tmp_path: Path) -> Config:
     """The cluster's configuration with storage and ports of this test's own."""
     return placed(founded, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pass counts as dear: on a busy machine one may take long, and what a test sees must not depend on that."""
+    monkeypatch.setattr("cluster.pacing.PASS_CHEAP_S", 60.0)

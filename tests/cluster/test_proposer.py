@@ -442,6 +442,7 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
             clock.advance(0.05)
             return real(self, at)
 
+        monkeypatch.setattr("cluster.pacing.PASS_CHEAP_S", 0.0002)
         monkeypatch.setattr(Agenda, "events_of_pass", events_of_pass)
         for number in range(1, 4):
             answer = submit(rig)
