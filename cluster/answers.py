@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 import msgspec
 
@@ -24,6 +25,30 @@ class Settled(msgspec.Struct, frozen=True):
     """False where the answer came from a receipt: this was a retry."""
 
 
+class Asker(Protocol):
+    """Who gets the answer to a command: a future of it, or whatever takes it in the same way, at once.
+
+    The methods are those of a future. They are called from the loop, never out of `Proposer.submit`; `set_result` and
+    `set_exception` once at most, and must not raise: consensus would stop for it.
+    """
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether whoever asked has taken it back."""
+        ...
+
+    def set_result(self, result: Settled, /) -> None:
+        """Take the answer."""
+        ...
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """Learn why there is none."""
+        ...
+
+
 Answer = asyncio.Future[Settled]
 
 
@@ -31,14 +56,14 @@ class Waiting(msgspec.Struct, frozen=True):
     """A command in the queue."""
 
     request: Request
-    answer: Answer
+    answer: Asker
     weight_bytes: int
 
 
 class Waiter(msgspec.Struct, frozen=True):
     """Who waits for an entry that is in flight, and what the answer will be."""
 
-    answer: Answer
+    answer: Asker
     revision: Revision
     job: int
     refusal: Refusal | None
@@ -62,15 +87,16 @@ class InFlight:
         self.waiters = waiters
 
 
-def resolve(answer: Answer, settled: Settled) -> None:
+def resolve(answer: Asker, settled: Settled) -> None:
     """Give the answer, if somebody still waits for it."""
     # The waiter may have gone, by its deadline or its connection: the command stands all the same.
     if not answer.done():
         answer.set_result(settled)
 
 
-def reject(answer: Answer, error: Exception) -> None:
+def reject(answer: Asker, error: Exception) -> None:
     """Give an exception as the answer."""
     answer.set_exception(error)
-    # Read once here: where the waiter has gone, asyncio would report the exception as forgotten.
-    answer.exception()
+    if isinstance(answer, asyncio.Future):
+        # Read once here: where the waiter has gone, asyncio would report the exception as forgotten.
+        answer.exception()

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cluster.answers import Answer, Asker
 from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
 from cluster.clock import Clock
 from cluster.config import Config
@@ -27,7 +28,7 @@ from cluster.levels import FeatureLevels
 from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
 from cluster.membership import Membership
 from cluster.past import Past
-from cluster.proposer import Answer, NotLeading, Proposer, QueueFull
+from cluster.proposer import NotLeading, Proposer, QueueFull
 from cluster.storage import Storage
 from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
 from replica.commit import Batch
@@ -170,13 +171,21 @@ class Controller:
 
     def submit(self, request: Request) -> Answer:
         """Have a command settled (`cluster.proposer`); QueueFull, JournalFull or NotLeading if it is not taken."""
+        self._check_room(request)
+        return self.proposer.submit(request)
+
+    def queue(self, request: Request, asker: Asker) -> None:
+        """Have a command settled for somebody who is told the answer; raises what `submit` raises."""
+        self._check_room(request)
+        self.proposer.queue(request, asker)
+
+    def _check_room(self, request: Request) -> None:
         if isinstance(request.command, SubmitJob) and self.journal_fill > JOURNAL_FILL_MAX:
             raise JournalFull(
                 f"the journal is {self.journal_fill:.0%} full, and new jobs are refused so that those there are can end"
             )
         if self._state.revision == 0 and not isinstance(request.command, FoundCluster):
             raise NotLeading(None)
-        return self.proposer.submit(request)
 
     async def current(self) -> State:
         """Return a state that is at least as new as any answer given before the call.

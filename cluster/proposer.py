@@ -30,7 +30,7 @@ from typing import NoReturn
 
 import msgspec
 
-from cluster.answers import Answer, InFlight, Settled, Waiter, Waiting, reject, resolve
+from cluster.answers import Answer, Asker, InFlight, Settled, Waiter, Waiting, reject, resolve
 from cluster.clock import Clock
 from cluster.consensus import NotLeader, Role
 from cluster.engine import Engine
@@ -152,6 +152,14 @@ class Proposer:
 
     def submit(self, request: Request) -> Answer:
         """Queue a command and return the future of its answer; QueueFull or NotLeading if it cannot be taken."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        answer: Answer = self._loop.create_future()
+        self.queue(request, answer)
+        return answer
+
+    def queue(self, request: Request, asker: Asker) -> None:
+        """Queue a command of somebody who is told the answer; QueueFull or NotLeading if it cannot be taken."""
         # As of the last change that consensus told: looking at the engine each time would cost as much as queueing. A
         # command that comes in before the change is told is refused when it is.
         if not self._open:
@@ -160,13 +168,9 @@ class Proposer:
         if len(self._queue) >= QUEUE_COMMANDS_MAX or self._queue_bytes + weight_bytes > QUEUE_BYTES_MAX:
             self.counts.queue_full += 1
             raise QueueFull(f"{len(self._queue)} commands are waiting")
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        answer: Answer = self._loop.create_future()
-        self._queue.append(Waiting(request, answer, weight_bytes))
+        self._queue.append(Waiting(request, asker, weight_bytes))
         self._queue_bytes += weight_bytes
         self._wake()
-        return answer
 
     @property
     def pacer(self) -> PassPacer:

@@ -19,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+import uvloop
+
 from cluster.address import Address
 from cluster.api import Server, Service
 from cluster.channel import ChannelServer
@@ -305,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.join:
             identity = asyncio.run(join(config, config.replica(options.name).name, clock=SystemClock()))
             LOGGER.info("this replica joins the cluster as %s", identity)
-        asyncio.run(run(config, options.name))
+        uvloop.run(run(config, options.name))
     except ConfigError as error:
         _say(f"forebay: {error}")
         return EXIT_CONFIGURATION_REFUSED

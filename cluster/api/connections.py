@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
@@ -90,8 +90,9 @@ class Connection(RequestHandler):
         self.rest_since_s = asyncio.get_running_loop().time()
         manager = self._manager
         super().connection_made(transport)
-        if not isinstance(manager, GuardedServer) or not isinstance(transport, asyncio.Transport):
+        if not isinstance(manager, GuardedServer):
             return
+        transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self.holder = _holder(transport)
         manager.held[self.holder] += 1
         if len(manager.connections) > CONNECTIONS_MAX or manager.held[self.holder] > CONNECTIONS_PER_IDENTITY_MAX:

@@ -67,7 +67,7 @@ async def stream(call: Call) -> web.StreamResponse:
     try:
         await response.prepare(call.request)
         transport = call.request.transport
-        if isinstance(transport, asyncio.WriteTransport):
+        if transport is not None:
             transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
         await _follow(call, response, index, after)
     except (ConnectionResetError, ConnectionError):
@@ -143,7 +143,7 @@ async def _send(call: Call, response: web.StreamResponse, payload: bytes, comple
 def _cut(call: Call, complete: int) -> None:
     """End a connection whose reader is too slow: the comment is the last thing it finds, if it ever reads on."""
     transport = call.request.transport
-    if isinstance(transport, asyncio.WriteTransport):
+    if transport is not None:
         comment = f": too slow; resume with from={complete}\n\n".encode()
         # The response is chunked: the comment and the end are written as its last chunks.
         transport.write(f"{len(comment):x}\r\n".encode() + comment + b"\r\n0\r\n\r\n")

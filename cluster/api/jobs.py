@@ -118,7 +118,8 @@ async def bulk(call: Call) -> Reply:
         command: c.Command | None = None
         outcome: Answer | Problem
         try:
-            command, outcome = service.admit(call.identity, request)
+            answer: Answer = asyncio.get_running_loop().create_future()
+            command, outcome = service.admit(call.identity, request, answer), answer
         except Problem as problem:
             outcome = problem
         except Redirect:

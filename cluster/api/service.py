@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from cluster.address import Address
+from cluster.answers import Answer, Asker
 from cluster.api import wire
 from cluster.api.authentication import PEOPLE, actor_of, permit
 from cluster.api.metrics import Metrics
@@ -20,7 +21,7 @@ from cluster.client.requests import BulkCommand
 from cluster.consensus import Role as RaftRole
 from cluster.controller import Controller, JournalFull, Unavailable
 from cluster.identity import Identity
-from cluster.proposer import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
+from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from replica.commands import Command, Request
 from replica.state import State
 from replica.units import MICROSECONDS_PER_SECOND
@@ -151,8 +152,13 @@ class Service:
 
     def begin(self, identity: Identity, command_id: bytes, command: Command) -> Answer:
         """Queue a command; Redirect, or Problem 429 or 503 if it cannot be taken."""
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._queue(Request(command_id, actor_of(identity), command), answer)
+        return answer
+
+    def _queue(self, request: Request, asker: Asker) -> None:
         try:
-            return self.controller.submit(Request(command_id, actor_of(identity), command))
+            self.controller.queue(request, asker)
         except NotLeading as error:
             raise self.elsewhere(error.leader) from error
         except QueueFull as error:
@@ -162,7 +168,7 @@ class Service:
                 507, "journal_full", str(error), "raise map_size in [storage] on every replica and restart them in turn"
             ) from error
 
-    def admit(self, identity: Identity, request: BulkCommand) -> tuple[Command, Answer]:
+    def admit(self, identity: Identity, request: BulkCommand, asker: Asker) -> Command:
         """Check and queue one command of a program; Problem or Redirect where it is not taken.
 
         The one path from a command in bulk or on the channel to the proposer: who may send it, what it may say, how old
@@ -170,7 +176,8 @@ class Service:
         """
         permit(identity, PEOPLE, "send commands")
         command = wire.bulk_command(request, identity)
-        return command, self.begin(identity, self.check_age(request.command_id), command)
+        self._queue(Request(self.check_age(request.command_id), actor_of(identity), command), asker)
+        return command
 
     def deadline(self) -> float:
         """Return by when answers that are waited for now must have come, in the loop's time."""

@@ -8,10 +8,10 @@ of the loop leaves in one TLS record.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import ssl
 from collections import deque
+from typing import cast
 
 import msgspec
 
@@ -38,7 +38,7 @@ from cluster.client.channel_frames import (
 )
 from cluster.client.requests import BulkCommand
 from cluster.identity import Identity
-from cluster.proposer import Answer, Settled
+from cluster.proposer import Settled
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
@@ -102,6 +102,30 @@ class ChannelServer:
             connection.sweep(now_s)
 
 
+class _Asker:
+    """Who waits for one command. Told at once, so that answers leave before the next batch is decided and synced."""
+
+    __slots__ = ("_connection", "number", "since_s")
+
+    def __init__(self, connection: _Connection, number: int, since_s: float) -> None:
+        self._connection = connection
+        self.number = number
+        self.since_s = since_s
+        """The loop's time at which the command was taken."""
+
+    def done(self) -> bool:
+        return not self._connection.has_waiting(self)
+
+    def cancelled(self) -> bool:
+        return False  # a program that goes away does not take its commands back
+
+    def set_result(self, result: Settled) -> None:
+        self._connection.answer(self, result)
+
+    def set_exception(self, exception: Exception) -> None:
+        self._connection.answer(self, exception)
+
+
 class _Connection(asyncio.Protocol):
     """One program. Everything runs in callbacks: what it reads, and the answers that the proposer resolves."""
 
@@ -113,8 +137,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._identity: Identity | None = None
         self._greeted = False
-        self._waiting: dict[int, float] = {}
-        """Number -> the loop's time at which its command was taken, oldest first."""
+        self._waiting: dict[int, _Asker] = {}
+        """Who waits, by number, oldest first."""
         self._out: list[bytes] = []
         self._flush_soon = False
         self._bodies: deque[bytes] = deque()
@@ -125,8 +149,7 @@ class _Connection(asyncio.Protocol):
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)
         try:
             identity = identity_of(transport, self._service.config.cluster.id)
             permit(identity, PEOPLE, "use the channel")
@@ -186,34 +209,39 @@ class _Connection(asyncio.Protocol):
         number = message.number
         if number in self._waiting:
             raise ChannelRefused(f"number {number} is in use by a command that waits")
+        asker = self._waiting[number] = _Asker(self, number, self._heard_s)
         try:
-            answer = self._begin(message, self._identity)
+            self._begin(message, self._identity, asker)
+            return
         except Problem as problem:
             self._fail(number, problem)
         except Redirect:
             self._redirect(number)
         except (StorageFailed, BrokenInvariant) as error:
             self._service.fail(error)
-        else:
-            self._waiting[number] = self._heard_s
-            answer.add_done_callback(functools.partial(self._answered, number))
+        self._waiting.pop(number, None)
 
-    def _begin(self, ask: Ask, identity: Identity) -> Answer:
+    def _begin(self, ask: Ask, identity: Identity, asker: _Asker) -> None:
         try:
             command = _command_decoder.decode(ask.command)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise bad_body(error) from error
         if not self._service.controller.state.revision:
             raise no_leader("the cluster is being founded")
-        return self._service.admit(identity, command)[1]
+        self._service.admit(identity, command, asker)
 
-    def _answered(self, number: int, answer: Answer) -> None:
-        if self._waiting.pop(number, None) is None:
-            return  # the program has gone, or was told already that the outcome is not known
-        try:
-            self._settled(number, answer.result())
-        except Exception as error:
-            self._failed(number, error)
+    def has_waiting(self, asker: _Asker) -> bool:
+        """Whether a command is to be answered: not once the program has gone, or was told that nobody knows."""
+        return self._waiting.get(asker.number) is asker
+
+    def answer(self, asker: _Asker, outcome: Settled | Exception) -> None:
+        """Tell the program; called by the proposer as the command's entry is applied."""
+        number = asker.number
+        del self._waiting[number]
+        if isinstance(outcome, Settled):
+            self._settled(number, outcome)
+        else:
+            self._failed(number, outcome)
         if self._paused and len(self._waiting) == OUTSTANDING_MAX // 2:
             self._loop.call_soon(self._resume)
 
@@ -247,8 +275,8 @@ class _Connection(asyncio.Protocol):
 
     def sweep(self, now_s: float) -> None:
         """Answer what waits for too long, and end a connection that idles or does not read."""
-        for number, since_s in list(self._waiting.items()):
-            if now_s - since_s < COMMIT_WAIT_S:
+        for number, asker in list(self._waiting.items()):
+            if now_s - asker.since_s < COMMIT_WAIT_S:
                 break  # the others came later
             del self._waiting[number]
             self._fail(number, outcome_unknown())

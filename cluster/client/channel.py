@@ -12,7 +12,7 @@ import random
 import ssl
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import msgspec
 
@@ -132,8 +132,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.write(encode_frame(Hello(CHANNEL_VERSION, self._cluster_id)))
 
     def data_received(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from cluster.address import Address
 from cluster.consensus.frames import AnyMessage, FrameReader, FrameRefused, encode_frame
@@ -79,8 +79,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = transport = cast(asyncio.Transport, transport)
         self.peer = self._links.identify_peer(transport)
 
     def data_received(self, data: bytes) -> None:

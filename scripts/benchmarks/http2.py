@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import struct
 from collections import deque
-from typing import Final
+from typing import Final, cast
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -113,8 +113,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)
         settings = struct.pack(">HI", 4, WINDOW_BYTES)  # SETTINGS_INITIAL_WINDOW_SIZE
         more = (WINDOW_BYTES - WINDOW_BYTES_DEFAULT).to_bytes(4, "big")
         transport.write(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 
 from benchmarks.forebay import ForebayCluster
 from benchmarks.load import Measurement, measurement, verify_settled
@@ -190,7 +191,7 @@ def main() -> int:
     parser.add_argument("--name", required=True)
     options = parser.parse_args()
     os.umask(0o077)
-    asyncio.run(_serve(Config.load(options.config), options.name))
+    uvloop.run(_serve(Config.load(options.config), options.name))
     return 0
 
 

@@ -1,13 +1,13 @@
 """The sections of scripts/bench: what is run in which order, and the tables that are printed."""
 
 import argparse
-import asyncio
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 
 from benchmarks import failover as failovers_module
 from benchmarks import idle as idle_module
@@ -64,7 +64,7 @@ def loads(
         for clients in options.clients:
             for system in systems if round_ % 2 == 0 else systems[::-1]:
                 place = directory / f"{system}-{round_}-{clients}"
-                result = asyncio.run(_one(system, place, clients, warm_up_s, options.seconds))
+                result = uvloop.run(_one(system, place, clients, warm_up_s, options.seconds))
                 results.append(result)
                 say(
                     f"{round_ + 1:>5} {clients:>7} {system:<10} {result.commits_per_s:>10,.0f} {result.p50_ms:>8.2f} "
@@ -140,7 +140,7 @@ def failovers(
                     say(f"{timing:>10} {fault:<6} {done} of {count}")
 
             place = directory / f"failover-{timing}-{fault}"
-            found = asyncio.run(failovers_module.measure(systems, timing, fault, count, place, tell))
+            found = uvloop.run(failovers_module.measure(systems, timing, fault, count, place, tell))
             of = {row.system: row for row in found}
             for row in found:
                 ratios: dict[str, float] = {}
@@ -162,7 +162,7 @@ def idle(systems: Sequence[str], seconds: float, directory: Path, say: Say) -> l
     say(f"{'system':<8} {'% of a core':>11} {'bytes written':>13}")
     rows = []
     for system in systems:
-        row = asyncio.run(idle_module.measure(SYSTEMS[system](directory / f"idle-{system}"), seconds))
+        row = uvloop.run(idle_module.measure(SYSTEMS[system](directory / f"idle-{system}"), seconds))
         rows.append(msgspec.to_builtins(row))
         say(f"{system:<8} {row.core_percent:>11.2f} {row.bytes_written:>13}")
     return rows

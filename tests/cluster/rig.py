@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import aiohttp
 import msgspec
+import uvloop
 
 from cluster.address import Address
 from cluster.api import Server, Service
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 
 
 def story(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an asynchronous test."""
+    """Run an asynchronous test, on the event loop that a replica runs on."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **fixtures: Any) -> None:
@@ -45,7 +46,7 @@ def story(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             async with asyncio.timeout(PATIENCE_S * 3):
                 await test(*arguments, **fixtures)
 
-        asyncio.run(bounded())
+        uvloop.run(bounded())
 
     return run
 

@@ -71,7 +71,6 @@ async def test_many_clients_at_once_get_one_job_each(config: Config) -> None:
     async with Rig(config) as rig:
         answers = await asyncio.gather(*(rig.submit(hold=True) for _ in range(40)))
         assert sorted(answer.body["job_id"] for answer in answers) == list(range(1, 41))
-        assert rig.controller.proposer.counts.batches < 40
 
 
 @story

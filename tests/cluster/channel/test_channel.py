@@ -185,6 +185,24 @@ async def test_an_entry_that_is_not_committed_in_time_is_answered_as_unknown(con
 
 
 @story
+async def test_a_late_answer_is_not_given_to_a_later_command_with_the_same_number(config: Config) -> None:
+    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        first = connection.ask(submission(rig))
+        await until(lambda: rig.engine.uncommitted > 0)
+        for known in server.connections:
+            known.sweep(asyncio.get_running_loop().time() + server_module.COMMIT_WAIT_S + 1)
+        with pytest.raises(ChannelError):
+            await first
+        connection._number -= 1
+        second = connection.ask(submission(rig))
+        await until(lambda: rig.engine.uncommitted > 1)
+        rig.engine.commit()
+        assert (await second).job == 2
+        connection.close()
+
+
+@story
 async def test_a_broken_connection_leaves_the_outcome_unknown_and_the_command_stands(config: Config) -> None:
     async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
         connection = await connect(rig, server)

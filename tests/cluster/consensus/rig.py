@@ -91,6 +91,12 @@ class Rig:
         self.engine.receive(peer, message)
         self.engine.tick()
 
+    def settle(self) -> None:
+        """Tick as long as there is something to do at this instant."""
+        self.engine.tick()
+        while self.engine.next_due_s() <= self.clock.now_s:
+            self.engine.tick()
+
     def wait(self, duration_s: float) -> None:
         """Let time go on, with a tick whenever one is due and one at the end."""
         end_s = self.clock.now_s + duration_s

@@ -120,7 +120,7 @@ def test_h19_proposals_of_one_tick_share_one_sync_and_one_request() -> None:
     syncs = rig.disk.syncs
     for number in range(100):
         rig.engine.propose(b"\x01%d" % number)
-    rig.engine.tick()
+    rig.settle()
     assert rig.disk.syncs == syncs + 1
     assert [len(request.entries) for request in rig.take(AppendRequest, "r2")] == [100]
 

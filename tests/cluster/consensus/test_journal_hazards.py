@@ -76,15 +76,16 @@ def test_h02_append_requests_leave_before_the_sync_but_the_leader_counts_itself_
     seen: list[tuple[int, int]] = []
     rig.disk.before_sync = lambda: seen.append((len(rig.out), rig.engine.commit_index))
     rig.engine.tick()
-    assert seen == [(2, index - 1)]
-    # One peer and the leader itself are a majority; with a failed sync the leader does not count.
+    assert seen == [], "the event loop sends at the end of a turn: the disk holds up the next one, not this"
     requests = rig.take(AppendRequest, "r2")
-    rig.disk.before_sync = lambda: None
-    rig.engine.propose(B)
-    rig.disk.fail_next = OSError("the disk is gone")
+    assert len(requests) == 1
+    # One peer and the leader itself are a majority; with a failed sync the leader does not count.
     rig.engine.receive("r2", AppendReply(rig.engine.term, requests[-1].seq, index))
+    rig.disk.before_sync = lambda: seen.append((0, rig.engine.commit_index))
+    rig.disk.fail_next = OSError("the disk is gone")
     with pytest.raises(OSError):
         rig.engine.tick()
+    assert seen == [(0, index - 1)]
     assert rig.engine.commit_index == index - 1
 
 

@@ -394,7 +394,7 @@ def test_h13_a_configuration_that_is_not_applied_is_in_force_after_a_restart() -
     bench = Bench()
     bench.lead()
     bench.engine.change(Wanted(action=Action.ADD, name="r4"))
-    bench.engine.tick()
+    bench.settle()
     assert bench.disk.applied <= bench.disk.commit < len(bench.disk.entries)
     again = Bench(disk=bench.disk)
     assert again.engine.configuration.learners[0].id == "r4#2"
