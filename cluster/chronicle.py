@@ -143,10 +143,13 @@ class Chronicle:
         stop = self._recent[0].index if self._recent else self._index + 1
         chunk: list[Applied] = []
         revision: Revision | None = None
+        following = first
         for entry in self._ledger.read(first, limit=min(limit, stop - first)):
             batch = read_batch(entry.data)
-            if revision is None:
+            if revision is None or entry.index != following:
+                # After a gap, which the ledger passes over, it is not what it was: a snapshot came in between.
                 revision = self._revision_before(entry.index)
+            following = entry.index + 1
             void = batch is not None and batch.base != revision
             base = revision
             if batch is not None and not void:

@@ -1,8 +1,7 @@
 """The configuration of a cluster: one TOML file, read once, checked whole, never guessed at.
 
 Unknown keys, duplicate names and addresses, sizes and numbers out of bounds are refused before anything starts. Paths
-are relative to the file. Pools and policy here are the founding ones: afterwards they are replicated state that
-commands change (law 3).
+are relative to the file. What the cluster is founded with is read in `founding_config`.
 """
 
 import os
@@ -14,12 +13,16 @@ from typing import Final, Literal, TypeVar, cast
 import msgspec
 
 from cluster.address import Address, AddressError
+from cluster.founding_config import read_name, read_policy, read_pools
 from cluster.identity import NAME_RULE, is_name
+from cluster.mail_config import NO_MAIL, MailConfig, read_mail
 from cluster.pki import AUTHORITY_NAME
+from cluster.provider_config import read_provider
+from cluster.providers.interface import NO_LOCAL, Local
 from cluster.tls import TlsFiles, find_unsafe_keys, is_there
 from cluster.toml_table import ConfigError, Table, near
-from replica.limits import CPUS_MAX, NODES_MAX, POOLS_MAX
-from replica.policy import Policy, check_policy
+from replica.limits import CPUS_MAX, NODES_MAX
+from replica.policy import Policy
 from replica.pools import Pool
 
 __all__ = [
@@ -41,9 +44,6 @@ REPLICA_COUNTS: Final = (1, 3, 5)
 
 REPLICAS_MAX: Final = 16
 """Replicas in the file: the founders, and those that were added since; only nine may be members at a time."""
-
-ROOTS_MAX: Final = 256
-"""Staging roots of a kind, count: each is compared with each path of a job."""
 
 GIB: Final = 1024**3
 MAP_SIZE_BYTES_MIN: Final = 16 * 1024**2
@@ -140,6 +140,9 @@ class Config(msgspec.Struct, frozen=True):
     storage: StorageConfig
     timing: TimingConfig
     policy: Policy
+    provider: Local = NO_LOCAL
+    """Where this machine has the programs of the site's burst-buffer provider."""
+    mail: MailConfig = NO_MAIL
 
     @classmethod
     def load(cls, path: Path) -> "Config":
@@ -243,11 +246,13 @@ def _read(file: Path, top: Table) -> Config:
         cluster=_cluster(top.table("cluster", required=True)),
         replicas=_replicas(top),
         agents=_agents(top, base),
-        pools=_pools(top),
+        pools=read_pools(top),
         tls=_tls(top.table("tls"), base),
         storage=_storage(top.table("storage"), base),
         timing=_timing(top.table("timing")),
-        policy=_policy(top, base),
+        policy=read_policy(top, base),
+        mail=read_mail(top.table("mail")),
+        provider=read_provider(top.table("provider"), base),
     )
     top.finish()
     _refuse_shared(file, config)
@@ -256,7 +261,7 @@ def _read(file: Path, top: Table) -> Config:
 
 
 def _cluster(table: Table) -> ClusterConfig:
-    name = _name(table, "name", "demo")
+    name = read_name(table, "name", "demo")
     cluster_id = table.text("id", example="32 hexadecimal digits made by forebay init")
     if _CLUSTER_ID.fullmatch(cluster_id) is None:
         raise table.refuse("id", f"found {cluster_id!r}", "write the 32 hexadecimal digits that `forebay init` made")
@@ -269,7 +274,7 @@ def _replicas(top: Table) -> tuple[ReplicaConfig, ...]:
     replicas = []
     for table in tables:
         replica = ReplicaConfig(
-            _name(table, "name", "r1"),
+            read_name(table, "name", "r1"),
             _address(table, "peer", "7401"),
             _address(table, "api", "7411"),
             _address(table, "channel", "7421") if table.has("channel") else None,
@@ -286,7 +291,7 @@ def _replicas(top: Table) -> tuple[ReplicaConfig, ...]:
 def _agents(top: Table, base: Path) -> tuple[AgentConfig, ...]:
     agents = []
     for table in top.tables("agent", most=NODES_MAX):
-        name = _name(table, "name", "n1")
+        name = read_name(table, "name", "n1")
         accounts = cast(Literal["own", "switch"], table.choice("accounts", ("own", "switch"), "own"))
         agents.append(
             AgentConfig(
@@ -300,28 +305,6 @@ def _agents(top: Table, base: Path) -> tuple[AgentConfig, ...]:
         )
         table.finish()
     return tuple(agents)
-
-
-def _pools(top: Table) -> tuple[Pool, ...]:
-    pools: list[Pool] = []
-    default = ""
-    for table in top.tables("pool", most=POOLS_MAX):
-        name, quantity, granularity = _name(table, "name", "fast"), table.size("quantity"), table.size("granularity", 1)
-        if granularity > quantity:
-            raise table.refuse(
-                "granularity",
-                f"found {granularity} bytes, more than the pool's quantity of {quantity}",
-                "write a smaller one",
-            )
-        is_default = table.boolean("default", False)
-        table.finish()
-        if name in {pool.name for pool in pools}:
-            raise table.refuse("name", f"there is already a pool {name!r}", "give each pool a name of its own")
-        if is_default and default:
-            raise table.refuse("default", f"pool {default!r} is the default already", "make one pool the default")
-        default = name if is_default else default
-        pools.append(Pool(name=name, quantity_bytes=quantity, granularity_bytes=granularity, is_default=is_default))
-    return tuple(pools)
 
 
 def _tls(table: Table, base: Path) -> TlsConfig:
@@ -367,46 +350,6 @@ def _timing(table: Table) -> TimingConfig:
     return TimingConfig(
         election_min_s=least / 1000, election_max_s=most / 1000, heartbeat_s=heartbeat / 1000, node_down_s=node_down_s
     )
-
-
-def _policy(top: Table, base: Path) -> Policy:
-    staging, table = top.table("staging"), top.table("policy")
-    sources, destinations = _roots(staging, "sources", base), _roots(staging, "destinations", base)
-    staging.finish()
-    settings: dict[str, int | bool] = {}
-    standard = Policy()
-    for field in Policy.__struct_fields__:
-        value = getattr(standard, field)
-        if isinstance(value, bool):
-            settings[field] = table.boolean(field, value)
-        elif isinstance(value, int):
-            settings[field] = table.integer(field, value)
-    table.finish({"sources": "[staging]", "destinations": "[staging]"})
-    policy = msgspec.structs.replace(standard, sources=sources, destinations=destinations, **settings)
-    refusal = check_policy(policy)
-    if refusal is not None:
-        key = refusal.place.removeprefix("policy.")
-        place = staging if key in ("sources", "destinations") else table
-        raise place.refuse(key, refusal.sentence, refusal.remedy)
-    return policy
-
-
-def _roots(table: Table, key: str, base: Path) -> tuple[str, ...]:
-    roots = []
-    for number, text in enumerate(table.texts(key, (), most=ROOTS_MAX), start=1):
-        if "%" in text.replace("%u", ""):
-            raise table.refuse(f"{key}[{number}]", f"found {text!r}", "the only symbol here is %u, the job's user")
-        if ".." in Path(text).parts:
-            raise table.refuse(f"{key}[{number}]", f"found '..' in {text!r}", "write the directory itself")
-        roots.append(os.path.normpath(base / text))
-    return tuple(roots)
-
-
-def _name(table: Table, key: str, example: str) -> str:
-    name = table.text(key, example=example)
-    if not is_name(name):
-        raise table.refuse(key, f"found {name!r}", NAME_RULE)
-    return name
 
 
 def _path(table: Table, key: str, default: str, base: Path) -> Path:

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from cluster.answers import Answer, Asker
 from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
@@ -24,11 +24,16 @@ from cluster.config import Config
 from cluster.consensus import Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine
+from cluster.installing import Installing, call_soon
 from cluster.levels import FeatureLevels
 from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
+from cluster.mail import Mailer
 from cluster.membership import Membership
 from cluster.past import Past
 from cluster.proposer import NotLeading, Proposer, QueueFull
+from cluster.providers.pool_watch import PoolWatch
+from cluster.raising import FirstRaise
+from cluster.restarting import Restarting
 from cluster.storage import Storage
 from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
 from replica.commit import Batch
@@ -114,6 +119,10 @@ class Controller:
         self._looking: asyncio.TimerHandle | None = None
         self._leading_term = 0
         self._founding: Answer | None = None
+        self.first_raise = FirstRaise(
+            self.levels, state=lambda: self._state, leads=lambda: self.leads, submit=self.submit
+        )
+        self.restarting = Restarting(state=lambda: self._state, leads=lambda: self.leads, submit=self.submit)
         self._commanded: set[str] = set()
         """Nodes about which a command of the leader's own is under way."""
         self.entries_applied = 0
@@ -122,6 +131,10 @@ class Controller:
         self.snapshot_at_s: float | None = None
         self.checkpoints: Checkpoints | None = None
         """Compares states with the peers'; None in a replica that has none to ask."""
+        self.mailer: Mailer | None = None
+        """Sends the mail that is owed; None in a replica that was given none."""
+        self.pool_watch: PoolWatch | None = None
+        """Asks the site's provider for its pools; None in a replica that was given none."""
 
     # What others ask
 
@@ -159,6 +172,12 @@ class Controller:
         """Leave consensus without handing anything off, and close the storage with everything known written."""
         if self._looking is not None:
             self._looking.cancel()
+        self.first_raise.stop()
+        self.restarting.stop()
+        if self.mailer is not None:
+            self.mailer.stop()
+        if self.pool_watch is not None:
+            self.pool_watch.stop()
         self.proposer.stop()
         self.orders.wake_all()
         await self.engine.stop()
@@ -235,7 +254,7 @@ class Controller:
         if future is not self._saving:
             self._saving = future
             self._attempted_index = self._index
-            future.add_done_callback(lambda done: _call_soon(loop, self._saved, image, done))
+            future.add_done_callback(lambda done: call_soon(loop, self._saved, image, done))
         return future
 
     # What consensus calls
@@ -294,7 +313,7 @@ class Controller:
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
         """Return what takes a snapshot from the leader."""
-        return _Install(self, index, term)
+        return Installing(self.snapshots, index, term, installed=self.installed)
 
     def installed(self, image: Image) -> None:
         """Continue from a received snapshot that was verified."""
@@ -323,6 +342,7 @@ class Controller:
             self.orders.wake_all()
             LOGGER.info("%s in term %d, leader %s", self.engine.role, self.engine.term, self.engine.leader or "unknown")
         self.proposer.leadership_changed()
+        self.restarting.lead(self._leading_term)
         if self.proposer.leading and self._state.revision == 0 and self._founding is None:
             self._found()
 
@@ -344,6 +364,7 @@ class Controller:
         refusal = answer.result().refusal
         if refusal is None:
             LOGGER.info("the cluster %s was founded", self.config.cluster.name)
+            self.first_raise.founded()
         elif refusal.code is not RefusalCode.ALREADY_FOUNDED:
             LOGGER.error(
                 "the cluster cannot be founded from %s: %s; %s", self.config.file, refusal.sentence, refusal.remedy
@@ -355,6 +376,11 @@ class Controller:
         if not self.leads:
             return
         self.membership.promote()
+        self.first_raise.look()
+        if self.mailer is not None:
+            self.mailer.look()
+        if self.pool_watch is not None:
+            self.pool_watch.look()
         for node, silence_s in self.liveness.silent(self._state):
             self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
 
@@ -403,45 +429,3 @@ class Controller:
         keep_from = image.index - COMPACTION_MARGIN_ENTRIES
         if keep_from > 0:
             self.engine.compact_to(keep_from)
-
-
-class _Install:
-    """Takes the chunks of a leader's snapshot; the store verifies it, the controller continues from it."""
-
-    def __init__(self, controller: Controller, index: int, term: int) -> None:
-        self._controller = controller
-        self._receiver = controller.snapshots.receive(index, term)
-        self._verified: Future[None] | None = None
-
-    @property
-    def received_bytes(self) -> int:
-        return self._receiver.next_offset
-
-    def write(self, offset: int, data: bytes) -> None:
-        self._receiver.write(offset, data)
-
-    def verify(self, done: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self._verified = self._controller.snapshots.verify(self._receiver)
-        self._verified.add_done_callback(lambda verified: _call_soon(loop, done))
-
-    def finish(self) -> Placed | None:
-        if self._verified is None:
-            raise BrokenInvariant("a snapshot that was not verified is to be installed")
-        self._verified.result()
-        image = self._receiver.image
-        self._receiver.seal()
-        self._controller.installed(image)
-        return image.configuration
-
-    def abort(self) -> None:
-        self._receiver.abort()
-
-    def suspend(self) -> None:
-        self._receiver.suspend()
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
-    # The loop may be closed when a replica stops while its snapshot is being given up.
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call, *arguments)

@@ -154,8 +154,8 @@ def render(founding: Founding, cluster_id: str) -> str:
     has_default = any(pool.is_default for pool in founding.pools)
     lines = [
         "# Forebay: one file for the whole cluster; every machine has the same copy. Paths are relative to this file.",
-        "# Pools and policy below found the cluster. Afterwards change them with `forebay pool set`: replicas never",
-        "# decide from a local file.",
+        "# Pools and policy below found the cluster. Afterwards change them with `forebay config` and `forebay pool`:",
+        "# replicas never decide from a local file.",
         "",
         "[cluster]",
         f"name = {quote(founding.name)}",

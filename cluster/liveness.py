@@ -13,7 +13,7 @@ import msgspec
 
 from cluster.clock import Clock
 from replica.commit import Batch
-from replica.events import PolicySet, job_of
+from replica.events import PolicySet, SiteConfigured, job_of
 from replica.state import State
 from replica.units import Instant, Revision
 
@@ -132,7 +132,7 @@ class OrderWatch:
         touched: set[str] = set()
         for entry in batch.entries:
             for event in entry.events:
-                if isinstance(event, PolicySet):
+                if isinstance(event, PolicySet | SiteConfigured):
                     touched.update(after.nodes)
                 job_id = job_of(event)
                 if job_id is None:

@@ -34,6 +34,8 @@ from cluster.divergence import Checkpoints
 from cluster.engine import Engine
 from cluster.garbage import Collector
 from cluster.joining import JoiningRefused, join
+from cluster.mail import Mailer, sender_of
+from cluster.providers.pool_watch import PoolWatch
 from cluster.storage import StorageRefused, allow_first_start, note_forgotten, open_storage
 from cluster.tls import TlsRefused, server_context
 from replica.features import ReleaseNeeded
@@ -99,6 +101,17 @@ def release() -> str:
         return version("forebay")
     except PackageNotFoundError:
         return "unknown"
+
+
+def mailer_of(controller: Controller, config: Config) -> Mailer:
+    """Return what sends this replica's mail while it leads: as its own file says."""
+    return Mailer(
+        state=lambda: controller.state,
+        leads=lambda: controller.leads,
+        submit=controller.submit,
+        sender=lambda state: sender_of(config.mail, state.name, state.cluster_id),
+        clock=controller.clock,
+    )
 
 
 def founding_of(config: Config, identity: str) -> Configuration:
@@ -180,7 +193,16 @@ class Replica:
         self.controller.checkpoints = Checkpoints(name, self._peers, self._digests_of, fail)
         self.controller.levels.ask = self._status_of
         self.controller.levels.version = release()
+        self.controller.mailer = mailer_of(self.controller, config)
         self.service = Service(self.controller, version=release(), fail=fail)
+        self.controller.pool_watch = PoolWatch(
+            self.service.providing.calls,
+            config.provider,
+            state=lambda: self.controller.state,
+            leads=lambda: self.controller.leads,
+            submit=self.controller.submit,
+            clock=clock,
+        )
         self.server = Server(self.service, address=me.api, tls=context)
         self.channel = (
             None if me.channel is None else ChannelServer(self.service, address=me.channel, tls=server_context(tls))
@@ -218,6 +240,7 @@ class Replica:
         if self.channel is not None:
             await self.channel.stop()
         await self.server.stop()
+        await self.service.providing.close()
         await self.controller.stop()
         await self._client.close()
 

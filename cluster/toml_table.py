@@ -51,6 +51,10 @@ class Table:
         """Say whether the key is written, whatever its value."""
         return key in self._values
 
+    def keys(self) -> tuple[str, ...]:
+        """Return the keys that are written: for a table whose keys are free."""
+        return tuple(self._values)
+
     def place(self, key: str) -> str:
         """Return the path of a key of this table, as errors name it."""
         return f"{self._path}.{key}" if self._path else key
@@ -60,9 +64,9 @@ class Table:
         return ConfigError(self._file, self.place(key) if key else self._path, sentence, remedy)
 
     def text(self, key: str, default: str | None = None, *, example: str = "") -> str:
-        """Return a non-empty text."""
+        """Return a non-empty text; `default` may be empty."""
         value = self._take(key, str, default, f'write {key} = "{example or "…"}"')
-        if not value:
+        if not value and self.has(key):
             raise self.refuse(key, "the text is empty", f'write {key} = "{example or "…"}" or leave the key out')
         if "\x00" in value or "\n" in value:
             raise self.refuse(key, "the text has a line break or a NUL character", "write one line")

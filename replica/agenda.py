@@ -9,7 +9,7 @@ what it does, not how many jobs wait. It is no part of the State: only the leade
 It is built from a State, a portion at a time if need be, advanced by the events that lead to the next one, and thrown
 away with the lead.
 
-For each job that is not over, `_Part` is what the job puts into the index. An event names jobs and nodes; their parts
+For each job that is not over, `Part` is what the job puts into the index. An event names jobs and nodes; their parts
 are computed anew from the new State, and the difference goes into the index. Two things reach further than the jobs
 that an event names: a node that changes touches the jobs on it, and a job that passes a milestone touches those that
 wait for it.
@@ -19,6 +19,11 @@ CPUs of any node. Those for a pool or for any node stand in one queue per number
 that is up could hold are passed over together. A pass merges the queues, and leaves one as soon as nothing further back
 can get anything.
 
+Of an array only as many tasks stand in queues as have room in it (`replica.arrays`), the first ones of its own line, so
+that throttled ones cost nothing. Operations that wait for a turn (`replica.turns`) stand in a queue per stage.
+
+Why a job waits is a pass that stops at the job's turn (`verdicts_of`): what the pass leaves out changes nothing.
+
 Laws (tests/replica/test_agenda.py): the advanced index equals one built afresh, and its events and its next instant
 are those of `scheduling`.
 """
@@ -26,72 +31,46 @@ are those of `scheduling`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-import msgspec
+from itertools import islice
 
 from replica import events as e
-from replica.agenda_pass import AgendaPass, Key, NodeUse, Queue
-from replica.buffers import HOLDING, Buffer, BufferState
-from replica.due import due_at
-from replica.jobs import ENDED, DependencyKind, Job, JobState
-from replica.line import run_until
-from replica.pending import early_gate
-from replica.scheduling import REPLAN_S, takes_cpus, waits_for_space
+from replica.agenda_parts import Milestone, More, Part, keep, keep_in_set, part_of
+from replica.agenda_pass import AgendaPass, Group, Key, NodeUse, Queue
+from replica.agenda_waiters import Waiters
+from replica.arrays import ArrayUse
+from replica.due import reservation_instants, reservations_due
+from replica.jobs import JobState
+from replica.pending import buffer_gate, early_gate, later_reason
+from replica.revocation import Victim
+from replica.scheduling import REPLAN_S, still, waits_for_space
 from replica.sorted_keys import SortedKeys
 from replica.state import State
-from replica.state_index import is_finished
 from replica.units import NEVER, Instant, seconds
+from replica.verdicts import Verdict
 
 NODE_EVENTS = (e.NodeRegistered, e.NodeDrained, e.NodeResumed, e.NodeWentDown, e.NodeCameBack)
-EVENTS_ABOUT_ALL = (e.ClusterFounded, e.PolicySet)
-EVENTS_ABOUT_NONE = (e.PoolSet, e.FeatureLevelRaised)
+RESERVATION_EVENTS = (e.ReservationSet, e.ReservationDeleted, e.ReservationStarted, e.ReservationEnded)
+EVENTS_ABOUT_ALL = (
+    e.ClusterFounded,
+    e.PolicySet,
+    e.SiteConfigured,
+    e.AccountSet,
+    e.AccountDeleted,
+    e.QosSet,
+    e.QosDeleted,
+    e.SchedulingRulesSet,
+)
+EVENTS_ABOUT_NONE = (
+    e.PoolSet,
+    e.PoolRemoved,
+    e.PoolUnitSet,
+    e.FeatureLevelRaised,
+    e.MailSent,
+    e.MailDropped,
+    e.LicenseSet,
+    e.LicenseDeleted,
+)
 """Events that are not about one job: about a node, about every job, or about nothing that is kept here."""
-
-
-class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one job that is not over puts into the index."""
-
-    queue: Queue | None
-    key: Key | None
-    node: str
-    cpus: int
-    """CPUs of `node` that it takes now."""
-    staging: bool
-    due_at: int
-    pool: str
-    """The pool that it holds a part of, if `hold` is not None."""
-    hold: Key | None
-    """Until when, how much, and the job."""
-    milestone: int
-
-
-class _Milestone:
-    """How far a job has come, as far as others wait for it."""
-
-    STARTED = 1
-    RESULT = 2
-    ENDED = 3
-    FINISHED = 4
-    GONE = 5
-
-
-def _milestone(job: Job, finished: bool) -> int:
-    if finished:
-        return _Milestone.FINISHED
-    if job.state in ENDED:
-        return _Milestone.ENDED
-    if job.result in ENDED:
-        return _Milestone.RESULT
-    return 0 if job.state in (JobState.PENDING, JobState.CONFIGURING) else _Milestone.STARTED
-
-
-def _awaited(kind: DependencyKind, waiter: Job) -> int:
-    """Return the milestone at which a dependency may change."""
-    if kind is DependencyKind.AFTER:
-        return _Milestone.STARTED
-    if kind is DependencyKind.AFTER_BURST_BUFFER:
-        return _Milestone.FINISHED
-    return _Milestone.ENDED if waiter.has_buffer else _Milestone.RESULT
 
 
 class Agenda:
@@ -102,8 +81,15 @@ class Agenda:
         self.state = state
         self._touched: set[int] = set(state.unfinished)
         self._touched_nodes: set[str] = set(state.nodes)
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, Part] = {}
         self.queues: dict[Queue, SortedKeys[Key]] = {}
+        self.fronts: dict[Group, SortedKeys[tuple[Key, Queue]]] = {}
+        """Group of queues -> the first candidate of each, with its queue."""
+        self.victims: dict[str, SortedKeys[Victim]] = {}
+        """Pool -> jobs whose staged buffer may be taken back, the last ones in the order of candidates first."""
+        self._jobs_of: dict[str, set[int]] = {}
+        """Reservation -> its jobs that are not over."""
+        self._reservation_of: dict[int, str] = {}
         self._queue_names: dict[Queue, Queue] = {}
         """The names of the queues, so that all jobs in a queue share one."""
         self.sizes: dict[str, SortedKeys[int]] = {}
@@ -111,15 +97,19 @@ class Agenda:
         self._size_counts: dict[tuple[str, int], int] = {}
         self.timers: SortedKeys[tuple[int, int]] = SortedKeys()
         self.holds: dict[str, SortedKeys[Key]] = {}
-        self.staging = 0
+        self.queued: dict[int, SortedKeys[tuple[int, int]]] = {}
+        """Stage -> who waits for a turn of it, first come first."""
+        self._space_parts = 0
+        """Candidates for space, those that their arrays keep back included."""
+        self._lines: dict[int, SortedKeys[Key]] = {}
+        """Array -> its tasks that need room in it. The first of them, as many as have room, are in `queues`."""
+        self._shown: dict[int, dict[Key, Queue]] = {}
+        """Array -> those that are in `queues`."""
+        self._array_use: dict[int, ArrayUse] = {}
+        self._changed_arrays: set[int] = set()
         self._jobs_on: dict[str, set[int]] = {}
         self._cpus_taken: dict[str, int] = {}
-        self._waiters: dict[int, int] = {}
-        """Job -> how many that are not over depend on it."""
-        self._awaiting: dict[tuple[int, int], set[int]] = {}
-        """(job, milestone) -> who depends on it."""
-        self._awaits: dict[int, set[tuple[int, int]]] = {}
-        """Job -> what it depends on, if on anything."""
+        self._waiters = Waiters()
         self.purgeable: SortedKeys[int] = SortedKeys(sorted(state.finished))
         """Finished jobs that nobody depends on."""
         self.up: dict[str, NodeUse] = {}
@@ -142,12 +132,20 @@ class Agenda:
                 self._touched_nodes.add(event.node)
                 if isinstance(event, e.NodeCameBack):
                     self._touched.update(event.jobs)
+            elif isinstance(event, e.ReservationSet):
+                self._touched |= self._jobs_of.get(event.reservation.name, set())
+            elif isinstance(event, RESERVATION_EVENTS):
+                self._touched |= self._jobs_of.get(event.reservation, set())
             elif isinstance(event, EVENTS_ABOUT_ALL):
                 self._touched_nodes.update(state.nodes)
                 self._touched.update(state.unfinished)
+                self._changed_arrays.update(self._lines)
             elif not isinstance(event, EVENTS_ABOUT_NONE):
                 # What it does to other jobs, such as being passed, is not kept here but looked up.
-                self._touched.add(event.job)
+                if isinstance(event, e.ArraySubmitted):
+                    self._touched.update(e.jobs_of(event))
+                else:
+                    self._touched.add(event.job)
 
     def prepare(self, jobs_max: int) -> bool:
         """Look at up to so many jobs that were touched; return whether none is left, so that a pass is cheap now."""
@@ -162,6 +160,8 @@ class Agenda:
             touched |= self._index(touched.pop())
         if touched:
             return False
+        if self._changed_arrays:
+            self._index_arrays()
         if self._changed_nodes:
             self._index_nodes()
         return True
@@ -176,58 +176,44 @@ class Agenda:
         before = self._parts.get(job_id)
         job = state.jobs.get(job_id)
         if job is not None and job_id in state.unfinished:
-            after = self._part(job, state.buffers.get(job_id))
+            after = part_of(state, job, state.buffers.get(job_id), self._queue_names)
             if before is None:
-                self._depend(job)
+                for other in self._waiters.depend(state, job):
+                    self.purgeable.discard(other)
+                self._note_reservation(job_id, True)
             self._parts[job_id] = after
             milestone = after.milestone
         else:
             after = None
             if before is not None:
                 del self._parts[job_id]
-                self._depend_no_longer(job_id)
-            milestone = _Milestone.GONE if job is None else _Milestone.FINISHED
+                for other in self._waiters.depend_no_longer(job_id):
+                    if other in state.finished:
+                        self.purgeable.discard(other)
+                        self.purgeable.add(other)
+                self._note_reservation(job_id, False)
+            milestone = Milestone.GONE if job is None else Milestone.FINISHED
             # It may have come and gone since the last look, or be here already.
             self.purgeable.discard(job_id)
-            if job is not None and job_id not in self._waiters:
+            if job is not None and not self._waiters.is_awaited(job_id):
                 self.purgeable.add(job_id)
         self._replace(job_id, before, after)
-        if job_id not in self._waiters:
-            return set()
         reached = 0 if before is None else before.milestone
-        low, high = sorted((reached, milestone))
-        awaiting = self._awaiting
-        return set().union(*(awaiting.get((job_id, number), ()) for number in range(low + 1, high + 1)))
+        follows = self._waiters.wait_for_name(state, job_id, job if after is not None else None)
+        return follows | self._waiters.reached(job_id, reached, milestone)
 
-    def _part(self, job: Job, buffer: Buffer | None) -> _Part:
-        state, spec = self.state, job.spec
-        queue: Queue | None = None
-        key: Key | None = None
-        if job.state is JobState.PENDING and early_gate(state, job) is None:
-            if buffer is None:
-                queue, key = ("any", "", spec.cpus), (-job.priority, job.id, spec.cpus)
-            elif buffer.state is BufferState.STAGED_IN:
-                queue, key = ("node", job.node, 0), (-job.priority, job.id, spec.cpus)
-            elif waits_for_space(job, buffer):
-                size_bytes = buffer.granted_bytes
-                pool = buffer.pool if size_bytes else ""
-                queue, key = ("space", pool, spec.cpus), (-job.priority, job.id, size_bytes)
-        if queue is not None:
-            queue = self._queue_names.setdefault(queue, queue)
-        holds = buffer is not None and buffer.state in HOLDING and buffer.granted_bytes > 0
-        return _Part(
-            queue=queue,
-            key=key,
-            node=job.node,
-            cpus=spec.cpus if takes_cpus(job, buffer) else 0,
-            staging=buffer is not None and buffer.state is BufferState.STAGING_IN,
-            due_at=due_at(state, job, buffer),
-            pool=buffer.pool if holds and buffer is not None else "",
-            hold=(run_until(job, buffer), buffer.granted_bytes, job.id) if holds and buffer is not None else None,
-            milestone=_milestone(job, is_finished(job, buffer)),
-        )
+    def _note_reservation(self, job_id: int, enters: bool) -> None:
+        if not enters:
+            name = self._reservation_of.pop(job_id, "")
+        else:
+            options = self.state.options.get(job_id)
+            name = "" if options is None else options.reservation
+            if name:
+                self._reservation_of[job_id] = name
+        if name:
+            keep_in_set(self._jobs_of, name, job_id, enters)
 
-    def _replace(self, job_id: int, before: _Part | None, after: _Part | None) -> None:
+    def _replace(self, job_id: int, before: Part | None, after: Part | None) -> None:
         """Take out of the index what the job had put into it, and put in what it is now."""
         if before == after:
             return
@@ -235,54 +221,94 @@ class Agenda:
             if part is None:
                 continue
             sign = 1 if enters else -1
-            self.staging += sign * part.staging
-            if part.queue is not None:
-                _keep(self.queues, part.queue, part.key, enters)
-                if part.queue[0] == "node":
-                    self._changed_nodes.add(part.queue[1])
-                elif part.queue[0] == "space" and part.key is not None:
-                    self._count_size(part.queue[1], part.key[2], sign)
+            if part.queue is not None and part.key is not None:
+                self._space_parts += sign * (part.queue[0] in ("space", "named"))
+                if part.more is not None and part.more.array:
+                    keep(self._lines, part.more.array, part.key, enters)
+                    self._changed_arrays.add(part.more.array)
+                else:
+                    self._queue(part.queue, part.key, enters)
+            if part.more is not None:
+                self._replace_more(part.more, sign)
             if part.due_at != NEVER:
                 (self.timers.add if enters else self.timers.discard)((part.due_at, job_id))
             if part.hold is not None:
-                _keep(self.holds, part.pool, part.hold, enters)
+                keep(self.holds, part.pool, part.hold, enters)
             if part.node:
-                _keep_in_set(self._jobs_on, part.node, job_id, enters)
+                keep_in_set(self._jobs_on, part.node, job_id, enters)
                 self._cpus_taken[part.node] = self._cpus_taken.get(part.node, 0) + sign * part.cpus
                 self._changed_nodes.add(part.node)
-        if before is not None and before.queue is not None and before.queue not in self.queues:
-            del self._queue_names[before.queue]
+
+    def _replace_more(self, more: More, sign: int) -> None:
+        if more.active_of:
+            use = self._array_use.setdefault(more.active_of, ArrayUse())
+            use.active += sign
+            use.ahead += sign * more.ahead
+            self._changed_arrays.add(more.active_of)
+        if more.victim is not None:
+            keep(self.victims, more.victim_in, more.victim, sign > 0)
+        if more.turn is not None:
+            keep(self.queued, more.turn_of, more.turn, sign > 0)
+
+    def _queue(self, queue: Queue, key: Key, enters: bool) -> None:
+        group, keys = queue[:2], self.queues.get(queue)
+        before = None if keys is None else keys.first
+        keep(self.queues, queue, key, enters)
+        keys = self.queues.get(queue)
+        after = None if keys is None else keys.first
+        if before != after:
+            if before is not None:
+                keep(self.fronts, group, (before, queue), False)
+            if after is not None:
+                keep(self.fronts, group, (after, queue), True)
+        if queue[0] == "node":
+            self._changed_nodes.add(queue[1])
+        elif queue[0] == "space":
+            self._count_size(queue[1], key[2], 1 if enters else -1)
+        if queue not in self.queues:
+            self._queue_names.pop(queue, None)
+
+    def _index_arrays(self) -> None:
+        """Have in the queues, of each array that has changed, its first tasks: as many as have room in it."""
+        for array in self._changed_arrays:
+            line = self._lines.get(array)
+            shown: dict[Key, Queue] = {}
+            if line is not None:
+                job = self.state.jobs[line.first[1]]
+                room = self.array_use(array).room(
+                    self.state.options[job.id].array_throttle, job.has_buffer, self.state.site.array_stage_count
+                )
+                for key in islice(line, room):
+                    queue = self._parts[key[1]].queue
+                    assert queue is not None
+                    shown[key] = queue
+            former = self._shown.get(array, {})
+            for key, queue in former.items():
+                if shown.get(key) != queue:
+                    self._queue(queue, key, False)
+            for key, queue in shown.items():
+                if former.get(key) != queue:
+                    self._queue(self._queue_names.setdefault(queue, queue), key, True)
+            if shown:
+                self._shown[array] = shown
+            else:
+                self._shown.pop(array, None)
+            use = self._array_use.get(array)
+            if use is not None and not use.active:
+                del self._array_use[array]
+        self._changed_arrays = set()
+
+    def array_use(self, array: int) -> ArrayUse:
+        """Return how many tasks of an array are active."""
+        return self._array_use.get(array) or ArrayUse()
 
     def _count_size(self, pool: str, size_bytes: int, sign: int) -> None:
         count = self._size_counts.get((pool, size_bytes), 0)
         if not count or not count + sign:
-            _keep(self.sizes, pool, size_bytes, sign > 0)
+            keep(self.sizes, pool, size_bytes, sign > 0)
         self._size_counts[pool, size_bytes] = count + sign
         if not count + sign:
             del self._size_counts[pool, size_bytes]
-
-    def _depend(self, job: Job) -> None:
-        awaits = {(dependency.job, _awaited(dependency.kind, job)) for dependency in job.spec.dependencies}
-        if not awaits:
-            return
-        self._awaits[job.id] = awaits
-        for awaited in awaits:
-            _keep_in_set(self._awaiting, awaited, job.id, True)
-        for other in {other for other, _ in awaits}:
-            self._waiters[other] = self._waiters.get(other, 0) + 1
-            self.purgeable.discard(other)
-
-    def _depend_no_longer(self, job_id: int) -> None:
-        awaits = self._awaits.pop(job_id, set())
-        for awaited in awaits:
-            _keep_in_set(self._awaiting, awaited, job_id, False)
-        for other in {other for other, _ in awaits}:
-            self._waiters[other] -= 1
-            if not self._waiters[other]:
-                del self._waiters[other]
-                if other in self.state.finished:
-                    self.purgeable.discard(other)
-                    self.purgeable.add(other)
 
     def _index_nodes(self) -> None:
         for name in self._changed_nodes:
@@ -294,8 +320,9 @@ class Agenda:
                 if up and node is not None
                 else None,
             )
-            queue = self.queues.get(("node", name, 0))
-            if up and queue is not None and queue.first[2] <= self.up[name][1]:
+            front = self.fronts.get(("node", name))
+            # One with a standing may be kept back by a limit: then those behind it have their turn.
+            if up and front and (front.first[0][2] <= self.up[name][1] or front.first[1][3] is not None):
                 self.ready.add(name)
             else:
                 self.ready.discard(name)
@@ -310,12 +337,12 @@ class Agenda:
             cpus, free, jobs = before
             del self.up[name]
             self.by_free.discard((-free, name))
-            _keep(self.by_jobs, cpus, (jobs, name), False)
+            keep(self.by_jobs, cpus, (jobs, name), False)
         if after is not None:
             cpus, free, jobs = after
             self.up[name] = after
             self.by_free.add((-free, name))
-            _keep(self.by_jobs, cpus, (jobs, name), True)
+            keep(self.by_jobs, cpus, (jobs, name), True)
 
     # What it is asked ------------------------------------------------------------------------------------------------
 
@@ -330,56 +357,85 @@ class Agenda:
             for name, before in nodes.items():
                 self.put_node(name, before)
 
+    def verdicts_of(self, job_ids: Iterable[int], at: Instant) -> dict[int, Verdict]:
+        """Return what `scheduling.plan` says at `at` of these jobs, which must not be over: at the cost of a pass."""
+        self._catch_up()
+        found: dict[int, Verdict] = {}
+        asked: list[int] = []
+        if reservations_due(self.state, at):
+            jobs, buffers = self.state.jobs, self.state.buffers
+            return {job_id: still(self.state, jobs[job_id], buffers.get(job_id)) for job_id in job_ids}
+        for job_id in job_ids:
+            due = self._parts[job_id].due_at
+            verdict = None if due != NEVER and due <= at else self.gate_verdict(job_id)
+            if verdict is None:
+                asked.append(job_id)
+            else:
+                found[job_id] = verdict
+        if asked:
+            nodes: dict[str, NodeUse] = {}
+            turn = AgendaPass(self, at, nodes)
+            try:
+                turn.run(asked)
+            finally:
+                for name, before in nodes.items():
+                    self.put_node(name, before)
+            found |= turn.verdicts
+        return found
+
+    def gate_verdict(self, job_id: int) -> Verdict | None:
+        """Return what is said of a job that is not over, without a pass; None for a candidate for space or CPUs."""
+        state = self.state
+        job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+        if job.state is not JobState.PENDING:
+            return later_reason(job, buffer, state.site.provider)
+        verdict = early_gate(state, job) or self._array_verdict(job_id)
+        if verdict is not None or waits_for_space(job, buffer):
+            return verdict
+        return buffer_gate(buffer, job)
+
+    def _array_verdict(self, job_id: int) -> Verdict | None:
+        part = self._parts[job_id]
+        if part.more is None or not part.more.array or part.key is None:
+            return None
+        array, job = part.more.array, self.state.jobs[job_id]
+        before = self._lines[array].rank(part.key)
+        throttle, stage_count = self.state.options[job_id].array_throttle, self.state.site.array_stage_count
+        return self.array_use(array).verdict(throttle, job.has_buffer, stage_count, before)
+
     def next_due(self, after: Instant) -> Instant | None:
         """Return `scheduling.next_due` of the present State."""
         self._catch_up()
         first = self.timers.first_after((after + 1, 0))
         due = [] if first is None else [first[0]]
-        if any(queue[0] == "space" for queue in self.queues):
+        due.extend(instant for instant in reservation_instants(self.state) if instant > after)
+        if self._space_parts:
             due.append(after + seconds(REPLAN_S))
         return Instant(min(due)) if due else None
 
     def contents(self) -> dict[str, object]:
         """Return the whole index in a form that can be compared: for the tests' laws."""
         self._catch_up()
-        return {
+        return self._waiters.contents() | {
             "parts": dict(self._parts),
             "queues": {queue: list(keys) for queue, keys in self.queues.items()},
+            "fronts": {group: list(fronts) for group, fronts in self.fronts.items()},
+            "jobs_of": dict(self._jobs_of),
+            "victims": {pool: list(victims) for pool, victims in self.victims.items()},
             "sizes": {pool: list(sizes) for pool, sizes in self.sizes.items()},
             "size_counts": dict(self._size_counts),
-            "queue_names": set(self._queue_names),
             "timers": list(self.timers),
             "holds": {pool: list(keys) for pool, keys in self.holds.items()},
-            "staging": self.staging,
+            "queued": {stage: list(places) for stage, places in self.queued.items()},
+            "lines": {array: list(keys) for array, keys in self._lines.items()},
+            "shown": dict(self._shown),
+            "array_use": {array: (use.active, use.ahead) for array, use in self._array_use.items()},
+            "space_parts": self._space_parts,
             "jobs_on": dict(self._jobs_on),
             "cpus_taken": {node: cpus for node, cpus in self._cpus_taken.items() if cpus},
-            "waiters": dict(self._waiters),
-            "awaits": dict(self._awaits),
-            "awaiting": dict(self._awaiting),
             "purgeable": list(self.purgeable),
             "up": dict(self.up),
             "by_free": list(self.by_free),
             "by_jobs": {cpus: list(keys) for cpus, keys in self.by_jobs.items()},
             "ready": set(self.ready),
         }
-
-
-def _keep(kept: dict, name: object, key: object, enters: bool) -> None:  # type: ignore[type-arg]
-    keys = kept.get(name)
-    if enters:
-        if keys is None:
-            keys = kept[name] = SortedKeys()
-        keys.add(key)
-    elif keys is not None:
-        keys.discard(key)
-        if not keys:
-            del kept[name]
-
-
-def _keep_in_set(kept: dict, name: object, key: int, enters: bool) -> None:  # type: ignore[type-arg]
-    if enters:
-        kept.setdefault(name, set()).add(key)
-    else:
-        kept[name].discard(key)
-        if not kept[name]:
-            del kept[name]

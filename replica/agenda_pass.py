@@ -6,18 +6,43 @@ the pass gives to nodes is put into the agenda on trial, and noted, so that it c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heapify, heappop, heapreplace, merge
+from collections.abc import Iterable, Iterator
+from enum import Enum, auto
+from heapq import heapify, heappop, heappush, heapreplace, merge
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from replica import events as e
-from replica.due import due_events
+from replica.due import due_events, reservations_due
+from replica.headroom import Headroom
 from replica.jobs import Job
+from replica.judging import (
+    Place,
+    SpaceAnswer,
+    Wish,
+    available,
+    end_of,
+    given_of,
+    place_of,
+    place_verdict,
+    reservation_of,
+    run_verdict,
+    space_answer,
+    space_verdict,
+    take_note,
+    usable_in,
+    wish_of,
+)
 from replica.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
-from replica.line import Head, expected_end, release_at, start_of
+from replica.line import DRAINING, Head, drain_us, release_at, start_of
+from replica.persistent_pass import judge_named, names_of
 from replica.pools import free_bytes
-from replica.sorted_keys import SortedKeys
+from replica.revocation import revocation_events, victims_for
+from replica.scheduling import still, waits_for_space
+from replica.turns import QUEUED_STAGES, with_turns
 from replica.units import Instant
+from replica.use import Standing
+from replica.verdicts import Verdict
 
 if TYPE_CHECKING:
     from replica.agenda import Agenda
@@ -25,11 +50,26 @@ if TYPE_CHECKING:
 Key = tuple[int, int, int]
 """-priority, job, and what is asked for: bytes of a pool or CPUs."""
 
-Queue = tuple[str, str, int]
-"""What is waited for: ("space", pool, CPUs), ("node", name, 0) or ("any", "", CPUs)."""
+Queue = tuple[str, str, int, Standing | None]
+"""What is waited for, and on whose behalf: ("space", pool, CPUs), ("node", name, 0) or ("any", "", CPUs), and the
+standing, which limits, licences and reservations go by.
+"""
+
+Group = tuple[str, str]
+"""The queues for the same thing: ("space", pool), ("node", name) or ("any", "")."""
 
 NodeUse = tuple[int, int, int]
 """CPUs of a node that is up, how many of them are free, and how many jobs are on it."""
+
+
+class _Follows(Enum):
+    """Who may come after a candidate."""
+
+    NEXT = auto()
+    NOT_THIS_QUEUE = auto()
+    """Nobody further back in the same queue can get anything."""
+    NOBODY = auto()
+    """Nobody further back in the same group of queues can get anything."""
 
 
 class AgendaPass:
@@ -44,101 +84,268 @@ class AgendaPass:
         self.nodes = nodes
         self.done: set[int] = set()
         """Jobs that something was due for: what follows is for the next pass."""
-        self.staging = agenda.staging
+        self.turns: dict[int, int] = dict(agenda.state.operations)
         self.held: dict[str, int] = {}
         """Pool -> bytes that this pass gave away."""
         self.heads: dict[str, Head] = {}
-        self.waiting_nodes: set[str] = set()
-        self.waiting_anywhere = False
+        self.waiting_nodes: dict[str, int] = {}
+        self.waiting_anywhere = 0
+        self.headroom = Headroom(agenda.state, at)
+        self.turned_away: dict[tuple[str, int, Standing | None], int] = {}
+        self._to_open: set[str] = set()
+        """Nodes whose first in line may be another one now."""
+        self._closed: set[Queue] = set()
+        """Queues in which nobody further back can get anything."""
+        self._free_later: dict[tuple[str, int], int] = {}
+        """(pool, instant) -> what is given back by then by those who hold it now."""
         self.cpus_max = max(agenda.by_jobs, default=0)
+        self.asked: list[tuple[Place, int]] = []
+        """Candidates whose verdicts are asked for, the next one last."""
+        self.verdicts: dict[int, Verdict] = {}
+        self.named = 0
 
-    def run(self) -> list[e.Event]:
-        """Return the events of the pass."""
+    def run(self, asked: Iterable[int] = ()) -> list[e.Event]:
+        """Return the events of the pass; `verdicts` then has what is said of those `asked` for."""
+        state = self.state
+        self.asked = sorted(((place_of(state, state.jobs[job_id]), job_id) for job_id in asked), reverse=True)
+        begin_or_end = reservations_due(state, self.at)
+        if begin_or_end:
+            for _, job_id in self.asked:
+                self.verdicts[job_id] = still(state, state.jobs[job_id], state.buffers.get(job_id))
+            return list(begin_or_end)
         lines = self._due()
-        streams: list[tuple[Key, int, Queue, Iterator[Key]]] = []
-        for queue, keys in self._open_queues(lines):
-            iterator = iter(keys)
-            streams.append((next(iterator), len(streams), queue, iterator))
+        self._give_turns()
+        streams: list[tuple[Key, Queue, Iterator[tuple[Key, Queue]]]] = []
+        opened: set[Group] = set()
+        for group in self._open_groups(lines):
+            opened.add(group)
+            iterator = self._merged(group)
+            first = next(iterator, None)
+            if first is not None:
+                streams.append((*first, iterator))
+        # No two keys are equal, so nothing after them is ever compared.
         heapify(streams)
-        while streams and len(self.events) < EVENTS_PER_PASS_MAX:
-            key, number, queue, iterator = streams[0]
-            goes_on = True
+        while streams and (self.asked or not self.is_full):
+            key, queue, iterator = streams[0]
+            follows = _Follows.NEXT
+            self._explain(key[:2])
             if key[1] not in self.done:
                 if queue[0] == "space":
-                    goes_on = self._reserve(key, queue)
+                    follows = self._reserve(key, queue)
+                elif queue[0] == "named":
+                    follows = self._reserve_named(key[1])
                 elif queue[0] == "node":
-                    goes_on = self._run_where_its_data_is(key, queue[1])
+                    follows = self._run_where_its_data_is(key, queue)
                 else:
-                    goes_on = self._run_anywhere(key)
-            following = next(iterator, None) if goes_on else None
+                    follows = self._run_anywhere(key, queue)
+            if follows is _Follows.NOT_THIS_QUEUE:
+                self._closed.add(queue)
+            following = None if follows is _Follows.NOBODY else next(iterator, None)
             if following is None:
                 heappop(streams)
             else:
-                heapreplace(streams, (following, number, queue, iterator))
+                heapreplace(streams, (*following, iterator))
+            while self._to_open:
+                group = "node", self._to_open.pop()
+                if group not in opened and group[1] in self.agenda.up and group in self.agenda.fronts:
+                    opened.add(group)
+                    iterator = self._merged(group)
+                    heappush(streams, (*next(iterator), iterator))
+        self._explain(None)
         self._purge()
         return self.events
+
+    def _explain(self, reached: Place | None) -> None:
+        """Say what is to be said of those asked for whose turn it is: all up to `reached`, or all.
+
+        What the pass leaves out changes nothing, so everything is as when the candidate's turn comes in a walk.
+        """
+        while self.asked and (reached is None or self.asked[-1][0] <= reached):
+            _, job_id = self.asked.pop()
+            job, buffer = self.state.jobs[job_id], self.state.buffers.get(job_id)
+            if job_id in self.done:
+                self.verdicts[job_id] = still(self.state, job, buffer)
+                continue
+            verdict = self.agenda.gate_verdict(job_id)
+            if verdict is None:
+                options = names_of(self.state, job_id)
+                waits = buffer is not None and waits_for_space(job, buffer)
+                if options is not None and waits and buffer is not None:
+                    self.verdicts[job_id] = judge_named(self, job, buffer, options).verdict
+                    continue
+                verdict = space_verdict(self, job, buffer) if waits and buffer else place_verdict(self, job, buffer)
+            self.verdicts[job_id] = verdict
 
     def _due(self) -> set[str]:
         """Do what is due by time alone; return the nodes whose lines have changed by that."""
         state, lines = self.state, set()
         for instant, job_id in self.agenda.timers:
-            if instant > self.at or len(self.events) >= EVENTS_PER_PASS_MAX:
+            if instant > self.at or self.is_full:
                 break
             job = state.jobs[job_id]
-            self.events.extend(due_events(state, job, state.buffers.get(job_id), self.at))
+            events = due_events(state, job, state.buffers.get(job_id), self.at)
+            self.events.extend(with_turns(state, self.turns, events))
             self.done.add(job_id)
             lines.add(job.node)
         return lines
 
-    def _open_queues(self, lines: set[str]) -> Iterator[tuple[Queue, SortedKeys[Key]]]:
-        queues, up = self.agenda.queues, self.agenda.up
-        for queue, keys in queues.items():
-            if queue[0] != "node" and queue[2] <= self.cpus_max:
-                yield queue, keys
+    def _give_turns(self) -> None:
+        for stage in QUEUED_STAGES:
+            for _, job_id in self.agenda.queued.get(stage, ()):
+                if self.is_full or self.turns.get(stage, 0) >= self.state.policy.operations_per_stage_max:
+                    break
+                if job_id not in self.done:
+                    self.events.append(e.OperationOrdered(job_id, stage))
+                    self.turns[stage] = self.turns.get(stage, 0) + 1
+
+    def _open_groups(self, lines: set[str]) -> Iterator[Group]:
+        fronts, up = self.agenda.fronts, self.agenda.up
+        for group in fronts:
+            if group[0] != "node":
+                yield group
         for name in self.agenda.ready | lines:
-            keys_of_node = queues.get(("node", name, 0))
-            if keys_of_node is not None and name in up:
-                yield ("node", name, 0), keys_of_node
+            if name in up and ("node", name) in fronts:
+                yield "node", name
+
+    def _merged(self, group: Group) -> Iterator[tuple[Key, Queue]]:
+        """Yield the candidates of a group of queues in order. A queue is opened when its first one is reached, and
+        left when it is closed, so that many queues cost no more than what is looked at.
+        """
+        queues = self.agenda.queues
+        fronts = iter(self.agenda.fronts[group])
+        front = next(fronts, None)
+        opened: list[tuple[Key, Queue, Iterator[Key]]] = []
+        while True:
+            while front is not None and (not opened or front[0] < opened[0][0]):
+                first, queue = front
+                if queue[2] <= self.cpus_max:
+                    iterator = iter(queues[queue])
+                    heappush(opened, (next(iterator), queue, iterator))
+                front = next(fronts, None)
+            if not opened:
+                return
+            first, queue, iterator = opened[0]
+            yield first, queue
+            following = None if queue in self._closed else next(iterator, None)
+            if following is None:
+                heappop(opened)
+            else:
+                heapreplace(opened, (following, queue, iterator))
+
+    # The Turn --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.events) >= EVENTS_PER_PASS_MAX
+
+    def free_in(self, pool: str) -> int:
+        known = self.state.pools.get(pool)
+        held = self.state.held_bytes.get(pool, 0) + self.held.get(pool, 0)
+        return 0 if known is None else free_bytes(known, held)
+
+    def node_use(self, node: str) -> tuple[int, int] | None:
+        use = self.agenda.up.get(node)
+        return None if use is None else use[:2]
+
+    def waits_for_node(self, node: str, place: Place) -> int:
+        waiting = self.waiting_nodes.get(node, 0)
+        if waiting or node in self.agenda.ready:
+            return waiting
+        # Its first one could not run before the pass began, so its line was not opened.
+        front = self.agenda.fronts.get(("node", node))
+        first = None if front is None else front.first[0]
+        if first is None or first[:2] >= place or first[1] in self.done:
+            return 0
+        return int(first[1])
+
+    def has_node_for(self, cpus: int, place: Place) -> bool:
+        return self._node_for(cpus, place) is not None
+
+    def _node_for(self, cpus: int, place: Place) -> str | None:
+        for free, name in self.agenda.by_free:
+            if -free < cpus:
+                break
+            if not self.waits_for_node(name, place):
+                return str(name)
+        return None
+
+    def free_cpus(self) -> Iterable[tuple[str, int]]:
+        return ((name, self.agenda.up[name][1]) for name in sorted(self.agenda.up))
 
     # Space -----------------------------------------------------------------------------------------------------------
 
-    def _reserve(self, key: Key, queue: Queue) -> bool:
-        """Give the candidate its space if it may have it; return whether any behind it could."""
-        state, pool_name, size_bytes = self.state, queue[1], key[2]
-        if self.staging >= state.policy.operations_per_stage_max:
-            return False
-        pool = state.pools.get(pool_name)
-        held = state.held_bytes.get(pool_name, 0) + self.held.get(pool_name, 0)
-        free = 0 if pool is None else free_bytes(pool, held)
-        head = self.heads.get(pool_name)
-        if head is not None:
-            if free < self.agenda.sizes[pool_name].first or head.behind >= CANDIDATES_BEHIND_MAX:
-                return False
-            head.behind += 1
-        if size_bytes > free:
-            if head is None:
-                self.heads[pool_name] = self._head(state.jobs[key[1]], pool_name, size_bytes, free)
-            return True
-        job = state.jobs[key[1]]
-        counted = False
-        if head is not None:
-            until = expected_end(job, self.at)
-            if not head.may_be_passed(size_bytes, until, self.at, state.policy.max_passes):
-                return True
-            counted = not head.harmless
-            head.passed += counted
-        node = self._node_with_fewest_jobs(job.spec.cpus)
-        cpus, cpus_free, jobs = self.agenda.up[node]
-        self._give(node, (cpus, cpus_free, jobs + 1))
-        self.held[pool_name] = self.held.get(pool_name, 0) + size_bytes
-        self.staging += 1
-        if head is None:
-            self.events.append(e.BufferAllocated(job.id, node, job.attempt + 1))
-        else:
-            self.events.append(e.BufferAllocated(job.id, node, job.attempt + 1, head.job, counted, head.start_at))
-        return True
+    def _reserve(self, key: Key, queue: Queue) -> _Follows:
+        """Give the candidate its space if it may have it; return who behind it could get any."""
+        _, pool, cpus, standing = queue
+        size_bytes, job_id = key[2], key[1]
+        job = self.state.jobs[job_id]
+        wish = Wish(job, pool, size_bytes, standing)
+        # Those of a reservation come first and have space of their own: what is over for them is not for others.
+        over = _Follows.NOT_THIS_QUEUE if wish.reservation else _Follows.NOBODY
+        smallest = self.agenda.sizes[pool].first
+        if usable_in(self.state, pool) < smallest or (pool in self.heads and available(self, wish) < smallest):
+            return over
+        if run_verdict(self, standing, cpus) is not None:
+            return _Follows.NOT_THIS_QUEUE
+        answer = space_answer(self, wish)
+        if answer is SpaceAnswer.STAGES_FULL:
+            return _Follows.NOBODY
+        if answer is SpaceAnswer.TOO_FAR_BEHIND:
+            return over
+        if answer is SpaceAnswer.TURNED_AWAY:
+            return _Follows.NOT_THIS_QUEUE
+        head = take_note(self, wish, answer)
+        if answer is SpaceAnswer.NOT_ENOUGH and self.heads[pool].job == job_id:
+            self._revoke_for(wish)
+        if answer is SpaceAnswer.GIVEN:
+            counted = head is not None and head.let_pass(size_bytes, end_of(self, wish), self.at)
+            node = self.fewest_jobs(job.spec.cpus)
+            cpus, cpus_free, jobs = self.agenda.up[node]
+            self._give(node, (cpus, cpus_free, jobs + 1))
+            self.held[pool] = self.held.get(pool, 0) + size_bytes
+            self.turns[e.Stage.STAGE_IN] = self.turns.get(e.Stage.STAGE_IN, 0) + 1
+            allocated = e.BufferAllocated(job_id, node, job.attempt + 1)
+            if head is not None:
+                allocated = e.BufferAllocated(job_id, node, job.attempt + 1, head.job, counted, head.start_at)
+            self.events.append(allocated)
+        return _Follows.NEXT
 
-    def _node_with_fewest_jobs(self, cpus: int) -> str:
+    def _revoke_for(self, wish: Wish) -> None:
+        """Take back buffers for the first in line, if that is called for."""
+        state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
+        victims = self.agenda.victims.get(wish.pool)
+        if victims is None:
+            return
+        draining = takewhile(lambda hold: hold[0] == DRAINING, self.agenda.holds.get(wish.pool, ()))
+        coming = sum(size_bytes for _, size_bytes, _ in draining)
+        for job_id in victims_for(self, wish, victims, coming, room, self.done):
+            self.events.extend(with_turns(state, self.turns, revocation_events(state, job_id, wish.job.id)))
+            self.done.add(job_id)
+            # Somebody else may be the first in line for CPUs of its node now.
+            self._to_open.add(state.jobs[job_id].node)
+
+    def _reserve_named(self, job_id: int) -> _Follows:
+        """As `_reserve`, for a job that creates, destroys or uses persistent buffers."""
+        job, buffer, options = self.state.jobs[job_id], self.state.buffers[job_id], names_of(self.state, job_id)
+        assert options is not None
+        answer = judge_named(self, job, buffer, options)
+        self.named += 1
+        self.events.extend(answer.events)
+        if answer.first_for is not None:
+            pool, size_bytes = answer.first_for
+            self.heads[pool] = self.head_of(job, pool, size_bytes, self.free_in(pool))
+        if answer.node:
+            wish = wish_of(self.state, job, buffer)
+            self.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, job.spec.time_limit_s)
+            for pool, size_bytes in answer.needs:
+                self.held[pool] = self.held.get(pool, 0) + size_bytes
+            cpus, cpus_free, jobs = self.agenda.up[answer.node]
+            self._give(answer.node, (cpus, cpus_free, jobs + 1))
+            self.turns[e.Stage.STAGE_IN] = self.turns.get(e.Stage.STAGE_IN, 0) + 1
+        return _Follows.NEXT if self.named < CANDIDATES_BEHIND_MAX else _Follows.NOBODY
+
+    def fewest_jobs(self, cpus: int) -> str:
+        """Return the node with the fewest jobs that has so many CPUs; there must be one."""
         by_jobs = self.agenda.by_jobs
         return min(keys.first for has, keys in by_jobs.items() if has >= cpus)[1]
 
@@ -146,73 +353,76 @@ class AgendaPass:
         self.nodes.setdefault(node, self.agenda.up[node])
         self.agenda.put_node(node, after)
 
-    def _head(self, job: Job, pool: str, size_bytes: int, free: int) -> Head:
-        state, at = self.state, self.at
-        given = [event.job for event in self.events if isinstance(event, e.BufferAllocated)]
+    def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> Head:
+        """Return the first in line for a pool, with when it should get its space if every holder uses its time."""
+        new = given_of(self, self.events, pool)
+        ends = self.headroom.ends(pool, reservation_of(self.state, job.id))
+        return Head(job, lambda: start_of(merge(self._releases(pool), new, ends), free, size_bytes))
 
-        def estimate() -> tuple[Instant, int]:
-            new = [
-                (expected_end(state.jobs[other], at), state.buffers[other].granted_bytes)
-                for other in given
-                if state.buffers[other].pool == pool
-            ]
-            return start_of(merge(self._releases(pool), sorted(new)), free, size_bytes)
-
-        return Head(job, estimate)
+    def free_at(self, pool: str, instant: Instant) -> int:
+        later = self._free_later.get((pool, instant))
+        if later is None:
+            by_then = takewhile(lambda release: release[0] <= instant, self._releases(pool))
+            later = self._free_later[pool, instant] = sum(size_bytes for _, size_bytes in by_then)
+        new = given_of(self, self.events, pool)
+        return self.free_in(pool) + later + sum(size_bytes for end_at, size_bytes in new if end_at <= instant)
 
     def _releases(self, pool: str) -> Iterator[tuple[int, int]]:
         """Yield when the holders of a pool should give back how much, in ascending order."""
+        drains_us = drain_us(self.state, pool)
         overdue: list[int] | None = []
         for until, size_bytes, _ in self.agenda.holds.get(pool, ()):
             if overdue is not None:
                 if until <= self.at:
                     overdue.append(size_bytes)
                     continue
-                yield from ((release_at(0, self.at), size) for size in sorted(overdue))
+                yield from ((release_at(0, self.at, drains_us), size) for size in sorted(overdue))
                 overdue = None
-            yield release_at(until, self.at), size_bytes
+            yield release_at(until, self.at, drains_us), size_bytes
         if overdue is not None:
-            yield from ((release_at(0, self.at), size) for size in sorted(overdue))
+            yield from ((release_at(0, self.at, drains_us), size) for size in sorted(overdue))
 
     # CPUs ------------------------------------------------------------------------------------------------------------
 
-    def _run_where_its_data_is(self, key: Key, node: str) -> bool:
-        """Run the candidate if it may run; return whether any behind it could."""
+    def _run_where_its_data_is(self, key: Key, queue: Queue) -> _Follows:
+        """Run the candidate if it may run; return who behind it could."""
+        _, node, _, standing = queue
         if self.waiting_anywhere:
-            return False
-        if not self._run(key, node):
-            self.waiting_nodes.add(node)
-            return False
-        return True
+            return _Follows.NOBODY
+        if run_verdict(self, standing, key[2]) is not None:
+            # Not for this queue: in that of a node are jobs with different numbers of CPUs.
+            return _Follows.NEXT
+        use = self.agenda.up[node]
+        if use[0] < key[2]:
+            return _Follows.NEXT
+        pre_runs = self.turns.get(e.Stage.RUN, 0)
+        if use[1] < key[2] or pre_runs >= self.state.policy.operations_per_stage_max:
+            self.waiting_nodes[node] = key[1]
+            return _Follows.NOBODY
+        if not self.is_full:
+            self._run(key, node, standing)
+            self.turns[e.Stage.RUN] = pre_runs + 1
+        return _Follows.NEXT
 
-    def _run_anywhere(self, key: Key) -> bool:
+    def _run_anywhere(self, key: Key, queue: Queue) -> _Follows:
         if self.waiting_anywhere:
-            return False
-        for free, name in self.agenda.by_free:
-            if -free < key[2]:
-                break
-            if not self._is_waited_for(name, key):
-                return self._run(key, name)
-        self.waiting_anywhere = True
-        return False
+            return _Follows.NOBODY
+        if run_verdict(self, queue[3], key[2]) is not None:
+            return _Follows.NOT_THIS_QUEUE
+        node = self._node_for(key[2], key[:2])
+        if node is None:
+            self.waiting_anywhere = key[1]
+            return _Follows.NOBODY
+        if not self.is_full:
+            self._run(key, node, queue[3])
+        return _Follows.NEXT
 
-    def _is_waited_for(self, node: str, key: Key) -> bool:
-        """Whether a candidate before `key` waits for CPUs of the node."""
-        if node in self.waiting_nodes:
-            return True
-        if node in self.agenda.ready:
-            return False
-        keys = self.agenda.queues.get(("node", node, 0))
-        return keys is not None and keys.first < key and keys.first[1] not in self.done
-
-    def _run(self, key: Key, node: str) -> bool:
+    def _run(self, key: Key, node: str, standing: Standing | None) -> None:
         cpus, free, jobs = self.agenda.up[node]
-        if free < key[2]:
-            return False
         self._give(node, (cpus, free - key[2], jobs))
+        self.headroom.give_run(standing, key[2])
         job = self.state.jobs[key[1]]
         self.events.append(e.RunOrdered(job.id, node, job.attempt + 1))
-        return True
 
     # -----------------------------------------------------------------------------------------------------------------
 

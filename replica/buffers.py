@@ -92,6 +92,10 @@ class BufferInput(IntEnum):
     CREATED = 18
     DELETION_STARTED = 19
     DELETED = 20
+    RESTARTED = 21
+    """The operation of its present state begins again, staging-out from post-run on (restart-policy slurm)."""
+    CLEARED = 22
+    """An operator gave up on removing it."""
 
 
 _S, _I = BufferState, BufferInput
@@ -137,6 +141,12 @@ TRANSITIONS: Mapping[tuple[BufferState, BufferInput], BufferState] = MappingProx
         (_S.TEARDOWN, _I.TEARDOWN_FAILED): _S.TEARDOWN_FAIL,
         (_S.TEARDOWN_FAIL, _I.STAGE_RETRIED): _S.TEARDOWN,
         (_S.COMPLETE, _I.REQUEUED): _S.PENDING,
+        (_S.TEARDOWN_FAIL, _I.CLEARED): _S.COMPLETE,
+        # a new leader starts operations again, where the site wants that
+        (_S.PRE_RUN, _I.RESTARTED): _S.PRE_RUN,
+        (_S.POST_RUN, _I.RESTARTED): _S.POST_RUN,
+        (_S.STAGING_OUT, _I.RESTARTED): _S.POST_RUN,
+        (_S.TEARDOWN, _I.RESTARTED): _S.TEARDOWN,
         # persistent buffers
         (_S.ALLOCATING, _I.CREATED): _S.ALLOCATED,
         (_S.ALLOCATING, _I.STAGE_FAILED): _S.ALLOCATING,

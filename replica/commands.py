@@ -12,11 +12,16 @@ from enum import IntEnum
 
 import msgspec
 
+from replica.accounting import Account, License, Qos, SchedulingRules
 from replica.buffers import BufferRequest
 from replica.events import Stage
-from replica.jobs import Hold, JobSpec, JobState
+from replica.jobs import DependencyKind, Hold, JobSpec, JobState
+from replica.options import NO_OPTIONS, JobOptions
 from replica.policy import Policy
+from replica.pool_units import PoolUnit
 from replica.pools import Pool
+from replica.reservations import Reservation
+from replica.site_file import Setting
 
 
 class ActorRole(IntEnum):
@@ -62,6 +67,37 @@ class SetPolicy(msgspec.Struct, frozen=True):
     policy: Policy
 
 
+class ChangePool(msgspec.Struct, frozen=True):
+    """Add a pool (`exists` false), or change what is not None of one (operator). Numbers count units of the pool."""
+
+    pool: str
+    exists: bool = True
+    quantity: int | None = None
+    granularity: int | None = None
+    out_of_service: int | None = None
+    is_default: bool | None = None
+    unit: PoolUnit | None = None
+    drain_all: bool = False
+    """Take all that it has now out of service, instead of `out_of_service`."""
+
+
+class RemovePool(msgspec.Struct, frozen=True):
+    """Remove a pool that nobody holds a part of or waits for (operator)."""
+
+    pool: str
+
+
+class ConfigureSite(msgspec.Struct, frozen=True):
+    """Change the configuration, all in one entry (operator).
+
+    `partial`: what is not named stays as it is. `expected_revision`: refused if the configuration was changed later.
+    """
+
+    settings: tuple[Setting, ...]
+    partial: bool = False
+    expected_revision: int | None = None
+
+
 class RegisterNode(msgspec.Struct, frozen=True):
     """An agent announces itself; a new instance restarts its unfinished staging as new attempts."""
 
@@ -97,12 +133,24 @@ class MarkNodeBack(msgspec.Struct, frozen=True):
     node: str
 
 
+class AfterTask(msgspec.Struct, frozen=True, array_like=True):
+    """A dependency on one task of an array: `afterok:1_3`."""
+
+    kind: DependencyKind
+    array: int
+    task: int
+
+
 class SubmitJob(msgspec.Struct, frozen=True):
-    """Make a job."""
+    """Make a job, or a job array."""
 
     spec: JobSpec
     request: BufferRequest | None
     hold: Hold = Hold.NONE
+    options: JobOptions = NO_OPTIONS
+    array: tuple[int, ...] = ()
+    """The tasks of an array, ascending; empty: one job."""
+    after_tasks: tuple[AfterTask, ...] = ()
 
 
 class CancelJob(msgspec.Struct, frozen=True):
@@ -110,18 +158,60 @@ class CancelJob(msgspec.Struct, frozen=True):
 
     job: int
     hurry: bool = False
+    tasks: tuple[int, ...] | None = None
+    """Tasks of the array `job`; None: all of them, or the job where it is no array."""
 
 
 class HoldJob(msgspec.Struct, frozen=True):
     """Hold a pending job back."""
 
     job: int
+    tasks: tuple[int, ...] | None = None
 
 
 class ReleaseJob(msgspec.Struct, frozen=True):
     """End a hold, and order an operation again that had failed for good."""
 
     job: int
+    tasks: tuple[int, ...] | None = None
+
+
+class SuspendJob(msgspec.Struct, frozen=True):
+    """Stop the script of a running job where it is."""
+
+    job: int
+    tasks: tuple[int, ...] | None = None
+
+
+class ResumeJob(msgspec.Struct, frozen=True):
+    """Let the script of a suspended job go on."""
+
+    job: int
+    tasks: tuple[int, ...] | None = None
+
+
+class RequeueJob(msgspec.Struct, frozen=True):
+    """End the present run of a job, or take back its buffer, and let it wait and stage in again."""
+
+    job: int
+    tasks: tuple[int, ...] | None = None
+
+
+class ClearBuffer(msgspec.Struct, frozen=True):
+    """Forget a buffer that could not be removed (operator): that of `job`, or the persistent one called `name`.
+
+    `discard`: also where the only copy of somebody's data is lost by that.
+    """
+
+    job: int = 0
+    name: str = ""
+    discard: bool = False
+
+
+class RestartOperations(msgspec.Struct, frozen=True):
+    """Start the operations of some jobs again, as Slurm does when its controller starts (controller)."""
+
+    jobs: tuple[int, ...]
 
 
 class OperationDone(msgspec.Struct, frozen=True, tag="done"):
@@ -136,11 +226,13 @@ class OperationFailed(msgspec.Struct, frozen=True, tag="failed"):
     """A stage-in, post-run, stage-out or teardown failed; `message` says why, in words.
 
     `final`: what is wrong does not go away by itself (a source that does not exist), so it is not tried again until
-    somebody releases the job.
+    somebody releases the job. `operation`: what of the stage failed, for example `setup` of a stage-in; empty: the
+    stage as such.
     """
 
     message: str
     final: bool = False
+    operation: str = ""
 
 
 class ScriptStarted(msgspec.Struct, frozen=True, tag="started"):
@@ -172,7 +264,7 @@ class ReportOperation(msgspec.Struct, frozen=True):
 
 
 class RaiseFeatureLevel(msgspec.Struct, frozen=True):
-    """Allow what came with the next feature level (operator).
+    """Allow what came with the next feature level (operator; controller for a cluster that is new).
 
     `known` are the facts it is decided by: each member of the cluster with the highest level that it says it knows, 0
     for one that did not say. They are no part of what the operator asks for, so a retry may bring others.
@@ -180,6 +272,67 @@ class RaiseFeatureLevel(msgspec.Struct, frozen=True):
 
     level: int
     known: tuple[tuple[str, int], ...]
+
+
+class SettleMails(msgspec.Struct, frozen=True):
+    """Say of mails that are owed that they were `sent`, or `dropped` and why (controller); by their keys."""
+
+    sent: tuple[str, ...]
+    dropped: tuple[tuple[str, str], ...] = ()
+
+
+class SetAccount(msgspec.Struct, frozen=True):
+    """Make or change an account (operator)."""
+
+    account: Account
+
+
+class DeleteAccount(msgspec.Struct, frozen=True):
+    """Take an account away; its jobs wait with `InvalidAccount` (operator)."""
+
+    account: str
+
+
+class SetQos(msgspec.Struct, frozen=True):
+    """Make or change a QOS (operator)."""
+
+    qos: Qos
+
+
+class DeleteQos(msgspec.Struct, frozen=True):
+    """Take a QOS away; its jobs wait with `InvalidQOS` (operator)."""
+
+    qos: str
+
+
+class SetLicense(msgspec.Struct, frozen=True):
+    """Say how many of a licence there are (operator)."""
+
+    license: License
+
+
+class DeleteLicense(msgspec.Struct, frozen=True):
+    """Take a licence away (operator)."""
+
+    license: str
+
+
+class SetReservation(msgspec.Struct, frozen=True):
+    """Make or change a reservation of burst-buffer space (operator); `active` is not looked at."""
+
+    reservation: Reservation
+
+
+class DeleteReservation(msgspec.Struct, frozen=True):
+    """Take a reservation away; its jobs wait with `ReservationDeleted` (operator)."""
+
+    reservation: str
+
+
+class SetSchedulingRules(msgspec.Struct, frozen=True):
+    """Change the site's rules of scheduling (operator)."""
+
+    rules: SchedulingRules
 
 
 class RunSchedulingPass(msgspec.Struct, frozen=True):
@@ -201,7 +354,25 @@ Command = (
     | ReleaseJob
     | ReportOperation
     | RaiseFeatureLevel
+    | SuspendJob
+    | ResumeJob
+    | RequeueJob
+    | ClearBuffer
+    | RestartOperations
+    | SetAccount
+    | DeleteAccount
+    | SetQos
+    | DeleteQos
+    | SetLicense
+    | DeleteLicense
+    | SetReservation
+    | DeleteReservation
+    | SetSchedulingRules
     | RunSchedulingPass
+    | ChangePool
+    | RemovePool
+    | ConfigureSite
+    | SettleMails
 )
 
 

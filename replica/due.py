@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from replica import events as e
 from replica.buffers import Buffer, BufferState
 from replica.jobs import Hold, Job, JobState
-from replica.staging import active_stage, failed, timeout_at, timeout_s, waiting_stage
+from replica.provision import NATIVE
+from replica.staging import active_stage, failed, timeout_at, timeout_s, unwound, waiting_stage
 from replica.state import Facts
 from replica.units import NEVER, Instant, seconds
+
+
+def reservations_due(state: Facts, at: Instant) -> tuple[e.Event, ...]:
+    """Return the reservations that end or begin at `at` by time alone, by name: a pass does nothing else then."""
+    found: list[e.Event] = []
+    for name in sorted(state.reservations):
+        reservation = state.reservations[name]
+        if reservation.end_at <= at:
+            found.append(e.ReservationEnded(name))
+        elif reservation.start_at <= at and not reservation.active:
+            found.append(e.ReservationStarted(name))
+    return tuple(found)
+
+
+def reservation_instants(state: Facts) -> Iterator[Instant]:
+    """Yield when each reservation begins, or ends if it has begun."""
+    for reservation in state.reservations.values():
+        yield reservation.end_at if reservation.active else reservation.start_at
+
 
 _AT_ONCE = Instant(1)
 _REVOCABLE = (BufferState.STAGING_IN, BufferState.STAGED_IN)
@@ -24,7 +46,7 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     if buffer is not None and not _is_down(state, job):
         for instant in (
             job.retry_at,
-            timeout_at(state.policy, job, buffer),
+            timeout_at(state.policy, job, buffer, provided=state.site.provider != NATIVE),
             _revocation(state, job, buffer)[0],
         ):
             if instant != NEVER:
@@ -46,7 +68,7 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
         stage = waiting_stage(job, buffer)
         assert stage is not None
         return (e.StageRetried(job.id, stage, job.attempt + 1, f"retry {job.failures} of {policy.stage_retries}"),)
-    late_at = timeout_at(policy, job, buffer)
+    late_at = timeout_at(policy, job, buffer, provided=state.site.provider != NATIVE)
     if late_at != NEVER and late_at <= at:
         stage = active_stage(job, buffer)
         assert stage is not None
@@ -55,6 +77,7 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
     if revoked_at != NEVER and revoked_at <= at:
         return (
             e.AllocationRevoked(job.id, job.attempt, reason),
+            *unwound(state, job),
             e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
         )
     return ()

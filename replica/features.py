@@ -19,6 +19,7 @@ import msgspec
 
 from replica import events as e
 from replica.failures import LedgerViolation
+from replica.refusals import Refusal, RefusalCode
 
 FOUNDING_LEVEL = 1
 """The level at which every cluster begins: its founders need not be of one release."""
@@ -35,6 +36,7 @@ class Level(msgspec.Struct, frozen=True):
 LEVELS: tuple[Level, ...] = (
     Level(1, "0.1.0.dev0", "everything that a cluster could do before there were feature levels"),
     Level(2, "0.1.0", "feature levels themselves: a release that is too old names the one that is needed"),
+    Level(3, "0.2.0", "burst buffers as Slurm documents them whole"),
 )
 """Every level there ever was, in order. Append only."""
 
@@ -42,7 +44,46 @@ FEATURE_LEVEL_KNOWN = LEVELS[-1].number
 """The highest level that this release can carry out; read it as `features.FEATURE_LEVEL_KNOWN`, so that tests can be an
 earlier release."""
 
-EVENT_LEVELS: Mapping[type, int] = {e.FeatureLevelRaised: 2}
+BURST_BUFFERS_WHOLE = 3
+"""The level from which on jobs may have options, buffers may be persistent, and all that belongs to them."""
+
+EVENT_LEVELS: Mapping[type, int] = {
+    e.FeatureLevelRaised: 2,
+    e.JobOptionsGiven: BURST_BUFFERS_WHOLE,
+    e.PersistentReserved: BURST_BUFFERS_WHOLE,
+    e.PersistentCreated: BURST_BUFFERS_WHOLE,
+    e.PersistentDeletionStarted: BURST_BUFFERS_WHOLE,
+    e.PersistentDeleted: BURST_BUFFERS_WHOLE,
+    e.HeldBecause: BURST_BUFFERS_WHOLE,
+    e.StageOperationFailed: BURST_BUFFERS_WHOLE,
+    e.PreRunFailed: BURST_BUFFERS_WHOLE,
+    e.JobSuspended: BURST_BUFFERS_WHOLE,
+    e.JobResumed: BURST_BUFFERS_WHOLE,
+    e.RequeueRequested: BURST_BUFFERS_WHOLE,
+    e.RunRequeued: BURST_BUFFERS_WHOLE,
+    e.OperationsRestarted: BURST_BUFFERS_WHOLE,
+    e.BufferCleared: BURST_BUFFERS_WHOLE,
+    e.ArraySubmitted: BURST_BUFFERS_WHOLE,
+    e.OperationQueued: BURST_BUFFERS_WHOLE,
+    e.OperationOrdered: BURST_BUFFERS_WHOLE,
+    e.SiteConfigured: BURST_BUFFERS_WHOLE,
+    e.PoolRemoved: BURST_BUFFERS_WHOLE,
+    e.PoolUnitSet: BURST_BUFFERS_WHOLE,
+    e.AccountSet: BURST_BUFFERS_WHOLE,
+    e.AccountDeleted: BURST_BUFFERS_WHOLE,
+    e.QosSet: BURST_BUFFERS_WHOLE,
+    e.QosDeleted: BURST_BUFFERS_WHOLE,
+    e.LicenseSet: BURST_BUFFERS_WHOLE,
+    e.LicenseDeleted: BURST_BUFFERS_WHOLE,
+    e.ReservationSet: BURST_BUFFERS_WHOLE,
+    e.ReservationDeleted: BURST_BUFFERS_WHOLE,
+    e.ReservationStarted: BURST_BUFFERS_WHOLE,
+    e.ReservationEnded: BURST_BUFFERS_WHOLE,
+    e.SchedulingRulesSet: BURST_BUFFERS_WHOLE,
+    e.RevokedFor: BURST_BUFFERS_WHOLE,
+    e.MailDropped: BURST_BUFFERS_WHOLE,
+    e.MailSent: BURST_BUFFERS_WHOLE,
+}
 """The level that an event came with; 1 for all that are not here. The cluster is at it once the event is folded."""
 
 
@@ -92,6 +133,18 @@ def fold_raised(draft: Levelled, event: e.FeatureLevelRaised) -> None:
         raise LedgerViolation(f"the feature level was raised from {draft.feature_level} to {event.level}")
     check_level(event.level, event.release, revision=draft.revision)
     draft.feature_level = event.level
+
+
+def level_refusal(feature_level: int, needed: int, what: str, place: str = "") -> Refusal | None:
+    """Return why `what` cannot be asked for below level `needed`, with the remedy; None where it can."""
+    if feature_level >= needed:
+        return None
+    return Refusal(
+        RefusalCode.WRONG_STATE,  # a refusal is in the ledger, too: only codes that level 1 knows
+        f"{what} came with feature level {needed}, and the cluster is at {feature_level}",
+        "raise it once every replica runs a release that knows it: forebay cluster raise-feature-level",
+        place,
+    )
 
 
 _Draft = TypeVar("_Draft", bound=Levelled)

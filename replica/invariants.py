@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from replica.buffers import BEFORE_RUN, BufferState
+from replica.features import BURST_BUFFERS_WHOLE
 from replica.jobs import ENDED, JobState
+from replica.later_maps import LATER_MAPS
+from replica.persistent import PERSISTENT_STATES
+from replica.sites import SITE_KEY
 from replica.state import State
 from replica.state_index import derive, held_bytes
 
@@ -23,8 +27,16 @@ def check(state: State) -> list[str]:
     derived = derive(state)
     if dict(derived.held_bytes) != {pool: held for pool, held in state.held_bytes.items() if held}:
         faults.append(f"the capacity held is {dict(state.held_bytes)}, but its holders add up to {held_bytes(state)}")
+    if derived.using != state.using:
+        faults.append("the index of who uses which persistent buffer does not match the buffers")
     if set(derived.unfinished) != set(state.unfinished) or set(derived.finished) != set(state.finished):
         faults.append("the indexes of finished and unfinished jobs do not match the jobs")
+    if derived.on_node != state.on_node or derived.holders != state.holders:
+        faults.append("the indexes of jobs by node and by pool do not match the jobs")
+    if derived.use != state.use:
+        faults.append("the index of what counts against limits does not match the jobs")
+    if derived.operations != state.operations or derived.arrays != state.arrays or derived.named != state.named:
+        faults.append("the indexes of operations, of arrays or of names do not match the jobs")
     for pool in sorted(held_bytes(state)):
         if pool not in state.pools:
             faults.append(f"space of an unknown pool {pool!r} is held")
@@ -33,6 +45,32 @@ def check(state: State) -> list[str]:
     for job_id in state.buffers:
         if job_id not in state.jobs:
             faults.append(f"buffer {job_id} has no job")
+    faults.extend(_later_faults(state))
+    return faults
+
+
+def _later_faults(state: State) -> list[str]:
+    faults = [f"the options of job {job_id} have no job" for job_id in state.options if job_id not in state.jobs]
+    unknown = (job_id for job_id in state.extras if job_id not in state.jobs)
+    faults.extend(f"there is more of job {job_id}, which does not exist" for job_id in unknown)
+    for name, buffer in state.persistent.items():
+        if buffer.name != name:
+            faults.append(f"the persistent buffer {buffer.name!r} is kept under the name {name!r}")
+        if buffer.state not in PERSISTENT_STATES:
+            faults.append(f"the persistent buffer {name!r} is {buffer.state.word}")
+    faults.extend(
+        f"a unit is kept for an unknown pool {name!r}" for name in state.pool_units if name not in state.pools
+    )
+    if set(state.sites) - {SITE_KEY}:
+        faults.append(
+            f"there are configurations of {', '.join(sorted(set(state.sites) - {SITE_KEY}))}, not of the site"
+        )
+    if state.feature_level < BURST_BUFFERS_WHOLE:
+        faults.extend(
+            f"there are {later.field} below feature level {BURST_BUFFERS_WHOLE}"
+            for later in LATER_MAPS
+            if getattr(state, later.field)
+        )
     return faults
 
 

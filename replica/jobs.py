@@ -66,11 +66,32 @@ class DependencyKind(IntEnum):
     AFTER_OK = 3
     AFTER_NOT_OK = 4
     AFTER_BURST_BUFFER = 5
+    # The same for a whole array (feature level 3): `job` is the array, whose first task has the same number.
+    ALL_AFTER = 11
+    ALL_AFTER_ANY = 12
+    ALL_AFTER_OK = 13
+    ALL_AFTER_NOT_OK = 14
+    ALL_AFTER_BURST_BUFFER = 15
 
     @property
     def word(self) -> str:
         """As in `--dependency`, for example `afterok`."""
-        return self.name.lower().replace("_", "")
+        return self.name.removeprefix("ALL_").lower().replace("_", "")
+
+    @property
+    def of_array(self) -> bool:
+        """Whether it is about all tasks of an array."""
+        return self > 10
+
+    @property
+    def of_one(self) -> DependencyKind:
+        """The same kind about one job."""
+        return DependencyKind(self - 10) if self > 10 else self
+
+    @property
+    def of_all(self) -> DependencyKind:
+        """The same kind about all tasks of an array."""
+        return self if self > 10 else DependencyKind(self + 10)
 
 
 class Dependency(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -62,6 +62,70 @@ over is done by the next pass, which follows at once."""
 JOBS_UNFINISHED_MAX = 100_000
 """Jobs that are not over, count; a further submit is refused. The first release is measured up to this."""
 
+JOBS_IN_STATE_MAX = JOBS_UNFINISHED_MAX + 1_000_000
+"""Jobs in one state, count: those not over, and the most finished ones that a policy may keep."""
+
+PERSISTENT_BUFFERS_MAX = 10_000
+"""Persistent buffers, count: as many as there may be nodes; a site has a few for each project."""
+
+PERSISTENT_PER_JOB_MAX = 64
+"""Persistent buffers that one job creates, destroys or uses, count of each."""
+
+ARRAY_SIZE_MAX = 1_001
+"""Numbers that a task of an array may have, count, from 0 on: Slurm's MaxArraySize. One entry makes all its tasks."""
+
+ARRAY_ENTRY_BYTES_MAX = BATCH_BYTES_MAX // 2
+"""The event that makes an array, bytes: what its tasks do not share, such as paths with %a, is written for each."""
+
+RESTARTED_MAX = 128
+"""Jobs whose operations one command restarts, count: three events each stay well below BATCH_BYTES_MAX."""
+
 CANDIDATES_BEHIND_MAX = 500
 """Candidates behind the first in line for a pool that one pass looks at, count: whether one of them fits and may pass
 is asked one by one, and with a long queue those far behind would be asked in vain (Slurm's bf_max_job_test)."""
+
+SITE_USERS_MAX = 1_000
+"""Users in AllowUsers or DenyUsers, count: more are a group, which the site's accounts say better."""
+
+ACCOUNTS_MAX = 4_096
+QOS_MAX = 256
+LICENSES_MAX = 256
+RESERVATIONS_MAX = 256
+"""Accounts, QOS, licences and reservations, count: each is looked at where group limits or space are summed up."""
+
+ACCOUNT_DEPTH_MAX = 16
+"""Levels of accounts, count: a site has organisation, department, group and project."""
+
+ACCOUNT_USERS_MAX = 2_000
+"""Users of one account, QOS or reservation, count: their names stay well below BATCH_BYTES_MAX."""
+
+LIMITS_PER_RECORD_MAX = 64
+"""Limits of one account, user or QOS, count: every kind for some pools."""
+
+LICENSES_PER_JOB_MAX = 32
+"""Licences that one job asks for, count."""
+
+NICE_MAX = 2**31 - 3
+"""The largest nice value, as in Slurm."""
+
+TURNED_AWAY_MAX = 500
+"""Candidates of one queue that a limit or a coming reservation turns away, which one pass looks at, count: those
+behind them would be asked in vain, too, most of the time (compare CANDIDATES_BEHIND_MAX)."""
+
+REVOKED_PER_PASS_MAX = 32
+"""Buffers that one pass takes back for the first in line for a pool, count: taking back more is no quick help."""
+
+SETTINGS_MAX = 256
+"""Settings in one change of the configuration, count: several times as many as there are keys."""
+
+SETTING_CHARACTERS_MAX = 64 * 1024
+"""One value of the configuration, characters: SITE_USERS_MAX names of full length."""
+
+MAIL_USER_CHARACTERS_MAX = 320
+"""An address of mail, characters: the longest that RFC 3696 allows."""
+
+MAILS_OWED_MAX = 10_000
+"""Mails that were not sent yet, count: a mailer that is away for hours; what happens beyond it is told to nobody."""
+
+MAILS_SETTLED_MAX = 256
+"""Mails that one command settles, count: a batch stays small."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from replica.buffers import Buffer
+from replica.buffers import Buffer, BufferState
 from replica.jobs import ENDED, Job, JobState
+from replica.rates import rates_of
+from replica.state import Facts
 from replica.units import NEVER, Instant, seconds
-
-DRAIN_TIME_S = 60
-"""What stage-out and teardown are expected to take in estimates of a start, seconds, until transfer rates are
-measured.
-"""
 
 DRAINING = 0
 """In place of `run_until` of a job whose script has ended: it only drains."""
+
+
+_BEING_REMOVED = (BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
 
 
 class Head:
@@ -24,8 +24,6 @@ class Head:
         """`estimate` gives when it should get its space (NEVER: not known) and what is left beside it then, bytes."""
         self.job = job.id
         self.passed = job.passed
-        self.harmless = False
-        """Whether the last one let past does not delay this one."""
         self.behind = 0
         """Candidates behind it that this pass has looked at."""
         self._promised_at = job.promised_at
@@ -45,38 +43,53 @@ class Head:
         return self._start_at
 
     def may_be_passed(self, granted_bytes: int, expected_end: int, at: Instant, max_passes: int) -> bool:
-        """Whether a request that fits may go first; what stands beside the head by then is taken from the spare."""
+        """Whether a request that fits may go first."""
+        return self._is_harmless(granted_bytes, expected_end, at) or self.passed < max_passes
+
+    def let_pass(self, granted_bytes: int, expected_end: int, at: Instant) -> bool:
+        """Let a request go first; return whether that counts. What stands beside the head by then is taken from the
+        spare.
+        """
+        harmless = self._is_harmless(granted_bytes, expected_end, at)
+        if harmless and expected_end > self.start_at:
+            self._spare_bytes -= granted_bytes
+        self.passed += not harmless
+        return not harmless
+
+    def _is_harmless(self, granted_bytes: int, expected_end: int, at: Instant) -> bool:
         # Estimates move, because holders start later than expected. What was expected at the first pass does not, so
         # that passes which are not counted come to an end.
-        self.harmless = True
         start_at = self.start_at
-        if start_at != NEVER and at < start_at:
-            if expected_end <= start_at:
-                return True
-            if granted_bytes <= self._spare_bytes:
-                self._spare_bytes -= granted_bytes
-                return True
-        self.harmless = False
-        return self.passed < max_passes
+        if start_at == NEVER or at >= start_at:
+            return False
+        return expected_end <= start_at or granted_bytes <= self._spare_bytes
 
 
 def run_until(job: Job, buffer: Buffer) -> int:
     """Return when the job that holds `buffer` should be over at the latest, or DRAINING."""
-    if job.state in ENDED or job.state is JobState.STAGE_OUT:
+    if job.state in ENDED or job.state is JobState.STAGE_OUT or buffer.state in _BEING_REMOVED:
         return DRAINING
     # A job that has not started counts from its last step, not from now: else its end would move with every pass.
     since = job.started_at if job.started_at != NEVER else buffer.changed_at
     return since + seconds(job.spec.time_limit_s)
 
 
-def release_at(until: int, at: Instant) -> int:
+def release_at(until: int, at: Instant, drain_us: int) -> int:
     """Return when a holder that runs until `until` should have given back its space."""
-    return max(at, until) + seconds(DRAIN_TIME_S)
+    return max(at, until) + drain_us
 
 
-def expected_end(job: Job, at: Instant) -> int:
-    """Return when a job that gets its space at `at` should have given it back."""
-    return release_at(at + seconds(job.spec.time_limit_s), at)
+def drain_us(state: Facts, pool: str) -> int:
+    """Return how long stage-out and teardown of a buffer of the pool should take, as measured, µs."""
+    return rates_of(state.rates.get(pool), pool).drain_us
+
+
+def expected_end(state: Facts, job: Job, pool: str, at: Instant) -> int:
+    """Return when a job that gets its space at `at` should have given it back: by its time limit, and by how long
+    transfers of the pool took so far.
+    """
+    rates = rates_of(state.rates.get(pool), pool)
+    return release_at(at + rates.stage_in.mean_us + seconds(job.spec.time_limit_s), at, rates.drain_us)
 
 
 def start_of(releases: Iterable[tuple[int, int]], free_bytes: int, wanted_bytes: int) -> tuple[Instant, int]:

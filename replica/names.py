@@ -24,12 +24,17 @@ class UnknownSymbol(ValueError):
     """A `%` symbol that does not exist or has no meaning here."""
 
 
-def expand_symbols(text: str, *, job: int, user: str, name: str, workdir: str) -> str:
-    """Return `text` with Slurm's symbols replaced: %% %A %d %j %u %x; `\\\\` stops further processing and is removed.
+def expand_symbols(
+    text: str, *, job: int, user: str, name: str, workdir: str, array_job: int = 0, array_task: int = 0
+) -> str:
+    """Return `text` with Slurm's symbols replaced: %% %A %a %d %j %u %x; `\\\\` stops it and is removed.
 
-    Raises UnknownSymbol. Source: the burst buffer guide, Symbol Replacement.
+    `array_job` 0: the job is no task of an array, `%a` means nothing and `%A` the job. Raises UnknownSymbol. Source:
+    the burst buffer guide, Symbol Replacement.
     """
-    values = {"%": "%", "A": str(job), "d": workdir, "j": str(job), "u": user, "x": name}
+    values = {"%": "%", "A": str(array_job or job), "d": workdir, "j": str(job), "u": user, "x": name}
+    if array_job:
+        values["a"] = str(array_task)
     head, stop, tail = text.partition("\\\\")
     parts: list[str] = []
     position = 0

@@ -10,17 +10,26 @@ import msgspec
 
 from replica.buffers import Access, Buffer, BufferState, Transfer
 from replica.events import Stage
+from replica.job_extras import NO_EXTRA
 from replica.jobs import Job, JobState
+from replica.options import CreatePersistent, DestroyPersistent, JobOptions
+from replica.pool_units import PoolUnit
+from replica.provision import Provision, provision_of
 from replica.state import State
+from replica.turns import waits_for_turn
 
 _STAGE_OF = {
     BufferState.STAGING_IN: Stage.STAGE_IN,
     BufferState.PRE_RUN: Stage.RUN,
     BufferState.RUNNING: Stage.RUN,
+    BufferState.SUSPENDED: Stage.RUN,
     BufferState.POST_RUN: Stage.POST_RUN,
     BufferState.STAGING_OUT: Stage.STAGE_OUT,
     BufferState.TEARDOWN: Stage.TEARDOWN,
 }
+
+
+_ON_A_NODE = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,17 +61,34 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 1
     cancel: bool = False
     """run: the script is to be ended, result CANCELLED."""
+    suspend: bool = False
+    """run: the script is to stand still, and its time limit with it."""
     started: bool = False
     """run: the controller knows that the script was started; an agent with no record of it must report NODE_FAIL,
     never start it.
     """
     hurry: bool = False
+    creates: tuple[CreatePersistent, ...] = ()
+    """stage_in: persistent buffers to make first; their capacity is what they were granted, their pool is named."""
+    destroys: tuple[DestroyPersistent, ...] = ()
+    """stage_in, teardown: persistent buffers to remove first."""
+    uses: tuple[str, ...] = ()
+    """Persistent buffers that the job works with."""
+    provision: Provision | None = None
+    """Who performs the operations; None: the agent itself. The fields below are for providers."""
+    directives: str = ""
+    """The directives as they count: where some came by --bb or --bbf, they are not in the script."""
+    pool: str = ""
+    pool_is_bytes: bool = True
+    gid: int = 0
+    """The group that the job asked for; 0: its user's own."""
+    options: JobOptions | None = None
 
 
 def stage_of(job: Job, buffer: Buffer | None) -> Stage | None:
     """Return the operation that the job's agent has to do now, or None."""
     if buffer is None:
-        return Stage.RUN if job.state in (JobState.CONFIGURING, JobState.RUNNING) else None
+        return Stage.RUN if job.state in _ON_A_NODE else None
     return _STAGE_OF.get(buffer.state)
 
 
@@ -74,11 +100,11 @@ def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:
 def orders_for(state: State, node: str) -> tuple[Order, ...]:
     """Return what the node's agent has to do at this state, by job id."""
     orders = []
-    for job_id in sorted(state.unfinished):
+    for job_id in sorted(state.on_node.get(node, ())):
         job = state.jobs[job_id]
-        if job.node != node or job.stuck or job.retry_at:
-            continue
         buffer = state.buffers.get(job_id)
+        if job.stuck or job.retry_at or waits_for_turn(job, buffer) is not None:
+            continue
         stage = stage_of(job, buffer)
         if stage is not None:
             orders.append(_order(state, job, buffer, stage))
@@ -100,6 +126,11 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage) -> Order
             transfers, timeout_s = buffer.request.stage_out, policy.stage_out_timeout_s
             roots = expand_roots(policy.destinations, spec.user)
     running = stage is Stage.RUN
+    options = state.options.get(job.id)
+    provision = None if buffer is None else provision_of(state)
+    extra = state.extras.get(job.id, NO_EXTRA)
+    works = stage in (Stage.STAGE_IN, Stage.TEARDOWN)
+    creates, destroys = persistent_work(state, job.id, options) if works else ((), ())
     return Order(
         job=job.id,
         attempt=job.attempt,
@@ -113,12 +144,56 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage) -> Order
         transfers=transfers,
         roots=expand_roots(policy.destinations, spec.user) if running else roots,
         timeout_s=0 if running else timeout_s,
-        script=spec.script if running else "",
+        script=spec.script if running or provision is not None else "",
         output=spec.output if running else "",
         environment=spec.environment if running else (),
-        time_limit_s=spec.time_limit_s if running else 0,
+        time_limit_s=spec.time_limit_s if running or provision is not None else 0,
         cpus=spec.cpus,
-        cancel=running and job.cancelled,
-        started=running and job.state is JobState.RUNNING,
+        cancel=running and (job.cancelled or extra.requeueing),
+        started=running and job.state in (JobState.RUNNING, JobState.SUSPENDED),
+        suspend=running and job.state is JobState.SUSPENDED,
         hurry=job.hurry,
+        creates=creates,
+        destroys=destroys,
+        uses=() if options is None or options.buffer is None else options.buffer.uses,
+        provision=provision,
+        directives="" if buffer is None or provision is None else buffer.request.text,
+        pool="" if buffer is None or provision is None else buffer.pool or _default_pool(state, provision),
+        pool_is_bytes=buffer is None or state.pool_units.get(buffer.pool, PoolUnit.BYTES) is PoolUnit.BYTES,
+        gid=0 if options is None else options.gid,
+        options=None if provision is None else options,
     )
+
+
+def persistent_work(
+    state: State, job: int, options: JobOptions | None
+) -> tuple[tuple[CreatePersistent, ...], tuple[DestroyPersistent, ...]]:
+    """Return the persistent buffers that the job still has to make, and those that it has to remove: one that it had
+    not finished making is removed by its teardown.
+    """
+    creates: list[CreatePersistent] = []
+    destroys: list[DestroyPersistent] = []
+    if options is None or options.buffer is None:
+        return (), ()
+    for wanted in options.buffer.creates:
+        made = state.persistent.get(wanted.name)
+        if made is not None and made.job == job and made.state is BufferState.ALLOCATING:
+            creates.append(
+                CreatePersistent(made.name, made.granted_bytes, made.pool, made.access, made.type, wanted.place)
+            )
+    for unwanted in options.buffer.destroys:
+        made = state.persistent.get(unwanted.name)
+        if made is not None and made.job == job and made.state is BufferState.DELETING:
+            destroys.append(DestroyPersistent(made.name, made.hurry or unwanted.hurry, unwanted.place))
+    for wanted in options.buffer.creates:
+        made = state.persistent.get(wanted.name)
+        if made is not None and made.job == job and made.state is BufferState.DELETING:
+            destroys.append(DestroyPersistent(made.name, True, wanted.place))
+    return tuple(creates), tuple(destroys)
+
+
+def _default_pool(state: State, provision: Provision) -> str:
+    """Return the pool that a request without one is for: datawarp names its default even where nothing is reserved."""
+    if provision.provider != "datawarp":
+        return ""
+    return next((name for name in sorted(state.pools) if state.pools[name].is_default), "")

@@ -1,59 +1,61 @@
 """Why a job waits: the gates in their order, and the reason that each gives.
 
 The gate that keeps a job back and the gate that names its reason are the same call (SPUR.md), so what is shown is what
-was decided. Order: hold, deadline, begin time, dependency, burst buffer, placement. Partitions, reservations, account
-and QOS limits and licences come between dependency and burst buffer when a job can ask for them.
+was decided. Order: hold, deadline, begin time, dependency, reservation, account and QOS limits, licences, burst buffer,
+placement. There are no partitions. What depends on what others have in use is asked in `judging`, with a `Headroom`.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Iterable
 
-import msgspec
+import immutables
 
 from replica.buffers import Buffer, BufferState
-from replica.jobs import ENDED, DependencyKind, Hold, Job, JobState
-from replica.staging import PROVIDER
-from replica.state import State
+from replica.headroom import standing_gate
+from replica.job_extras import NO_EXTRA
+from replica.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobState
+from replica.name_groups import first_of
+from replica.options import JobOptions
+from replica.state import Facts, State
 from replica.state_index import is_finished
+from replica.turns import waits_for_turn
 from replica.units import NEVER
-
-
-class Reason(StrEnum):
-    """Slurm's names for why a job waits, byte for byte, as far as Forebay gives them."""
-
-    NONE = "None"
-    PRIORITY = "Priority"
-    RESOURCES = "Resources"
-    DEPENDENCY = "Dependency"
-    DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
-    NODE_DOWN = "NodeDown"
-    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"
-    JOB_HELD_USER = "JobHeldUser"
-    JOB_HELD_ADMIN = "JobHeldAdmin"
-    BEGIN_TIME = "BeginTime"
-    DEADLINE = "DeadLine"
-    BURST_BUFFER_RESOURCES = "BurstBufferResources"
-    BURST_BUFFER_STAGE_IN = "BurstBufferStageIn"
-    BURST_BUFFER_OPERATION = "BurstBufferOperation"
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """What one gate says of one job: the reason as it is shown, a sentence, and the figures behind it."""
-
-    reason: str
-    sentence: str
-    figures: tuple[tuple[str, str], ...] = ()
+from replica.verdicts import Reason as Reason
+from replica.verdicts import Verdict as Verdict
 
 
 def early_gate(state: State, job: Job) -> Verdict | None:
     """Return the first gate before the burst buffer that keeps a pending job back, or None."""
-    return _hold(job) or _deadline(job) or _begin(job) or _dependency(state, job)
+    early = _hold(state, job) or _deadline(job) or _begin(job) or _dependency(state, job)
+    if early is not None or job.id not in state.options:
+        return early
+    options, buffer = state.options[job.id], state.buffers.get(job.id)
+    return _reservation(state, job, options) or standing_gate(state, job, buffer, options)
 
 
-def _hold(job: Job) -> Verdict | None:
+def _reservation(state: Facts, job: Job, options: JobOptions) -> Verdict | None:
+    name = options.reservation
+    if not name:
+        return None
+    figures: tuple[tuple[str, str], ...] = (("reservation", name),)
+    reservation = state.reservations.get(name)
+    if reservation is None:
+        return Verdict(Reason.RESERVATION_DELETED, f"reservation {name} is no more; submit the job without it", figures)
+    if not reservation.admits(job.spec.user, options.account):
+        return Verdict(Reason.RESERVATION, f"reservation {name} is for others now", figures)
+    if reservation.active:
+        return None
+    figures += (("begins_at_us", str(reservation.start_at)),)
+    return Verdict(Reason.RESERVATION, f"reservation {name} has not begun", figures)
+
+
+def _hold(state: State, job: Job) -> Verdict | None:
     if job.hold is Hold.NONE:
         return None
+    because = state.extras.get(job.id, NO_EXTRA).held_because
+    if because:
+        return Verdict(because, "an operation failed; release the job to try again, or cancel it", ())
     if job.stuck and job.message:
         return Verdict(
             job.message,
@@ -80,23 +82,65 @@ def _begin(job: Job) -> Verdict | None:
 def _dependency(state: State, job: Job) -> Verdict | None:
     unmet: list[str] = []
     for dependency in job.spec.dependencies:
-        other = state.jobs.get(dependency.job)
+        met = dependency_met(state, dependency, job.has_buffer)
+        if met:
+            continue
         name = f"{dependency.kind.word}:{dependency.job}"
-        # A purged job is over long since, but how it ended is no longer in the state.
-        met = _dependency_met(dependency.kind, other, state.buffers.get(dependency.job), job.has_buffer)
         if met is None:
             return Verdict(Reason.DEPENDENCY_NEVER_SATISFIED, f"{name} can no longer be met", (("dependency", name),))
-        if not met:
-            unmet.append(name)
+        unmet.append(name)
+    earlier = _earlier_of_its_name(state, job)
+    if earlier:
+        unmet.append(f"singleton:{earlier}")
     if not unmet:
         return None
     return Verdict(Reason.DEPENDENCY, "the job waits for other jobs", (("waits_for", ",".join(unmet)),))
 
 
-def _dependency_met(
-    kind: DependencyKind, other: Job | None, buffer: Buffer | None, waiter_has_buffer: bool
-) -> bool | None:
+def _earlier_of_its_name(state: Facts, job: Job) -> int:
+    """Return the first job of the same user and name that a `singleton` job waits for; 0 for none."""
+    options = state.options.get(job.id)
+    if options is None or not options.singleton:
+        return 0
+    names = state.named.get(job.spec.user)
+    group = None if names is None else names.get(job.spec.name)
+    first = job.id if group is None else first_of(group)
+    return first if first < job.id else 0
+
+
+def depended_on(state: Facts, dependency: Dependency) -> Iterable[int]:
+    """Return the jobs that a dependency is about."""
+    return state.arrays.get(dependency.job, _NO_TASKS).values() if dependency.kind.of_array else (dependency.job,)
+
+
+_NO_TASKS: immutables.Map[int, int] = immutables.Map()
+
+
+def dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: bool) -> bool | None:
     """Return whether a dependency is met; None where it never can be."""
+    kind = dependency.kind
+    if not kind.of_array:
+        return _met(kind, state.jobs.get(dependency.job), state.buffers.get(dependency.job), waiter_has_buffer)
+    tasks = state.arrays.get(dependency.job)
+    if tasks is None:
+        return _met(kind.of_one, None, None, waiter_has_buffer)
+    # As in Slurm: first all tasks must have come so far; afternotok then wants one that failed.
+    after = DependencyKind.AFTER_ANY if kind.of_one in _BY_RESULT else kind.of_one
+    others = [(state.jobs[task], state.buffers.get(task)) for task in tasks.values()]
+    if not all(_met(after, other, buffer, waiter_has_buffer) for other, buffer in others):
+        return False
+    if kind.of_one not in _BY_RESULT:
+        return True
+    all_ok = all(_met(DependencyKind.AFTER_OK, other, buffer, waiter_has_buffer) for other, buffer in others)
+    return True if all_ok == (kind.of_one is DependencyKind.AFTER_OK) else None
+
+
+_BY_RESULT = (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK)
+
+
+def _met(kind: DependencyKind, other: Job | None, buffer: Buffer | None, waiter_has_buffer: bool) -> bool | None:
+    """Return whether a dependency on one job is met; None where it never can be."""
+    # A purged job is over long since, but how it ended is no longer in the state.
     if other is None:
         return (
             True
@@ -125,14 +169,16 @@ def buffer_gate(buffer: Buffer | None, job: Job) -> Verdict | None:
     if buffer.state is BufferState.STAGING_IN:
         figures = (("attempt", str(job.attempt)), ("failures", str(job.failures)))
         sentence = "the job's data is being staged in"
+        if waits_for_turn(job, buffer) is not None:
+            sentence = "staging in waits for its turn: as many operations as may be are under way"
         if job.retry_at:
             sentence = f"staging in failed ({job.message}) and will be tried again"
         return Verdict(Reason.BURST_BUFFER_STAGE_IN, sentence, figures)
     return Verdict(Reason.BURST_BUFFER_OPERATION, "the job's former buffer is being torn down")
 
 
-def later_reason(job: Job, buffer: Buffer | None) -> Verdict:
-    """Return the reason of a job that is not pending."""
+def later_reason(job: Job, buffer: Buffer | None, provider: str) -> Verdict:
+    """Return the reason of a job that is not pending; `provider` is the site's."""
     if job.state is JobState.STAGE_OUT:
         if (job.stuck or job.retry_at) and job.message:
             return Verdict(
@@ -141,7 +187,10 @@ def later_reason(job: Job, buffer: Buffer | None) -> Verdict:
                 if job.stuck
                 else "an operation after the run failed and will be tried again",
             )
-        return Verdict(f"{PROVIDER}: Stage-out in progress", "the job's results are being staged out")
+        sentence = "the job's results are being staged out"
+        if waits_for_turn(job, buffer) is not None:
+            sentence = "staging out waits for its turn: as many operations as may be are under way"
+        return Verdict(f"burst_buffer/{provider}: Stage-out in progress", sentence)
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
         return Verdict(job.message, "the buffer could not be removed; its space stays counted")
     return Verdict(Reason.NONE, "nothing holds the job back" if job.state not in ENDED else "the job is over")

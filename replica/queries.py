@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from replica.buffers import BufferState
+from replica.job_extras import NO_EXTRA
+from replica.jobs import Hold, JobState
 from replica.pending import Verdict, later_reason
 from replica.pools import Pool, free_bytes
 from replica.scheduling import plan
@@ -38,7 +41,22 @@ def verdict_of(state: State, job_id: int) -> Verdict:
     """Return what holds back one job as of `state.at`. Raises KeyError for a job that is not in the state."""
     if job_id in state.unfinished:
         return verdicts(state)[job_id]
-    return later_reason(state.jobs[job_id], state.buffers.get(job_id))
+    return later_reason(state.jobs[job_id], state.buffers.get(job_id), state.site.provider)
+
+
+def buffer_word(state: State, job_id: int) -> str | None:
+    """Return the buffer state of a job as people see it (`BurstBufferState=`), or None if it asked for no buffer.
+
+    A job that was held because of what failed, and whose buffer was torn down for that, shows `complete` until it is
+    released (SEMANTICS, When something fails): only then does it wait for another one. KeyError for an unknown job.
+    """
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if buffer is None:
+        return None
+    gone = buffer.state is BufferState.PENDING and job.state is JobState.PENDING and job.hold is not Hold.NONE
+    if gone and job.attempt and state.extras.get(job_id, NO_EXTRA).held_because:
+        return BufferState.COMPLETE.word
+    return buffer.state.word
 
 
 def reason_of(state: State, job_id: int) -> str:

@@ -10,20 +10,44 @@ It walks over all jobs that are not over. The leader decides with `agenda`, whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from replica import events as e
-from replica.buffers import HOLDING, Buffer, BufferState
-from replica.due import due_at, due_events
+from replica.arrays import ArrayUse, is_gated, is_waiting
+from replica.buffers import Buffer, BufferState
+from replica.due import due_at, due_events, reservation_instants, reservations_due
+from replica.headroom import Headroom
 from replica.jobs import Job, JobState
-from replica.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
-from replica.line import Head, expected_end, release_at, run_until, start_of
-from replica.pending import Reason, Verdict, buffer_gate, early_gate, later_reason
+from replica.judging import (
+    WAITS,
+    Place,
+    PlaceAnswer,
+    SpaceAnswer,
+    Wish,
+    end_of,
+    given_of,
+    place_answer,
+    place_of,
+    place_verdict,
+    reservation_of,
+    space_answer,
+    space_verdict,
+    take_note,
+    wish_of,
+)
+from replica.limits import EVENTS_PER_PASS_MAX
+from replica.line import DRAINING, Head, drain_us, release_at, run_until, start_of
+from replica.options import BufferOptions
+from replica.pending import Reason, Verdict, buffer_gate, depended_on, early_gate, later_reason
+from replica.persistent_pass import judge_named, names_of
 from replica.pools import free_bytes
+from replica.revocation import revocation_events, victim_of, victims_for
 from replica.state import State
-from replica.units import NEVER, Instant, format_size, seconds
+from replica.turns import QUEUED_STAGES, queue_place, takes_turn, waits_for_turn, with_turns
+from replica.units import NEVER, Instant, seconds
+from replica.use import Standing, standing_of, takes_cpus
 
 REPLAN_S = 30
 """How often a pass is repeated while a job waits for space, seconds: expected starts move with time alone."""
@@ -54,6 +78,7 @@ def next_due(state: State, after: Instant) -> Instant | None:
         due.append(due_at(state, job, buffer))
         if waits_for_space(job, buffer) and early_gate(state, job) is None:
             due.append(after + seconds(REPLAN_S))
+    due.extend(reservation_instants(state))
     return Instant(min(later)) if (later := [instant for instant in due if instant > after]) else None
 
 
@@ -62,12 +87,11 @@ def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
     return job.state is JobState.PENDING and buffer is not None and buffer.state is BufferState.PENDING
 
 
-def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
-    """Whether CPUs of the job's node are taken: from the order to run to the end of post-run."""
-    return job.state in _ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
-
-
-_ON_CPUS = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
+def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
+    """Return what is said of a job that something is due for at once."""
+    if job.state is not JobState.PENDING:
+        return later_reason(job, buffer, state.site.provider)
+    return early_gate(state, job) or buffer_gate(buffer, job) or Verdict(Reason.NONE, "nothing holds the job back")
 
 
 class _Pass:
@@ -84,187 +108,212 @@ class _Pass:
         self.heads: dict[str, Head] = {}
         self.waiting_nodes: dict[str, int] = {}
         self.waiting_anywhere = 0
-        self.staging = 0
+        self.headroom = Headroom(state, at)
+        self.turned_away: dict[tuple[str, int, Standing | None], int] = {}
+        self.turns: dict[int, int] = {}
+        self.arrays: dict[int, ArrayUse] = {}
+        self.array_tasks_before: dict[int, int] = {}
+        """Array -> its waiting tasks that had their turn in this pass."""
+        self.named = 0
 
     def run(self) -> Plan:
         state = self.state
+        begin_or_end = reservations_due(state, self.at)
+        if begin_or_end:
+            # Everything is looked at again by the next pass, with them begun or ended.
+            said = {job_id: still(state, state.jobs[job_id], state.buffers.get(job_id)) for job_id in state.unfinished}
+            return Plan(begin_or_end, said)
         due: list[tuple[int, int]] = []
+        queued: dict[e.Stage, list[tuple[Instant, int]]] = {stage: [] for stage in QUEUED_STAGES}
         for job_id in sorted(state.unfinished):
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             self._account(job, buffer)
+            waits_for = waits_for_turn(job, buffer)
+            if waits_for is not None and buffer is not None:
+                queued[waits_for].append(queue_place(job, buffer))
             instant = due_at(state, job, buffer)
             if instant != NEVER and instant <= self.at:
                 due.append((instant, job_id))
         for _, job_id in sorted(due):
-            if len(self.events) >= EVENTS_PER_PASS_MAX:
+            if self.is_full:
                 break
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             # The operation is ordered again or has failed in this very pass: what follows is for the next one.
-            self.events.extend(due_events(state, job, buffer, self.at))
-            self.verdicts[job_id] = self._still(job, buffer)
+            self.events.extend(with_turns(state, self.turns, due_events(state, job, buffer, self.at)))
+            self.verdicts[job_id] = still(state, job, buffer)
+        for stage, waiting in queued.items():
+            for _, job_id in sorted(waiting):
+                if self.is_full or self.turns.get(stage, 0) >= state.policy.operations_per_stage_max:
+                    break
+                if job_id not in self.verdicts:
+                    self.events.append(e.OperationOrdered(job_id, stage))
+                    self.turns[stage] = self.turns.get(stage, 0) + 1
         candidates: list[Job] = []
         for job_id in state.unfinished:
             job = state.jobs[job_id]
-            if job_id in self.verdicts:
-                continue
             if job.state is JobState.PENDING:
                 candidates.append(job)
-            else:
-                self.verdicts[job_id] = later_reason(job, state.buffers.get(job_id))
-        candidates.sort(key=lambda job: (-job.priority, job.id))
+            elif job_id not in self.verdicts:
+                self.verdicts[job_id] = later_reason(job, state.buffers.get(job_id), state.site.provider)
+        candidates.sort(key=lambda job: place_of(state, job))
         for job in candidates:
-            self.verdicts[job.id] = self._judge(job, state.buffers.get(job.id))
+            verdict = self._judge(job, state.buffers.get(job.id))
+            if verdict is not None:
+                self.verdicts[job.id] = verdict
         self._purge()
         return Plan(tuple(self.events), self.verdicts)
 
     def _account(self, job: Job, buffer: Buffer | None) -> None:
         if job.node in self.assigned:
             self.assigned[job.node] += 1
-        self.staging += buffer is not None and buffer.state is BufferState.STAGING_IN
+        stage = takes_turn(job, buffer)
+        if stage is not None:
+            self.turns[stage] = self.turns.get(stage, 0) + 1
         if job.node in self.cpus_free and takes_cpus(job, buffer):
             self.cpus_free[job.node] -= job.spec.cpus
+        options = self.state.options.get(job.id)
+        if options is not None and options.array_job:
+            self.arrays.setdefault(options.array_job, ArrayUse()).count(job, buffer)
 
-    def _still(self, job: Job, buffer: Buffer | None) -> Verdict:
-        if job.state is not JobState.PENDING:
-            return later_reason(job, buffer)
-        return (
-            early_gate(self.state, job)
-            or buffer_gate(buffer, job)
-            or Verdict(Reason.NONE, "nothing holds the job back")
-        )
-
-    def _judge(self, job: Job, buffer: Buffer | None) -> Verdict:
-        verdict = early_gate(self.state, job)
+    def _judge(self, job: Job, buffer: Buffer | None) -> Verdict | None:
+        """Judge a candidate; None for one that something was due for: what follows is for the next pass."""
+        verdict = early_gate(self.state, job) or self._array_gate(job, buffer)
+        if job.id in self.verdicts:
+            return None
         if verdict is not None:
             return verdict
-        verdict = buffer_gate(buffer, job)
-        if verdict is None:
-            return self._place(job, buffer)
-        if buffer is not None and buffer.state is BufferState.PENDING:
-            return self._reserve(job, buffer, verdict)
-        return verdict
+        if buffer is not None and waits_for_space(job, buffer):
+            options = names_of(self.state, job.id)
+            return self._reserve(job, buffer) if options is None else self._reserve_named(job, buffer, options)
+        return buffer_gate(buffer, job) or self._place(job, buffer)
+
+    # The Turn ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.events) >= EVENTS_PER_PASS_MAX
+
+    def free_in(self, pool: str) -> int:
+        known = self.state.pools.get(pool)
+        return 0 if known is None else free_bytes(known, self.held.get(pool, 0))
+
+    def node_use(self, node: str) -> tuple[int, int] | None:
+        return (self.state.nodes[node].cpus, self.cpus_free[node]) if node in self.cpus_free else None
+
+    def waits_for_node(self, node: str, place: Place) -> int:
+        return self.waiting_nodes.get(node, 0)
+
+    def has_node_for(self, cpus: int, place: Place) -> bool:
+        return any(free >= cpus and name not in self.waiting_nodes for name, free in self.cpus_free.items())
+
+    def free_cpus(self) -> Iterable[tuple[str, int]]:
+        return sorted(self.cpus_free.items())
 
     # Space -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, job: Job, buffer: Buffer, verdict: Verdict) -> Verdict:
-        placeable = job.spec.cpus <= self.cpus_max
-        pool = self.state.pools.get(buffer.pool)
-        free = 0 if pool is None else free_bytes(pool, self.held.get(pool.name, 0))
-        figures: list[tuple[str, str]] = []
-        if self.explain:
-            figures += [
-                ("asked", format_size(buffer.granted_bytes)),
-                ("pool", buffer.pool or "-"),
-                ("free", format_size(free)),
-            ]
-        head = self.heads.get(buffer.pool) if buffer.granted_bytes else None
-        if head is not None:
-            figures.append(("first_in_line", str(head.job)))
-        counted, looked = False, head
-        if self.staging >= self.state.policy.operations_per_stage_max:
-            sentence = f"{self.staging} stage-ins are under way, and no more may be"
-        elif not placeable:
-            # Before it can become the first in line: who cannot be placed must not keep others from the pool.
-            sentence = "no node that is up could hold the job"
-        elif head is not None and head.behind >= CANDIDATES_BEHIND_MAX:
-            sentence = f"{head.behind} jobs are between it and job {head.job}, which is first in line for the pool"
-        elif buffer.granted_bytes > free:
-            sentence = "its pool has not enough free space"
-            if head is None:
-                head = self._head(job, buffer, free)
-                self.heads[buffer.pool] = head
-                if self.explain and head.start_at != NEVER:
-                    figures.append(("expected_start_us", str(head.start_at)))
-        elif head is not None and not head.may_be_passed(
-            buffer.granted_bytes, expected_end(job, self.at), self.at, self.state.policy.max_passes
-        ):
-            sentence = f"job {head.job} is first in line for the pool and has been passed {head.passed} times"
-        elif len(self.events) >= EVENTS_PER_PASS_MAX:
-            sentence = "the job may have its space in the next pass"
-        else:
-            if head is not None:
-                counted = not head.harmless
-                head.passed += counted
-            self.held[buffer.pool] = self.held.get(buffer.pool, 0) + buffer.granted_bytes
-            node = self._node_for_stage_in(job)
+    def _reserve(self, job: Job, buffer: Buffer) -> Verdict:
+        wish = wish_of(self.state, job, buffer)
+        size_bytes, pool = wish.size_bytes, wish.pool
+        answer = space_answer(self, wish)
+        verdict = space_verdict(self, job, buffer) if self.explain else Verdict(Reason.BURST_BUFFER_RESOURCES, "")
+        head = take_note(self, wish, answer)
+        if answer is SpaceAnswer.NOT_ENOUGH and self.heads[pool].job == job.id:
+            self._revoke_for(wish)
+        if answer is SpaceAnswer.GIVEN:
+            counted = head is not None and head.let_pass(size_bytes, end_of(self, wish), self.at)
+            self.held[pool] = self.held.get(pool, 0) + size_bytes
+            node = self.fewest_jobs(job.spec.cpus)
             self.assigned[node] += 1
-            self.staging += 1
+            self.turns[e.Stage.STAGE_IN] = self.turns.get(e.Stage.STAGE_IN, 0) + 1
             allocated = e.BufferAllocated(job.id, node, job.attempt + 1)
             if head is not None:
                 allocated = e.BufferAllocated(job.id, node, job.attempt + 1, head.job, counted, head.start_at)
             self.events.append(allocated)
-            sentence = "the job may have its space now"
-        if looked is not None and placeable:
-            looked.behind += 1
-        return Verdict(verdict.reason, sentence, tuple(figures))
+        return verdict
 
-    def _node_for_stage_in(self, job: Job) -> str:
-        """Return the node with the fewest jobs that could run this one; there must be one."""
-        fitting = [name for name in self.cpus_free if self.state.nodes[name].cpus >= job.spec.cpus]
+    def _revoke_for(self, wish: Wish) -> None:
+        """Take back buffers for the first in line, if that is called for."""
+        state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
+        holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(wish.pool, ())]
+        coming = sum(buffer.held_bytes for job, buffer in holders if run_until(job, buffer) == DRAINING)
+        candidates = sorted(victim for job, buffer in holders if (victim := victim_of(state, job, buffer)) is not None)
+        for job_id in victims_for(self, wish, candidates, coming, room, self.verdicts):
+            self.events.extend(with_turns(state, self.turns, revocation_events(state, job_id, wish.job.id)))
+            self.verdicts[job_id] = still(state, state.jobs[job_id], state.buffers[job_id])
+
+    def _reserve_named(self, job: Job, buffer: Buffer, options: BufferOptions) -> Verdict:
+        answer = judge_named(self, job, buffer, options)
+        self.named += 1
+        self.events.extend(answer.events)
+        if answer.first_for is not None:
+            pool, size_bytes = answer.first_for
+            self.heads[pool] = self.head_of(job, pool, size_bytes, self.free_in(pool))
+        if answer.node:
+            wish = wish_of(self.state, job, buffer)
+            self.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, job.spec.time_limit_s)
+            for pool, size_bytes in answer.needs:
+                self.held[pool] = self.held.get(pool, 0) + size_bytes
+            self.assigned[answer.node] += 1
+            self.turns[e.Stage.STAGE_IN] = self.turns.get(e.Stage.STAGE_IN, 0) + 1
+        return answer.verdict
+
+    def fewest_jobs(self, cpus: int) -> str:
+        """Return the node with the fewest jobs that has so many CPUs; there must be one."""
+        fitting = [name for name in self.cpus_free if self.state.nodes[name].cpus >= cpus]
         return min(fitting, key=lambda name: (self.assigned[name], name))
 
-    def _head(self, job: Job, buffer: Buffer, free: int) -> Head:
+    def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> Head:
         """Return the first in line for a pool, with when it should get its space if every holder uses its time."""
-        given = [event.job for event in self.events if isinstance(event, e.BufferAllocated)]
+        new = given_of(self, self.events, pool)
+        ends = self.headroom.ends(pool, reservation_of(self.state, job.id))
+        return Head(job, lambda: start_of(sorted(self._releases(pool) + new + ends), free, size_bytes))
 
-        def estimate() -> tuple[Instant, int]:
-            releases: list[tuple[int, int]] = []
-            for other in self.state.unfinished:
-                holder = self.state.buffers.get(other)
-                if holder is not None and holder.pool == buffer.pool and holder.state in HOLDING:
-                    until = run_until(self.state.jobs[other], holder)
-                    releases.append((release_at(until, self.at), holder.granted_bytes))
-            for other in given:
-                holder = self.state.buffers[other]
-                if holder.pool == buffer.pool:
-                    releases.append((expected_end(self.state.jobs[other], self.at), holder.granted_bytes))
-            return start_of(sorted(releases), free, buffer.granted_bytes)
+    def _releases(self, pool: str) -> list[tuple[int, int]]:
+        """Return when those who held a part of the pool before the pass should give back how much."""
+        state, drains_us = self.state, drain_us(self.state, pool)
+        return [
+            (release_at(run_until(state.jobs[other], state.buffers[other]), self.at, drains_us), size_bytes)
+            for other in state.holders.get(pool, ())
+            if (size_bytes := state.buffers[other].held_bytes)
+        ]
 
-        return Head(job, estimate)
+    def free_at(self, pool: str, instant: Instant) -> int:
+        releases = self._releases(pool) + given_of(self, self.events, pool)
+        return self.free_in(pool) + sum(size_bytes for end_at, size_bytes in releases if end_at <= instant)
+
+    # Arrays ----------------------------------------------------------------------------------------------------
+
+    def _array_gate(self, job: Job, buffer: Buffer | None) -> Verdict | None:
+        options = self.state.options.get(job.id)
+        if options is None or not is_gated(options, job.has_buffer) or not is_waiting(job, buffer):
+            return None
+        before = self.array_tasks_before.get(options.array_job, 0)
+        self.array_tasks_before[options.array_job] = before + 1
+        use, stage_count = self.arrays[options.array_job], self.state.site.array_stage_count
+        return use.verdict(options.array_throttle, job.has_buffer, stage_count, before)
 
     # CPUs ------------------------------------------------------------------------------------------------------
 
     def _place(self, job: Job, buffer: Buffer | None) -> Verdict:
-        cpus = job.spec.cpus
-        if buffer is None:
-            nodes = sorted(
-                name for name, free in self.cpus_free.items() if free >= cpus and name not in self.waiting_nodes
-            )
-            nodes.sort(key=lambda name: -self.cpus_free[name])
-        else:
-            node = self.state.nodes.get(job.node)
-            if node is not None and node.down:
-                return Verdict(
-                    Reason.NODE_DOWN, f"the job's data is on node {job.node}, which is down", (("node", job.node),)
-                )
-            fits = self.cpus_free.get(job.node, 0) >= cpus and job.node not in self.waiting_nodes
-            nodes = [job.node] if fits else []
-        if nodes and not self.waiting_anywhere:
-            if len(self.events) >= EVENTS_PER_PASS_MAX:
-                return Verdict(Reason.NONE, "the job runs in the next pass")
-            self.cpus_free[nodes[0]] -= cpus
-            self.events.append(e.RunOrdered(job.id, nodes[0], job.attempt + 1))
-            return Verdict(Reason.NONE, "nothing holds the job back")
-        if not self._could_run_on(job.node if buffer is not None else "", cpus):
-            # It waits for a node to come, not for CPUs to become free: nobody is kept back for it.
-            return Verdict(Reason.REQ_NODE_NOT_AVAIL, "no node that is up has so many CPUs", (("cpus", str(cpus)),))
-        first = self.waiting_anywhere or (self.waiting_nodes.get(job.node, 0) if buffer is not None else 0)
-        if first:
-            return Verdict(Reason.PRIORITY, f"job {first} has priority", (("first_in_line", str(first)),))
-        if buffer is None:
-            self.waiting_anywhere = job.id
-        else:
-            self.waiting_nodes[job.node] = job.id
-        figures = (
-            ("cpus", str(cpus)),
-            ("free_cpus", ",".join(f"{name}:{free}" for name, free in sorted(self.cpus_free.items()))),
-        )
-        return Verdict(Reason.RESOURCES, "no node has enough free CPUs for the job", figures)
+        answer = place_answer(self, job, buffer)
+        verdict = place_verdict(self, job, buffer) if self.explain else Verdict(Reason.NONE, "")
+        if answer is PlaceAnswer.RUNS:
+            node = job.node if buffer is not None else self._node_with_most_free(job.spec.cpus)
+            self.cpus_free[node] -= job.spec.cpus
+            self.headroom.give_run(standing_of(job, self.state.options.get(job.id)), job.spec.cpus)
+            self.events.append(e.RunOrdered(job.id, node, job.attempt + 1))
+            if buffer is not None:
+                self.turns[e.Stage.RUN] = self.turns.get(e.Stage.RUN, 0) + 1
+        elif answer in WAITS:
+            if buffer is None:
+                self.waiting_anywhere = job.id
+            else:
+                self.waiting_nodes[job.node] = job.id
+        return verdict
 
-    def _could_run_on(self, node: str, cpus: int) -> bool:
-        """Return whether the node, or any node if it is empty, is up and has so many CPUs in all."""
-        names = [node] if node else list(self.cpus_free)
-        return any(name in self.cpus_free and self.state.nodes[name].cpus >= cpus for name in names)
+    def _node_with_most_free(self, cpus: int) -> str:
+        fitting = [name for name, free in self.cpus_free.items() if free >= cpus and name not in self.waiting_nodes]
+        return min(fitting, key=lambda name: (-self.cpus_free[name], name))
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -273,9 +322,10 @@ class _Pass:
         if surplus <= 0:
             return
         waited_for = {
-            dependency.job
+            other
             for job_id in self.state.unfinished
             for dependency in self.state.jobs[job_id].spec.dependencies
+            for other in depended_on(self.state, dependency)
         }
         oldest = [job_id for job_id in sorted(self.state.finished) if job_id not in waited_for]
         for job_id in oldest[: max(0, min(surplus, EVENTS_PER_PASS_MAX - len(self.events)))]:

@@ -47,6 +47,12 @@ class SortedKeys(Generic[K]):
         chunk = self._chunks[index]
         return chunk[bisect_right(chunk, key)]
 
+    def rank(self, key: K) -> int:
+        """Return how many keys are smaller than `key`."""
+        index = bisect_left(self._greatest, key)
+        before = sum(map(len, self._chunks[:index]))
+        return before if index == len(self._chunks) else before + bisect_left(self._chunks[index], key)
+
     def add(self, key: K) -> None:
         """Add a key; it must not be there."""
         if not self._chunks:

@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from replica import events as e
 from replica.buffers import Buffer, BufferState
+from replica.features import BURST_BUFFERS_WHOLE
+from replica.job_extras import NO_EXTRA
 from replica.jobs import Hold, Job, JobState
-from replica.limits import MESSAGE_CHARACTERS_MAX
+from replica.limits import MESSAGE_CHARACTERS_MAX, PERSISTENT_PER_JOB_MAX
+from replica.options import NO_OPTIONS
 from replica.orders import stage_of
 from replica.policy import Policy
+from replica.reasons import failure_comment, failure_reason, operation_of
+from replica.sites import teardown_on_failure
 from replica.state import Facts
+from replica.turns import waits_for_turn
 from replica.units import NEVER, Instant, seconds
 
 PROVIDER = "burst_buffer/native"
 """How reasons name what performs the operations, in the form of Slurm's plugins."""
+
+PROVIDER_SLACK_S = 60
+"""What starting, ending and reporting the operations of a stage may take beside their own time, seconds."""
 
 _OPERATION_NAMES = {
     e.Stage.STAGE_IN: "slurm_bb_data_in",
@@ -42,8 +51,12 @@ def timeout_s(policy: Policy, stage: e.Stage) -> int:
 
 
 def active_stage(job: Job, buffer: Buffer | None) -> e.Stage | None:
-    """Return the operation that stands ordered now: none while a failed one waits for its retry or for somebody."""
-    return None if job.stuck or job.retry_at else stage_of(job, buffer)
+    """Return the operation that stands ordered now: none while a failed one waits for its retry or for somebody, or
+    one that has begun waits for its turn.
+    """
+    if job.stuck or job.retry_at or waits_for_turn(job, buffer) is not None:
+        return None
+    return stage_of(job, buffer)
 
 
 def waiting_stage(job: Job, buffer: Buffer) -> e.Stage | None:
@@ -53,16 +66,42 @@ def waiting_stage(job: Job, buffer: Buffer) -> e.Stage | None:
     return e.Stage.TEARDOWN if buffer.state is BufferState.TEARDOWN_FAIL else stage_of(job, buffer)
 
 
-def timeout_at(policy: Policy, job: Job, buffer: Buffer | None) -> Instant:
-    """Return when the ordered operation is over its time, or NEVER: a script's own limit is kept by its agent."""
+def timeout_at(policy: Policy, job: Job, buffer: Buffer | None, *, provided: bool = False) -> Instant:
+    """Return when the ordered operation is over its time, or NEVER: a script's own limit is kept by its agent.
+
+    `provided`: a provider's agent keeps the time of each operation of the stage, and names the one that took too long;
+    the leader only ends what an agent that hangs did not.
+    """
     stage = active_stage(job, buffer)
     if stage is None or stage is e.Stage.RUN or job.order_at == NEVER:
         return NEVER
-    return Instant(job.order_at + seconds(timeout_s(policy, stage)))
+    limit_s = provided_limit_s(policy, stage) if provided else timeout_s(policy, stage)
+    return Instant(job.order_at + seconds(limit_s))
+
+
+def provided_limit_s(policy: Policy, stage: e.Stage) -> int:
+    """Return how long all operations of a stage may take together where a provider performs them, seconds.
+
+    Stage-in: creating and destroying, setup and paths have the time of other operations each, data-in and real-size
+    that of stage-in.
+    """
+    own_s = timeout_s(policy, stage)
+    if stage is e.Stage.STAGE_IN:
+        own_s = 2 * own_s + (2 * PERSISTENT_PER_JOB_MAX + 2) * policy.other_timeout_s
+    elif stage is e.Stage.TEARDOWN:
+        own_s *= 2
+    return own_s + PROVIDER_SLACK_S
 
 
 def failed(
-    state: Facts, job: Job, stage: e.Stage, message: str, at: Instant, *, final: bool = False
+    state: Facts,
+    job: Job,
+    stage: e.Stage,
+    message: str,
+    at: Instant,
+    *,
+    final: bool = False,
+    operation: str = "",
 ) -> tuple[e.Event, ...]:
     """Return what follows from a failed operation: a retry with back-off while there are retries left, then a hold.
     A `final` failure is not retried.
@@ -70,46 +109,125 @@ def failed(
     A failed stage-out never leads to teardown by itself, and a failed teardown keeps its space counted.
     """
     policy = state.policy
-    text = failure_message(stage, message)
     if job.failures < policy.stage_retries and not final:
         backoff_s = min(policy.retry_backoff_s * 2 ** min(job.failures, 32), policy.retry_backoff_max_s)
-        return (e.StageFailed(job.id, stage, job.attempt, text, Instant(max(at + seconds(backoff_s), 1))),)
-    events: list[e.Event] = [e.StageFailed(job.id, stage, job.attempt, text, NEVER)]
-    if stage is e.Stage.STAGE_IN and job.hold is Hold.NONE:
-        events.append(e.JobHeld(job.id, Hold.SYSTEM))
+        return (_failure(state, job, stage, operation, message, Instant(max(at + seconds(backoff_s), 1))),)
+    failure = _failure(state, job, stage, operation, message, NEVER)
+    events: list[e.Event] = [failure]
+    if stage is e.Stage.STAGE_IN:
+        if isinstance(failure, e.StageOperationFailed) and teardown_on_failure(state.site):
+            why = failure.reason
+            events += (*unwound(state, job), e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, why))
+            events.append(e.HeldBecause(job.id, why, failure.comment))
+        elif job.hold is Hold.NONE:
+            events.append(e.JobHeld(job.id, Hold.SYSTEM))
     return tuple(events)
 
 
+def _failure(
+    state: Facts, job: Job, stage: e.Stage, operation: str, message: str, retry_at: Instant
+) -> e.StageFailed | e.StageOperationFailed:
+    """Return the event of a failed operation. The first form is of the levels before operations had names."""
+    if state.feature_level < BURST_BUFFERS_WHOLE:
+        return e.StageFailed(job.id, stage, job.attempt, failure_message(stage, message), retry_at)
+    operation, provider = operation_of(stage, operation), state.site.provider
+    reason, comment = failure_reason(provider, operation, message), failure_comment(provider, operation, message)
+    return e.StageOperationFailed(job.id, stage, operation, job.attempt, reason, comment, retry_at)
+
+
+def pre_run_failed(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
+    """Return what follows when the operation before the script failed: the buffer is torn down, and the job is held
+    with the reason, or waits again by itself as often as the site allows that.
+    """
+    provider = state.site.provider
+    reason, comment = failure_reason(provider, "pre_run", message), failure_comment(provider, "pre_run", message)
+    result = JobState.CANCELLED if job.cancelled else JobState.PENDING
+    events: list[e.Event] = [
+        e.PreRunFailed(job.id, reason, comment),
+        e.TeardownStarted(job.id, job.attempt + 1, result, True, reason),
+    ]
+    again = state.extras.get(job.id, NO_EXTRA).pre_run_failures < state.site.pre_run_requeues
+    may_requeue = state.options.get(job.id, NO_OPTIONS).requeue
+    if result is JobState.PENDING and not (again and may_requeue):
+        events.append(e.HeldBecause(job.id, reason, comment))
+    return tuple(events)
+
+
+def _own_persistent(state: Facts, job: Job, wanted: BufferState) -> list[str]:
+    """Return the persistent buffers that the job is creating or destroying and that are `wanted`."""
+    options = state.options.get(job.id)
+    if options is None or options.buffer is None:
+        return []
+    created, destroyed = options.buffer.creates, options.buffer.destroys
+    names = dict.fromkeys((*(one.name for one in created), *(one.name for one in destroyed)))
+    found = ((name, state.persistent.get(name)) for name in names)
+    return [name for name, buffer in found if buffer is not None and (buffer.job, buffer.state) == (job.id, wanted)]
+
+
+def _deleted(state: Facts, job: Job) -> tuple[e.PersistentDeleted, ...]:
+    return tuple(e.PersistentDeleted(name, job.id) for name in _own_persistent(state, job, BufferState.DELETING))
+
+
+def unwound(state: Facts, job: Job) -> tuple[e.Event, ...]:
+    """Return what becomes of the persistent buffers that a job has not finished creating: its teardown removes them."""
+    names = _own_persistent(state, job, BufferState.ALLOCATING)
+    return tuple(e.PersistentDeletionStarted(name, job.id, True) for name in names)
+
+
+def _result(job: Job) -> JobState:
+    """Return what a job will be once its results are out; one that was requeued and then cancelled is CANCELLED."""
+    return JobState.CANCELLED if job.cancelled and job.result is JobState.PENDING else job.result
+
+
 def succeeded(
-    job: Job, buffer: Buffer, stage: e.Stage, files: int, size_bytes: int, digest: str
+    state: Facts, job: Job, buffer: Buffer, stage: e.Stage, files: int, size_bytes: int, digest: str
 ) -> tuple[e.Event, ...]:
     """Return what follows from an operation that succeeded."""
     if stage is e.Stage.STAGE_IN:
-        return (e.StagedIn(job.id, files, size_bytes, digest),)
+        events: list[e.Event] = [e.StagedIn(job.id, files, size_bytes, digest)]
+        events.extend(e.PersistentCreated(name, job.id) for name in _own_persistent(state, job, BufferState.ALLOCATING))
+        events.extend(_deleted(state, job))
+        if not state.options.get(job.id, NO_OPTIONS).nodes:
+            # It has nothing to run (-N0): what it was submitted for is done.
+            events.append(e.TeardownStarted(job.id, job.attempt + 1, JobState.COMPLETED, True))
+        return tuple(events)
     if stage is e.Stage.POST_RUN:
         if job.hurry:
-            return (e.TeardownStarted(job.id, job.attempt + 1, job.result, True),)
+            return (e.TeardownStarted(job.id, job.attempt + 1, _result(job), True),)
         return (e.StageOutStarted(job.id, job.attempt + 1),)
     if stage is e.Stage.STAGE_OUT:
         return (
             e.StagedOut(job.id, files, size_bytes, digest),
-            e.TeardownStarted(job.id, job.attempt + 1, job.result, job.hurry),
+            e.TeardownStarted(job.id, job.attempt + 1, _result(job), job.hurry),
         )
-    return torn_down(job)
+    return (e.TornDown(job.id), *gone(state, job))
 
 
-def torn_down(job: Job) -> tuple[e.Event, ...]:
-    """Return what follows when a buffer is gone: a job that has not run waits for a new one, unless cancelled."""
-    events: list[e.Event] = [e.TornDown(job.id)]
+def gone(state: Facts, job: Job) -> tuple[e.Event, ...]:
+    """Return what follows when a buffer is gone: persistent ones that were being removed are, too, and a job that has
+    not run, or was requeued, waits for a new one, unless cancelled.
+    """
+    events: list[e.Event] = []
+    events.extend(_deleted(state, job))
     if job.state is JobState.PENDING:
         events.append(e.JobRequeued(job.id))
         if job.cancelled:
             events.append(e.JobCancelled(job.id))
+        elif state.extras.get(job.id, NO_EXTRA).requeueing:
+            events.append(e.RunRequeued(job.id))
     return tuple(events)
 
 
+def _is_requeued(state: Facts, job: Job, result: JobState) -> bool:
+    """Whether a job whose script has ended waits again: somebody said so, or its node failed and the site does."""
+    if state.extras.get(job.id, NO_EXTRA).requeueing:
+        return True
+    by_site = result is JobState.NODE_FAIL and state.site.requeue_on_node_fail
+    return by_site and state.options.get(job.id, NO_OPTIONS).requeue and state.feature_level >= BURST_BUFFERS_WHOLE
+
+
 def script_ended(
-    job: Job, buffer: Buffer | None, result: JobState, exit_code: int, signal: int, message: str
+    state: Facts, job: Job, buffer: Buffer | None, result: JobState, exit_code: int, signal: int, message: str
 ) -> tuple[e.Event, ...]:
     """Return what follows when the script has ended, however it did."""
     if job.cancelled:
@@ -118,6 +236,8 @@ def script_ended(
             return (
                 e.TeardownStarted(job.id, job.attempt + 1, result, job.hurry, "cancelled before the script started"),
             )
+    elif _is_requeued(state, job, result):
+        return _run_ended_for_requeue(state, job, buffer, result, message)
     ended = e.RunEnded(job.id, result, exit_code, signal, job.attempt + 1, message[:MESSAGE_CHARACTERS_MAX])
     if buffer is not None and job.hurry:
         return (
@@ -125,3 +245,19 @@ def script_ended(
             e.TeardownStarted(job.id, job.attempt + 2, result, True, "stage-out skipped: cancelled with --hurry"),
         )
     return (ended,)
+
+
+def _run_ended_for_requeue(
+    state: Facts, job: Job, buffer: Buffer | None, result: JobState, message: str
+) -> tuple[e.Event, ...]:
+    """Return what follows when the run of a requeued job has ended: as always up to the teardown, then it waits."""
+    asked = state.extras.get(job.id, NO_EXTRA).requeueing
+    events: list[e.Event] = [] if asked else [e.RequeueRequested(job.id, f"requeued after {result.name}")]
+    if buffer is not None and job.state is JobState.CONFIGURING:
+        # The script has not started, so there is nothing to stage out.
+        events.append(e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, "requeued"))
+        return tuple(events)
+    events.append(e.RunEnded(job.id, JobState.PENDING, 0, 0, job.attempt + 1, message[:MESSAGE_CHARACTERS_MAX]))
+    if buffer is None:
+        events.append(e.RunRequeued(job.id))
+    return tuple(events)

@@ -11,14 +11,25 @@ from typing import Any, Protocol, TypeVar, overload
 import immutables
 import msgspec
 
+from replica.accounting import Account, License, Qos, SchedulingRules
 from replica.buffers import Buffer
 from replica.commit import Receipt
+from replica.job_extras import JobExtra
 from replica.jobs import Job
+from replica.mails import Mail
+from replica.name_groups import NameGroup
 from replica.nodes import Node
+from replica.options import JobOptions
+from replica.persistent import PersistentBuffer
 from replica.policy import Policy
+from replica.pool_units import PoolUnit
 from replica.pools import Pool
+from replica.rates import Rates
 from replica.receipts import Receipts
+from replica.reservations import Reservation
+from replica.sites import DEFAULT_SITE, SITE_KEY, Site
 from replica.units import NEVER, Instant, Revision
+from replica.use import UseKey
 
 K = TypeVar("K", contravariant=True)
 V = TypeVar("V", covariant=True)
@@ -64,13 +75,53 @@ class Facts(Protocol):
     @property
     def receipts(self) -> Lookup[bytes, Receipt]: ...
     @property
+    def options(self) -> Lookup[int, JobOptions]: ...
+    @property
+    def persistent(self) -> immutables.Map[str, PersistentBuffer]: ...
+    @property
+    def extras(self) -> Lookup[int, JobExtra]: ...
+    @property
+    def using(self) -> Lookup[str, immutables.Map[int, bool]]: ...
+    @property
+    def sites(self) -> immutables.Map[str, Site]: ...
+    @property
+    def site(self) -> Site: ...
+    @property
+    def pool_units(self) -> immutables.Map[str, PoolUnit]: ...
+    @property
+    def accounts(self) -> immutables.Map[str, Account]: ...
+    @property
+    def qos(self) -> immutables.Map[str, Qos]: ...
+    @property
+    def licenses(self) -> immutables.Map[str, License]: ...
+    @property
+    def reservations(self) -> immutables.Map[str, Reservation]: ...
+    @property
+    def scheduling_rules(self) -> immutables.Map[str, SchedulingRules]: ...
+    @property
+    def rates(self) -> immutables.Map[str, Rates]: ...
+    @property
+    def revocations(self) -> Lookup[int, int]: ...
+    @property
+    def mails(self) -> immutables.Map[str, Mail]: ...
+    @property
+    def use(self) -> Lookup[UseKey, int]: ...
+    @property
     def unfinished(self) -> Lookup[int, bool]: ...
+    @property
+    def on_node(self) -> Lookup[str, immutables.Map[int, bool]]: ...
+    @property
+    def operations(self) -> Lookup[int, int]: ...
+    @property
+    def arrays(self) -> Lookup[int, immutables.Map[int, int]]: ...
+    @property
+    def named(self) -> Lookup[str, immutables.Map[str, NameGroup]]: ...
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the replicas agree on at one revision.
 
-    The last three maps are derived from the others: kept up to date by `fold`, left out of snapshots and digests,
+    The maps from `using` on are derived from the others: kept up to date by `fold`, left out of snapshots and digests,
     computed again on loading, and compared by `replica.invariants`.
     """
 
@@ -91,12 +142,56 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     receipts_horizon_ms: int = 0
     """The latest client time among the dropped receipts: an unknown id that is not newer may be one of them."""
 
+    options: immutables.Map[int, JobOptions] = immutables.Map()
+    """What jobs asked for beyond their JobSpec; a job that asked for nothing has no record. From here to the derived
+    maps, each has a row in `replica.later_maps`."""
+    persistent: immutables.Map[str, PersistentBuffer] = immutables.Map()
+    """Persistent buffers by name, from allocating to deleted."""
+    extras: immutables.Map[int, JobExtra] = immutables.Map()
+    """What is known of jobs beyond their Job record; a job about which there is nothing has no record."""
+    sites: immutables.Map[str, Site] = immutables.Map()
+    """The site's configuration under SITE_KEY; nothing as long as nobody configured anything. Read it as `site`."""
+    pool_units: immutables.Map[str, PoolUnit] = immutables.Map()
+    """What the numbers of a pool count; a pool that is not here counts bytes."""
+    accounts: immutables.Map[str, Account] = immutables.Map()
+    qos: immutables.Map[str, Qos] = immutables.Map()
+    licenses: immutables.Map[str, License] = immutables.Map()
+    reservations: immutables.Map[str, Reservation] = immutables.Map()
+    """Reservations that have not ended."""
+    scheduling_rules: immutables.Map[str, SchedulingRules] = immutables.Map()
+    """The site's rules of scheduling under RULES_KEY; nothing while nobody has set any. Read as `priority.rules_of`."""
+    rates: immutables.Map[str, Rates] = immutables.Map()
+    """Pool -> what was measured of its transfers."""
+    revocations: immutables.Map[int, int] = immutables.Map()
+    """Job -> how often its staged buffer was taken back for another one, where it was."""
+    mails: immutables.Map[str, Mail] = immutables.Map()
+    """Mails that are owed (`replica.mails`), by their key."""
+
+    using: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
+    """Derived: name of a persistent buffer -> the jobs that work with it now, from stage-in to the end of teardown."""
     held_bytes: immutables.Map[str, int] = immutables.Map()
     """Derived: pool -> bytes held by buffers."""
     unfinished: immutables.Map[int, bool] = immutables.Map()
     """Derived: jobs that are not over or whose buffer is not complete."""
     finished: immutables.Map[int, bool] = immutables.Map()
     """Derived: the other jobs."""
+    on_node: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
+    """Derived: node -> the jobs of `unfinished` that have something there."""
+    holders: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
+    """Derived: pool -> the jobs whose buffer holds a part of it."""
+    operations: immutables.Map[int, int] = immutables.Map()
+    """Derived: stage -> how many turns of it are taken (`replica.turns`); RUN: pre-runs."""
+    arrays: immutables.Map[int, immutables.Map[int, int]] = immutables.Map()
+    """Derived: array -> task -> job, of the tasks that are in `jobs`."""
+    named: immutables.Map[str, immutables.Map[str, NameGroup]] = immutables.Map()
+    """Derived: user -> job name -> the jobs of `unfinished` that are not over (`singleton`)."""
+    use: immutables.Map[UseKey, int] = immutables.Map()
+    """Derived: what counts against limits, licences and reservations (`replica.use`)."""
+
+    @property
+    def site(self) -> Site:
+        """The site's configuration, the defaults where nobody configured anything."""
+        return self.sites.get(SITE_KEY, DEFAULT_SITE)
 
 
 EMPTY = State()

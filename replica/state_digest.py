@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from replica.later_maps import LATER_MAPS
 from replica.state import State
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -40,6 +41,10 @@ def state_records(state: State) -> Iterator[tuple[str, object]]:
         yield "buffer", state.buffers[job]
     for item in state.receipts.items():
         yield "receipt", item
+    for later in LATER_MAPS:
+        records = getattr(state, later.field)
+        for key in sorted(records):
+            yield later.field, (key, records[key])
 
 
 def state_digest(state: State) -> bytes:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import immutables
 import msgspec
 
-from replica.buffers import Buffer, BufferState
+from replica.buffers import HOLDING, Buffer, BufferState
 from replica.jobs import ENDED, Job
+from replica.name_groups import NameGroup, Several
 from replica.state import State
+from replica.turns import takes_turn
+from replica.use import UseKey, use_of
 
 
 def is_finished(job: Job, buffer: Buffer | None) -> bool:
@@ -16,12 +19,49 @@ def is_finished(job: Job, buffer: Buffer | None) -> bool:
 
 
 def held_bytes(state: State) -> dict[str, int]:
-    """Return pool -> bytes held, summed over all buffers; pools that hold nothing are left out."""
+    """Return pool -> bytes held, summed over all buffers, of jobs and persistent ones; a pool that holds nothing is
+    left out.
+    """
     held: dict[str, int] = {}
     for buffer in state.buffers.values():
         if buffer.held_bytes:
             held[buffer.pool] = held.get(buffer.pool, 0) + buffer.held_bytes
+    for persistent in state.persistent.values():
+        if persistent.held_bytes:
+            held[persistent.pool] = held.get(persistent.pool, 0) + persistent.held_bytes
     return held
+
+
+def _group(jobs: dict[int, bool]) -> NameGroup:
+    first = min(jobs)
+    return first if len(jobs) == 1 else Several(first, immutables.Map(jobs))
+
+
+class Groups:
+    """A derived map from a name to the jobs under it, being changed; a name without jobs has no entry."""
+
+    def __init__(self, groups: immutables.Map[str, immutables.Map[int, bool]]) -> None:
+        self.groups = groups.mutate()
+
+    def move(self, job_id: int, before: str, after: str) -> None:
+        """Have the job stand under `after` instead of `before`; "" is nowhere."""
+        if before == after:
+            return
+        if before:
+            left = self.groups[before].delete(job_id)
+            if left:
+                self.groups[before] = left
+            else:
+                del self.groups[before]
+        if after:
+            self.groups[after] = self.groups.get(after, _NOBODY).set(job_id, True)
+
+
+_NOBODY: immutables.Map[int, bool] = immutables.Map()
+
+
+def _map_of_maps(groups: dict[str, dict[int, bool]]) -> immutables.Map[str, immutables.Map[int, bool]]:
+    return immutables.Map({name: immutables.Map(jobs) for name, jobs in groups.items()})
 
 
 def derive(state: State) -> State:
@@ -30,8 +70,52 @@ def derive(state: State) -> State:
     finished: dict[int, bool] = {}
     for job in state.jobs.values():
         (finished if is_finished(job, state.buffers.get(job.id)) else unfinished)[job.id] = True
+    on_node: dict[str, dict[int, bool]] = {}
+    for job_id in unfinished:
+        node = state.jobs[job_id].node
+        if node:
+            on_node.setdefault(node, {})[job_id] = True
+    holders: dict[str, dict[int, bool]] = {}
+    for job_id, buffer in state.buffers.items():
+        if buffer.held_bytes:
+            holders.setdefault(buffer.pool, {})[job_id] = True
+    operations: dict[int, int] = {}
+    named: dict[str, dict[str, dict[int, bool]]] = {}
+    for job_id in unfinished:
+        job = state.jobs[job_id]
+        stage = takes_turn(job, state.buffers.get(job_id))
+        if stage is not None:
+            operations[int(stage)] = operations.get(int(stage), 0) + 1
+        if job.state not in ENDED:
+            named.setdefault(job.spec.user, {}).setdefault(job.spec.name, {})[job_id] = True
+    arrays: dict[int, dict[int, int]] = {}
+    for job_id, options in state.options.items():
+        if options.array_job:
+            arrays.setdefault(options.array_job, {})[options.array_task] = job_id
+    use: dict[UseKey, int] = {}
+    for job_id, options in state.options.items():
+        for key, amount in use_of(state.jobs[job_id], state.buffers.get(job_id), options).items():
+            use[key] = use.get(key, 0) + amount
+    using: dict[str, dict[int, bool]] = {}
+    for job_id, options in state.options.items():
+        own = state.buffers.get(job_id)
+        if options.buffer is not None and own is not None and own.state in HOLDING:
+            for name in options.buffer.uses:
+                using.setdefault(name, {})[job_id] = True
     return msgspec.structs.replace(
         state,
+        using=_map_of_maps(using),
+        use=immutables.Map(use),
+        operations=immutables.Map(operations),
+        arrays=immutables.Map({array: immutables.Map(tasks) for array, tasks in arrays.items()}),
+        named=immutables.Map(
+            {
+                user: immutables.Map({name: _group(jobs) for name, jobs in names.items()})
+                for user, names in named.items()
+            }
+        ),
+        on_node=_map_of_maps(on_node),
+        holders=_map_of_maps(holders),
         held_bytes=immutables.Map(held_bytes(state)),
         unfinished=immutables.Map(unfinished),
         finished=immutables.Map(finished),

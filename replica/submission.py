@@ -9,13 +9,17 @@ from replica import events as e
 from replica import limits
 from replica.buffers import BufferRequest, Transfer
 from replica.directives import path_fault, split_inside
+from replica.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.jobs import JobSpec
 from replica.names import UnknownSymbol, expand_symbols, name_fault
+from replica.options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.orders import expand_roots
+from replica.pool_units import PoolUnit, format_amount
 from replica.pools import Pool
 from replica.refusals import Refusal, RefusalCode
+from replica.sites import buffer_user_refusal
 from replica.state import Facts
-from replica.units import format_size, round_up
+from replica.units import SIZE_BYTES_MAX, round_up
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""
@@ -29,19 +33,69 @@ class Unfit(Exception):
         self.refusal = Refusal(code, sentence, remedy, place)
 
 
-def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted | Refusal:
-    """Return the event that a submit leads to, with pool, granted capacity and paths decided; or why it is refused."""
+def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob, *, job_id: int = 0) -> e.JobSubmitted | Refusal:
+    """Return the event that a submit leads to, with pool, granted capacity and paths decided; or why it is refused.
+    `job_id` 0: the next one.
+    """
     try:
         _check_spec(state, actor, command.spec)
-        job_id = state.next_job
-        spec = _expanded_spec(state, command.spec, job_id)
+        if command.request is not None or command.options.buffer is not None:
+            _check_buffer_user(state, command.spec.user)
+        job_id = job_id or state.next_job
+        spec = _expanded_spec(state, command.spec, job_id, command.options)
         request, pool, granted = None, "", 0
         if command.request is not None:
-            request = _expanded_request(state, spec, command.request, job_id)
-            pool, granted = _granted(state, request)
+            request = _expanded_request(state, spec, command.request, job_id, command.options)
+            pool, granted = _granted(state, request, swap_bytes_of(command.options))
     except Unfit as unfit:
         return unfit.refusal
     return e.JobSubmitted(job_id, spec, request, pool, granted, command.hold)
+
+
+def options_refusal(state: Facts, command: c.SubmitJob) -> Refusal | None:
+    """Return why the options of a submit are refused, None where they are not or there are none."""
+    if command.options == NO_OPTIONS:
+        return None
+    asked = f"what the job asks for ({_asked(command.options)})"
+    return level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, asked) or _persistent_fault(command.options.buffer)
+
+
+def _persistent_fault(buffer: BufferOptions | None) -> Refusal | None:
+    """Return why the persistent buffers that a job names cannot be: too many, no names, or at odds with each other."""
+    if buffer is None:
+        return None
+    kinds = {
+        "create_persistent": [(one.name, one.place) for one in buffer.creates],
+        "destroy_persistent": [(one.name, one.place) for one in buffer.destroys],
+        "persistentdw": [(name, "") for name in buffer.uses],
+    }
+    for kind, named in kinds.items():
+        if len(named) > limits.PERSISTENT_PER_JOB_MAX:
+            most = limits.PERSISTENT_PER_JOB_MAX
+            sentence = f"there are {len(named)} {kind}"
+            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"write at most {most} in one job", named[most][1])
+        seen: set[str] = set()
+        for name, place in named:
+            fault = "starts with a digit" if name[:1].isdigit() else name_fault(name)
+            if fault is not None:
+                sentence = f"the name {name!r} of a persistent buffer {fault}"
+                return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "choose another", place)
+            if name in seen and kind != "persistentdw":
+                sentence = f"{kind} names {name} twice"
+                return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "name each once", place)
+            seen.add(name)
+    wanted = {*(one.name for one in buffer.creates), *buffer.uses}
+    for destroy in buffer.destroys:
+        if destroy.name in wanted:
+            sentence = f"the job destroys the persistent buffer {destroy.name} that it creates or uses"
+            return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "destroy it in a job of its own", destroy.place)
+    return None
+
+
+def _asked(options: JobOptions) -> str:
+    """Return the names of the options that are not as in a job that did not ask."""
+    fields = options.__struct_fields__
+    return ", ".join(field for field in fields if getattr(options, field) != getattr(NO_OPTIONS, field))
 
 
 def _check_spec(state: Facts, actor: c.Actor, spec: JobSpec) -> None:
@@ -104,6 +158,13 @@ def _check_spec(state: Facts, actor: c.Actor, spec: JobSpec) -> None:
         )
 
 
+def _check_buffer_user(state: Facts, user: str) -> None:
+    """Raise Unfit for a user whom AllowUsers or DenyUsers keeps from buffers."""
+    refusal = buffer_user_refusal(state.site, user)
+    if refusal is not None:
+        raise Unfit(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
+
+
 def _check_environment(spec: JobSpec) -> None:
     if len(spec.environment) > limits.ENVIRONMENT_VARIABLES_MAX:
         raise Unfit(
@@ -135,7 +196,7 @@ def _check_dependencies(state: Facts, spec: JobSpec) -> None:
             "dependencies",
         )
     for dependency in spec.dependencies:
-        if dependency.job not in state.jobs:
+        if dependency.job not in state.jobs and not dependency.kind.of_array:
             raise Unfit(
                 RefusalCode.UNKNOWN_DEPENDENCY,
                 f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
@@ -144,28 +205,39 @@ def _check_dependencies(state: Facts, spec: JobSpec) -> None:
             )
 
 
-def _expand(text: str, spec: JobSpec, job_id: int, place: str) -> str:
+def expand(text: str, spec: JobSpec, job_id: int, place: str, options: JobOptions = NO_OPTIONS) -> str:
+    """Return `text` with the job's symbols replaced; Unfit for one that means nothing here."""
     try:
-        return expand_symbols(text, job=job_id, user=spec.user, name=spec.name, workdir=spec.workdir)
+        return expand_symbols(
+            text,
+            job=job_id,
+            user=spec.user,
+            name=spec.name,
+            workdir=spec.workdir,
+            array_job=options.array_job,
+            array_task=options.array_task,
+        )
     except UnknownSymbol as symbol:
         raise Unfit(
             RefusalCode.INVALID_DIRECTIVE,
             f"{text!r} has the symbol {symbol}, which means nothing here",
-            "use %% %A %d %j %u %x",
+            "use %% %A %d %j %u %x, and %a in an array",
             place,
         ) from None
 
 
-def _expanded_spec(state: Facts, spec: JobSpec, job_id: int) -> JobSpec:
-    _check_beneath(state.policy.destinations, spec.user, spec.workdir, "destinations", "workdir")
-    output = _expand(spec.output or DEFAULT_OUTPUT, spec, job_id, "output")
+def _expanded_spec(state: Facts, spec: JobSpec, job_id: int, options: JobOptions) -> JobSpec:
+    check_beneath(state.policy.destinations, spec.user, spec.workdir, "destinations", "workdir")
+    output = expand(spec.output or DEFAULT_OUTPUT, spec, job_id, "output", options)
     if not output.startswith("/"):
         output = spec.workdir.rstrip("/") + "/" + output
-    _check_beneath(state.policy.destinations, spec.user, output, "destinations", "output")
+    check_beneath(state.policy.destinations, spec.user, output, "destinations", "output")
     return replace(spec, output=output)
 
 
-def _expanded_request(state: Facts, spec: JobSpec, request: BufferRequest, job_id: int) -> BufferRequest:
+def _expanded_request(
+    state: Facts, spec: JobSpec, request: BufferRequest, job_id: int, options: JobOptions
+) -> BufferRequest:
     places = iter(request.places[2:])
     moved: dict[str, tuple[Transfer, ...]] = {}
     for stage, roots, key in (
@@ -175,9 +247,9 @@ def _expanded_request(state: Facts, spec: JobSpec, request: BufferRequest, job_i
         transfers = []
         for transfer in getattr(request, stage):
             place = next(places, stage)
-            outside = _expand(transfer.outside, spec, job_id, place)
-            _check_beneath(roots, spec.user, outside, key, place)
-            inside = _expand(transfer.inside, spec, job_id, place)
+            outside = expand(transfer.outside, spec, job_id, place, options)
+            check_beneath(roots, spec.user, outside, key, place)
+            inside = expand(transfer.inside, spec, job_id, place, options)
             _, rest = split_inside(inside)
             fault = path_fault("/" + rest)
             if fault is not None:
@@ -192,7 +264,7 @@ def _expanded_request(state: Facts, spec: JobSpec, request: BufferRequest, job_i
     return replace(request, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
 
 
-def _check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
+def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
     """Raise Unfit unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
     descriptor.
     """
@@ -214,26 +286,36 @@ def _check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place
     )
 
 
-def _granted(state: Facts, request: BufferRequest) -> tuple[str, int]:
-    """Return the pool and the bytes that the request will hold."""
-    if not request.capacity_bytes:
-        return "", 0
+def swap_bytes_of(options: JobOptions) -> int:
+    """Return the swap of all of a job's nodes together, bytes."""
+    return 0 if options.buffer is None else options.buffer.swap_bytes * max(1, options.nodes)
+
+
+def _granted(state: Facts, request: BufferRequest, swap_bytes: int = 0) -> tuple[str, int]:
+    """Return the pool and the bytes (units, where it counts those) that the request will hold."""
     pool_place = request.places[0] if request.places else "pool"
     capacity_place = request.places[1] if len(request.places) > 1 else "capacity"
-    pool = _pool(state, request.pool, pool_place)
-    granted = round_up(request.capacity_bytes, pool.granularity_bytes)
-    if granted > pool.usable_bytes:
-        most = format_size(pool.usable_bytes)
+    if not request.capacity_bytes and not swap_bytes:
+        if request.pool:
+            pool_of(state, request.pool, pool_place)
+        return "", 0
+    pool = pool_of(state, request.pool, pool_place)
+    granted = round_up(request.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
+    if granted > SIZE_BYTES_MAX:
+        raise Unfit(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
+    if granted > pool.usable_bytes and not state.site.hold_oversized:
+        unit = state.pool_units.get(pool.name, PoolUnit.BYTES)
+        most, asked = format_amount(pool.usable_bytes, unit), format_amount(request.capacity_bytes + swap_bytes, unit)
         raise Unfit(
             RefusalCode.CAPACITY_OVER_TOTAL,
-            f"{format_size(request.capacity_bytes)} is more than pool {pool.name} has in all, {most}",
+            f"{asked} is more than pool {pool.name} has in all, {most}",
             f"ask for at most {most}, or for another pool",
             capacity_place,
         )
     return pool.name, granted
 
 
-def _pool(state: Facts, name: str, place: str) -> Pool:
+def pool_of(state: Facts, name: str, place: str) -> Pool:
     if name:
         pool = state.pools.get(name)
         if pool is None:

@@ -6,8 +6,9 @@ Sources: the burst buffer guide (suffixes), SEMANTICS.md (what Forebay accepts a
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import NewType
+
+import msgspec
 
 Instant = NewType("Instant", int)
 """Microseconds since 1970-01-01T00:00:00Z."""
@@ -30,6 +31,9 @@ for _letter, _power in _BINARY_POWER.items():
     _MULTIPLIERS[_letter + "IB"] = 1024**_power
     _MULTIPLIERS[_letter + "B"] = 1000**_power
 
+_WRITTEN_CHARACTERS = 48
+"""Characters of a size that a message repeats."""
+
 _SIZE = re.compile(r"([0-9]+)(?:\.([0-9]+))?([A-Za-z]*)")
 
 SUFFIXES = "K KiB M MiB G GiB T TiB P PiB (powers of 1024), KB MB GB TB PB (powers of 1000)"
@@ -45,47 +49,82 @@ class SizeError(ValueError):
         self.remedy = remedy
 
 
+class Quantity(msgspec.Struct, frozen=True):
+    """A capacity as it was written: bytes, nodes (`2N`), or `bare`: a number without a suffix, units of its pool."""
+
+    value: int
+    unit: str
+
+
+NODE_SUFFIXES = ("N", "NODE", "NODES")
+"""Suffixes of a size that counts nodes, in any case."""
+
+
 def parse_size(text: str) -> int:
     """Return the bytes that `text` says, rounded up to a whole byte.
 
     Decimals are exact (`1.5TB` is 1,500,000,000,000). Raises SizeError for an empty number, a sign, an unknown
     suffix, zero, or more than SIZE_BYTES_MAX.
     """
+    quantity = parse_quantity(text)
+    if quantity.unit == "nodes":
+        found = _SIZE.match(text)
+        assert found is not None
+        raise SizeError(
+            f"the size {text!r} has an unknown suffix {found.group(3)!r} (a size in nodes needs a pool of nodes)",
+            found.start(3),
+            f"use one of {SUFFIXES}",
+        )
+    return quantity.value
+
+
+def parse_quantity(text: str, bare: int = 1) -> Quantity:
+    """Return what `text` says, in bytes rounded up, in nodes, or without a unit; `bare` multiplies what has no suffix.
+
+    Raises SizeError as parse_size does, and for a fraction of a node.
+    """
     if not text:
         raise SizeError("the size is empty", 0, "write a number, for example 10GiB")
+    written = text if len(text) <= _WRITTEN_CHARACTERS else text[:_WRITTEN_CHARACTERS] + "…"
     if text[0] in "+-":
-        raise SizeError(f"the size {text!r} has a sign", 0, "write a positive number without a sign, for example 10GiB")
+        raise SizeError(
+            f"the size {written!r} has a sign", 0, "write a positive number without a sign, for example 10GiB"
+        )
     found = _SIZE.match(text)
     if found is None:
-        raise SizeError(f"the size {text!r} does not start with a number", 0, "write a number, for example 10GiB")
+        raise SizeError(f"the size {written!r} does not start with a number", 0, "write a number, for example 10GiB")
     if found.end() != len(text):
         raise SizeError(
-            f"the size {text!r} has an unexpected character {text[found.end()]!r}",
+            f"the size {written!r} has an unexpected character {text[found.end()]!r}",
             found.end(),
             "write a number and a suffix, for example 10GiB",
         )
-    whole, decimals, suffix = found.group(1), found.group(2) or "", found.group(3)
-    multiplier = _MULTIPLIERS.get(suffix.upper())
+    whole, decimals, suffix = found.group(1), found.group(2) or "", found.group(3).upper()
+    unit = "nodes" if suffix in NODE_SUFFIXES else "bytes" if suffix else "bare"
+    multiplier = {"nodes": 1, "bare": bare}.get(unit) or _MULTIPLIERS.get(suffix)
     if multiplier is None:
-        hint = (
-            " (a size in nodes needs a pool of nodes, which this release does not have)"
-            if suffix.upper() in ("N", "NODE", "NODES")
-            else ""
-        )
         raise SizeError(
-            f"the size {text!r} has an unknown suffix {suffix!r}{hint}", found.start(3), f"use one of {SUFFIXES}"
+            f"the size {written!r} has an unknown suffix {found.group(3)[:_WRITTEN_CHARACTERS]!r}",
+            found.start(3),
+            f"use one of {SUFFIXES}",
+        )
+    if unit == "nodes" and decimals:
+        raise SizeError(
+            f"the size {written!r} asks for a part of a node",
+            len(whole),
+            "write a whole number of nodes, for example 2N",
         )
     if len(whole) + len(decimals) > 40:
         raise SizeError(
-            f"the size {text[:48]!r} has more than 40 digits", 0, f"the largest size is {SIZE_BYTES_MAX} bytes"
+            f"the size {written!r} has more than 40 digits", 0, f"the largest size is {SIZE_BYTES_MAX} bytes"
         )
-    exact = Fraction(int(whole + decimals), 10 ** len(decimals)) * multiplier
-    size_bytes = -(-exact.numerator // exact.denominator)
-    if size_bytes == 0:
-        raise SizeError(f"the size {text!r} is zero", 0, "ask for at least one byte")
-    if size_bytes > SIZE_BYTES_MAX:
-        raise SizeError(f"the size {text!r} overflows", 0, f"the largest size is {SIZE_BYTES_MAX} bytes")
-    return size_bytes
+    # Rounded up in whole numbers: exact without a Fraction, which takes longer than all the rest.
+    value = -(-int(whole + decimals) * multiplier // 10 ** len(decimals))
+    if value == 0:
+        raise SizeError(f"the size {written!r} is zero", 0, "ask for at least one byte")
+    if value > SIZE_BYTES_MAX:
+        raise SizeError(f"the size {written!r} overflows", 0, f"the largest size is {SIZE_BYTES_MAX} bytes")
+    return Quantity(value, unit)
 
 
 def format_size(size_bytes: int) -> str:
@@ -101,6 +140,21 @@ def format_size(size_bytes: int) -> str:
         if size_bytes % 1000 ** _BINARY_POWER[letter] == 0:
             return f"{size_bytes // 1000 ** _BINARY_POWER[letter]}{letter}B"
     return str(size_bytes)
+
+
+def format_slurm_size(size: int) -> str:
+    """Return a size as `scontrol show burst` prints it: the largest suffix that divides it, PiB before PB before TiB
+    and so on, so 1000000 is `1MB`, 1024000000 is `1024MB`, and 0 and 1023 have none. (`format_size` prefers powers of
+    1024.) Source: the guide's sample output and the transcripts.
+    """
+    if size == 0:
+        return "0"
+    for letter in reversed(_BINARY_POWER):
+        power = _BINARY_POWER[letter]
+        for divisor, suffix in ((1024**power, f"{letter}iB"), (1000**power, f"{letter}B")):
+            if size % divisor == 0:
+                return f"{size // divisor}{suffix}"
+    return str(size)
 
 
 def round_up(size: int, granularity: int) -> int:

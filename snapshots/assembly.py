@@ -15,19 +15,22 @@ from replica.failures import LedgerViolation
 from replica.invariants import check
 from replica.pools import Pool
 from replica.receipts import Receipts
+from replica.sharing import shared_buffer, shared_job, shared_options
 from replica.state import State
 from replica.state_index import derive
 from replica.units import Instant, Revision
 from snapshots.image import (
     COUNTED,
+    FOUNDING_SHAPES,
     KEYS,
+    LATER,
+    ORDER,
     RECORDS_MAX,
     SHAPED,
     SHAPES,
-    Header,
     Image,
     ImageRefused,
-    LevelledHeader,
+    LaterHeader,
     PoolCapacity,
     ReceiptRecord,
     Section,
@@ -39,6 +42,10 @@ from wal.configuration import check as check_members
 
 MAP_STEP_RECORDS = 4096
 """Records put into a map at once, count: a millisecond or two in which no other thread of Python's runs."""
+
+
+WHOLE_SHAPES = (SHAPES, FOUNDING_SHAPES)
+"""What a writer of this release says of its records: then they must be spelled as this one would."""
 
 
 def from_sections(slices: Iterable[tuple[int, bytes]]) -> Image:
@@ -57,14 +64,14 @@ class Assembly:
     def __init__(self, *, keep: bool = True) -> None:
         self._keep = keep
         self._section: Section | None = None
-        self._header: Header | None = None
+        self._header: LaterHeader | None = None
         self._last: Any = None
         self._records: dict[Section, dict[Any, Any]] = {section: {} for section in KEYS}
         self._counts: dict[Section, int] = defaultdict(int)
         self._held: dict[str, int] = defaultdict(int)
 
     @property
-    def header(self) -> Header:
+    def header(self) -> LaterHeader:
         """The header; raises ImageRefused if there was none yet."""
         if self._header is None:
             raise ImageRefused("the snapshot has no header")
@@ -88,15 +95,20 @@ class Assembly:
             raise ImageRefused(f"section {number} is unknown: a newer release wrote it; upgrade this replica") from None
         before = self._section
         repeats = before is section and section in KEYS
+        place = ORDER[section]
         if (before is None) != (section is Section.HEADER) or (
-            before is not None and section <= before and not repeats
+            before is not None and place <= ORDER[before] and not repeats
         ):
             after = "at the start" if before is None else f"after {before.word}"
             raise ImageRefused(f"section {section.word} stands {after}, where it cannot be")
         self._section = section
         found = decode(section, payload)
         # An older writer knew fewer fields, so only a writer of our own shapes must have written what we would write.
-        if self._header is not None and self._header.shapes == SHAPES and msgspec.msgpack.encode(found) != payload:
+        if (
+            self._header is not None
+            and self._header.shapes in WHOLE_SHAPES
+            and msgspec.msgpack.encode(found) != payload
+        ):
             raise ImageRefused(f"section {section.word} is not in canonical form")
         if section is Section.HEADER:
             self._take_header(found)
@@ -105,7 +117,7 @@ class Assembly:
         else:
             self._take_records(section, found, first=before is not section)
 
-    def _take_header(self, header: LevelledHeader) -> None:
+    def _take_header(self, header: LaterHeader) -> None:
         features.check_level(
             header.feature_level,
             header.release,
@@ -123,7 +135,10 @@ class Assembly:
         wrong = None if placed is None else check_members(placed.configuration)
         if placed is not None and (wrong is not None or not 0 < placed.index <= header.index):
             raise ImageRefused(f"its members are not sound: {wrong or f'entry {placed.index} cannot say who they are'}")
-        for section, count in zip(COUNTED, header.counts, strict=True):
+        sections = [number for number, _ in header.later]
+        if sections != [section for section in LATER if section in sections] or not all(n for _, n in header.later):
+            raise ImageRefused(f"it says that it has the sections {sections}, which cannot be")
+        for section, count in self._said(header).items():
             if count > RECORDS_MAX[section]:
                 raise ImageRefused(f"it says {count} {section.word}; at most {RECORDS_MAX[section]} are read")
         self._header = header
@@ -142,7 +157,10 @@ class Assembly:
             last = key
             if section is Section.BUFFERS:
                 self._held[record.pool] += record.held_bytes
+            elif section is Section.PERSISTENT:
+                self._held[record[1].pool] += record[1].held_bytes
             if keep:
+                key, record = self._shared(section, key, record)
                 kept[key] = record
         self._last = last
         self._counts[section] += len(found)
@@ -150,9 +168,26 @@ class Assembly:
         if self._counts[section] > limit:
             raise ImageRefused(f"section {section.word} has more than the {limit} records that the header says")
 
+    def _shared(self, section: Section, key: Any, record: Any) -> tuple[Any, Any]:
+        """Return the record with what it has in common with others shared, as it is in a State that was folded."""
+        if section is Section.JOBS:
+            return key, shared_job(record)
+        job = self._records[Section.JOBS].get(key)
+        if section is Section.BUFFERS:
+            return (key if job is None else job.id), shared_buffer(record, job)
+        if section is Section.OPTIONS:
+            found = key if job is None else job.id
+            return found, (found, shared_options(record[1]))
+        return key, record
+
     def _expected(self, section: Section) -> int:
-        counts = dict(zip(COUNTED, self.header.counts, strict=True))
-        return counts[Section.POOLS if section is Section.CAPACITY else section]
+        return self._said(self.header).get(Section.POOLS if section is Section.CAPACITY else section, 0)
+
+    @staticmethod
+    def _said(header: LaterHeader) -> dict[Section, int]:
+        """Return how many records of each section the header says there are."""
+        later = {Section(number): count for number, count in header.later}
+        return {**dict(zip(COUNTED, header.counts, strict=True)), **later}
 
     def _take_end(self, total: int) -> None:
         for section in KEYS:
@@ -161,8 +196,9 @@ class Assembly:
                     f"section {section.word} has {self._counts[section]} records; the header says "
                     f"{self._expected(section)}"
                 )
-        if total != sum(self.header.counts):
-            raise ImageRefused(f"the end says {total} records; the header says {sum(self.header.counts)}")
+        said = sum(self._said(self.header).values())
+        if total != said:
+            raise ImageRefused(f"the end says {total} records; the header says {said}")
 
     def finish(self) -> None:
         """Compare the derived capacity once everything has been added; raises ImageRefused naming the pool."""
@@ -202,6 +238,7 @@ class Assembly:
                 receipts=receipts,
                 oldest_receipt=header.oldest_receipt,
                 receipts_horizon_ms=header.receipts_horizon_ms,
+                **{later.field: mapped(dict(records[section].values())) for section, later in LATER.items()},
             )
         )
         broken = check(state)

@@ -21,7 +21,8 @@ from replica import features
 from replica.buffers import Buffer, BufferRequest, Transfer
 from replica.commit import Receipt
 from replica.jobs import Dependency, Job, JobSpec
-from replica.limits import BATCH_BYTES_MAX, JOBS_UNFINISHED_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX
+from replica.later_maps import LATER_MAPS, LATER_SHAPED, LaterMap
+from replica.limits import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX
 from replica.nodes import Node
 from replica.policy import Policy
 from replica.pools import Pool, free_bytes
@@ -47,9 +48,6 @@ DIGEST_BYTES = 32
 
 NUMBER_MAX = 2**63 - 1
 """Indexes, terms, revisions and instants: what a signed 64-bit field holds."""
-
-JOBS_MAX = JOBS_UNFINISHED_MAX + 1_000_000
-"""Jobs in one snapshot, count: those not over, and the most finished ones that a policy may keep."""
 
 _Key = TypeVar("_Key", int, str)
 _Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -79,7 +77,7 @@ class Image(msgspec.Struct, frozen=True):
 
 
 class Section(IntEnum):
-    """The parts of a snapshot, in the order in which they come; the numbers are wire numbers (law 12)."""
+    """The parts of a snapshot; the numbers are wire numbers (law 12). They come in the order of ORDER."""
 
     HEADER = 1
     POOLS = 2
@@ -89,11 +87,34 @@ class Section(IntEnum):
     RECEIPTS = 6
     CAPACITY = 7
     END = 8
+    OPTIONS = 9
+    PERSISTENT = 10
+    SITES = 11
+    POOL_UNITS = 12
+    ACCOUNTS = 13
+    QOS = 14
+    LICENSES = 15
+    RESERVATIONS = 16
+    SCHEDULING_RULES = 17
+    RATES = 18
+    REVOCATIONS = 19
+    EXTRAS = 30
+    MAILS = 40
 
     @property
     def word(self) -> str:
         """As in sentences, for example `jobs`."""
         return self.name.lower()
+
+
+LATER: Mapping[Section, LaterMap] = {Section(later.section): later for later in LATER_MAPS}
+"""The sections of the maps that came after feature level 2: pairs of key and record, left out while they are empty."""
+
+ORDER: Mapping[Section, int] = {
+    section: place
+    for place, section in enumerate((*(one for one in Section if one <= Section.CAPACITY), *LATER, Section.END))
+}
+"""In which order the sections come."""
 
 
 class Slice(NamedTuple):
@@ -134,6 +155,13 @@ class LevelledHeader(Header, frozen=True, array_like=True):
     """The first release that knows the feature level: what a replica needs that does not (law 12)."""
 
 
+class LaterHeader(LevelledHeader, frozen=True, array_like=True):
+    """The header where one of the maps that came after feature level 2 holds something."""
+
+    later: tuple[tuple[_Number, _Number], ...] = ()
+    """The section of each such map with how many records it has, in the order of LATER."""
+
+
 class ReceiptRecord(msgspec.Struct, frozen=True, array_like=True):
     """A receipt with the command id that it answers."""
 
@@ -165,21 +193,26 @@ SHAPED: tuple[type[msgspec.Struct], ...] = (
     Configuration,
     Member,
     Change,
+    *LATER_SHAPED,
 )
 """Every kind of record in a snapshot. Append only: positions are wire numbers (law 12)."""
 
 SHAPES: tuple[int, ...] = tuple(len(kind.__struct_fields__) for kind in SHAPED)
 
+FOUNDING_SHAPES = SHAPES[: -len(LATER_SHAPED)]
+"""What is written while none of the later maps holds anything: an earlier release may have to read it."""
+
 COUNTED = (Section.POOLS, Section.NODES, Section.JOBS, Section.BUFFERS, Section.RECEIPTS)
 RECORDS_MAX: Mapping[Section, int] = {
     Section.POOLS: POOLS_MAX,
     Section.NODES: NODES_MAX,
-    Section.JOBS: JOBS_MAX,
-    Section.BUFFERS: JOBS_MAX,
+    Section.JOBS: JOBS_IN_STATE_MAX,
+    Section.BUFFERS: JOBS_IN_STATE_MAX,
     Section.RECEIPTS: 2 * RECEIPTS_MAX,
+    **{section: later.records_max for section, later in LATER.items()},
 }
 _DECODERS: Mapping[Section, msgspec.msgpack.Decoder[Any]] = {
-    Section.HEADER: msgspec.msgpack.Decoder(LevelledHeader),
+    Section.HEADER: msgspec.msgpack.Decoder(LaterHeader),
     Section.POOLS: msgspec.msgpack.Decoder(list[Pool]),
     Section.NODES: msgspec.msgpack.Decoder(list[Node]),
     Section.JOBS: msgspec.msgpack.Decoder(list[Job]),
@@ -187,6 +220,10 @@ _DECODERS: Mapping[Section, msgspec.msgpack.Decoder[Any]] = {
     Section.RECEIPTS: msgspec.msgpack.Decoder(list[ReceiptRecord]),
     Section.CAPACITY: msgspec.msgpack.Decoder(list[PoolCapacity]),
     Section.END: msgspec.msgpack.Decoder(int),
+    **{
+        section: msgspec.msgpack.Decoder(list[tuple[later.key, later.record]])  # type: ignore[name-defined]
+        for section, later in LATER.items()
+    },
 }
 KEYS: Mapping[Section, Callable[[Any], Any]] = {
     Section.POOLS: lambda record: record.name,
@@ -195,6 +232,7 @@ KEYS: Mapping[Section, Callable[[Any], Any]] = {
     Section.BUFFERS: lambda record: record.job,
     Section.RECEIPTS: lambda record: record.receipt.revision,
     Section.CAPACITY: lambda record: record.name,
+    **{section: lambda record: record[0] for section in LATER},
 }
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -211,14 +249,15 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iter
     """
     state = image.state
     counts = (len(state.pools), len(state.nodes), len(state.jobs), len(state.buffers), len(state.receipts))
-    for section, count in zip(COUNTED, counts, strict=True):
+    later = {section: len(getattr(state, kind.field)) for section, kind in LATER.items() if getattr(state, kind.field)}
+    for section, count in (*zip(COUNTED, counts, strict=True), *later.items()):
         if count > RECORDS_MAX[section]:
             raise ImageRefused(f"there are {count} {section.word}; a snapshot holds at most {RECORDS_MAX[section]}")
     header = Header(
         index=image.index,
         term=image.term,
         chain_digest=image.chain_digest,
-        shapes=SHAPES,
+        shapes=SHAPES if later else FOUNDING_SHAPES,
         counts=counts,
         cluster_id=state.cluster_id,
         name=state.name,
@@ -234,10 +273,14 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iter
     if state.feature_level > features.FOUNDING_LEVEL:
         release = features.release_of(state.feature_level)
         header = LevelledHeader(**msgspec.structs.asdict(header), release=release)
+        if later:
+            header = LaterHeader(**msgspec.structs.asdict(header), later=tuple(later.items()))
     payload = _encode(Section.HEADER, header)
     decode(Section.HEADER, payload)
     yield Slice(Section.HEADER, payload, 1)
     held: dict[str, int] = defaultdict(int)
+    for persistent in state.persistent.values():
+        held[persistent.pool] += persistent.held_bytes
 
     def buffers() -> Iterator[Buffer]:
         for buffer in _records(Section.BUFFERS, state.buffers, breathe):
@@ -258,7 +301,10 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iter
     capacity = derived_capacity(dict(state.pools.items()), state.held_bytes)
     compare_capacity(capacity, derived_capacity(dict(state.pools.items()), held), held, "this replica counts")
     yield from _sliced(Section.CAPACITY, iter(capacity), breathe)
-    yield Slice(Section.END, _encode(Section.END, sum(counts)), 1)
+    for section in later:
+        records = getattr(state, LATER[section].field)
+        yield from _sliced(section, ((key, records[key]) for key in _ordered(records, breathe)), breathe)
+    yield Slice(Section.END, _encode(Section.END, sum(counts) + sum(later.values())), 1)
 
 
 def _ordered(keys: Iterable[_Key], breathe: Callable[[], None]) -> Iterator[_Key]:

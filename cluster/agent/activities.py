@@ -12,11 +12,12 @@ import msgspec
 from cluster.agent.accounts import Mode
 from cluster.agent.home import Home
 from cluster.agent.leftovers import SWEEP, jobs_with_leftovers
-from cluster.agent.limits import WORKERS_MAX
+from cluster.agent.limits import PROVIDED_WORKERS_MAX, WORKERS_MAX
 from cluster.agent.operations import Operation
 from cluster.agent.outbox import Outbox
 from cluster.agent.progress import Rate
-from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, plan
+from cluster.agent.provided_step import ProvidedStep
+from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, Suspend, plan
 from cluster.agent.removal import RemovalFailed
 from cluster.agent.room import GivenUp
 from cluster.agent.sentences import order_named, result_said
@@ -25,6 +26,7 @@ from cluster.agent.steps import Step
 from cluster.agent.work import failure
 from cluster.client.requests import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.clock import Clock
+from cluster.providers.interface import NO_LOCAL, Local
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.orders import Order
 
@@ -40,12 +42,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     accounts: Mode
     copy_rate_bytes_s: int = 0
     kill_wait_s: float = 30.0
+    local: Local = NO_LOCAL
+    """Where this machine has the programs of the site's provider."""
 
 
 class Activity:
     """One order being carried out; `task` is None for one that an earlier agent finished."""
 
-    def __init__(self, order: Order, work: Operation | Step | None) -> None:
+    def __init__(self, order: Order, work: Operation | Step | ProvidedStep | None) -> None:
         """Begin with an order and what carries it out."""
         self.order = order
         self.work = work
@@ -54,11 +58,19 @@ class Activity:
         self.unwanted = asyncio.Event()
         """Set when nobody asks for the result any more, or when this agent is to let go of it."""
         self.rate = Rate()
+        self.suspended: bool | None = None
+        """Whether the script was told to stand still; None: this agent has told it neither, another one may have."""
 
     @property
     def known(self) -> Known:
         """The activity as the comparison with the orders sees it."""
-        return Known(self.order.attempt, self.order.stage, self.finished)
+        return Known(self.order.attempt, self.order.stage, self.finished, self.suspended)
+
+    def suspend(self, suspended: bool) -> None:
+        """Have the script stand still, or go on."""
+        self.suspended = suspended
+        if isinstance(self.work, Step | ProvidedStep):
+            self.work.suspend(suspended)
 
 
 class Activities:
@@ -109,6 +121,8 @@ class Activities:
             match step:
                 case Cancel(job):
                     self._end(self._by_job[job])
+                case Suspend(job, suspended):
+                    self._by_job[job].suspend(suspended)
                 case End(job):
                     self._by_job[job].unwanted.set()
                     self._end(self._by_job[job])
@@ -116,7 +130,7 @@ class Activities:
                     del self._by_job[job]
                 case Start(order):
                     if order.stage != RUN:
-                        if workers >= WORKERS_MAX:
+                        if workers >= (WORKERS_MAX if order.provision is None else PROVIDED_WORKERS_MAX):
                             continue
                         workers += 1
                     self._begin(order)
@@ -159,7 +173,9 @@ class Activities:
         for activity in self._by_job.values():
             if activity.task is None or activity.task.done():
                 continue
-            if isinstance(activity.work, Operation):
+            if isinstance(activity.work, Operation) or (
+                isinstance(activity.work, ProvidedStep) and activity.work.preparing
+            ):
                 activity.unwanted.set()
                 activity.work.end()
             else:
@@ -175,9 +191,19 @@ class Activities:
     # How
 
     def _begin(self, order: Order) -> None:
-        work: Operation | Step
+        work: Operation | Step | ProvidedStep
         settings = self._settings
-        if order.stage == RUN:
+        if order.stage == RUN and order.provision is not None:
+            work = ProvidedStep(
+                self._home,
+                order,
+                settings.node,
+                settings.accounts,
+                settings.kill_wait_s,
+                settings.local,
+                lambda: self._outbox.add(order.job, order.attempt, RUN, ScriptStarted()),
+            )
+        elif order.stage == RUN:
             work = Step(
                 self._home,
                 order,
@@ -187,7 +213,14 @@ class Activities:
                 lambda: self._outbox.add(order.job, order.attempt, RUN, ScriptStarted()),
             )
         else:
-            work = Operation(self._home, order, settings.accounts, settings.copy_rate_bytes_s)
+            work = Operation(
+                self._home,
+                order,
+                settings.accounts,
+                settings.copy_rate_bytes_s,
+                settings.local,
+                settings.node,
+            )
         logger.info("%s begins", order_named(order))
         activity = Activity(order, work)
         self._by_job[order.job] = activity
@@ -243,7 +276,7 @@ class Activities:
         """Forget an activity whose result nobody asks for."""
         order = activity.order
         logger.info("%s was ended: it is not wanted any more", order_named(order))
-        if isinstance(activity.work, Step):
+        if isinstance(activity.work, Step | ProvidedStep):
             self._remove_record(order.job)
         if self._by_job.get(order.job) is activity:
             del self._by_job[order.job]

@@ -23,7 +23,7 @@ from typing import Final
 from cluster.agent.accounts import Mode
 from cluster.agent.beneath import Identity, identity_of
 from cluster.agent.durable import TEMPORARY_SUFFIX, is_no_room, open_directory, read_bounded, write_durably
-from cluster.agent.places import BUFFERS, LEFTOVERS, OPERATIONS, OUTBOX, SPARE, STEPS
+from cluster.agent.places import BUFFERS, CALLS, LEFTOVERS, OPERATIONS, OUTBOX, PERSISTENT, SPARE, STEPS
 from cluster.agent.room import Room
 from cluster.agent.spares import Spares
 from cluster.clock import Clock, SystemClock
@@ -60,6 +60,8 @@ class Home:
             self.steps = self._subdirectory(STEPS, mode)
             self.outbox = self._subdirectory(OUTBOX, _PRIVATE)
             self.leftovers = self._subdirectory(LEFTOVERS, _PRIVATE)
+            self.calls = self._subdirectory(CALLS, _PRIVATE)
+            self.persistent = self._subdirectory(PERSISTENT, mode)
             self.storage_id = self._storage_id()
             self.room = Room(str(self.path), clock or SystemClock())
             self.spares = Spares(self._subdirectory(SPARE, _PRIVATE))

@@ -21,6 +21,10 @@ COPY_TRIES_MAX: Final = 2
 WORKERS_MAX: Final = 32
 """Operations at once on one node, count: each is a process of about 25 MB; further ones wait their turn."""
 
+PROVIDED_WORKERS_MAX: Final = 256
+"""Operations of a site's provider at once on one node, count: most of their time they wait for others. The leader
+allows 128 of each stage in the whole cluster, as Slurm does: only an agent that stands for all nodes comes near it."""
+
 RESULT_BYTES_MAX: Final = 64 * 1024
 """What a worker may say about its result, bytes: a message is at most 1,024 characters."""
 

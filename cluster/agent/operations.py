@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -18,27 +19,45 @@ from cluster.agent.accounts import Mode
 from cluster.agent.durable import FileRefused, is_disk_full, write_all
 from cluster.agent.home import Home
 from cluster.agent.limits import LOCK_RETRY_S, RESULT_BYTES_MAX, SWEEP_TIMEOUT_S, WORKER_GRACE_S
+from cluster.agent.processes import OPERATION_VARIABLE, kill_operation
 from cluster.agent.progress import Counters, SharedCounters
 from cluster.agent.room import GivenUp
 from cluster.agent.sentences import count, order_named
 from cluster.agent.spawning import spawn
 from cluster.agent.waiting import Handle
 from cluster.agent.work import Outcome, Work, failure
+from cluster.providers.interface import NO_LOCAL, Local
 from replica.commands import OperationDone, OperationFailed
 from replica.orders import Order
 
 logger = logging.getLogger(__name__)
 
+_ATTEMPT_BYTES: Final = 20
+"""Length of an attempt's number in the file of a lock, bytes."""
+
+PROVIDER_SLACK_S: Final = 30
+"""What a worker may take beside the time of its operations, seconds: less than the leader allows the whole stage."""
+
 
 class Operation:
     """One worker for one order."""
 
-    def __init__(self, home: Home, order: Order, accounts: Mode, copy_rate_bytes_s: int) -> None:
+    def __init__(
+        self,
+        home: Home,
+        order: Order,
+        accounts: Mode,
+        copy_rate_bytes_s: int,
+        local: Local = NO_LOCAL,
+        node: str = "",
+    ) -> None:
         """Prepare; nothing is started yet."""
         self._home = home
         self._order = order
         self._accounts: Mode = accounts
         self._copy_rate_bytes_s = copy_rate_bytes_s
+        self._local = local
+        self._node = node
         self._ending = asyncio.Event()
         self._counters: SharedCounters | None = None
         self._last = Counters()
@@ -65,6 +84,8 @@ class Operation:
         try:
             if not await self._locked(lock):
                 return None
+            if self._order.provision is not None:
+                await self._succeed(lock)
             result = await self._do(lock)
             home.spares.drop(home.operations, name)
             return result
@@ -87,6 +108,12 @@ class Operation:
     async def _do(self, lock: int) -> Outcome | None:
         """With the lock held: do the operation, and whatever an earlier one left undone before it."""
         home, order = self._home, self._order
+        if order.provision is not None:
+            try:
+                return await self._work(order, lock)
+            finally:
+                if not self._orderly:
+                    await asyncio.to_thread(kill_operation, self._marker(order.attempt))
         if order.stage in (leftovers.SWEEP, "stage_out", "teardown"):
             swept = await self._sweep(lock)
             if order.stage == leftovers.SWEEP or self._ending.is_set():
@@ -156,6 +183,23 @@ class Operation:
                 await asyncio.wait_for(self._ending.wait(), LOCK_RETRY_S)
         return False
 
+    async def _succeed(self, lock: int) -> None:
+        """With the lock held: end what an operation left that was interrupted with its agent, and take its place.
+
+        The file of the lock says whose place that is. It is there for as long as an operation has not come to its end.
+        """
+        home = self._home
+        interrupted = os.pread(lock, _ATTEMPT_BYTES, 0).strip(b"\0 ")
+        if interrupted.isdigit():
+            left = await asyncio.to_thread(kill_operation, self._marker(int(interrupted)))
+            if left:
+                logger.error("job %s: processes %s of an earlier operation cannot be killed", self._order.job, left)
+        mine = str(self._order.attempt).encode().ljust(_ATTEMPT_BYTES)
+        await home.room.keep_trying(order_named(self._order), lambda: _write_at_start(lock, mine), self._ending)
+
+    def _marker(self, attempt: int) -> str:
+        return f"{self._home.marker(self._order.job)}.{attempt}"
+
     async def _work(self, order: Order, lock: int, left: int = -1, directory: bytes = b"") -> Outcome | None:
         """Let a worker carry an order out; what prevents even that is a result too."""
         try:
@@ -177,6 +221,8 @@ class Operation:
                 leftovers=left,
                 directory=directory,
                 agent=os.getpid(),
+                local=self._local,
+                node=self._node,
             )
             # In files and not pipes: nobody has to read while the other writes.
             with _memory("forebay-work") as told, _memory("forebay-result") as said:
@@ -190,6 +236,7 @@ class Operation:
                     stdout=said,
                     stderr=None,
                     new_session=False,
+                    variables={OPERATION_VARIABLE: self._marker(order.attempt)} if order.provision is not None else {},
                 )
                 why = await self._watch(worker, order)
                 self._orderly = worker.returncode == 0
@@ -215,12 +262,12 @@ class Operation:
             over = asyncio.ensure_future(handle.wait())
             ending = asyncio.ensure_future(self._ending.wait())
             try:
-                await asyncio.wait({over, ending}, timeout=order.timeout_s or None, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({over, ending}, timeout=_limit_s(order), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 over.cancel()
                 ending.cancel()
             if not handle.over:
-                why = f"{order.stage} took longer than {order.timeout_s} s and was ended"
+                why = f"{order.stage} took longer than {_limit_s(order)} s and was ended"
                 handle.send(signal.SIGTERM)
                 if not await handle.wait(WORKER_GRACE_S):
                     handle.send(signal.SIGKILL)
@@ -232,6 +279,19 @@ class Operation:
             handle.close()
             worker.wait()
         return why
+
+
+def _write_at_start(descriptor: int, data: bytes) -> None:
+    os.pwrite(descriptor, data, 0)
+
+
+def _limit_s(order: Order) -> float | None:
+    """Return how long the worker may take, seconds. A provider's keeps the time of each of its operations itself."""
+    if order.provision is None:
+        return order.timeout_s or None
+    most_s = max(order.provision.stage_in_timeout_s, order.provision.stage_out_timeout_s)
+    operations = 3 + len(order.creates) + len(order.destroys)
+    return 2 * most_s + operations * order.provision.other_timeout_s + PROVIDER_SLACK_S
 
 
 def _result(code: int, data: bytes, order: Order, why: str) -> Outcome:

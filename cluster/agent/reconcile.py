@@ -22,6 +22,8 @@ class Known(NamedTuple):
     finished: bool
     """Its result is in the outbox or acknowledged; it stands until its order is gone, or the order would be done
     again."""
+    suspended: bool | None = False
+    """Whether the script was told to stand still; None: not known."""
 
 
 class Start(NamedTuple):
@@ -42,13 +44,20 @@ class Forget(NamedTuple):
     job: int
 
 
+class Suspend(NamedTuple):
+    """Have the script stand still, or go on; what it does already is no change."""
+
+    job: int
+    suspended: bool
+
+
 class Cancel(NamedTuple):
     """End the script, and report that."""
 
     job: int
 
 
-Step = Start | End | Forget | Cancel
+Step = Start | End | Forget | Cancel | Suspend
 
 
 def plan(orders: Iterable[Order], known: Mapping[int, Known]) -> list[Step]:
@@ -60,6 +69,8 @@ def plan(orders: Iterable[Order], known: Mapping[int, Known]) -> list[Step]:
         if order is not None and (order.attempt, order.stage) == (activity.attempt, activity.stage):
             if order.cancel and order.stage == RUN and not activity.finished:
                 steps.append(Cancel(job))
+            elif order.stage == RUN and not activity.finished and order.suspend != activity.suspended:
+                steps.append(Suspend(job, order.suspend))
         elif order is not None and order.attempt < activity.attempt:
             # Attempts only grow, so this answer is older than what is going on.
             continue

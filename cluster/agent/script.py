@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 from cluster.agent.accounts import Account, become
 from cluster.agent.beneath import VARIABLES, Identity, PathRefused, kind_of, opened, opened_parent, outside_target
+from cluster.agent.persistent import variables
 from cluster.agent.processes import STEP_VARIABLE
 from replica.orders import Order
 
@@ -33,10 +34,18 @@ CANNOT_EXECUTE: Final = 126
 NOT_FOUND: Final = 127
 
 
-def environment_of(order: Order, account: Account, *, buffer: str, node: str, marker: str) -> dict[str, str]:
+def environment_of(
+    order: Order,
+    account: Account,
+    *,
+    buffer: str,
+    node: str,
+    marker: str,
+    paths: tuple[tuple[str, str], ...] = (),
+) -> dict[str, str]:
     """Return the script's whole environment.
 
-    A clean base, what the job brought, and what Forebay promises, which wins.
+    A clean base, what the job brought, and what Forebay promises, which wins. `paths`: what a site's provider adds.
     """
     environment = {
         "PATH": BASE_PATH,
@@ -62,7 +71,10 @@ def environment_of(order: Order, account: Account, *, buffer: str, node: str, ma
         "SLURM_CPUS_ON_NODE": str(order.cpus),
         "SLURMD_NODENAME": node,
     }
-    if order.has_buffer:
+    if order.provision is not None:
+        environment.update(paths)
+    elif order.has_buffer:
+        environment.update(variables(os.path.dirname(os.path.dirname(buffer)), order.uses))
         environment["FOREBAY_JOB_DIR"] = buffer
         for access in order.access or ("striped",):
             variable = f"DW_JOB_{access.upper()}"

@@ -282,7 +282,11 @@ async def _serve(config: Config, name: str) -> None:
             f'agent {name} has accounts = "switch" and does not run as root; run it as root, or use "own"'
         )
     settings = Settings(
-        node=name, accounts=own.accounts, copy_rate_bytes_s=own.copy_rate_bytes_s, kill_wait_s=own.kill_wait_s
+        node=name,
+        accounts=own.accounts,
+        copy_rate_bytes_s=own.copy_rate_bytes_s,
+        kill_wait_s=own.kill_wait_s,
+        local=config.provider,
     )
     stop = asyncio.Event()
     with _stop_on_signals(stop):

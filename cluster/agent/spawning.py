@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 _TREE = str(Path(__file__).resolve().parents[2])
 """What the package was imported from: its own modules are started from there too."""
@@ -23,11 +24,16 @@ def spawn(
     stdout: int | None,
     stderr: int | None,
     new_session: bool,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module` with the given open descriptors; OSError if it cannot be started."""
+    """Start `python -m module` with the given open descriptors; OSError if it cannot be started.
+
+    `variables` are added to its environment.
+    """
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment["PATH"] = os.environ.get("PATH", os.defpath)
     environment["PYTHONPATH"] = _TREE
+    environment.update(variables)
     return subprocess.Popen(
         # -P: the working directory is no place to import from.
         [sys.executable, "-P", "-m", module, *arguments],

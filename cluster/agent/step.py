@@ -22,11 +22,11 @@ from cluster.agent.beneath import identity_of
 from cluster.agent.durable import is_no_room, open_directory, write_all
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX
 from cluster.agent.places import BUFFERS, STEPS
-from cluster.agent.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
 from cluster.agent.script import CANNOT_EXECUTE, ScriptRefused, become_script, environment_of
 from cluster.agent.step_record import ProcessName, StepOrder, StepRecord
 from cluster.agent.work import failure
 from cluster.clock import SystemClock
+from cluster.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
 from replica.commands import ScriptEnded
 from replica.jobs import JobState
 
@@ -35,6 +35,14 @@ REFUSAL_BYTES_MAX: Final = 16 * 1024
 
 SWEEP_S: Final = 0.05
 """Seconds between two rounds of killing what is left of a script."""
+
+SUSPEND: Final = signal.SIGINT
+RESUME: Final = signal.SIGHUP
+"""What the agent sends a supervisor to have its script stand still and go on. One of an earlier release, which does not
+know them, keeps them blocked and goes on."""
+
+STOPPING_ROUNDS: Final = 3
+"""Rounds in which the processes of a script are stopped: one that was made in one round is stopped in the next."""
 
 _BLOCKED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 
@@ -103,7 +111,7 @@ class Supervisor:
         return ScriptEnded(JobState.FAILED, exit_code, 0, failure(sentence).message)
 
     def _watch(self) -> Cause | None:
-        """Wait for the end of the script; end it at its time limit or on SIGTERM.
+        """Wait for the end of the script; end it at its time limit or on SIGTERM, stop it and let it go on when told.
 
         Returns why it was ended, if it was.
         """
@@ -111,6 +119,8 @@ class Supervisor:
         deadline_s = self._clock.monotonic_s() + limit_s if limit_s else math.inf
         kill_s = math.inf
         cause: Cause | None = None
+        suspended_s: float | None = None
+        left_s = math.inf
         while True:
             self._reap()
             if self._wait_status is not None:
@@ -125,9 +135,20 @@ class Supervisor:
             received = signal.sigtimedwait(
                 _BLOCKED, max(0.0, min(deadline_s if cause is None else kill_s, kill_s, now_s + 3600) - now_s)
             )
-            if received is not None and received.si_signo == signal.SIGTERM and cause is None:
+            if received is None or cause is not None:
+                continue
+            now_s = self._clock.monotonic_s()
+            if received.si_signo == signal.SIGTERM:
                 cause = Cause.CANCELLED
-                kill_s = self._end_gently(self._clock.monotonic_s())
+                kill_s = self._end_gently(now_s)
+            elif received.si_signo == SUSPEND and suspended_s is None:
+                # Its time limit stands still with it.
+                suspended_s, left_s, deadline_s = now_s, deadline_s - now_s, math.inf
+                for _ in range(STOPPING_ROUNDS):
+                    self._signal_all(signal.SIGSTOP)
+            elif received.si_signo == RESUME and suspended_s is not None:
+                suspended_s, deadline_s = None, now_s + left_s
+                self._signal_all(signal.SIGCONT)
 
     def _end_gently(self, now_s: float) -> float:
         """Ask every process to end, and return when those that do not are killed."""
@@ -188,6 +209,7 @@ def _child(wanted: StepOrder, go: int, said: int, lock: int, supervisor: int) ->
             buffer=os.path.join(wanted.home, BUFFERS, str(order.job)),
             node=wanted.node,
             marker=f"{wanted.storage_id}.{order.job}",
+            paths=wanted.paths,
         )
         for number in _BLOCKED | {signal.SIGPIPE}:
             signal.signal(number, signal.SIG_DFL)

@@ -43,6 +43,8 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     storage_id: str
     accounts: Mode
     kill_wait_s: float
+    paths: tuple[tuple[str, str], ...] = ()
+    """What a site's provider adds to the script's environment."""
 
 
 class ProcessName(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,14 +15,16 @@ from cluster.agent.durable import FileRefused, is_no_room
 from cluster.agent.home import Home
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, STEP_LAUNCHES_MAX, STEP_WATCH_S
 from cluster.agent.places import STEPS
-from cluster.agent.processes import boot_id, kill_job, start_time
+from cluster.agent.processes import kill_job
 from cluster.agent.removal import RemovalFailed
 from cluster.agent.room import GivenUp
 from cluster.agent.script import CANNOT_EXECUTE
 from cluster.agent.spawning import spawn
+from cluster.agent.step import RESUME, SUSPEND
 from cluster.agent.step_record import StepOrder, StepRecord, create_record, recorded_jobs, remove_record
 from cluster.agent.waiting import Handle
 from cluster.agent.work import failure
+from cluster.processes import boot_id, start_time
 from replica.commands import ScriptEnded
 from replica.jobs import JobState
 from replica.orders import Order
@@ -34,22 +36,42 @@ class Step:
     """One run of one script, this agent's or an earlier one's."""
 
     def __init__(
-        self, home: Home, order: Order, node: str, accounts: Mode, kill_wait_s: float, on_started: Callable[[], None]
+        self,
+        home: Home,
+        order: Order,
+        node: str,
+        accounts: Mode,
+        kill_wait_s: float,
+        on_started: Callable[[], None],
+        paths: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet."""
+        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet.
+
+        `paths`: what a site's provider adds to the script's environment.
+        """
         self._home = home
         self._order = order
         self._node = node
         self._accounts: Mode = accounts
         self._kill_wait_s = kill_wait_s
         self._on_started = on_started
+        self._paths = paths
         self._ending = asyncio.Event()
+        self._suspended: bool | None = None
+        self._changed = asyncio.Event()
+        """That somebody wants the script suspended or resumed; told to its supervisor once it is known to run."""
         self._child: subprocess.Popen[bytes] | None = None
         self._start_reported = False
 
     def end(self) -> None:
         """Have the script ended: SIGTERM, grace, SIGKILL. `run` then returns how it ended."""
         self._ending.set()
+
+    def suspend(self, suspended: bool) -> None:
+        """Have the script stand still, or go on."""
+        if suspended != self._suspended:
+            self._suspended = suspended
+            self._changed.set()
 
     async def run(self) -> ScriptEnded:
         """See the script through to its end and return it. Cancelling this leaves the script running."""
@@ -109,6 +131,7 @@ class Step:
                 storage_id=self._home.storage_id,
                 accounts=self._accounts,
                 kill_wait_s=self._kill_wait_s,
+                paths=self._paths,
             ),
             account_for(self._accounts, self._order.user),
         ).close()
@@ -212,6 +235,9 @@ class Step:
         told = False
         try:
             while not handle.over:
+                if self._changed.is_set() and record.started() is not None:
+                    self._changed.clear()
+                    handle.send(SUSPEND if self._suspended else RESUME)
                 if self._ending.is_set() and not told:
                     told = True
                     handle.send(signal.SIGTERM)
@@ -231,6 +257,8 @@ class Step:
         waits = {asyncio.ensure_future(handle.wait())}
         if not told:
             waits.add(asyncio.ensure_future(self._ending.wait()))
+        if not self._changed.is_set():
+            waits.add(asyncio.ensure_future(self._changed.wait()))
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from cluster.agent.accounts import Mode
+from cluster.providers.interface import NO_LOCAL, Local
 from replica.commands import OperationDone, OperationFailed
 from replica.limits import MESSAGE_CHARACTERS_MAX
 from replica.orders import Order
@@ -26,6 +27,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Descriptor of the shared counters."""
     leftovers: int = -1
     """stage_out: descriptor of the file that says where temporary files are made; -1: it is not recorded."""
+    local: Local = NO_LOCAL
+    """What this machine's configuration says of the site's provider."""
+    node: str = ""
+    """The node's name, as its jobs know it."""
     directory: bytes = b""
     """sweep: the directory to remove temporary files from."""
     agent: int
@@ -38,7 +43,7 @@ Outcome = OperationDone | OperationFailed
 _ELLIPSIS: Final = " … "
 
 
-def failure(message: str, *, final: bool = False) -> OperationFailed:
+def failure(message: str, *, final: bool = False, operation: str = "") -> OperationFailed:
     """Return a failure whose message fits into the state; a `final` one is not tried again by itself.
 
     A long one loses its middle, because its ends say what and why.
@@ -47,4 +52,4 @@ def failure(message: str, *, final: bool = False) -> OperationFailed:
         half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
         message = message[:half] + _ELLIPSIS + message[-half:]
     # Names of files need not be UTF-8; what is reported has to be.
-    return OperationFailed(message.encode("utf-8", "replace").decode(), final)
+    return OperationFailed(message.encode("utf-8", "replace").decode(), final, operation)

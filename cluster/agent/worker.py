@@ -16,19 +16,22 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from cluster.agent import provided
 from cluster.agent.accounts import Account, AccountRefused, account_for, become
 from cluster.agent.beneath import Identity, PathRefused, identity_of
 from cluster.agent.durable import open_directory, write_all
 from cluster.agent.leftovers import SWEEP, Recorder, sweep
 from cluster.agent.limits import FILE_BYTES_MAX
 from cluster.agent.mover import Mover, Throttle, TransferFailed
+from cluster.agent.persistent import carry_out
 from cluster.agent.places import BUFFERS
-from cluster.agent.processes import die_with_parent, kill_job, sync_file_system
+from cluster.agent.processes import kill_job
 from cluster.agent.progress import SharedCounters
 from cluster.agent.removal import RemovalFailed, remove_tree
 from cluster.agent.staging import stage_in, stage_out
 from cluster.agent.work import Outcome, Work, failure
 from cluster.clock import SystemClock
+from cluster.processes import die_with_parent, sync_file_system
 from replica.commands import OperationDone
 
 EXIT_ENDED = 143
@@ -48,6 +51,8 @@ class _Ended(BaseException):
 def perform(work: Work) -> Outcome:
     """Do the operation and return its result; what is wrong with it is a result too."""
     try:
+        if work.order.provision is not None and work.order.stage != SWEEP:
+            return provided.perform(work)
         return _OPERATIONS[work.order.stage](work)
     except (AccountRefused, PathRefused, TransferFailed, RemovalFailed) as error:
         return failure(str(error), final=is_final(error))
@@ -73,6 +78,9 @@ def is_final(error: BaseException) -> bool:
 
 
 def _stage_in(work: Work) -> Outcome:
+    failed = carry_out(work)
+    if failed is not None:
+        return failed
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
     identity = identity_of(home)
@@ -154,7 +162,7 @@ def _teardown(work: Work) -> Outcome:
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     remove_tree(buffers, name, shown=f"the buffer of job {work.order.job}")
-    return OperationDone()
+    return carry_out(work) or OperationDone()
 
 
 def _owner(work: Work, buffers: int, name: str) -> int | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cluster.api import wire
+from cluster.api.privacy import may_see, only_user
 from cluster.api.render import buffer_view, holders, node_jobs, node_view, pool_view, transfer_view
 from cluster.api.service import Call, Reply
 from cluster.client.views import BuffersAnswer, NodesAnswer, PoolsAnswer, TransfersAnswer
@@ -32,9 +35,15 @@ async def set_pool(call: Call) -> Reply:
 async def buffers(call: Call) -> Reply:
     """List buffers: those that hold or wait for something, then the newest of the others unless `live=yes`."""
     state = await call.state()
-    found = sorted(job_id for job_id in state.unfinished if job_id in state.buffers)[:BUFFERS_LISTED_MAX]
+    only = only_user(call, state)
+
+    def listed(job_ids: Iterable[int]) -> list[int]:
+        found = (job_id for job_id in job_ids if job_id in state.buffers)
+        return [job_id for job_id in found if only is None or state.buffers[job_id].user == only]
+
+    found = sorted(listed(state.unfinished))[:BUFFERS_LISTED_MAX]
     room = 0 if call.query.get("live") == "yes" else BUFFERS_LISTED_MAX - len(found)
-    over = sorted((job_id for job_id in state.finished if job_id in state.buffers), reverse=True)[:room]
+    over = sorted(listed(state.finished), reverse=True)[:room]
     rows = tuple(buffer_view(state, job_id) for job_id in sorted(found + over))
     return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=rows))
 
@@ -60,7 +69,8 @@ async def resume(call: Call) -> Reply:
 async def transfers(call: Call) -> Reply:
     """List the operations under way, as their agents told this leader last."""
     state = await call.service.current()
-    rows = tuple(transfer_view(row) for row in call.service.controller.liveness.transfers(state))
+    moving = call.service.controller.liveness.transfers(state)
+    rows = tuple(transfer_view(row) for row in moving if may_see(call, state, row.job))
     return Reply(state.revision, TransfersAnswer(revision=state.revision, transfers=rows))
 
 

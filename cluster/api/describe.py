@@ -11,9 +11,10 @@ import msgspec
 from cluster.client.views import EventView, Json
 from cluster.clock import format_instant
 from replica import events as e
+from replica.arrays import compressed
 from replica.commands import CONTROLLER, Actor
 from replica.commit import Batch, Entry
-from replica.jobs import Hold
+from replica.jobs import Hold, JobState
 from replica.pending import Verdict
 from replica.units import Instant, Revision, format_size
 from wal.configuration import Configuration, Member
@@ -120,7 +121,13 @@ def _files(files: int, size_bytes: int) -> str:
     return f"{files} file{'' if files == 1 else 's'}, {size}{' bytes' if size.isdigit() else ''}"
 
 
-def _submitted(event: e.JobSubmitted) -> str:
+def _array_submitted(event: e.ArraySubmitted) -> str:
+    throttle = event.options.array_throttle
+    at_once = f", at most {throttle} at once" if throttle else ""
+    return f"as tasks {compressed(event.tasks)} of array {event.job}{at_once}: {_submitted(event)}"
+
+
+def _submitted(event: e.JobSubmitted | e.ArraySubmitted) -> str:
     asks = "without a buffer"
     if event.request is not None:
         asks = (
@@ -143,6 +150,8 @@ def _stage_failed(event: e.StageFailed) -> str:
 
 
 def _run_ended(event: e.RunEnded) -> str:
+    if event.result is JobState.PENDING:
+        return "the script ended, and the job waits again once its results are out"
     how = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
     return f"the script ended: {event.result.name}, {how}" + (f" ({event.message})" if event.message else "")
 
@@ -154,6 +163,11 @@ def _teardown(event: e.TeardownStarted) -> str:
     )
 
 
+def _mail(key: str) -> str:
+    """Return what a mail is about, from its key."""
+    return key.split(".")[1].replace("_", "-")
+
+
 def _words(stage: e.Stage) -> str:
     return stage.word.replace("_", "-")
 
@@ -162,12 +176,30 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.ClusterFounded: lambda event: f"the cluster {event.name} was founded with {len(event.pools)} pools",
     e.PoolSet: lambda event: f"pool {event.pool.name} has {format_size(event.pool.quantity_bytes)}",
     e.PolicySet: lambda event: "the policy was changed",
+    e.SiteConfigured: lambda event: "the configuration of the site was changed",
+    e.PoolRemoved: lambda event: f"pool {event.pool} was removed",
+    e.AccountSet: lambda event: f"account {event.account.name} was set, with {len(event.account.members)} users",
+    e.AccountDeleted: lambda event: f"account {event.account} was deleted",
+    e.QosSet: lambda event: f"QOS {event.qos.name} was set",
+    e.QosDeleted: lambda event: f"QOS {event.qos} was deleted",
+    e.LicenseSet: lambda event: f"there are {event.license.total} of licence {event.license.name}",
+    e.LicenseDeleted: lambda event: f"licence {event.license} was deleted",
+    e.ReservationSet: lambda event: f"reservation {event.reservation.name} was set",
+    e.ReservationDeleted: lambda event: f"reservation {event.reservation} was deleted",
+    e.ReservationStarted: lambda event: f"reservation {event.reservation} began",
+    e.ReservationEnded: lambda event: f"reservation {event.reservation} ended",
+    e.SchedulingRulesSet: lambda event: "the rules of scheduling were changed",
+    e.RevokedFor: lambda event: f"its buffer is taken back so that job {event.beneficiary} may start sooner",
+    e.PoolUnitSet: lambda event: f"pool {event.pool} counts {event.unit.word}",
     e.NodeRegistered: lambda event: f"the agent of {event.node} registered with {event.cpus} CPUs",
     e.NodeDrained: lambda event: f"{event.node} was drained: {event.reason}",
     e.NodeResumed: lambda event: f"{event.node} was resumed",
     e.NodeWentDown: lambda event: f"{event.node} is down: {event.reason}",
     e.NodeCameBack: lambda event: f"{event.node} is back",
     e.JobSubmitted: _submitted,
+    e.ArraySubmitted: _array_submitted,
+    e.OperationQueued: lambda event: f"{_words(event.stage)} waits for its turn",
+    e.OperationOrdered: lambda event: f"it is the turn of {_words(event.stage)}",
     e.JobHeld: lambda event: f"held {_HELD[event.hold]}",
     e.JobReleased: lambda event: "released",
     e.BufferAllocated: _allocated,
@@ -187,6 +219,29 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.AllocationRevoked: lambda event: f"the buffer is taken back before the job ran: {event.reason}",
     e.JobRequeued: lambda event: "waits for a new buffer",
     e.JobBecameEligible: lambda event: "its begin time has come",
+    e.MailSent: lambda event: f"mail was sent: {_mail(event.mail)}",
+    e.MailDropped: lambda event: f"mail was not sent: {_mail(event.mail)}; {event.reason}",
+    e.JobOptionsGiven: lambda event: "what else it asked for was noted",
+    e.PersistentReserved: lambda event: (
+        f"{format_size(event.granted_bytes)} of pool {event.pool} are reserved for persistent buffer {event.name}"
+    ),
+    e.PersistentCreated: lambda event: f"persistent buffer {event.name} is there",
+    e.PersistentDeletionStarted: lambda event: f"persistent buffer {event.name} is being removed",
+    e.PersistentDeleted: lambda event: (
+        f"persistent buffer {event.name} is gone" + (f" ({event.reason})" if event.reason else "")
+    ),
+    e.HeldBecause: lambda event: f"held: {event.reason}",
+    e.StageOperationFailed: lambda event: (
+        f"{_words(event.stage)} failed: {event.reason}; "
+        + (f"tried again at {format_instant(event.retry_at)}" if event.retry_at else "waiting for a release")
+    ),
+    e.PreRunFailed: lambda event: f"what comes before the script failed: {event.reason}",
+    e.JobSuspended: lambda event: "suspended",
+    e.JobResumed: lambda event: "resumed",
+    e.RequeueRequested: lambda event: f"its run is being ended: {event.reason}",
+    e.RunRequeued: lambda event: "it waits again as if it had never run",
+    e.OperationsRestarted: lambda event: f"its operation begins again as attempt {event.attempt}: the leader changed",
+    e.BufferCleared: lambda event: f"its buffer left the list though it could not be removed: {event.reason}",
     e.DeadlineMissed: lambda event: "it could no longer end before its deadline",
     e.FeatureLevelRaised: lambda event: (
         f"the feature level is {event.level}: release {event.release} or later is needed"

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from cluster.api.describe import event_views
+from cluster.api.privacy import may_see
 from cluster.api.problems import Problem, bad
 from cluster.api.service import Call
 from cluster.chronicle import Applied
@@ -97,9 +98,9 @@ async def _follow(call: Call, response: web.StreamResponse, index: int, after: i
             if applied.index > index and applied.base > complete:
                 # Entries in between came with a snapshot: this replica cannot send what happened there.
                 gap = f": revisions after {complete} are not held here; ask another replica\n\n"
-                await _send(call, response, gap.encode(), complete)
+                await _send(call, response, b"".join([*parts, gap.encode()]), complete)
                 return
-            parts.append(_render(applied, after))
+            parts.append(_render(call, applied, after))
             index, complete = applied.index + 1, max(complete, applied.revision)
             if sum(map(len, parts)) > BUFFER_BYTES_MAX:
                 break
@@ -152,7 +153,7 @@ def _cut(call: Call, complete: int) -> None:
         asyncio.get_running_loop().call_later(WRITE_S_MAX, transport.abort)
 
 
-def _render(applied: Applied, after: int) -> bytes:
+def _render(call: Call, applied: Applied, after: int) -> bytes:
     batch = applied.batch
     if batch is None or applied.void:
         return b""
@@ -161,10 +162,17 @@ def _render(applied: Applied, after: int) -> bytes:
         revision = settled_at(applied, position)
         if revision <= after:
             continue
-        views = event_views(batch, entry, revision)
+        views = [_visible(call, view) for view in event_views(batch, entry, revision)]
         for number, view in enumerate(views):
             parts.append(_frame(view, last=number == len(views) - 1))
     return b"".join(parts)
+
+
+def _visible(call: Call, view: EventView) -> EventView:
+    """Return the event as the caller may see it: of other users' jobs only that it happened, where data is private."""
+    if view.job_id is None or may_see(call, call.service.controller.state, view.job_id):
+        return view
+    return msgspec.structs.replace(view, detail={})
 
 
 def _frame(view: EventView, *, last: bool) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from cluster.api.describe import actor_words, as_json, event_name, sentence_of, verdict_words
+from cluster.api.privacy import check_sight
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Chronicle
@@ -12,9 +13,10 @@ from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
 from cluster.clock import format_instant
 from cluster.past import PastBusy, Step, settled_at
 from replica.commit import Entry
-from replica.events import JobSubmitted, job_of
-from replica.pending import Reason, Verdict
-from replica.queries import verdict_of
+from replica.events import ArraySubmitted, JobSubmitted, jobs_of
+from replica.jobs import Dependency
+from replica.pending import Reason, Verdict, depended_on, dependency_met
+from replica.queries import buffer_word, verdict_of
 from replica.settle import settle_entry
 from replica.state import State
 from replica.units import NEVER, Instant, Revision
@@ -30,10 +32,11 @@ BLOCKERS_MAX = 100
 
 async def history(call: Call) -> Reply:
     """Show what happened to a job, oldest first, with its state and reason after each event."""
-    job_id = call.job_id()
     state = await call.state()
+    job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
         raise Problem(404, "unknown_job", f"there is no job {job_id}", "see /v1/jobs", "job id")
+    check_sight(call, state, job_id)
     chronicle, past = call.service.controller.chronicle, call.service.controller.past
     submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
     rows: list[HistoryRow] = []
@@ -47,14 +50,13 @@ async def history(call: Call) -> Reply:
     except LookupError:
         # What this replica holds no longer begins early enough to fold anything.
         rows = []
-    complete = bool(rows) and rows[0].event == "job_submitted" and len(rows) < ROWS_MAX
+    complete = bool(rows) and rows[0].event in ("job_submitted", "array_submitted") and len(rows) < ROWS_MAX
     answer = HistoryAnswer(revision=state.revision, job_id=job_id, rows=tuple(rows[:ROWS_MAX]), complete=complete)
     return Reply(state.revision, answer)
 
 
 async def why(call: Call) -> Reply:
     """Explain what holds a job back, now or at the revision `at`."""
-    job_id = call.job_id()
     state = await call.state()
     if "at" in call.query:
         revision = call.integer("at", 0, least=1, most=REVISION_MAX)
@@ -78,11 +80,15 @@ async def why(call: Call) -> Reply:
                 "ask another replica with stale=ok",
                 "query at",
             ) from error
+    job_id = call.job_in(state)
     if job_id not in state.jobs:
         raise Problem(
             404, "unknown_job", f"there was no job {job_id} at revision {state.revision}", "see its history", "job id"
         )
-    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    check_sight(call, state, job_id)
+    job = state.jobs[job_id]
+    if state is call.service.controller.state:
+        await call.service.verdicts.ready(state)
     verdict = call.service.verdicts.of(state, job_id)
     view = WhyView(
         revision=state.revision,
@@ -90,7 +96,7 @@ async def why(call: Call) -> Reply:
         job_id=job_id,
         state=job.state.name,
         reason=str(verdict.reason),
-        burst_buffer_state=None if buffer is None else buffer.state.word,
+        burst_buffer_state=buffer_word(state, job_id),
         sentence=verdict_words(verdict),
         blockers=_blockers(state, job_id, verdict),
     )
@@ -101,7 +107,7 @@ def _rows(step: Step, job_id: int) -> list[HistoryRow]:
     batch = step.applied.batch
     if batch is None or step.applied.void:
         return []
-    if not any(job_of(event) == job_id for entry in batch.entries for event in entry.events):
+    if not any(job_id in jobs_of(event) for entry in batch.entries for event in entry.events):
         return []
     rows: list[HistoryRow] = []
     state = step.before
@@ -112,10 +118,10 @@ def _rows(step: Step, job_id: int) -> list[HistoryRow]:
 
 
 def _entry_rows(state: State, entry: Entry, revision: Revision, job_id: int, at: Instant) -> list[HistoryRow]:
-    mine = [event for event in entry.events if job_of(event) == job_id]
+    mine = [event for event in entry.events if job_id in jobs_of(event)]
     if not mine:
         return []
-    job, buffer = state.jobs.get(job_id), state.buffers.get(job_id)
+    job = state.jobs.get(job_id)
     reason = "None" if job is None else str(verdict_of(state, job_id).reason)
     return [
         HistoryRow(
@@ -127,9 +133,9 @@ def _entry_rows(state: State, entry: Entry, revision: Revision, job_id: int, at:
             sentence=sentence_of(event),
             state="" if job is None else job.state.name,
             reason=reason,
-            burst_buffer_state=None if buffer is None else buffer.state.word,
+            burst_buffer_state=None if job is None else buffer_word(state, job_id),
             attempt=0 if job is None else job.attempt,
-            detail={} if isinstance(event, JobSubmitted) else as_json(event, private=False),
+            detail={} if isinstance(event, JobSubmitted | ArraySubmitted) else as_json(event, private=False),
         )
         for event in mine
     ]
@@ -162,17 +168,17 @@ def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
     """Return the jobs that hold what this one waits for: space of its pool, or their own end."""
     if verdict.reason == Reason.BURST_BUFFER_RESOURCES:
         pool = state.buffers[job_id].pool
-        found = (job for job in sorted(state.unfinished) if job != job_id and _holds(state, job, pool))
+        found = iter(sorted(job for job in state.holders.get(pool, ()) if job != job_id))
     elif verdict.reason == Reason.DEPENDENCY:
-        found = (dependency.job for dependency in state.jobs[job_id].spec.dependencies)
+        found = (
+            other
+            for dependency in state.jobs[job_id].spec.dependencies
+            for other in sorted(depended_on(state, dependency))
+            if not dependency_met(state, Dependency(dependency.kind.of_one, other), state.jobs[job_id].has_buffer)
+        )
     else:
         return ()
     return tuple(islice(found, BLOCKERS_MAX))
-
-
-def _holds(state: State, job_id: int, pool: str) -> bool:
-    buffer = state.buffers.get(job_id)
-    return buffer is not None and buffer.pool == pool and buffer.held_bytes > 0
 
 
 def _busy(error: Exception) -> Problem:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from cluster.api import wire
+from cluster.api.privacy import shown
 from cluster.api.problems import Problem, Redirect, bad, no_leader
 from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
 from cluster.api.service import Call, Reply
 from cluster.client import requests as r
 from cluster.client.views import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView
 from cluster.proposer import Answer, Settled
+from cluster.providers.limits import CALLS_MAX
 from replica import commands as c
+from replica.array_commands import job_of_task
 from replica.jobs import JobState
 from replica.state import State
 
@@ -31,8 +36,11 @@ _WORDS = frozenset(state.name for state in JobState)
 
 async def submit(call: Call) -> Reply:
     """Submit a job."""
-    settled = await call.service.settle(call, wire.submit_job(call.body, call.identity))
-    return Reply(settled.state.revision, _job(call, settled.state, settled.job), status=201)
+    command, warnings = wire.submission(call.body, call.identity, call.service.controller.state.site)
+    await call.service.lead()
+    await call.service.validate(call.body.command_id, command)
+    settled = await call.service.settle(call, command)
+    return Reply(settled.state.revision, _job(call, settled.state, settled.job, warnings), status=201)
 
 
 async def list_jobs(call: Call) -> Reply:
@@ -61,8 +69,9 @@ async def list_jobs(call: Call) -> Reply:
         if seen % (LIST_SLICE * 16) == 0:
             await asyncio.sleep(0)
     rows: list[JobView] = []
+    await call.service.verdicts.ready(state, found)
     for job_id in sorted(found):
-        rows.append(job_view(state, job_id, call.service.verdicts))
+        rows.append(shown(call, state, job_view(state, job_id, call.service.verdicts)))
         if len(rows) % LIST_SLICE == 0:
             await asyncio.sleep(0)
     return Reply(state.revision, JobsAnswer(revision=state.revision, jobs=tuple(rows), truncated=truncated))
@@ -70,32 +79,46 @@ async def list_jobs(call: Call) -> Reply:
 
 async def show(call: Call) -> Reply:
     """Show one job."""
-    job_id = call.job_id()
     state = await call.state()
-    return Reply(state.revision, _job(call, state, job_id))
+    await call.service.verdicts.ready(state)
+    job_id = call.job_in(state)
+    view = _job(call, state, job_id)
+    uids = await call.service.identities.uids([view.user])
+    return Reply(state.revision, msgspec.structs.replace(view, uid=uids[view.user]))
 
 
 async def cancel(call: Call) -> Reply:
     """Cancel a job; with `hurry` nothing more is staged out."""
-    return await _change(call, c.CancelJob(call.job_id(), call.body.hurry))
+    job_id, tasks = call.job_reference()
+    return await change(call, c.CancelJob(job_id, call.body.hurry, tasks))
 
 
 async def hold(call: Call) -> Reply:
     """Hold a pending job back."""
-    return await _change(call, c.HoldJob(call.job_id()))
+    return await change(call, c.HoldJob(*call.job_reference()))
 
 
 async def release(call: Call) -> Reply:
     """Release a held job, or order again what had failed for good."""
-    return await _change(call, c.ReleaseJob(call.job_id()))
+    return await change(call, c.ReleaseJob(*call.job_reference()))
 
 
-async def _change(call: Call, command: c.CancelJob | c.HoldJob | c.ReleaseJob) -> Reply:
+Change = (
+    c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob | c.ClearBuffer
+)  # fmt: skip
+"""Commands about one job, an array or some of its tasks."""
+
+
+async def change(call: Call, command: Change) -> Reply:
+    """Have a command about jobs settled; answer with the job as it is afterwards, for an array its first."""
     settled = await call.service.settle(call, command)
-    return Reply(settled.state.revision, _job(call, settled.state, command.job))
+    state = settled.state
+    tasks = None if isinstance(command, c.ClearBuffer) else command.tasks
+    found = job_of_task(state, command.job, tasks[:1] if tasks is not None else None)
+    return Reply(state.revision, _job(call, state, command.job if found is None else found))
 
 
-def _job(call: Call, state: State, job_id: int) -> JobView:
+def _job(call: Call, state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     if job_id not in state.jobs:
         if 0 < job_id < state.next_job:
             raise Problem(
@@ -106,7 +129,7 @@ def _job(call: Call, state: State, job_id: int) -> JobView:
                 "job id",
             )
         raise Problem(404, "unknown_job", f"there is no job {job_id}", "see /v1/jobs", "job id")
-    return job_view(state, job_id, call.service.verdicts)
+    return shown(call, state, job_view(state, job_id, call.service.verdicts, warnings=warnings))
 
 
 async def bulk(call: Call) -> Reply:
@@ -114,10 +137,13 @@ async def bulk(call: Call) -> Reply:
     service = call.service
     await service.lead()
     begun: list[tuple[r.BulkCommand, c.Command | None, Answer | Problem]] = []
+    invalid = await _validated(call)
     for request in call.body.commands:
         command: c.Command | None = None
         outcome: Answer | Problem
         try:
+            if request.command_id in invalid:
+                raise invalid[request.command_id]
             answer: Answer = asyncio.get_running_loop().create_future()
             command, outcome = service.admit(call.identity, request, answer), answer
         except Problem as problem:
@@ -133,6 +159,24 @@ async def bulk(call: Call) -> Reply:
     return Reply(state.revision, BulkAnswer(revision=state.revision, results=tuple(results)))
 
 
+async def _validated(call: Call) -> dict[str, Problem]:
+    """Have the site's provider validate the submits among many commands, if there is one; return what is invalid."""
+    service, invalid = call.service, {}
+    if not service.providing.wanted(service.controller.state):
+        return {}
+
+    async def validate(request: r.BulkCommand) -> None:
+        try:
+            await service.validate_bulk(call.identity, request)
+        except Problem as problem:
+            invalid[request.command_id] = problem
+
+    requests = call.body.commands
+    for first in range(0, len(requests), CALLS_MAX):
+        await asyncio.gather(*(validate(request) for request in requests[first : first + CALLS_MAX]))
+    return invalid
+
+
 async def _result(
     call: Call, request: r.BulkCommand, command: c.Command | None, outcome: Answer | Problem, deadline: float
 ) -> CommandResult:
@@ -146,7 +190,7 @@ async def _result(
         return _failed(request.command_id, problem)
     except Redirect:
         return _failed(request.command_id, no_leader("this replica stopped leading"))
-    return _succeeded(call, request.command_id, command, settled)
+    return _succeeded(call, request, command, settled)
 
 
 def _failed(command_id: str, problem: Problem) -> CommandResult:
@@ -154,11 +198,14 @@ def _failed(command_id: str, problem: Problem) -> CommandResult:
     return CommandResult(command_id=command_id, status=problem.status, error=view)
 
 
-def _succeeded(call: Call, command_id: str, command: c.Command, settled: Settled) -> CommandResult:
-    state, status, revision = settled.state, 200, settled.revision
+def _succeeded(call: Call, request: r.BulkCommand, command: c.Command, settled: Settled) -> CommandResult:
+    state, status, revision, command_id = settled.state, 200, settled.revision, request.command_id
+    warnings: tuple[str, ...] = ()
     match command:
         case c.SubmitJob():
             job, status = settled.job, 201
+            if isinstance(request, r.SubmitCommand):
+                warnings = wire.warnings_of(request, state.site)
         case c.CancelJob() | c.HoldJob() | c.ReleaseJob():
             job = command.job
         case c.SetPool():
@@ -171,5 +218,5 @@ def _succeeded(call: Call, command_id: str, command: c.Command, settled: Settled
             return CommandResult(command_id=command_id, status=status, revision=revision, node=node)
         case _:
             raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
-    found = job_view(state, job, call.service.verdicts) if job in state.jobs else None
+    found = job_view(state, job, call.service.verdicts, warnings=warnings) if job in state.jobs else None
     return CommandResult(command_id=command_id, status=status, revision=revision, job=found)

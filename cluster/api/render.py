@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
+from cluster.api.explaining import Verdicts
+from cluster.api.job_details import details_of
 from cluster.client.views import BufferView, JobView, NodeView, PoolView, TransferView
 from cluster.clock import format_instant
 from cluster.liveness import Liveness, Transfer
 from replica.buffers import BufferState
 from replica.jobs import Hold, JobState
 from replica.nodes import NodeState
-from replica.pending import Verdict, buffer_gate, early_gate, later_reason
-from replica.queries import pool_use, verdicts
+from replica.plugin_api import job_tres
+from replica.pool_changes import overcommitted_bytes, unit_in
+from replica.queries import buffer_word, pool_use
 from replica.state import State
 from replica.units import Instant
-
-STATES_KEPT = 4
-"""States whose verdicts are kept: one scheduling pass serves all answers about a state, and many ask about the same."""
-
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
     Hold.NONE: None,
@@ -26,35 +24,6 @@ _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
     Hold.ADMIN: "admin",
     Hold.SYSTEM: "system",
 }
-
-
-class Verdicts:
-    """What holds back each job, worked out once per state."""
-
-    def __init__(self) -> None:
-        self._kept: list[tuple[State, Mapping[int, Verdict]]] = []
-
-    def reason(self, state: State, job_id: int) -> str:
-        """Return what `replica.queries.reason_of` returns; without a scheduling pass where the gates alone say it."""
-        job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-        if job.state is JobState.PENDING:
-            gate = early_gate(state, job) or buffer_gate(buffer, job)
-            if gate is not None:
-                return str(gate.reason)
-        return str(self.of(state, job_id).reason)
-
-    def of(self, state: State, job_id: int) -> Verdict:
-        """Return what `replica.queries.verdict_of` returns; KeyError for a job that is not in the state."""
-        job = state.jobs[job_id]
-        if job.state is not JobState.PENDING:
-            return later_reason(job, state.buffers.get(job_id))
-        for kept, found in self._kept:
-            if kept is state:
-                return found[job_id]
-        found = verdicts(state)
-        self._kept.append((state, found))
-        del self._kept[:-STATES_KEPT]
-        return found[job_id]
 
 
 def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str, ...] = ()) -> JobView:
@@ -68,7 +37,7 @@ def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str,
         state=job.state.name,
         reason=known.reason(state, job_id),
         burst_buffer=None if buffer is None else buffer.request.text,
-        burst_buffer_state=None if buffer is None else buffer.state.word,
+        burst_buffer_state=buffer_word(state, job_id),
         pool=None if buffer is None or not buffer.pool else buffer.pool,
         capacity_bytes=0 if buffer is None else buffer.granted_bytes,
         node=job.node or None,
@@ -89,6 +58,8 @@ def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str,
         dependencies=tuple(f"{dependency.kind.word}:{dependency.job}" for dependency in spec.dependencies),
         cancelled=job.cancelled,
         warnings=warnings,
+        tres=job_tres(state, job_id),
+        details=details_of(state, job),
         revision=state.revision,
     )
 
@@ -105,18 +76,15 @@ def pool_view(state: State, name: str, buffers: int) -> PoolView:
         out_of_service_bytes=use.pool.out_of_service_bytes,
         is_default=use.pool.is_default,
         buffers=buffers,
+        unit=unit_in(state, name).word,
+        overcommitted_bytes=overcommitted_bytes(use.pool, use.held_bytes),
         revision=state.revision,
     )
 
 
 def holders(state: State) -> dict[str, int]:
     """Return how many buffers hold something of each pool."""
-    counts = dict.fromkeys(state.pools, 0)
-    for job_id in state.unfinished:
-        buffer = state.buffers.get(job_id)
-        if buffer is not None and buffer.held_bytes:
-            counts[buffer.pool] = counts.get(buffer.pool, 0) + 1
-    return counts
+    return {name: len(state.holders.get(name, ())) for name in state.pools}
 
 
 def buffer_view(state: State, job_id: int) -> BufferView:
@@ -147,12 +115,7 @@ def buffer_view(state: State, job_id: int) -> BufferView:
 
 def node_jobs(state: State) -> dict[str, list[int]]:
     """Return the jobs that have something on each node, by id."""
-    found: dict[str, list[int]] = {name: [] for name in state.nodes}
-    for job_id in sorted(state.unfinished):
-        node = state.jobs[job_id].node
-        if node in found:
-            found[node].append(job_id)
-    return found
+    return {name: sorted(state.on_node.get(name, ())) for name in state.nodes}
 
 
 def node_view(state: State, name: str, jobs: list[int], liveness: Liveness | None) -> NodeView:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
 
-from cluster.api import agents, capacity, events, history, jobs, ledger, levels, members
+from cluster.api import (
+    accounting,
+    agents,
+    bbstat,
+    burst,
+    capacity,
+    configuration,
+    events,
+    history,
+    jobs,
+    ledger,
+    levels,
+    members,
+    pools,
+    runs,
+)
 from cluster.api.authentication import PEOPLE
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
+from cluster.client import accounting_views as av
+from cluster.client import configuration_views as cv
 from cluster.client import requests as r
+from cluster.client import run_views as rv
 from cluster.client import views as v
+from cluster.client.burst_views import BurstAnswer
 from cluster.client.level_views import FeatureLevelAnswer
+from cluster.client.provider_views import ProviderStatus
 from cluster.identity import Role
 
 Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
@@ -55,6 +75,17 @@ class Route(msgspec.Struct, frozen=True):
         return (self.handler.__doc__ or "").strip().splitlines()[0]
 
 
+def _kept(what: str, listing: Handler, answer: Any) -> Iterator[Route]:
+    """Yield the route that lists one kind of record of accounting."""
+    yield Route("GET", f"/v1/{what}", PEOPLE, listing, answer, query=STALE, tag="accounting")
+
+
+def _changed(what: str, setting: Handler, deleting: Handler, answer: Any, body: Any) -> Iterator[Route]:
+    """Yield the routes that change one record of accounting, and take it away."""
+    yield Route("PUT", f"/v1/{what}/{{name}}", OPERATORS, setting, answer, body, tag="accounting")
+    yield Route("POST", f"/v1/{what}/{{name}}/delete", OPERATORS, deleting, answer, av.DeleteRequest, tag="accounting")
+
+
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/jobs", PEOPLE, jobs.submit, v.JobView, r.SubmitRequest, status=201),
     Route(
@@ -82,10 +113,86 @@ ROUTES: tuple[Route, ...] = (
         v.WhyView,
         query={"at": "the revision to explain; now if left out", **STALE},
     ),
+    Route("GET", "/v1/jobs/{id}/estimate", PEOPLE, accounting.estimate, av.EstimateView, query=STALE),
+    *_kept("accounts", accounting.accounts, av.AccountsAnswer),
+    *_changed("accounts", accounting.set_account, accounting.delete_account, av.AccountsAnswer, av.AccountRequest),
+    *_kept("qos", accounting.qos, av.QosAnswer),
+    *_changed("qos", accounting.set_qos, accounting.delete_qos, av.QosAnswer, av.QosRequest),
+    *_kept("licenses", accounting.licenses, av.LicensesAnswer),
+    *_changed("licenses", accounting.set_license, accounting.delete_license, av.LicensesAnswer, av.LicenseRequest),
+    *_kept("reservations", accounting.reservations, av.ReservationsAnswer),
+    *_changed(
+        "reservations",
+        accounting.set_reservation,
+        accounting.delete_reservation,
+        av.ReservationsAnswer,
+        av.ReservationRequest,
+    ),
+    *_kept("scheduling", accounting.scheduling, av.SchedulingAnswer),
+    Route(
+        "PUT",
+        "/v1/scheduling",
+        OPERATORS,
+        accounting.set_scheduling,
+        av.SchedulingAnswer,
+        av.SchedulingRequest,
+        tag="accounting",
+    ),
     Route("POST", "/v1/jobs/{id}/cancel", PEOPLE, jobs.cancel, v.JobView, r.CancelRequest),
     Route("POST", "/v1/jobs/{id}/hold", PEOPLE, jobs.hold, v.JobView, r.HoldRequest),
     Route("POST", "/v1/jobs/{id}/release", PEOPLE, jobs.release, v.JobView, r.ReleaseRequest),
+    Route("POST", "/v1/jobs/{id}/suspend", PEOPLE, runs.suspend, v.JobView, rv.SuspendRequest),
+    Route("POST", "/v1/jobs/{id}/resume", PEOPLE, runs.resume, v.JobView, rv.ContinueRequest),
+    Route("POST", "/v1/jobs/{id}/requeue", PEOPLE, runs.requeue, v.JobView, rv.RequeueRequest),
+    Route("POST", "/v1/jobs/{id}/clear", OPERATORS, runs.clear, v.JobView, rv.ClearRequest),
+    Route(
+        "POST",
+        "/v1/persistent/{name}/clear",
+        OPERATORS,
+        runs.clear_persistent,
+        rv.PersistentCleared,
+        rv.ClearRequest,
+        tag="capacity",
+    ),
     Route("GET", "/v1/pools", PEOPLE, capacity.pools, v.PoolsAnswer, query=STALE, tag="capacity"),
+    Route("POST", "/v1/pools/{name}/add", OPERATORS, pools.add, v.PoolView, cv.PoolAddRequest, tag="capacity"),
+    Route("POST", "/v1/pools/{name}/change", OPERATORS, pools.change, v.PoolView, cv.PoolChangeRequest, tag="capacity"),
+    Route(
+        "POST",
+        "/v1/pools/{name}/remove",
+        OPERATORS,
+        pools.remove,
+        cv.PoolRemovedAnswer,
+        cv.PoolRemoveRequest,
+        tag="capacity",
+    ),
+    Route(
+        "GET",
+        "/v1/configuration",
+        OPERATORS,
+        configuration.show,
+        cv.ConfigurationAnswer,
+        query=STALE,
+        tag="configuration",
+    ),
+    Route(
+        "POST",
+        "/v1/configuration",
+        OPERATORS,
+        configuration.configure,
+        cv.ConfigurationAnswer,
+        cv.ConfigureRequest,
+        tag="configuration",
+    ),
+    Route(
+        "POST",
+        "/v1/configuration/diff",
+        OPERATORS,
+        configuration.diff,
+        cv.CompareAnswer,
+        cv.CompareRequest,
+        tag="configuration",
+    ),
     Route("PUT", "/v1/pools/{name}", OPERATORS, capacity.set_pool, v.PoolView, r.PoolRequest, tag="capacity"),
     Route(
         "GET",
@@ -94,6 +201,24 @@ ROUTES: tuple[Route, ...] = (
         capacity.buffers,
         v.BuffersAnswer,
         query={"live": "`yes`: only buffers that hold or wait for something", **STALE},
+        tag="capacity",
+    ),
+    Route(
+        "GET",
+        "/v1/burst",
+        PEOPLE,
+        burst.burst,
+        BurstAnswer,
+        query={"format": "`json`, or `text`: what `scontrol show burst` prints; json if left out", **STALE},
+        tag="capacity",
+    ),
+    Route(
+        "GET",
+        "/v1/bbstat",
+        PEOPLE,
+        bbstat.status,
+        ProviderStatus,
+        query={"arguments": "what the provider is asked, a JSON list of texts; nothing if left out"},
         tag="capacity",
     ),
     Route("GET", "/v1/nodes", PEOPLE, capacity.nodes, v.NodesAnswer, query=STALE, tag="nodes"),

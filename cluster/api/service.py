@@ -13,16 +13,20 @@ from cluster.address import Address
 from cluster.answers import Answer, Asker
 from cluster.api import wire
 from cluster.api.authentication import PEOPLE, actor_of, permit
+from cluster.api.explaining import Verdicts
 from cluster.api.metrics import Metrics
 from cluster.api.problems import Problem, Redirect, bad, no_leader, outcome_unknown, queue_full, refused
-from cluster.api.render import Verdicts
+from cluster.api.providing import Providing
 from cluster.client.command_ids import instant_of
 from cluster.client.requests import BulkCommand
 from cluster.consensus import Role as RaftRole
 from cluster.controller import Controller, JournalFull, Unavailable
+from cluster.identities import Identities
 from cluster.identity import Identity
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
-from replica.commands import Command, Request
+from replica.array_commands import Tasks, job_of_task, parse_reference
+from replica.arrays import ArrayFault
+from replica.commands import Command, Request, SubmitJob
 from replica.state import State
 from replica.units import MICROSECONDS_PER_SECOND
 
@@ -63,12 +67,24 @@ class Call(msgspec.Struct):
             raise bad(f"{name} is {text!r}", f"use a number from {least} to {most}", f"query {name}")
         return int(text)
 
-    def job_id(self) -> int:
-        """Return the job id of the path; Problem 400 for what is not a number."""
-        text = self.params["id"]
-        if not text.isascii() or not text.isdigit() or len(text) > 18:
-            raise bad(f"the job id {text!r} is not a number", "write the number that the submit answered", "job id")
-        return int(text)
+    def job_reference(self) -> tuple[int, Tasks]:
+        """Return the job or array of the path, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others."""
+        try:
+            return parse_reference(self.params["id"])
+        except ArrayFault as fault:
+            sentence, _, remedy = str(fault).partition("; ")
+            raise bad(sentence, remedy or "write the number that the submit answered", "job id") from fault
+
+    def job_in(self, state: State) -> int:
+        """Return the one job that the path names at `state`; Problem 400 or 404 where it names none, or several."""
+        job_id, tasks = self.job_reference()
+        if tasks is not None and len(tasks) > 1:
+            raise bad("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
+        found = job_of_task(state, job_id, tasks)
+        if found is None and tasks is not None:
+            words = f"array {job_id} has no task {tasks[0]}, or it is no longer in the state"
+            raise Problem(404, "unknown_job", words, "see /v1/jobs", "job id")
+        return job_id if found is None else found
 
 
 class Reply(msgspec.Struct):
@@ -91,7 +107,9 @@ class Service:
         self.clock = controller.clock
         self.version = version
         self.fail = fail
-        self.verdicts = Verdicts()
+        self.verdicts = Verdicts(controller.chronicle)
+        self.identities = Identities(controller.clock)
+        self.providing = Providing(controller.config.provider)
         self.metrics = Metrics(controller)
         self.event_streams = 0
         self.digests = asyncio.Semaphore(1)
@@ -168,6 +186,17 @@ class Service:
                 507, "journal_full", str(error), "raise map_size in [storage] on every replica and restart them in turn"
             ) from error
 
+    async def validate(self, command_id: str, command: Command) -> None:
+        """Have the site's provider validate a submit, if there is one to ask; Problem 400 with what it says."""
+        if isinstance(command, SubmitJob):
+            await self.providing.validate(self.controller.state, self.check_age(command_id), command)
+
+    async def validate_bulk(self, identity: Identity, request: BulkCommand) -> None:
+        """Have the site's provider validate a command of a program, so that `admit` takes it; Problem as `admit`."""
+        if self.providing.wanted(self.controller.state):
+            permit(identity, PEOPLE, "send commands")
+            await self.validate(request.command_id, wire.bulk_command(request, identity, self.controller.state.site))
+
     def admit(self, identity: Identity, request: BulkCommand, asker: Asker) -> Command:
         """Check and queue one command of a program; Problem or Redirect where it is not taken.
 
@@ -175,8 +204,11 @@ class Service:
         its id may be. What the state forbids comes as the answer's refusal.
         """
         permit(identity, PEOPLE, "send commands")
-        command = wire.bulk_command(request, identity)
-        self._queue(Request(self.check_age(request.command_id), actor_of(identity), command), asker)
+        command = wire.bulk_command(request, identity, self.controller.state.site)
+        command_id = self.check_age(request.command_id)
+        if isinstance(command, SubmitJob):
+            self.providing.check_validated(self.controller.state, command_id, command)
+        self._queue(Request(command_id, actor_of(identity), command), asker)
         return command
 
     def deadline(self) -> float:

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from cluster.api.problems import Problem, bad
 from cluster.client import requests as r
 from cluster.clock import parse_instant
 from cluster.identity import Identity, Role
 from replica import commands as c
-from replica.directives import DirectiveRefused, parse_request
+from replica.arrays import ArrayFault, parse_array
+from replica.directives import DirectiveRefused, Reading, read_request
 from replica.events import Stage
 from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
 from replica.limits import DEPENDENCIES_MAX, SCRIPT_BYTES_MAX
+from replica.names import name_fault
+from replica.options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.pools import Pool
 from replica.refusals import RefusalCode
+from replica.sites import DEFAULT_SITE, Site
 from replica.units import NEVER, Instant, SizeError, parse_size
 
 DEFAULT_NAME = "batch"
 """Name of a job that was given none."""
 
-_DEPENDENCY = re.compile(r"([a-z]+):([0-9]{1,18})", re.ASCII)
-_KINDS = {kind.word: kind for kind in DependencyKind}
+_DEPENDENCY = re.compile(r"([a-z]+):([0-9]{1,18})(?:_([0-9]{1,9}))?", re.ASCII)
+SINGLETON = "singleton"
+"""The dependency that names no job: all earlier ones of the same user and name."""
+
+_LICENSE = re.compile(r"([A-Za-z0-9_.+-]+)(?:[:=]([1-9][0-9]{0,8}))?", re.ASCII)
+_KINDS = {kind.word: kind for kind in DependencyKind if not kind.of_array}
 _STAGES = {stage.word: stage for stage in Stage}
 
 
-def submit_job(request: r.SubmitRequest, identity: Identity) -> c.SubmitJob:
-    """Return the command of a submission; Problem with line and column for a directive."""
+class Submission(NamedTuple):
+    """The command of a submit, and what its submitter should look at."""
+
+    command: c.SubmitJob
+    warnings: tuple[str, ...]
+
+
+def submission(request: r.SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE) -> Submission:
+    """Return the command of a submit; Problem with line and column for a directive.
+
+    `site` says who performs the cluster's operations: the grammar of requests is the provider's.
+    """
     size_bytes = len(request.script.encode())
     if size_bytes > SCRIPT_BYTES_MAX:
         raise Problem(
@@ -48,12 +67,8 @@ def submit_job(request: r.SubmitRequest, identity: Identity) -> c.SubmitJob:
     for text, place in ((request.bb, "--bb"), (request.bbf, "--bbf")):
         if text is not None and not text.strip():
             raise bad(f"the text of {place} is empty", "leave it out, or write a request", place, "invalid_directive")
-    try:
-        asked = parse_request(request.script, request.bb or "", request.bbf or "")
-    except DirectiveRefused as error:
-        refusal = error.refusal
-        status = 413 if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
-        raise Problem(status, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
+    reading = _read(request, site)
+    dependencies, after_tasks = _dependencies(tuple(text for text in request.dependencies if text != SINGLETON))
     spec = JobSpec(
         name=request.name or DEFAULT_NAME,
         user=user,
@@ -64,11 +79,88 @@ def submit_job(request: r.SubmitRequest, identity: Identity) -> c.SubmitJob:
         priority=1 if request.priority is None else request.priority,
         begin_at=_instant(request.begin_at, "begin_at"),
         deadline=_instant(request.deadline, "deadline"),
-        dependencies=_dependencies(request.dependencies),
+        dependencies=dependencies,
         output=request.output or "",
         environment=tuple(sorted(request.environment.items())),
     )
-    return c.SubmitJob(spec, asked, Hold.USER if request.hold else Hold.NONE)
+    tasks, throttle = _array(request.array)
+    command = c.SubmitJob(
+        spec,
+        reading.request,
+        Hold.USER if request.hold else Hold.NONE,
+        _options(request, reading.options, throttle),
+        array=tasks,
+        after_tasks=after_tasks,
+    )
+    return Submission(command, reading.warnings)
+
+
+def submit_job(request: r.SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE) -> c.SubmitJob:
+    """Return the command of a submit alone; Problem as `submission`."""
+    return submission(request, identity, site).command
+
+
+def warnings_of(request: r.SubmitRequest, site: Site = DEFAULT_SITE) -> tuple[str, ...]:
+    """Return what the submitter of a request that was accepted should look at."""
+    return _read(request, site).warnings
+
+
+def _read(request: r.SubmitRequest, site: Site) -> Reading:
+    try:
+        return read_request(
+            request.script,
+            request.bb or "",
+            request.bbf or "",
+            provider=site.provider,
+            directive=site.directive,
+        )
+    except DirectiveRefused as error:
+        refusal = error.refusal
+        status = 413 if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
+        raise Problem(status, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
+
+
+def _array(text: str | None) -> tuple[tuple[int, ...], int]:
+    """Return the tasks and the throttle of `--array`."""
+    if text is None:
+        return (), 0
+    try:
+        return parse_array(text)
+    except ArrayFault as error:
+        sentence, _, remedy = str(error).partition("; ")
+        raise bad(sentence, remedy or "write for example 1-10 or 1-10%2", "array") from error
+
+
+def _options(request: r.SubmitRequest, buffer: BufferOptions | None, throttle: int) -> JobOptions:
+    options = JobOptions(
+        nodes=request.nodes,
+        account=request.account or "",
+        qos=request.qos or "",
+        licenses=_licenses(request.licenses),
+        reservation=request.reservation or "",
+        nice=request.nice,
+        array_throttle=throttle,
+        singleton=SINGLETON in request.dependencies,
+        requeue=request.requeue,
+        mail_types=request.mail_types,
+        mail_user=request.mail_user or "",
+        comment=request.comment or "",
+        partition=request.partition or "",
+        buffer=buffer,
+    )
+    return NO_OPTIONS if options == NO_OPTIONS else options
+
+
+def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    found: dict[str, int] = {}
+    for text in texts:
+        matched = _LICENSE.fullmatch(text)
+        if matched is None or name_fault(matched.group(1)) is not None:
+            raise bad(f"the licence {text[:48]!r} cannot be read", "write NAME or NAME:COUNT", "licenses")
+        if matched.group(1) in found:
+            raise bad(f"the licence {matched.group(1)} is named twice", "name it once", "licenses")
+        found[matched.group(1)] = int(matched.group(2) or 1)
+    return tuple(sorted(found.items()))
 
 
 def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:
@@ -85,11 +177,11 @@ def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:
     )
 
 
-def bulk_command(request: r.BulkCommand, identity: Identity) -> c.Command:
+def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAULT_SITE) -> c.Command:
     """Return one command of a bulk request."""
     match request:
         case r.SubmitCommand():
-            return submit_job(request, identity)
+            return submit_job(request, identity, site)
         case r.CancelCommand():
             return c.CancelJob(request.job_id, request.hurry)
         case r.HoldCommand():
@@ -121,18 +213,23 @@ def _instant(text: str | None, place: str) -> Instant:
     return found
 
 
-def _dependencies(texts: tuple[str, ...]) -> tuple[Dependency, ...]:
+def _dependencies(texts: tuple[str, ...]) -> tuple[tuple[Dependency, ...], tuple[c.AfterTask, ...]]:
+    """Return the conditions on jobs, and those on tasks of arrays."""
     if len(texts) > DEPENDENCIES_MAX:
         raise bad(f"there are {len(texts)} dependencies", f"depend on at most {DEPENDENCIES_MAX} jobs", "dependencies")
-    found = []
+    jobs: list[Dependency] = []
+    tasks: list[c.AfterTask] = []
     for text in texts:
         matched = _DEPENDENCY.fullmatch(text)
         kind = _KINDS.get(matched.group(1)) if matched else None
         if matched is None or kind is None:
-            known = ", ".join(f"{word}:JOB" for word in _KINDS)
-            raise bad(f"the dependency {text!r} is unknown", f"write one of {known}", "dependencies")
-        found.append(Dependency(kind, int(matched.group(2))))
-    return tuple(found)
+            known = ", ".join([*(f"{word}:JOB" for word in _KINDS), SINGLETON])
+            raise bad(f"the dependency {text[:48]!r} is unknown", f"write one of {known}", "dependencies")
+        if matched.group(3) is None:
+            jobs.append(Dependency(kind, int(matched.group(2))))
+        else:
+            tasks.append(c.AfterTask(kind, int(matched.group(2)), int(matched.group(3))))
+    return tuple(jobs), tuple(tasks)
 
 
 def _size(text: str, place: str) -> int:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
+from contextlib import nullcontext
 from typing import cast
 
 import msgspec
@@ -36,9 +37,10 @@ from cluster.client.channel_frames import (
     decode_from_client,
     encode_frame,
 )
-from cluster.client.requests import BulkCommand
+from cluster.client.requests import BulkCommand, SubmitCommand
 from cluster.identity import Identity
 from cluster.proposer import Settled
+from cluster.providers.limits import CALLS_MAX
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
@@ -139,6 +141,9 @@ class _Connection(asyncio.Protocol):
         self._greeted = False
         self._waiting: dict[int, _Asker] = {}
         """Who waits, by number, oldest first."""
+        self._validating: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(CALLS_MAX)
+        """One program's submits take turns before the provider: what waits for it is bounded for all together."""
         self._out: list[bytes] = []
         self._flush_soon = False
         self._bodies: deque[bytes] = deque()
@@ -228,7 +233,27 @@ class _Connection(asyncio.Protocol):
             raise bad_body(error) from error
         if not self._service.controller.state.revision:
             raise no_leader("the cluster is being founded")
+        if self._service.providing.wanted(self._service.controller.state):
+            if not self._service.controller.leads:
+                # Before the provider is asked: only the replica that leads runs the site's programs.
+                raise self._service.elsewhere(self._service.controller.engine.leader)
+            task = self._loop.create_task(self._validate(identity, command, asker))
+            self._validating.add(task)
+            task.add_done_callback(self._validating.discard)
+            return
         self._service.admit(identity, command, asker)
+
+    async def _validate(self, identity: Identity, command: BulkCommand, asker: _Asker) -> None:
+        """Have the site's provider validate a command before it is taken."""
+        try:
+            async with self._turns if isinstance(command, SubmitCommand) else nullcontext():
+                await self._service.validate_bulk(identity, command)
+            self._service.admit(identity, command, asker)
+        except (StorageFailed, BrokenInvariant) as error:
+            self._service.fail(error)
+        except Exception as error:
+            if not asker.done():
+                self.answer(asker, error)
 
     def has_waiting(self, asker: _Asker) -> bool:
         """Whether a command is to be answered: not once the program has gone, or was told that nobody knows."""
@@ -252,7 +277,7 @@ class _Connection(asyncio.Protocol):
             self._send(Done(number, settled.revision, settled.job))
 
     def _failed(self, number: int, error: Exception) -> None:
-        found = self._service.problem_of(error)
+        found = error if isinstance(error, Problem | Redirect) else self._service.problem_of(error)
         if isinstance(found, Redirect):
             self._redirect(number)
         else:

@@ -7,16 +7,30 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from cluster.cli.accounting import (
+    account_group,
+    estimate,
+    license_group,
+    qos_group,
+    reservation_group,
+    scheduling_group,
+)
 from cluster.cli.audit_commands import audit_commands, words_of
+from cluster.cli.bbstat import bbstat
+from cluster.cli.burst import burst
 from cluster.cli.capacity import buffer_group, node_group, pool_group, transfer_group
 from cluster.cli.certificates import certificate_group
+from cluster.cli.configuration import config_group
 from cluster.cli.exits import bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.jobs import job_group
 from cluster.cli.levels import cluster_group
 from cluster.cli.local import agent, init, serve, start_audit, up
 from cluster.cli.members import member_group, save_snapshot
+from cluster.cli.pools import POOL_COMMANDS
+from cluster.cli.runs import BUFFER_COMMANDS, JOB_COMMANDS
 from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session, session
+from cluster.cli.squeue import queue
 from cluster.cli.submit import submit
 from cluster.config import OPERATOR_NAME
 
@@ -103,8 +117,14 @@ for _command in _ledger_commands:
     ledger_group.add_command(_command)
 snapshot_group.add_command(save_snapshot)
 snapshot_group.add_command(_inspect)
-for _command in (init, up, serve, agent, submit):
+for _command in (init, up, serve, agent, submit, burst, bbstat, queue):
     cli.add_command(_command)
+for _command in (*JOB_COMMANDS, estimate):
+    job_group.add_command(_command)
+for _command in BUFFER_COMMANDS:
+    buffer_group.add_command(_command)
+for _command in POOL_COMMANDS:
+    pool_group.add_command(_command)
 for _group in (
     job_group,
     pool_group,
@@ -113,7 +133,13 @@ for _group in (
     node_group,
     member_group,
     cluster_group,
+    config_group,
     certificate_group,
+    account_group,
+    qos_group,
+    license_group,
+    reservation_group,
+    scheduling_group,
 ):
     cli.add_command(_group)
 

@@ -57,6 +57,16 @@ INVALID_REQUEST_LINE: Final = "Burst Buffer request invalid"
 """Slurm's one sentence for every refused burst-buffer request: printed last, for scripts that look for it."""
 
 
+PERMISSION_LINE: Final = "Burst Buffer permission denied"
+"""The last line where a user may not have a burst buffer, as in Slurm."""
+
+NODE_COUNT_LINE: Final = "Node count specification invalid"
+"""The last line where a job of no nodes asks for more than persistent buffers, or for nothing; as in Slurm."""
+
+BBF_LINE: Final = "Invalid --bbf specification"
+"""The last line where the file of --bbf cannot be read, as in Slurm."""
+
+
 class Failure(Exception):
     """A command that cannot go on: `sentence` says what is wrong, `remedy` what to do, `place` where."""
 
@@ -68,6 +78,7 @@ class Failure(Exception):
         *,
         place: str = "",
         invalid_request: bool = False,
+        last: str = "",
     ) -> None:
         super().__init__(sentence)
         self.code = code
@@ -76,6 +87,8 @@ class Failure(Exception):
         self.place = place
         self.invalid_request = invalid_request
         """Whether a burst-buffer request was refused: Slurm's line is printed last."""
+        self.last = last or (INVALID_REQUEST_LINE if invalid_request else "")
+        """The last line, byte for byte as Slurm prints it; empty: none."""
 
     def lines(self) -> list[str]:
         """Return what is printed on stderr, one element a line."""
@@ -83,11 +96,11 @@ class Failure(Exception):
         lines = [f"forebay: {where}{self.sentence}"]
         if self.remedy:
             lines.append(f"  what to do: {self.remedy}")
-        if self.invalid_request:
-            lines.append(INVALID_REQUEST_LINE)
+        if self.last:
+            lines.append(self.last)
         return lines
 
 
-def bad_input(sentence: str, remedy: str, *, place: str = "") -> Failure:
+def bad_input(sentence: str, remedy: str, *, place: str = "", last: str = "") -> Failure:
     """Return the failure for something that the user wrote wrongly."""
-    return Failure(ExitCode.BAD_INPUT, sentence, remedy, place=place)
+    return Failure(ExitCode.BAD_INPUT, sentence, remedy, place=place, last=last)

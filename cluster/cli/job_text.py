@@ -1,4 +1,4 @@
-"""One job in words: the block of `job show`, the timeline of `job history`, the answer of `job why`."""
+"""One job in words: the timeline of `job history`, the answer of `job why`."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cluster.cli.moments import format_duration, format_span
-from cluster.cli.output import plain, size, table
-from cluster.cli.tables import moment, run_time_s
-from cluster.client.views import HistoryAnswer, HistoryRow, JobView, WhyView
+from cluster.cli.moments import format_span
+from cluster.cli.output import plain, table
+from cluster.cli.tables import moment
+from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
 from cluster.clock import parse_instant
 from replica.jobs import ENDED
 from replica.units import Instant
@@ -17,54 +17,7 @@ from replica.units import Instant
 BAR_CELLS: Final = 32
 """Characters of the longest duration bar: the rest of an 80-character line says what it means."""
 
-NO_VALUE: Final = "(null)"
-"""What scontrol shows where there is no value."""
-
 _ENDED_WORDS: Final = frozenset(state.name for state in ENDED)
-
-
-def job_block(job: JobView, now: Instant) -> str:
-    """Return the job as `scontrol show job` shows it, Key=Value; `now` is the wall clock, µs.
-
-    The lines about a buffer are there only for a job that asked for one.
-    """
-    lines = [
-        _pairs(JobId=job.job_id, JobName=job.name),
-        _pairs(UserId=job.user, Priority=job.priority, Hold=job.hold or "none"),
-        _pairs(JobState=job.state, Reason=job.reason, Dependency=",".join(job.dependencies) or None),
-        _pairs(
-            RunTime=format_duration(run_time_s(job, now)),
-            TimeLimit=format_duration(job.time_limit_s),
-            Attempt=job.attempt,
-        ),
-        _pairs(SubmitTime=_time(job.submit_time), EligibleTime=_time(job.eligible_time)),
-        _pairs(StartTime=_time(job.start_time), EndTime=_time(job.end_time), ExitCode=f"{job.exit_code}:{job.signal}"),
-        _pairs(NodeList=job.node, NumNodes=1, NumTasks=1, NumCPUs=job.cpus),
-        _pairs(WorkDir=job.workdir),
-        _pairs(StdOut=job.output),
-    ]
-    if job.burst_buffer is not None:
-        directives = "\n     ".join(plain(line) for line in job.burst_buffer.splitlines())
-        lines.append(f"BurstBuffer={directives}")
-        lines.append(f"BurstBufferState={plain(job.burst_buffer_state or NO_VALUE)}")
-        lines.append(
-            _pairs(
-                BurstBufferPool=job.pool, BurstBufferCapacity=size(job.capacity_bytes) if job.capacity_bytes else "none"
-            )
-        )
-    if job.system_comment:
-        lines.append(_pairs(SystemComment=job.system_comment))
-    return "\n   ".join(lines)
-
-
-def _time(iso: str | None) -> str:
-    return "Unknown" if iso is None else moment(iso)
-
-
-def _pairs(**values: str | int | None) -> str:
-    return " ".join(
-        f"{key}={plain(str(value)) if value not in (None, '') else NO_VALUE}" for key, value in values.items()
-    )
 
 
 class Span(NamedTuple):

@@ -11,12 +11,15 @@ from rich.live import Live
 
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import exit_with, report
-from cluster.cli.job_text import job_block, timeline, why_text
+from cluster.cli.job_block import job_block
+from cluster.cli.job_text import timeline, why_text
 from cluster.cli.output import note, plain, show, show_json, stdout_console
 from cluster.cli.session import failure_of, session
 from cluster.cli.tables import jobs_table
 from cluster.client import ApiError, Client
 from cluster.client.views import JobsAnswer, JobView
+from replica.array_commands import parse_reference, shown_reference
+from replica.arrays import ArrayFault
 from replica.jobs import ENDED, JobState
 
 LIMIT: Final = 1_000
@@ -34,11 +37,29 @@ REVISION_MAX: Final = 2**63 - 1
 WATCH_PERIOD_S: Final = 1.0
 """Seconds between two listings of --watch: fast enough to follow by eye, no load for a leader."""
 
-_UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED)
+UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED)
 _BY_CODE: Final = {state.code: state.name for state in JobState}
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
-JOB_ID = click.IntRange(1, JOB_ID_MAX)
+
+
+class JobReference(click.ParamType):  # type: ignore[type-arg]
+    """`12`, `12_3` for a task of an array, `12_[1-4,7]` for several."""
+
+    name = "job"
+
+    def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        """Return the reference without leading zeros."""
+        try:
+            job_id, tasks = parse_reference(value)
+        except ArrayFault as fault:
+            self.fail(str(fault), parameter, context)
+        if not 1 <= job_id <= JOB_ID_MAX:
+            self.fail(f"{value!r} names no job; numbers of jobs begin at 1", parameter, context)
+        return shown_reference(job_id, tasks)
+
+
+JOB_ID = JobReference()
 
 
 @click.group("job")
@@ -47,7 +68,11 @@ def job_group() -> None:
 
 
 def _states(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Return job states from words or squeue's letters, separated by commas."""
+    return states_of(value)
+
+
+def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
+    """Return job states from words or squeue's letters, separated by commas; Failure for what is none."""
     found = []
     for text in [] if value is None else value.split(","):
         word = text.strip().upper()
@@ -56,7 +81,7 @@ def _states(context: click.Context, parameter: click.Parameter, value: str | Non
             near = difflib.get_close_matches(word, JobState.__members__, n=1)
             remedy = f"did you mean {near[0]}? " if near else ""
             known = ", ".join(f"{state.name} ({state.code})" for state in JobState)
-            raise bad_input(f"{text!r} is not a job state", f"{remedy}known are {known}", place="--state")
+            raise bad_input(f"{text!r} is not a job state", f"{remedy}known are {known}", place=place)
         found.append(word)
     return tuple(dict.fromkeys(found))
 
@@ -82,13 +107,11 @@ def list_jobs(
         raise bad_input("--all and --state contradict each other", "give one of them")
     if watch and as_json:
         raise bad_input("--watch and --json contradict each other", "use GET /v1/events to follow with a program")
-    wanted = states or (() if everything else _UNFINISHED)
+    wanted = states or (() if everything else UNFINISHED)
     current = session()
 
     async def ask(client: Client) -> JobsAnswer:
-        if limit <= PAGE_JOBS:
-            return await client.jobs(states=wanted, user=owner, limit=limit, stale=current.stale)
-        return await _newest(client, wanted, owner, limit, stale=current.stale)
+        return await listed(client, wanted, owner, limit, stale=current.stale)
 
     if watch:
         current.ask(lambda client: _watch(lambda: ask(client)))
@@ -102,6 +125,13 @@ def list_jobs(
         note("No unfinished jobs; --all shows those that have ended too.")
     if answer.truncated:
         note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, a --state or a --user.")
+
+
+async def listed(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
+    """Return the newest jobs in these states (all: in none) and of this user, at most `limit`."""
+    if limit <= PAGE_JOBS:
+        return await client.jobs(states=states, user=owner, limit=limit, stale=stale)
+    return await _newest(client, states, owner, limit, stale=stale)
 
 
 async def _newest(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
@@ -132,7 +162,7 @@ async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
 @job_group.command("show")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @JSON_OPTION
-def show_job(job_id: int, as_json: bool) -> None:
+def show_job(job_id: str, as_json: bool) -> None:
     """Show one job as Key=Value, as `scontrol show job` does."""
     current = session()
     job = current.ask(lambda client: client.job(job_id, stale=current.stale))
@@ -145,7 +175,7 @@ def show_job(job_id: int, as_json: bool) -> None:
 @job_group.command("history")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @JSON_OPTION
-def history(job_id: int, as_json: bool) -> None:
+def history(job_id: str, as_json: bool) -> None:
     """Draw what happened to a job as a timeline, and where its time went."""
     current = session()
     answer = current.ask(lambda client: client.history(job_id, stale=current.stale))
@@ -159,7 +189,7 @@ def history(job_id: int, as_json: bool) -> None:
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Ask about a moment in the past.")
 @JSON_OPTION
-def why(job_id: int, at: int | None, as_json: bool) -> None:
+def why(job_id: str, at: int | None, as_json: bool) -> None:
     """Explain with figures why a job waits, now or at a revision."""
     current = session()
     view = current.ask(lambda client: client.why(job_id, at=at, stale=current.stale))
@@ -172,26 +202,26 @@ def why(job_id: int, at: int | None, as_json: bool) -> None:
 @job_group.command("cancel")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 @click.option("--hurry", is_flag=True, help="Skip stage-out: results that were not exported are LOST.")
-def cancel(job_ids: tuple[int, ...], hurry: bool) -> None:
+def cancel(job_ids: tuple[str, ...], hurry: bool) -> None:
     """Cancel jobs. A running job's results are still staged out, unless --hurry."""
-    _each(job_ids, lambda client, job_id: client.cancel(job_id, hurry=hurry))
+    each(job_ids, lambda client, job_id: client.cancel(job_id, hurry=hurry))
 
 
 @job_group.command("hold")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
-def hold(job_ids: tuple[int, ...]) -> None:
+def hold(job_ids: tuple[str, ...]) -> None:
     """Hold pending jobs back until they are released."""
-    _each(job_ids, lambda client, job_id: client.hold(job_id))
+    each(job_ids, lambda client, job_id: client.hold(job_id))
 
 
 @job_group.command("release")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
-def release(job_ids: tuple[int, ...]) -> None:
+def release(job_ids: tuple[str, ...]) -> None:
     """Release held jobs; an operation that had failed for good is tried again."""
-    _each(job_ids, lambda client, job_id: client.release(job_id))
+    each(job_ids, lambda client, job_id: client.release(job_id))
 
 
-def _each(job_ids: tuple[int, ...], change: Callable[[Client, int], Awaitable[JobView]]) -> None:
+def each(job_ids: tuple[str, ...], change: Callable[[Client, str], Awaitable[JobView]]) -> None:
     """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one."""
 
     async def change_all(client: Client) -> list[Failure]:

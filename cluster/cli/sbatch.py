@@ -28,6 +28,8 @@ class Option(NamedTuple):
     takes_value: bool = True
     only: str = ""
     """The one value that is accepted, where Forebay can do just that."""
+    alone: str = ""
+    """What it says where no value is written, for those that may stand alone; never in the next word."""
 
 
 OPTIONS: Final = (
@@ -43,6 +45,20 @@ OPTIONS: Final = (
     Option("hold", "--hold", "-H", takes_value=False),
     Option("cpus", "--cpus-per-task", "-c"),
     Option("tasks", "--ntasks", "-n", only="1"),
+    Option("nodes", "--nodes", "-N"),
+    Option("array", "--array", "-a"),
+    Option("account", "--account", "-A"),
+    Option("qos", "--qos", "-q"),
+    Option("licenses", "--licenses", "-L"),
+    Option("reservation", "--reservation"),
+    Option("partition", "--partition", "-p"),
+    Option("nice", "--nice", alone="100"),
+    Option("requeue", "--requeue", takes_value=False, alone="yes"),
+    Option("requeue", "--no-requeue", takes_value=False, alone="no"),
+    Option("mail_type", "--mail-type"),
+    Option("mail_user", "--mail-user"),
+    Option("comment", "--comment"),
+    Option("deadline", "--deadline"),
 )
 
 _LONG: Final = {option.long: option for option in OPTIONS}
@@ -199,7 +215,9 @@ def _long(word: Word, words: Iterator[Word], place: str) -> tuple[Option, str, i
             raise bad_input(
                 f"{long} takes no value", f"write {long} alone", place=f"{place}, column {word.column + len(long)}"
             )
-        return option, "", word.column
+        return option, option.alone, word.column
+    if not equals and option.alone:
+        return option, option.alone, word.column
     if not equals:
         return _checked(option, long, _next_value(long, words, place, word.column), place)
     return _checked(option, long, Word(value, word.column + len(long) + 1), place)
@@ -213,7 +231,7 @@ def _short(word: Word, words: Iterator[Word], place: str) -> Iterator[tuple[Opti
         if option is None:
             raise _unknown(short, place, column)
         if not option.takes_value:
-            yield option, "", column
+            yield option, option.alone, column
             continue
         value = Word(word.text[offset + 1 :], word.column + offset + 1)
         if value.text.startswith("="):

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from cluster.cli.exits import Failure, bad_input
+from cluster.cli.exits import BBF_LINE, Failure, bad_input
 from cluster.cli.moments import parse_begin, parse_duration
 from cluster.cli.sbatch import Setting, check_script, read_options
+from replica.arrays import parse_array
 from replica.jobs import DependencyKind
 from replica.limits import (
     CPUS_MAX,
@@ -17,6 +18,7 @@ from replica.limits import (
     DIRECTIVE_TEXT_BYTES_MAX,
     ENVIRONMENT_BYTES_MAX,
     ENVIRONMENT_VARIABLES_MAX,
+    NICE_MAX,
     PRIORITY_MAX,
 )
 from replica.units import Instant
@@ -30,9 +32,11 @@ NAME_OF_STDIN: Final = "sbatch"
 JOB_ID_DIGITS_MAX: Final = 18
 """Digits of a job id in a dependency: what a signed 64-bit number holds."""
 
+_JOB: Final = re.compile(rf"[0-9]{{1,{JOB_ID_DIGITS_MAX}}}(?:_[0-9]{{1,9}})?", re.ASCII)
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_DEPENDENCY_WORDS: Final = {kind.word: kind for kind in DependencyKind}
-_LATER_WORDS: Final = frozenset({"singleton", "aftercorr", "expand"})
+_DEPENDENCY_WORDS: Final = tuple(dict.fromkeys(kind.word for kind in DependencyKind))
+_SINGLETON: Final = "singleton"
+_LATER_WORDS: Final = frozenset({"aftercorr", "expand"})
 
 T = TypeVar("T")
 
@@ -53,6 +57,19 @@ class Submission(NamedTuple):
     dependencies: tuple[str, ...]
     output: str | None
     environment: dict[str, str]
+    deadline: str | None
+    nodes: int
+    array: str | None
+    account: str | None
+    qos: str | None
+    licenses: tuple[str, ...]
+    reservation: str | None
+    partition: str | None
+    nice: int
+    requeue: bool
+    mail_types: tuple[str, ...]
+    mail_user: str | None
+    comment: str | None
 
 
 class Prepared(NamedTuple):
@@ -76,6 +93,20 @@ class CommandLine(NamedTuple):
     output: str | None = None
     priority: str | None = None
     cpus: str | None = None
+    nodes: str | None = None
+    array: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    licenses: str | None = None
+    reservation: str | None = None
+    partition: str | None = None
+    nice: str | None = None
+    requeue: str | None = None
+    """`yes` or `no`."""
+    mail_type: str | None = None
+    mail_user: str | None = None
+    comment: str | None = None
+    deadline: str | None = None
     hold: bool = False
     export: tuple[str, ...] = ()
 
@@ -91,6 +122,19 @@ _FLAGS: Final = {
     "output": "--output",
     "priority": "--priority",
     "cpus": "--cpus",
+    "nodes": "--nodes",
+    "array": "--array",
+    "account": "--account",
+    "qos": "--qos",
+    "licenses": "--licenses",
+    "reservation": "--reservation",
+    "partition": "--partition",
+    "nice": "--nice",
+    "requeue": "--requeue",
+    "mail_type": "--mail-type",
+    "mail_user": "--mail-user",
+    "comment": "--comment",
+    "deadline": "--deadline",
 }
 
 _REQUEST_FIELDS: Final = {
@@ -102,6 +146,19 @@ _REQUEST_FIELDS: Final = {
     "output": "output",
     "priority": "priority",
     "cpus": "cpus",
+    "nodes": "nodes",
+    "array": "array",
+    "account": "account",
+    "qos": "qos",
+    "licenses": "licenses",
+    "reservation": "reservation",
+    "partition": "partition",
+    "nice": "nice",
+    "requeue": "requeue",
+    "mail_type": "mail_types",
+    "mail_user": "mail_user",
+    "comment": "comment",
+    "deadline": "deadline",
 }
 """Option -> the field of the request that the server names in a refusal."""
 
@@ -141,6 +198,19 @@ def prepare(
         dependencies=_converted(chosen, "dependency", parse_dependencies, ()),
         output=None if output is None else output.value,
         environment=parse_exports(given.export, environment),
+        deadline=_converted(chosen, "deadline", lambda text: parse_begin(text, now, zone), None),
+        nodes=_converted(chosen, "nodes", parse_nodes, 1),
+        array=_converted(chosen, "array", _checked_array, None),
+        account=_text(chosen, "account"),
+        qos=_text(chosen, "qos"),
+        licenses=_converted(chosen, "licenses", _listed, ()),
+        reservation=_text(chosen, "reservation"),
+        partition=_text(chosen, "partition"),
+        nice=_converted(chosen, "nice", parse_nice, 0),
+        requeue=_text(chosen, "requeue") != "no",
+        mail_types=_converted(chosen, "mail_type", _listed, ()),
+        mail_user=_text(chosen, "mail_user"),
+        comment=_text(chosen, "comment"),
     )
     sources = {_REQUEST_FIELDS[field]: setting.place for field, setting in chosen.items() if field in _REQUEST_FIELDS}
     sources.setdefault("workdir", "--chdir (the present directory)")
@@ -159,6 +229,48 @@ def _chosen(given: CommandLine, settings: Mapping[str, Setting]) -> dict[str, Se
         if value is not None:
             chosen[field] = Setting(value, flag)
     return chosen
+
+
+def _text(chosen: Mapping[str, Setting], field: str) -> str | None:
+    setting = chosen.get(field)
+    return None if setting is None else setting.value
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Return what commas separate; ValueError for an empty part."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise ValueError(f"{text[:48]!r} has an empty part; separate the names with one comma each")
+    return parts
+
+
+def _checked_array(text: str) -> str:
+    parse_array(text)
+    return text
+
+
+def parse_nodes(text: str) -> int:
+    """Return the nodes of `--nodes=N` or `--nodes=MIN-MAX`; ValueError is a sentence with the remedy."""
+    least, dash, most = text.partition("-")
+    for part in (least, most) if dash else (least,):
+        if not (part.isascii() and part.isdigit()) or len(part) > 9:
+            raise ValueError(
+                f"the number of nodes {text[:24]!r} cannot be used; write 1, or 0 for persistent buffers only"
+            )
+    first, last = int(least), int(most) if dash else int(least)
+    if last < first:
+        raise ValueError(f"the number of nodes {text[:24]!r} ends before it starts; write --nodes=1")
+    if first > 1:
+        raise ValueError(f"the job asks for {first} nodes; a job of Forebay runs on one: write --nodes=1")
+    return min(last, 1)
+
+
+def parse_nice(text: str) -> int:
+    """Return the adjustment of `--nice`; ValueError is a sentence with the remedy."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 10 or int(digits) > NICE_MAX:
+        raise ValueError(f"the adjustment {text[:24]!r} cannot be used; write a whole number up to {NICE_MAX}")
+    return int(text)
 
 
 def _converted(chosen: Mapping[str, Setting], field: str, convert: Callable[[str], T], default: T) -> T:
@@ -191,12 +303,15 @@ def parse_count(text: str, what: str, least: int, most: int) -> int:
 
 def parse_dependencies(text: str) -> tuple[str, ...]:
     """Return each condition as `kind:id`; all must hold. ValueError is a sentence with the remedy."""
-    form = f"write KIND:JOB[:JOB…][,KIND:JOB…] with the kinds {', '.join(_DEPENDENCY_WORDS)}"
+    form = f"write KIND:JOB[:JOB…][,KIND:JOB…] with the kinds {', '.join(_DEPENDENCY_WORDS)}, or singleton"
     if "?" in text:
         raise ValueError(f"{text!r} asks for any of several; Forebay waits for all of them: separate them with a comma")
     found: list[str] = []
     for part in text.split(","):
         word, *jobs = part.split(":")
+        if part == _SINGLETON:
+            found.append(part)
+            continue
         if word in _LATER_WORDS:
             raise ValueError(f"the dependency {word!r} is not supported by this release; {form}")
         if word not in _DEPENDENCY_WORDS:
@@ -204,13 +319,18 @@ def parse_dependencies(text: str) -> tuple[str, ...]:
         if not jobs:
             raise ValueError(f"{part!r} names no job; write {word}:42")
         for job in jobs:
-            if not (job.isascii() and job.isdigit()) or len(job) > JOB_ID_DIGITS_MAX or int(job) == 0:
+            if _JOB.fullmatch(job) is None or int(job.partition("_")[0]) == 0:
                 raise ValueError(f"{job!r} in {part!r} is not a job id; write {word}:42")
-            if (condition := f"{word}:{int(job)}") not in found:
+            if (condition := f"{word}:{_plain(job)}") not in found:
                 found.append(condition)
     if len(found) > DEPENDENCIES_MAX:
         raise ValueError(f"there are {len(found)} dependencies; a job can wait for at most {DEPENDENCIES_MAX}")
     return tuple(found)
+
+
+def _plain(job: str) -> str:
+    """Return a job id, or that of a task of an array, without leading zeros."""
+    return "_".join(str(int(part)) for part in job.split("_"))
 
 
 def parse_exports(exports: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -242,7 +362,11 @@ def parse_exports(exports: Sequence[str], environment: Mapping[str, str]) -> dic
 
 
 def _read_bbf(path: Path, place: str) -> str:
-    data = read_bounded(path, DIRECTIVE_TEXT_BYTES_MAX, "the burst-buffer file", place)
+    try:
+        data = read_bounded(path, DIRECTIVE_TEXT_BYTES_MAX, "the burst-buffer file", place)
+    except Failure as error:
+        error.last = BBF_LINE
+        raise
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

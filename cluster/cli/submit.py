@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.exits import NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, show_json
 from cluster.cli.session import exit_code_of, session
@@ -24,9 +24,20 @@ REQUEST_CODES: Final = frozenset(
         "invalid_capacity",
         "no_default_pool",
         "invalid_directive",
+        "provider_refused",
     }
 )
 """Codes of refusals that concern the burst-buffer request wherever they are: Slurm's line is printed last for them."""
+
+PERMISSION_SENTENCES: Final = frozenset(
+    {
+        PERMISSION_LINE,
+        "User root can not allocate burst buffers",
+        "User not found in AllowUsers",
+        "User found in DenyUsers",
+    }
+)
+"""Refusals that concern who asks for a burst buffer, not what is asked."""
 
 REQUEST_PLACES: Final = ("script", "--bb")
 """How places begin that lie in the request (`--bbf` too): any refusal there concerns it."""
@@ -43,7 +54,20 @@ REQUEST_PLACES: Final = ("script", "--bb")
 )
 @click.option("--priority", metavar="N", help="Larger goes first.")
 @click.option("--begin", metavar="TIME", help="Not before, e.g. 16:00, now+2hours, 2026-01-31T16:00:00.")
-@click.option("-d", "--dependency", metavar="KIND:JOB,…", help="What it waits for, e.g. afterok:12,after:13:14.")
+@click.option("-d", "--dependency", metavar="KIND:JOB,…", help="What it waits for, e.g. afterok:12,singleton.")
+@click.option("-N", "--nodes", metavar="N", help="1, or 0 to create or destroy persistent buffers only.  [default: 1]")
+@click.option("-a", "--array", metavar="TASKS", help="A job for each task, e.g. 1-10, 1-9:2, 1-10%3.")
+@click.option("-A", "--account", metavar="NAME", help="Account that it counts for.")
+@click.option("-q", "--qos", metavar="NAME", help="Quality of service.")
+@click.option("-L", "--licenses", metavar="NAME[:N],…", help="Licences that it needs while it runs.")
+@click.option("--reservation", metavar="NAME", help="Reservation that it may use.")
+@click.option("-p", "--partition", metavar="NAME", help="Kept with the job.")
+@click.option("--nice", metavar="N", help="Larger goes later.")
+@click.option("--requeue/--no-requeue", default=None, help="Whether it may be run again after a failure of its node.")
+@click.option("--mail-type", metavar="TYPE,…", help="When to send mail, e.g. stage_out or all.")
+@click.option("--mail-user", metavar="ADDRESS", help="To whom.  [default: the user]")
+@click.option("--comment", metavar="TEXT", help="Kept with the job.")
+@click.option("--deadline", metavar="TIME", help="Dropped if it cannot be over by then.")
 @click.option("-H", "--hold", is_flag=True, help="Held until it is released.")
 @click.option("-D", "--chdir", metavar="DIR", help="Working directory.  [default: this one]")
 @click.option("-o", "--output", metavar="FILE", help="Standard output and error.  [default: forebay-%j.out]")
@@ -53,14 +77,14 @@ REQUEST_PLACES: Final = ("script", "--bb")
 @JSON_OPTION
 def submit(
     script: str, owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...], hold: bool,
-    **texts: str | None,
+    requeue: bool | None, **texts: str | None,
 ) -> None:  # fmt: skip
     """Submit a batch script, or - for standard input.
 
-    #SBATCH lines at the top of the script are read for --job-name, --time, --bb, --bbf, --begin, --dependency,
-    --chdir, --output, --priority, --hold, --cpus-per-task and --ntasks=1, and their short forms; an unknown one is
-    refused. The command line wins. #DW and #BB lines are the burst-buffer request. Prints `Submitted batch job ID`. A
-    refused request prints its place and cause, and last `Burst Buffer request invalid`.
+    #SBATCH lines at the top of the script are read for the same options by Slurm's names (--job-name, --time,
+    --cpus-per-task, …), and --ntasks=1; an unknown one is refused. The command line wins. #DW and #BB lines (#BB_LUA
+    where the site has a Lua script) are the burst-buffer request. Prints `Submitted batch job ID`. A refused request
+    prints its place and cause, and last `Burst Buffer request invalid`.
     """
     if command_id is not None:
         _check_command_id(command_id)
@@ -68,7 +92,7 @@ def submit(
     prepared = prepare(
         _read_script(script),
         script,
-        CommandLine(export=export, hold=hold, **texts),
+        CommandLine(export=export, hold=hold, requeue=None if requeue is None else "yes" if requeue else "no", **texts),
         directory=Path.cwd(),
         environment=os.environ,
         now=current.clock.now(),
@@ -117,4 +141,10 @@ def _failure(error: ApiError, prepared: Prepared) -> Failure:
         )
     concerned = error.code in REQUEST_CODES or error.place.startswith(REQUEST_PLACES)
     invalid = concerned and code in (ExitCode.BAD_INPUT, ExitCode.REFUSED, ExitCode.PERMISSION_DENIED)
-    return Failure(code, error.sentence, remedy, place=located(error.place, prepared.sources), invalid_request=invalid)
+    last = ""
+    if error.sentence in PERMISSION_SENTENCES:
+        last = PERMISSION_LINE
+    elif error.sentence == NODE_COUNT_LINE:
+        last = NODE_COUNT_LINE
+    place = located(error.place, prepared.sources)
+    return Failure(code, error.sentence, remedy, place=place, invalid_request=invalid, last=last)

@@ -10,6 +10,7 @@ from cluster.cli.output import NOTHING, Listing, plain, readable_size, size, tab
 from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView, TransferView
 from cluster.clock import parse_instant
 from replica.jobs import JobState
+from replica.pool_units import PoolUnit, format_amount, unit_of
 from replica.units import MICROSECONDS_PER_SECOND, Instant
 
 NAME_CHARACTERS_SHOWN: Final = 24
@@ -75,6 +76,11 @@ def _styled(code: str) -> Text:
     return Text(plain(code), style=_STATE_STYLES.get(code, ""))
 
 
+def unit_in(pool: PoolView) -> PoolUnit:
+    """Return what the pool's numbers count; bytes for a word that this release does not know."""
+    return unit_of(pool.unit) or PoolUnit.BYTES
+
+
 def pools_table(pools: Iterable[PoolView]) -> Listing:
     """Return the listing of pools; free is what the controller derived."""
     return table(
@@ -83,11 +89,11 @@ def pools_table(pools: Iterable[PoolView]) -> Listing:
             (
                 pool.name,
                 "yes" if pool.is_default else "no",
-                size(pool.quantity_bytes),
-                size(pool.held_bytes),
-                size(pool.free_bytes),
-                size(pool.out_of_service_bytes),
-                size(pool.granularity_bytes),
+                format_amount(pool.quantity_bytes, unit_in(pool)),
+                format_amount(pool.held_bytes, unit_in(pool)),
+                format_amount(pool.free_bytes, unit_in(pool)),
+                format_amount(pool.out_of_service_bytes, unit_in(pool)),
+                format_amount(pool.granularity_bytes, unit_in(pool)),
                 pool.buffers,
             )
             for pool in pools

@@ -16,14 +16,18 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from cluster.address import Address
-from cluster.client import requests, views
+from cluster.client import requests, run_views, views
+from cluster.client.accounting import Accounting
+from cluster.client.burst_views import BurstAnswer
 from cluster.client.calls import ATTEMPT_S, DEADLINE_S, Call, Caller
 from cluster.client.command_ids import new_command_id
+from cluster.client.configuring import Configuring
 from cluster.client.endpoints import Endpoints
 from cluster.client.errors import BAD_ANSWER, ApiError
 from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
 from cluster.client.level_views import FeatureLevelAnswer
+from cluster.client.provider_views import ProviderStatus
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config
 from cluster.tls import TlsFiles, check_validity
@@ -33,7 +37,12 @@ _T = TypeVar("_T")
 _JSON: Final = msgspec.json.Encoder()
 
 
-class Client:
+def _path(job: int | str) -> str:
+    """Return the path of a job, an array, or tasks of one: 12, "12_3", "12_[1-4]"."""
+    return f"/v1/jobs/{quote(str(job), safe='')}"
+
+
+class Client(Configuring, Accounting):
     """A connection to a cluster as one identity; use it as an asynchronous context manager, or call close()."""
 
     def __init__(
@@ -81,25 +90,55 @@ class Client:
         return await self._write("POST", "/v1/jobs", request, views.JobView, deadline_s)
 
     async def cancel(
-        self, job_id: int, *, hurry: bool = False, command_id: str | None = None, deadline_s: float | None = None
+        self, job: int | str, *, hurry: bool = False, command_id: str | None = None, deadline_s: float | None = None
     ) -> views.JobView:
         """Cancel a job; with `hurry` its results are not staged out and its buffer is lost."""
         request = requests.CancelRequest(command_id=command_id or self.new_command_id(), hurry=hurry)
-        return await self._write("POST", f"/v1/jobs/{job_id}/cancel", request, views.JobView, deadline_s)
+        return await self._write("POST", f"{_path(job)}/cancel", request, views.JobView, deadline_s)
 
     async def hold(
-        self, job_id: int, *, command_id: str | None = None, deadline_s: float | None = None
+        self, job: int | str, *, command_id: str | None = None, deadline_s: float | None = None
     ) -> views.JobView:
         """Hold a pending job back."""
         request = requests.HoldRequest(command_id=command_id or self.new_command_id())
-        return await self._write("POST", f"/v1/jobs/{job_id}/hold", request, views.JobView, deadline_s)
+        return await self._write("POST", f"{_path(job)}/hold", request, views.JobView, deadline_s)
 
     async def release(
-        self, job_id: int, *, command_id: str | None = None, deadline_s: float | None = None
+        self, job: int | str, *, command_id: str | None = None, deadline_s: float | None = None
     ) -> views.JobView:
         """Release a held job; an operation that had failed is tried again."""
         request = requests.ReleaseRequest(command_id=command_id or self.new_command_id())
-        return await self._write("POST", f"/v1/jobs/{job_id}/release", request, views.JobView, deadline_s)
+        return await self._write("POST", f"{_path(job)}/release", request, views.JobView, deadline_s)
+
+    async def suspend(self, job: int | str, *, command_id: str | None = None) -> views.JobView:
+        """Stop the script of a running job where it is."""
+        request = run_views.SuspendRequest(command_id=command_id or self.new_command_id())
+        return await self._write("POST", f"{_path(job)}/suspend", request, views.JobView, None)
+
+    async def continue_job(self, job: int | str, *, command_id: str | None = None) -> views.JobView:
+        """Let the script of a suspended job go on."""
+        request = run_views.ContinueRequest(command_id=command_id or self.new_command_id())
+        return await self._write("POST", f"{_path(job)}/resume", request, views.JobView, None)
+
+    async def requeue(self, job: int | str, *, command_id: str | None = None) -> views.JobView:
+        """End the present run of a job, or take back its buffer; it waits and stages in again."""
+        request = run_views.RequeueRequest(command_id=command_id or self.new_command_id())
+        return await self._write("POST", f"{_path(job)}/requeue", request, views.JobView, None)
+
+    async def clear_buffer(
+        self, job: int | str, *, discard: bool = False, command_id: str | None = None
+    ) -> views.JobView:
+        """Forget the buffer of a job that could not be removed (operators)."""
+        request = run_views.ClearRequest(command_id=command_id or self.new_command_id(), discard=discard)
+        return await self._write("POST", f"{_path(job)}/clear", request, views.JobView, None)
+
+    async def clear_persistent(
+        self, name: str, *, discard: bool = False, command_id: str | None = None
+    ) -> run_views.PersistentCleared:
+        """Forget a persistent buffer that cannot be removed (operators)."""
+        request = run_views.ClearRequest(command_id=command_id or self.new_command_id(), discard=discard)
+        path = f"/v1/persistent/{quote(name, safe='')}/clear"
+        return await self._write("POST", path, request, run_views.PersistentCleared, None)
 
     async def jobs(
         self,
@@ -118,21 +157,21 @@ class Client:
         query = {"state": ",".join(states) or None, "user": user, "limit": limit, "after": after}
         return await self._read("/v1/jobs", query, views.JobsAnswer, stale, deadline_s)
 
-    async def job(self, job_id: int, *, stale: bool = False, deadline_s: float | None = None) -> views.JobView:
+    async def job(self, job: int | str, *, stale: bool = False, deadline_s: float | None = None) -> views.JobView:
         """Return one job."""
-        return await self._read(f"/v1/jobs/{job_id}", {}, views.JobView, stale, deadline_s)
+        return await self._read(_path(job), {}, views.JobView, stale, deadline_s)
 
     async def history(
-        self, job_id: int, *, stale: bool = False, deadline_s: float | None = None
+        self, job: int | str, *, stale: bool = False, deadline_s: float | None = None
     ) -> views.HistoryAnswer:
         """Return what happened to a job, oldest first."""
-        return await self._read(f"/v1/jobs/{job_id}/history", {}, views.HistoryAnswer, stale, deadline_s)
+        return await self._read(f"{_path(job)}/history", {}, views.HistoryAnswer, stale, deadline_s)
 
     async def why(
-        self, job_id: int, *, at: int | None = None, stale: bool = False, deadline_s: float | None = None
+        self, job: int | str, *, at: int | None = None, stale: bool = False, deadline_s: float | None = None
     ) -> views.WhyView:
         """Explain why a job waits now, or waited at the revision `at`."""
-        return await self._read(f"/v1/jobs/{job_id}/why", {"at": at}, views.WhyView, stale, deadline_s)
+        return await self._read(f"{_path(job)}/why", {"at": at}, views.WhyView, stale, deadline_s)
 
     # Pools, buffers, nodes, transfers
 
@@ -152,6 +191,16 @@ class Client:
         """List buffers; with `live` only those that hold or wait for something."""
         query = {"live": "yes" if live else None}
         return await self._read("/v1/buffers", query, views.BuffersAnswer, stale, deadline_s)
+
+    async def burst(self, *, stale: bool = False, deadline_s: float | None = None) -> BurstAnswer:
+        """Return what `scontrol show burst` shows; `cluster.client.burst_views.burst_text` prints it."""
+        return await self._read("/v1/burst", {}, BurstAnswer, stale, deadline_s)
+
+    async def bbstat(self, arguments: Iterable[str], *, deadline_s: float | None = None) -> ProviderStatus:
+        """Return what the site's provider says to `bbstat ARGUMENTS`; it may take as long as the deadline."""
+        query = urlencode({"arguments": _JSON.encode(tuple(arguments)).decode()})
+        wait_s = self._deadline_s if deadline_s is None else deadline_s
+        return await self._call("GET", f"/v1/bbstat?{query}", None, ProviderStatus, deadline_s, attempt_s=wait_s)
 
     async def nodes(self, *, stale: bool = False, deadline_s: float | None = None) -> views.NodesAnswer:
         """List nodes."""

@@ -9,9 +9,19 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from replica.commands import OperationResult
+from replica.limits import LICENSES_PER_JOB_MAX
 
 FEATURE_LEVEL_MAX = 2**31 - 1
 """Feature levels that a request may name, far more than there will ever be."""
+
+NODES_ASKED_MAX = 2**31 - 1
+"""Nodes that a request may name; how many there can be is for the controller to say."""
+
+OPTION_CHARACTERS_MAX = 4096
+"""The text of one option that lists much, characters: an array of 1,000 tasks named one by one."""
+
+MAIL_TYPES_MAX = 16
+"""Types of mail that one job names, count: more than there are."""
 
 COMMAND_ID_PATTERN = r"^[0-9a-f]{32}$"
 
@@ -56,12 +66,30 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     deadline: str | None = None
     """ISO 8601 with a zone: the job is dropped if it cannot have run by then."""
     dependencies: tuple[str, ...] = ()
-    """Such as `afterok:12`; all must hold."""
+    """Such as `afterok:12`, `afterburstbuffer:12` or `singleton`; all must hold."""
     output: str | None = None
     environment: dict[str, str] = {}
     hold: bool = False
     user: str | None = None
     """Operators only: on whose behalf."""
+    nodes: Annotated[int, msgspec.Meta(ge=0, le=NODES_ASKED_MAX)] = 1
+    """0: a job that only creates or destroys persistent buffers (`-N0`)."""
+    array: Annotated[str, msgspec.Meta(max_length=OPTION_CHARACTERS_MAX)] | None = None
+    """Such as `1-10:2%3`: tasks, and how many of them may go at once."""
+    account: str | None = None
+    qos: str | None = None
+    licenses: Annotated[tuple[str, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] = ()
+    """Such as `matlab:2` or `matlab`, which is one of them."""
+    reservation: str | None = None
+    partition: str | None = None
+    nice: int = 0
+    """Larger goes later."""
+    requeue: bool = True
+    """Whether the job may be requeued after a failure that is not its own."""
+    mail_types: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAIL_TYPES_MAX)] = ()
+    """Such as `stage_out` or `all`."""
+    mail_user: str | None = None
+    comment: str | None = None
 
 
 class CancelRequest(Command, frozen=True, kw_only=True):

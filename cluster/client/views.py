@@ -4,18 +4,17 @@ Times are ISO 8601 in UTC with microseconds, null where something has not happen
 server adds are ignored by an older client. `revision` says at which moment of the cluster's history an answer was true.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
-
+from cluster.client.job_details import JobDetailsView
+from cluster.client.ledger_views import EventView as EventView
+from cluster.client.ledger_views import LedgerAnswer as LedgerAnswer
+from cluster.client.ledger_views import LedgerEntryView as LedgerEntryView
+from cluster.client.ledger_views import SnapshotPoolView as SnapshotPoolView
+from cluster.client.ledger_views import SnapshotView as SnapshotView
+from cluster.client.view import Json as Json
+from cluster.client.view import View as View
 from replica.orders import Order
-
-Json = dict[str, Any]
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What every answer has in common: it is frozen and made of named fields."""
-
 
 # Errors
 
@@ -79,6 +78,12 @@ class JobView(View, frozen=True, kw_only=True):
     cancelled: bool = False
     warnings: tuple[str, ...] = ()
     """Only in the answer to a submit: directive options that were kept but not understood."""
+    uid: int | None = None
+    """Only in the answer about one job: the user's number as the replica that answers knows it."""
+    tres: str = ""
+    """What counts for it, as Slurm writes it: `cpu=1,node=1,bb/datawarp=200G`."""
+    details: JobDetailsView | None = None
+    """What it asked for beyond the ordinary; null for most jobs."""
     revision: int
 
 
@@ -185,6 +190,10 @@ class PoolView(View, frozen=True, kw_only=True):
     is_default: bool = False
     buffers: int = 0
     """How many buffers hold something of it."""
+    unit: str = "bytes"
+    """What its numbers count: bytes, nodes or count."""
+    overcommitted_bytes: int = 0
+    """How much more is held than it has in service, since it shrank: nothing is free before this is given back."""
     revision: int
 
 
@@ -335,68 +344,6 @@ class DigestsAnswer(View, frozen=True, kw_only=True):
     """Entry index -> digest of the state after that entry, hexadecimal."""
     verdict: str
     """agrees, undecided, disputed or odd: what the last comparison with the peers said."""
-
-
-class LedgerEntryView(View, frozen=True, kw_only=True):
-    """One entry of the ledger. `records` are its commands with their answers and events; a no-op has none."""
-
-    index: int
-    term: int
-    kind: str
-    """no-op or batch."""
-    digest: str
-    base_revision: int | None = None
-    revision: int | None = None
-    """Revision after this entry."""
-    at: str | None = None
-    size_bytes: int = 0
-    records: tuple[Json, ...] = ()
-
-
-class LedgerAnswer(View, frozen=True, kw_only=True):
-    """Answer of GET /v1/ledger; ask again from the index after the last one."""
-
-    revision: int
-    first_index: int
-    applied_index: int
-    entries: tuple[LedgerEntryView, ...]
-
-
-class SnapshotPoolView(View, frozen=True, kw_only=True):
-    """A pool in a snapshot with its derived free capacity."""
-
-    name: str
-    quantity_bytes: int
-    free_bytes: int
-
-
-class SnapshotView(View, frozen=True, kw_only=True):
-    """One sealed snapshot file."""
-
-    path: str
-    index: int
-    term: int
-    revision: int
-    at: str | None
-    size_bytes: int
-    ledger_digest: str
-    """Digest of the ledger's chain at `index`, hexadecimal."""
-    jobs: int = 0
-    buffers: int = 0
-    pools: tuple[SnapshotPoolView, ...] = ()
-
-
-class EventView(View, frozen=True, kw_only=True):
-    """One event of GET /v1/events. Events of one command share its revision and come in order (`sequence` from 0)."""
-
-    revision: int
-    sequence: int = 0
-    at: str
-    actor: str
-    command: str
-    event: str
-    job_id: int | None = None
-    detail: Json = {}
 
 
 # Answers to commands

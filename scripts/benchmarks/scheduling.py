@@ -7,21 +7,28 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from replica import commands as c
 from replica import events as e
 from replica.agenda import Agenda
 from replica.commit import Entry
 from replica.decide import Accepted, decide, is_by_key
 from replica.directives import parse_request
+from replica.features import FEATURE_LEVEL_KNOWN
 from replica.fold import fold
 from replica.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
+from replica.options import JobOptions
+from replica.orders import orders_for
 from replica.policy import Policy
 from replica.pools import Pool
-from replica.scheduling import events_of_pass
+from replica.scheduling import events_of_pass, plan
 from replica.settle import Tentative
 from replica.staging import active_stage, script_ended, succeeded
 from replica.state import EMPTY, State
 from replica.units import NEVER, Instant, seconds
+from snapshots.assembly import from_sections
+from snapshots.image import DIGEST_BYTES, Image, to_sections
 
 PENDING = (10, 1_000, 100_000)
 """Jobs that wait, count: a quiet site, a busy one, the most that Forebay takes."""
@@ -34,6 +41,13 @@ SUBMITS = 500
 POOLS, NODES, CPUS = 4, 64, 16
 """A site for the measurement; a pool has room for about eighty requests."""
 
+STAGING_SCRIPT = """#!/bin/sh
+#DW jobdw pool={pool} capacity={size} type=scratch access_mode=striped
+#DW stage_in type=file source=/in/case-{job}.dat destination=$DW_JOB_STRIPED/in
+#DW stage_out type=directory source=$DW_JOB_STRIPED/out destination=/out/case-{job}
+srun ./simulate
+"""
+
 POOL_BYTES = 10_000
 START = Instant(1_750_000_000_000_000)
 SCRIPT = "#!/bin/sh\nsrun ./simulate --input $FOREBAY_BUFFER/in\n"
@@ -44,9 +58,10 @@ def world(pending: int) -> State:
     choose = random.Random(pending)
     policy = Policy(operations_per_stage_max=128, sources=("/in",), destinations=("/out",))
     pools = tuple(Pool(f"p{number}", POOL_BYTES, 10, is_default=number == 0) for number in range(POOLS))
-    state = fold(EMPTY, [e.ClusterFounded("id", "bench", policy, pools)], START)
+    state = fold(EMPTY, [e.ClusterFounded("id", "bench", policy, pools, FEATURE_LEVEL_KNOWN)], START)
     state = fold(state, [e.NodeRegistered(f"n{number}", CPUS, "i", "s") for number in range(NODES)], START)
-    state = fold(state, [_submitted(choose, number) for number in range(1, pending + 1)], START)
+    while state.next_job <= pending:
+        state = fold(state, _submission(choose, state.next_job, pending), START)
     # Until nothing more can be given: data is staged in at once, and scripts run for ever.
     agenda = Agenda(state)
     while events := agenda.events_of_pass(START):
@@ -63,6 +78,33 @@ def world(pending: int) -> State:
     return state
 
 
+def _submission(choose: random.Random, job: int, pending: int) -> tuple[e.Event, ...]:
+    """Return what submits the next job, or an array: half of the jobs have options, a quarter are tasks of arrays."""
+    submitted, kind = _submitted(choose, job), choose.random()
+    if kind < ARRAYS_PART:
+        tasks = range(1, 1 + min(ARRAY_TASKS, 1 + pending - job))
+        options = JobOptions(account=f"group{job % 20}", array_throttle=choose.choice((0, 4, 16)))
+        array = e.ArraySubmitted(
+            job,
+            tuple(tasks),
+            submitted.spec,
+            submitted.request,
+            submitted.pool,
+            submitted.granted_bytes,
+            submitted.hold,
+            options,
+            tuple(f"/out/forebay-{job}_{task}.out" for task in tasks),
+        )
+        return (array,)
+    if kind < 0.5:
+        options = JobOptions(account=f"group{job % 20}", singleton=kind > 0.48, comment="" if kind < 0.4 else f"n{job}")
+        return submitted, e.JobOptionsGiven(job, options)
+    return (submitted,)
+
+
+ARRAYS_PART, ARRAY_TASKS = 1 / 150, 50
+
+
 def _submitted(choose: random.Random, job: int) -> e.JobSubmitted:
     kind = choose.random()
     spec = JobSpec(
@@ -75,11 +117,16 @@ def _submitted(choose: random.Random, job: int) -> e.JobSubmitted:
         priority=choose.randrange(1, 1_000),
         begin_at=Instant(START + seconds(choose.randrange(3_600, 86_400))) if kind < 0.1 else NEVER,
         dependencies=(Dependency(DependencyKind.AFTER_OK, choose.randrange(1, job)),) if job > 1 and kind > 0.9 else (),
-        output="/out/forebay.out",
+        output=f"/out/forebay-{job}.out",
     )
     size = choose.choice((10, 50, 100, 100, 500)) if choose.random() < 0.9 else 0
     pool = f"p{choose.randrange(POOLS)}"
-    request = parse_request(SCRIPT, f"pool={pool} capacity={size}") if size else None
+    request = None
+    if size and job % 3:
+        request = parse_request(SCRIPT, f"pool={pool} capacity={size}")
+    elif size:
+        # Every third has paths of its own, so that its request is shared with nobody.
+        request = parse_request(STAGING_SCRIPT.format(pool=pool, size=size, job=job), "")
     hold = Hold.USER if 0.1 <= kind < 0.2 else Hold.NONE
     return e.JobSubmitted(job, spec, request, pool if size else "", size, hold)
 
@@ -92,9 +139,9 @@ def _over(state: State, job_id: int, at: Instant) -> tuple[State, list[e.Event]]
         stage = active_stage(job, buffer)
         assert stage is not None
         events = (
-            script_ended(job, buffer, JobState.COMPLETED, 0, 0, "")
+            script_ended(state, job, buffer, JobState.COMPLETED, 0, 0, "")
             if stage is e.Stage.RUN or buffer is None
-            else succeeded(job, buffer, stage, 1, 1, "")
+            else succeeded(state, job, buffer, stage, 1, 1, "")
         )
         state = fold(state, events, at)
         happened += events
@@ -201,7 +248,7 @@ def memory(pending: int) -> dict[str, int]:
     """Return the bytes that a job takes in the State and in the agenda, without its script."""
     gc.collect()
     tracemalloc.start()
-    state = _distinct(world(pending))
+    state = _as_from_a_snapshot(world(pending))
     gc.collect()
     in_state = tracemalloc.get_traced_memory()[0]
     agenda = Agenda(state)
@@ -216,26 +263,55 @@ def memory(pending: int) -> dict[str, int]:
     }
 
 
-def _distinct(state: State) -> State:
-    """Return the state as it comes from a snapshot: nothing is shared between jobs, except one empty script."""
-    import msgspec
-
-    from replica.buffers import Buffer
-    from replica.jobs import Job
-
-    jobs, buffers = state.jobs, state.buffers
+def _as_from_a_snapshot(state: State) -> State:
+    """Return the state as a replica has it that was just started, with one empty script for all jobs."""
+    jobs = state.jobs
     with jobs.mutate() as mutation:
         for job_id in list(jobs):
             job = jobs[job_id]
-            bare = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, script=""))
-            mutation[job_id] = msgspec.msgpack.decode(msgspec.msgpack.encode(bare), type=Job)
+            mutation[job_id] = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, script=""))
         jobs = mutation.finish()
-    with buffers.mutate() as mutation_of_buffers:
-        for job_id in list(buffers):
-            encoded = msgspec.msgpack.encode(buffers[job_id])
-            mutation_of_buffers[job_id] = msgspec.msgpack.decode(encoded, type=Buffer)
-        buffers = mutation_of_buffers.finish()
-    return msgspec.structs.replace(state, jobs=jobs, buffers=buffers)
+    bare = msgspec.structs.replace(state, jobs=jobs)
+    sections = [(part.section, part.payload) for part in to_sections(Image(bare, 1, 1, bytes(DIGEST_BYTES)))]
+    del state, bare, jobs
+    return from_sections(sections).state
+
+
+def questions(state: State) -> dict[str, float]:
+    """Return what it takes to answer an agent, to register one again, and to explain why a job waits; microseconds."""
+    agenda, choose = Agenda(state), random.Random(7)
+    agenda.next_due(START)
+    waiting = choose.sample(sorted(state.unfinished), min(QUESTIONS, len(state.unfinished)))
+    nodes = sorted(state.nodes)
+    orders, registrations, whys = [], [], []
+    for number in range(QUESTIONS):
+        node = nodes[number % len(nodes)]
+        started_s = time.perf_counter()
+        orders_for(state, node)
+        orders.append(time.perf_counter() - started_s)
+        command = c.RegisterNode(node, CPUS, f"again{number}", "s")
+        request = c.Request(bytes(16), c.Actor(c.ActorRole.AGENT, node), command)
+        started_s = time.perf_counter()
+        outcome = decide(state, request, START)
+        registrations.append(time.perf_counter() - started_s)
+        if not isinstance(outcome, Accepted) or not outcome.events:
+            raise AssertionError(f"a registration was refused: {outcome}")
+        job = waiting[number % len(waiting)]
+        started_s = time.perf_counter()
+        agenda.verdicts_of((job,), START)
+        whys.append(time.perf_counter() - started_s)
+    said = plan(state, START).verdicts
+    if agenda.verdicts_of(waiting, START) != {job: said[job] for job in waiting}:
+        raise AssertionError("the agenda says something else than walking over all jobs")
+    return {
+        "orders_us": round(statistics.median(orders) * 1e6, 1),
+        "register_us": round(statistics.median(registrations) * 1e6, 1),
+        "why_us": round(statistics.median(whys) * 1e6, 1),
+        "why_worst_us": round(max(whys) * 1e6, 1),
+    }
+
+
+QUESTIONS = 200
 
 
 def _ms(value_s: float) -> float:
@@ -249,7 +325,8 @@ def report(say: Callable[[str], None], pending: Iterable[int] = PENDING) -> list
     found = []
     for count in pending:
         state = world(count)
-        figures: dict[str, float] = {"pending": count, **passes(state), **submits(_with_room(state)), **start(state)}
+        figures: dict[str, float] = {"pending": count}
+        figures |= passes(state) | submits(_with_room(state)) | start(state) | questions(state)
         if count == max(pending):
             del state
             figures |= memory(count)

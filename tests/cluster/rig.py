@@ -24,6 +24,7 @@ from cluster.controller import Controller
 from cluster.founding import Founding, PoolSpec, found
 from cluster.storage import Storage, allow_first_start, open_storage
 from cluster.tls import client_context, server_context
+from replica import features
 from wal import Journal
 from wal.configuration import Configuration, Member, initial
 from wal.journal import Entry
@@ -218,8 +219,12 @@ class Answer(NamedTuple):
 class Rig:
     """The replica and whoever asks it."""
 
-    def __init__(self, config: Config, *, automatic: bool = True, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: Config, *, automatic: bool = True, clock: Clock | None = None, raises: bool = True
+    ) -> None:
         self.config = config
+        self.raises = raises
+        """Whether the new cluster is raised to the level that this release knows, as its leader does by itself."""
         self.clock = clock or SystemClock()
         self.automatic = automatic
         self.failures: list[BaseException] = []
@@ -250,6 +255,7 @@ class Rig:
             clock=self.clock,
             fail=self.fail,
         )
+        self.controller.first_raise.enabled = self.raises
         engine = self.controller.engine
         assert isinstance(engine, SingleEngine)
         self.engine = engine
@@ -262,12 +268,17 @@ class Rig:
             await until(lambda: self.engine.uncommitted > 0 or self.controller.state.revision > 0)
             self.engine.commit()
             await until(lambda: self.controller.state.revision > 0)
+            while self.raises and (level := self.controller.state.feature_level) < features.FEATURE_LEVEL_KNOWN:
+                await until(lambda: self.engine.uncommitted > 0 or self.controller.state.feature_level > level)
+                self.engine.commit()
+                await until(lambda: self.controller.state.feature_level > level)
 
     async def close(self) -> None:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
         await self.server.stop()
+        await self.service.providing.close()
         await self.controller.stop()
         assert not self.failures, self.failures
 

@@ -149,6 +149,7 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
         data = Path(saved.body["path"]).read_bytes()
         async with Rig(config) as rig:
             await submit_many(rig, 1)
+            own = rig.controller.state.revision
             rig.engine.depose(None)
             waiting = asyncio.ensure_future(rig.controller.wait_applied(saved.body["index"]))
             sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
@@ -176,8 +177,17 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             assert len(rig.controller.state.jobs) == 22
             status = await rig.ask("GET", "/v1/ledger")
             assert status.body["entries"][0]["index"] <= saved.body["index"] + 1
-            gap = await rig.ask("GET", f"/v1/events?from={3}", who="alice")
+            gap = await rig.ask("GET", f"/v1/events?from={own}", who="alice")
             assert (gap.status, gap.code) == (410, "history_not_held")
+            # Who reads up to the gap is told that there is one, and is not given what comes after it.
+            stream = await rig.ask("GET", f"/v1/events?from={own - 1}", who="alice")
+            events, comment = stream.body.decode().rsplit("\n\n: ", 1)
+            assert [line for line in events.splitlines() if line.startswith("id: ")] == [f"id: {own}"]
+            assert comment == f"revisions after {own} are not held here; ask another replica\n\n"
+            # Nothing after it is taken for void, which the fence would have refused.
+            entries = list(rig.controller.chronicle.read(1, limit=100))
+            assert not any(applied.void for applied in entries)
+            assert entries[-1].revision == rig.controller.state.revision
             why = await rig.ask("GET", "/v1/jobs/1/why?at=5", who="alice")
             assert (why.status, why.code) == (410, "history_not_held")
 
@@ -300,7 +310,7 @@ async def test_a_snapshot_that_cannot_be_written_is_said_and_the_replica_carries
         failed.set_exception(SnapshotFailed("no space left on the device"))
         return failed
 
-    async with Rig(small_snapshots(config, 3)) as rig:
+    async with Rig(small_snapshots(config, 3), raises=False) as rig:
         monkeypatch.setattr(rig.controller.snapshots, "save_in_background", refuse)
         await submit_many(rig, 8)
         answer = await rig.ask("POST", "/v1/snapshots")

@@ -124,7 +124,7 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
             shown = await operator.feature_level(site.config.replica(name).api)
             assert (shown.feature_level, shown.next_level, shown.may_be_raised) == (1, 2, False)
             knows = {member.name: member.known for member in shown.members}
-            assert knows == {one: 2 if one in REPLICAS[:upgraded] else 1 for one in REPLICAS}
+            assert knows == {one: features.FEATURE_LEVEL_KNOWN if one in REPLICAS[:upgraded] else 1 for one in REPLICAS}
             error = await refusal(operator.raise_feature_level(2))
             if error.code != "unknown_route":  # of a release that has never heard of it
                 assert error.code == "wrong_state" and f"{REPLICAS[-1]} knows 1" in str(error)
@@ -144,7 +144,7 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
             assert (await refusal(operator.raise_feature_level(wrong))).code == "wrong_state"
         command_id = operator.new_command_id()
         raised = await operator.raise_feature_level(2, command_id=command_id)
-        assert (raised.feature_level, raised.next_level, raised.release) == (2, None, features.release_of(2))
+        assert (raised.feature_level, raised.next_level, raised.release) == (2, 3, features.release_of(2))
         again = await operator.raise_feature_level(2, command_id=command_id)
         assert again.feature_level == 2
         assert (await refusal(operator.raise_feature_level(2))).code == "wrong_state"

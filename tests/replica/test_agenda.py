@@ -9,37 +9,53 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
-from replica import agenda_pass, scheduling
+from replica import agenda_pass, judging, scheduling
 from replica import commands as c
 from replica import events as e
-from replica.agenda import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, Agenda
+from replica.agenda import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, RESERVATION_EVENTS, Agenda
 from replica.buffers import BufferRequest, BufferState
 from replica.commit import Entry
 from replica.fold import fold
+from replica.invariants import check
 from replica.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
-from replica.orders import stage_of
+from replica.options import NO_OPTIONS, JobOptions
 from replica.policy import Policy
 from replica.pools import Pool
 from replica.scheduling import REPLAN_S, events_of_pass, next_due
 from replica.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
-from replica.staging import failed, script_ended, succeeded
+from replica.staging import active_stage, failed, script_ended, succeeded
 from replica.state import EMPTY, State
+from replica.turns import with_turns
 from replica.units import NEVER, Instant, seconds
 from tests.replica.test_histories import Histories
 from tests.replica.world import OPERATOR, SCRIPT, START, World, user
 
-LATER_S = (0, 1, REPLAN_S, 1_000, 200_000)
+LATER_S = (1, REPLAN_S, 1_000, 200_000)
+
+CROWD_MAX = 40
+"""Jobs of a random history that are not over, before it may submit another array: looking at all of them at every step,
+and having each end, takes time that grows with the cube of their number, and finds no more."""
 
 
 def assert_agrees(agenda: Agenda, state: State, at: Instant) -> None:
     assert agenda.state is state
-    for later_s in LATER_S:
+    # Now, and at one instant to come: at the next step at another one.
+    for later_s in (0, LATER_S[state.revision % len(LATER_S)]):
         then = Instant(at + seconds(later_s))
         assert agenda.events_of_pass(then) == events_of_pass(state, then)
         assert agenda.next_due(then) == next_due(state, then)
+    assert_explains(agenda, state, at, sorted(state.unfinished))
     assert agenda.contents() == Agenda(state).contents()
+
+
+def assert_explains(agenda: Agenda, state: State, at: Instant, jobs: list[int]) -> None:
+    """What is said of a job is what the pass decides, whether one job is asked about or all are."""
+    said = scheduling.plan(state, at).verdicts
+    assert agenda.verdicts_of(jobs, at) == {job_id: said[job_id] for job_id in jobs}
+    for job_id in jobs[at % 7 :: 7]:
+        assert agenda.verdicts_of([job_id], at) == {job_id: said[job_id]}
 
 
 class Watched(World):
@@ -77,6 +93,7 @@ class Agendas(Histories):
 
     @rule(data=st.data(), kind=st.sampled_from(DependencyKind), bb=st.sampled_from(["", "capacity=20", "capacity=60"]))
     def submits_with_dependencies(self, data: st.DataObject, kind: DependencyKind, bb: str) -> None:
+        kind = kind.of_one
         first, second = self.some_job(data), self.some_job(data)
         dependencies = tuple(Dependency(kind, job) for job in (first, second) if job is not None)
         self.world.try_submit(bb, dependencies=dependencies, cpus=data.draw(st.integers(1, 2)))
@@ -93,6 +110,35 @@ class Agendas(Histories):
                 world.settle(c.CancelJob(job), user())
         world.passes = True
         world.run_pass()
+
+    @precondition(lambda self: len(self.world.state.unfinished) <= CROWD_MAX)
+    @rule(
+        data=st.data(),
+        tasks=st.sets(st.integers(0, 30), min_size=1, max_size=14),
+        throttle=st.sampled_from([0, 1, 3]),
+        bb=st.sampled_from(["", "capacity=5", "capacity=40 pool=fast"]),
+    )
+    def submits_an_array(self, data: st.DataObject, tasks: set[int], throttle: int, bb: str) -> None:
+        dependencies = ()
+        other = self.some_job(data)
+        if other is not None and data.draw(st.booleans()):
+            kind = data.draw(st.sampled_from([kind for kind in DependencyKind if not kind.of_array]))
+            dependencies = (Dependency(kind, other),)
+        options = JobOptions(array_throttle=throttle)
+        self.world.try_submit(bb, array=tuple(sorted(tasks)), options=options, dependencies=dependencies)
+
+    @rule(data=st.data(), what=st.sampled_from([c.CancelJob, c.HoldJob, c.ReleaseJob]), some=st.booleans())
+    def steers_an_array(self, data: st.DataObject, what: type[c.CancelJob], some: bool) -> None:
+        arrays = sorted(self.world.state.arrays)
+        if arrays:
+            array = data.draw(st.sampled_from(arrays))
+            tasks = sorted(self.world.state.arrays[array])
+            chosen = data.draw(st.sets(st.sampled_from(tasks), min_size=1)) if some else None
+            self.world.settle(what(array, tasks=None if chosen is None else tuple(sorted(chosen))), user())
+
+    @rule(name=st.sampled_from(["daily", "weekly"]), singleton=st.booleans(), bb=st.sampled_from(["", "capacity=5"]))
+    def submits_one_of_a_name(self, name: str, singleton: bool, bb: str) -> None:
+        self.world.try_submit(bb, name=name, options=JobOptions(singleton=singleton))
 
     @rule(hold_s=st.sampled_from([0, 2, 50]), stages=st.sampled_from([1, 2, 100]))
     def changes_the_policy(self, hold_s: int, stages: int) -> None:
@@ -112,9 +158,29 @@ TestAgendas = Agendas.TestCase
 def crowd(random: Random, jobs: int, nodes: int = 8) -> State:
     policy = Policy(max_passes=3, finished_jobs_kept=20, staged_hold_time_s=500, operations_per_stage_max=24)
     pools = tuple(Pool(f"p{number}", size, 1) for number, size in enumerate((1_000, 5_000, 300)))
-    state = fold(EMPTY, [e.ClusterFounded("id", "crowd", policy, pools)], START)
+    state = fold(EMPTY, [e.ClusterFounded("id", "crowd", policy, pools, feature_level=3)], START)
     state = fold(state, [e.NodeRegistered(f"n{n}", random.choice((2, 4, 16)), "i", "s") for n in range(nodes)], START)
-    return fold(state, [submitted(random, number) for number in range(1, jobs + 1)], START)
+    while state.next_job <= jobs:
+        state = fold(state, submission(random, state), START)
+    return state
+
+
+def submission(random: Random, state: State) -> tuple[e.Event, ...]:
+    """Return what submits a job, one of a name that waits for earlier ones, or an array."""
+    job = submitted(random, state.next_job)
+    chance = random.randrange(8)
+    if chance == 0:
+        tasks = tuple(sorted(random.sample(range(40), random.randrange(1, 25))))
+        options = JobOptions(array_throttle=random.choice((0, 0, 1, 3, 12)))
+        return (
+            e.ArraySubmitted(job.job, tasks, job.spec, job.request, job.pool, job.granted_bytes, job.hold, options),
+        )
+    if chance == 1:
+        spec = msgspec.structs.replace(job.spec, name=random.choice(("weekly", "daily")))
+        options = JobOptions(singleton=bool(random.randrange(4)))
+        named = msgspec.structs.replace(job, spec=spec)
+        return (named, e.JobOptionsGiven(job.job, options)) if options != NO_OPTIONS else (named,)
+    return (job,)
 
 
 def submitted(random: Random, job: int) -> e.JobSubmitted:
@@ -128,6 +194,7 @@ def submitted(random: Random, job: int) -> e.JobSubmitted:
         priority=random.randrange(4),
         begin_at=Instant(START + seconds(random.choice((5, 50, 900)))) if not random.randrange(6) else NEVER,
         deadline=Instant(START + seconds(random.choice((30, 4_000)))) if not random.randrange(8) else NEVER,
+        # Of a number that is no array, a kind for arrays finds none: such an array is over.
         dependencies=tuple(
             Dependency(random.choice(list(DependencyKind)), random.randrange(1, job))
             for _ in range(random.randrange(3))
@@ -151,17 +218,17 @@ def happening(random: Random, state: State, job_id: int, at: Instant) -> tuple[e
         if buffer is None or buffer.state is BufferState.PENDING:
             return (e.JobCancelled(job_id),) if random.randrange(2) else (e.JobHeld(job_id, Hold.USER),)
         return (e.JobHeld(job_id, Hold.USER),)
-    stage = stage_of(job, buffer)
-    if stage is None or job.stuck or job.retry_at:
+    stage = active_stage(job, buffer)
+    if stage is None:
         return ()
     if stage is e.Stage.RUN:
         if job.state is JobState.CONFIGURING:
             return (e.RunStarted(job_id),)
-        return script_ended(job, buffer, random.choice((JobState.COMPLETED, JobState.FAILED)), 0, 0, "")
+        return script_ended(state, job, buffer, random.choice((JobState.COMPLETED, JobState.FAILED)), 0, 0, "")
     assert buffer is not None
     if not random.randrange(6):
         return failed(state, job, stage, "it broke", at)
-    return succeeded(job, buffer, stage, 1, 1, "")
+    return with_turns(state, dict(state.operations), succeeded(state, job, buffer, stage, 1, 1, ""))
 
 
 def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
@@ -183,8 +250,7 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
         for module in (scheduling, agenda_pass):
             monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
     if seed % 3 == 2:
-        for module in (scheduling, agenda_pass):
-            monkeypatch.setattr(module, "CANDIDATES_BEHIND_MAX", 3)
+        monkeypatch.setattr(judging, "CANDIDATES_BEHIND_MAX", 3)
     state, at = crowd(random, 300), START
     agenda, kinds = Agenda(state), set()
     assert not agenda.prepare(100)
@@ -205,7 +271,7 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
             state = fold(state, events, at)
             batch += events
         if not random.randrange(3):
-            events = (submitted(random, state.next_job),)
+            events = submission(random, state)
             events = events if not events[0].spec.dependencies else ()
             state = fold(state, events, at)
             batch += events
@@ -214,6 +280,8 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
             agenda.prepare(5)
         if step % 10 == 0:
             assert agenda.contents() == Agenda(state).contents()
+            assert_explains(agenda, state, at, sorted(state.unfinished))
+            assert check(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
     assert {e.BufferAllocated, e.RunOrdered, e.JobBecameEligible} <= kinds
 
@@ -228,16 +296,16 @@ def test_a_pass_that_is_asked_for_twice_gives_the_same_and_leaves_nothing_behind
 
 
 def test_every_kind_of_event_is_about_a_job_or_a_node_or_all_or_none() -> None:
-    known = NODE_EVENTS + EVENTS_ABOUT_ALL + EVENTS_ABOUT_NONE
+    known = NODE_EVENTS + RESERVATION_EVENTS + EVENTS_ABOUT_ALL + EVENTS_ABOUT_NONE
     for kind in get_args(e.Event):
-        assert ("job" in kind.__struct_fields__) != (kind in known), kind
+        # What is about a job is looked at for it, unless it changes nothing that an agenda keeps.
+        assert ("job" in kind.__struct_fields__) != (kind in known) or kind in (e.MailSent, e.MailDropped), kind
 
 
 def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (scheduling, agenda_pass):
-        monkeypatch.setattr(module, "CANDIDATES_BEHIND_MAX", 2)
+    monkeypatch.setattr(judging, "CANDIDATES_BEHIND_MAX", 2)
     world = Watched({"fast": 100}, max_passes=9)
     world.submit("capacity=60")
     first = world.submit("capacity=100", priority=9)

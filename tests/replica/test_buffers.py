@@ -54,6 +54,7 @@ def test_space_is_taken_and_given_back_only_at_the_documented_steps() -> None:
         ("pending", "ALLOCATED", "staging-in"),
         ("pending", "CREATION_STARTED", "allocating"),
         ("teardown", "TORN_DOWN", "complete"),
+        ("teardown-fail", "CLEARED", "complete"),
         ("deleting", "DELETED", "deleted"),
     }
 

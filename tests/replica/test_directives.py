@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.buffers import Access, TransferKind
-from replica.directives import DirectiveRefused, parse_request
+from replica.directives import DirectiveRefused, parse_request, read_request
 from replica.refusals import RefusalCode
 
 FULL = """#!/bin/bash
@@ -67,19 +67,56 @@ REFUSED = [
     ("#DW jobdw capacity=", 20, "is empty", DIRECTIVE),
     ("#DW jobdw type=scratch", 5, "no capacity", CAPACITY),
     ("#DW jobdw capacity=1G type=cache", 28, "not supported", DIRECTIVE),
+    ("#DW jobdw capacity=1G type=tape", 28, "unknown type 'tape'", DIRECTIVE),
+    ("#DW jobdw capacity=abc", 20, "does not start with a number", CAPACITY),
+    ("#DW jobdw capacity=+5", 20, "sign", CAPACITY),
+    ("#DW jobdw capacity=1KX", 21, "unknown suffix 'KX'", CAPACITY),
+    ("#DW jobdw capacity=1GB,pool=p", 23, "unexpected character ','", CAPACITY),
+    ("#DW jobdw capacity=1.5N", 21, "part of a node", CAPACITY),
+    ("#DW jobdw capacity=0N", 20, "zero", CAPACITY),
+    ("#DW jobdw capacity=1G hurry", 23, "'hurry' is not an option", DIRECTIVE),
+    ("#DW jobdw capacity=1G k=a\\ pool=x", 26, "ends in a backslash that continues nothing", DIRECTIVE),
+    ("#DW jobdw capacity=1G k=a\\ \\\n#DW", 23, "ends in a backslash, after which nothing", DIRECTIVE),
+    ("#DW jobdw capacity=1G =x", 23, "is not an option", DIRECTIVE),
+    ("#DW jobdw capacity=1G access_mode=striped,striped", 43, "written twice", DIRECTIVE),
+    ("#DW jobdw capacity=1G access_mode=", 35, "is empty", DIRECTIVE),
+    ("#DW jobdw capacity=1G pool=" + "x" * 65, 28, "longer than 64", DIRECTIVE),
+    ("#DW jobdw", 5, "no capacity", CAPACITY),
+    ("#DW jobdw capacity=1G \x1b[2J", 23, "U+001B", DIRECTIVE),
     ("#DW jobdw capacity=1G capacity=2G", 23, "twice", DIRECTIVE),
     ("#DW jobdw capacity=1G access_mode=striped,shared", 43, "unknown access mode 'shared'", DIRECTIVE),
-    ("#DW jobdw capacity=1G colour=red", 23, "unknown option 'colour'", DIRECTIVE),
     ("#DW jobdw capacity=1G pool=no/pe", 28, "pool name", DIRECTIVE),
     ("#DW", 1, "followed by nothing", DIRECTIVE),
     ("#DW stage_sideways x", 5, "unknown directive 'stage_sideways'", DIRECTIVE),
     ("#BB frobnicate", 5, "unknown directive 'frobnicate'", DIRECTIVE),
-    ("#BB create_persistent name=a capacity=1G", 5, "not supported by this release", DIRECTIVE),
-    ("#DW persistentdw name=a", 5, "not supported by this release", DIRECTIVE),
-    ("#DW swap 2GiB", 5, "not supported by this release", DIRECTIVE),
-    ("#BB_LUA pool=a", 1, "not supported by this release", DIRECTIVE),
+    ("#BB frob", 5, "unknown directive 'frob' of #BB", DIRECTIVE),
+    ("#DW create_persistent name=abc capacity=1GB", 5, "is a directive of #BB, not of #DW", DIRECTIVE),
+    ("#BB create_persistent name=1abc capacity=1GB", 28, "starts with a digit", DIRECTIVE),
+    ("#BB create_persistent name=abc", 5, "no capacity=", CAPACITY),
+    ("#BB create_persistent capacity=1GB", 5, "no name=", DIRECTIVE),
+    ("#BB create_persistent name=a capacity=0", 39, "zero", CAPACITY),
+    ("#BB create_persistent name=a capacity=1G access=shared", 49, "unknown access mode", DIRECTIVE),
+    ("#BB create_persistent name=a capacity=1G access=striped access_mode=private", 57, "both written", DIRECTIVE),
+    ("#BB create_persistent name=a/b capacity=1G", 28, "the name", DIRECTIVE),
+    ("#BB destroy_persistent hurry", 5, "no name=", DIRECTIVE),
+    ("#BB destroy_persistent name=a hurry hurry", 37, "hurry is written twice", DIRECTIVE),
+    ("#DW persistentdw", 5, "no name=", DIRECTIVE),
+    ("#DW persistentdw name=", 23, "is empty", DIRECTIVE),
+    ("#DW persistentdw name=1", 23, "starts with a digit", DIRECTIVE),
+    ("#DW swap", 5, "swap has no size", CAPACITY),
+    ("#DW swap pool=fast", 5, "swap has no size", CAPACITY),
+    ("#DW swap 2N", 10, "number of nodes", CAPACITY),
+    ("#DW swap 2GX", 11, "unknown suffix", CAPACITY),
+    ("#BB_LUA pool=a", 1, "#BB_LUA is not read on this cluster", DIRECTIVE),
+    ("#BB capacity=1G colour=red", 17, "unknown option 'colour'", DIRECTIVE),
     ("#DW stage_in type=file source=/a", 5, "no destination=", DIRECTIVE),
-    ("#DW stage_in type=list source=/a destination=$DW_JOB_STRIPED/a", 19, "not supported", DIRECTIVE),
+    ("#DW stage_in type=tape source=/a destination=$DW_JOB_STRIPED/a", 19, "the type of stage_in is", DIRECTIVE),
+    ("#DW stage_in type=list source=a destination=$DW_JOB_STRIPED/a", 31, "not absolute", DIRECTIVE),
+    ("#DW stage_in type=list source=/a destination=/b", 46, "not on the buffer", DIRECTIVE),
+    ("#DW stage_in type=list source=/a destination=$DW_PERSISTENT_STRIPED_x/b", 46, "on a persistent", DIRECTIVE),
+    ("#DW stage_out type=file source=${DW_PERSISTENT_STRIPED_x}/b destination=/a", 32, "on a persistent", DIRECTIVE),
+    ("#DW stage_in type=list source=/a destination=$DW_JOB_PRIVATE/a", 34, "needs access_mode=private", DIRECTIVE),
+    ("#DW stage_out type=list source=/a destination=b", 47, "not absolute", DIRECTIVE),
     ("#DW stage_in type=file source=a destination=$DW_JOB_STRIPED/a", 31, "not absolute", DIRECTIVE),
     ("#DW stage_in type=file source=/a/../b destination=$DW_JOB_STRIPED/a", 31, "goes up", DIRECTIVE),
     ("#DW stage_in type=file source=/a destination=/b", 46, "not on the buffer", DIRECTIVE),
@@ -93,7 +130,7 @@ REFUSED = [
 @pytest.mark.parametrize(("line", "column", "says", "code"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_a_mistake_is_named_with_line_and_column(line: str, column: int, says: str, code: RefusalCode) -> None:
     with pytest.raises(DirectiveRefused) as caught:
-        parse_request(f"#!/bin/sh\n#SBATCH -J x\n{line}\n")
+        read_request(f"#!/bin/sh\n#SBATCH -J x\n{line}\n")
     refusal = caught.value.refusal
     assert says in refusal.sentence
     assert refusal.place == f"script line 3, column {column}"
@@ -106,7 +143,7 @@ def test_two_requests_for_capacity_are_refused_at_the_second() -> None:
         parse_request("#!/bin/sh\n#DW jobdw capacity=1G\n", bb="capacity=1G")
 
 
-@pytest.mark.parametrize("text", ["nonsense", "capacity=abc", "capacity=1;stage_in:cp a b", "   ", "#DWX", "pool=fast"])
+@pytest.mark.parametrize("text", ["nonsense", "capacity=abc", "capacity=1;stage_in cp a", "   ", "#DWX", "pool=fast"])
 def test_bb_text_that_is_no_request_is_refused_never_ignored(text: str) -> None:
     with pytest.raises(DirectiveRefused):
         parse_request("#!/bin/sh\n", bb=text)
@@ -128,11 +165,12 @@ def test_a_mixed_continuation_is_refused() -> None:
 )
 def test_any_text_is_a_request_or_is_refused_with_a_place(text: str, in_bb: bool) -> None:
     try:
-        request = parse_request("" if in_bb else text, bb=text if in_bb else "")
+        reading = read_request("" if in_bb else text, bb=text if in_bb else "")
     except DirectiveRefused as refused:
         assert refused.refusal.sentence and refused.refusal.remedy and refused.refusal.place
     else:
-        assert request is None or request.capacity_bytes or request.stage_in or request.stage_out
+        request = reading.request
+        assert request is None or request.capacity_bytes or request.stage_in or request.stage_out or reading.options
 
 
 LINES = st.lists(st.sampled_from([row[0] for row in REFUSED] + FULL.splitlines()), max_size=8)
@@ -141,6 +179,6 @@ LINES = st.lists(st.sampled_from([row[0] for row in REFUSED] + FULL.splitlines()
 @given(LINES)
 def test_any_mix_of_lines_is_a_request_or_is_refused_with_a_place(lines: list[str]) -> None:
     try:
-        parse_request("\n".join(lines))
+        read_request("\n".join(lines))
     except DirectiveRefused as refused:
         assert "line" in refused.refusal.place and "column" in refused.refusal.place

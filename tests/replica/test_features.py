@@ -16,13 +16,20 @@ from replica.commit import Entry
 from replica.decide import Accepted, decide
 from replica.features import LEVELS, ReleaseNeeded
 from replica.fold import LedgerViolation, fold
+from replica.later_maps import LATER_MAPS
+from replica.options import JobOptions
 from replica.refusals import Refusal, RefusalCode
 from replica.settle import Tentative, settle_entry
 from replica.state import EMPTY, State
+from replica.state_digest import state_records
 from tests.replica.world import OPERATOR, World, user
 
 WORDS_OF_LEVEL_1 = json.loads((Path(__file__).parents[1] / "golden" / "level-1-words.json").read_text(encoding="utf-8"))
 ALL_KNOW = (("r1", 2), ("r2", 2), ("r3#4", 3))
+
+
+def founded() -> World:
+    return World(level=features.FOUNDING_LEVEL)
 
 
 def raised(world: World, level: int = 2, known: tuple[tuple[str, int], ...] = ALL_KNOW) -> Refusal | int:
@@ -44,7 +51,7 @@ def entry_that_raises(level: int, release: str) -> Entry:
 
 
 def test_every_cluster_begins_at_level_1_and_an_operator_raises_it_when_every_member_knows_the_next_level() -> None:
-    world = World()
+    world = founded()
     assert world.state.feature_level == features.FOUNDING_LEVEL == 1
     assert not isinstance(raised(world), Refusal)
     assert world.state.feature_level == 2
@@ -53,34 +60,37 @@ def test_every_cluster_begins_at_level_1_and_an_operator_raises_it_when_every_me
 
 @pytest.mark.parametrize("level", [-1, 0, 1, 3, 2**31])
 def test_a_level_that_is_not_the_next_one_is_refused(level: int) -> None:
-    refusal = refused(World(), level, (("r1", 2**32),))
+    refusal = refused(founded(), level, (("r1", 2**32),))
     assert refusal.code is RefusalCode.WRONG_STATE
     assert refusal.sentence == f"the cluster has feature level 1, which goes up by one, not to {level}"
     assert refusal.remedy == "raise it to 2"
 
 
 def test_a_level_that_was_reached_is_refused_and_nothing_is_left_to_raise() -> None:
-    world = World()
+    world = founded()
     raised(world)
-    assert refused(world, 2).remedy == "nothing is left to raise"
+    assert refused(world, 2).remedy == "raise it to 3"
+    raised(world, 3, (("r1", 3),))
+    assert refused(world, 3).remedy == "nothing is left to raise"
 
 
 def test_a_level_that_a_member_does_not_know_or_did_not_say_is_refused_and_the_members_are_named() -> None:
-    refusal = refused(World(), 2, (("r1", 2), ("r2", 1), ("r3#4", 0)))
+    refusal = refused(founded(), 2, (("r1", 2), ("r2", 1), ("r3#4", 0)))
     assert refusal.code is RefusalCode.WRONG_STATE
     assert refusal.sentence.endswith("feature level 2: r2 knows 1, r3#4 did not answer")
 
 
 def test_a_level_above_what_this_release_knows_or_without_facts_is_refused_whatever_others_say() -> None:
-    world = World()
+    world = founded()
     assert refused(world, 2, ()).code is RefusalCode.INVALID_FIELD
     raised(world)
-    assert refused(world, 3, (("r1", 9),)).code is RefusalCode.INVALID_FIELD
+    raised(world, 3, (("r1", 3),))
+    assert refused(world, 4, (("r1", 9),)).code is RefusalCode.INVALID_FIELD
 
 
-@pytest.mark.parametrize("actor", [user(), c.CONTROLLER, c.Actor(c.ActorRole.AGENT, "n1")])
-def test_nobody_but_an_operator_raises_the_level(actor: c.Actor) -> None:
-    world = World()
+@pytest.mark.parametrize("actor", [user(), c.Actor(c.ActorRole.AGENT, "n1")])
+def test_nobody_but_an_operator_or_the_leader_of_its_own_accord_raises_the_level(actor: c.Actor) -> None:
+    world = founded()
     outcome = decide(world.state, c.Request(b"", actor, c.RaiseFeatureLevel(2, ALL_KNOW)), world.at)
     assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
 
@@ -94,20 +104,21 @@ def test_a_retry_that_brings_other_facts_is_the_same_command() -> None:
 
 
 def test_a_level_above_the_known_one_stops_the_replica_at_its_revision_and_names_the_release() -> None:
-    world = World()
+    world = founded()
     raised(world)
+    raised(world, 3, (("r1", 3),))
     before = world.state
     with pytest.raises(ReleaseNeeded) as stopped:
-        settle_entry(before, entry_that_raises(3, "7.1.0"), world.at)
+        settle_entry(before, entry_that_raises(4, "7.1.0"), world.at)
     assert str(stopped.value) == (
-        f"revision {before.revision + 1}: the cluster has feature level 3, and this release knows levels up to 2; "
+        f"revision {before.revision + 1}: the cluster has feature level 4, and this release knows levels up to 3; "
         "start release 7.1.0 or a later one, on the same directory: nothing in it was changed"
     )
-    assert (stopped.value.level, stopped.value.release, stopped.value.revision) == (3, "7.1.0", before.revision + 1)
+    assert (stopped.value.level, stopped.value.release, stopped.value.revision) == (4, "7.1.0", before.revision + 1)
 
 
 def test_a_release_that_is_too_old_stops_where_the_present_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = founded()
     event = entry_that_raises(2, features.release_of(2))
     assert settle_entry(world.state, event, world.at).feature_level == 2
     monkeypatch.setattr(features, "FEATURE_LEVEL_KNOWN", 1)
@@ -116,26 +127,29 @@ def test_a_release_that_is_too_old_stops_where_the_present_one_goes_on(monkeypat
 
 
 def test_a_stop_in_the_middle_of_a_batch_leaves_what_was_settled_before_as_it_was() -> None:
-    world = World()
+    world = founded()
     batch = Tentative(world.state, world.at)
     first = Entry(b"", OPERATOR, "set_pool", (e.PoolSet(world.state.pools["fast"]),))
     batch.add(first)
-    events = (e.FeatureLevelRaised(2, features.release_of(2)), e.FeatureLevelRaised(3, "9.0.0"))
-    two_levels = Entry(b"", OPERATOR, "raise_feature_level", events)
+    events = (
+        *(e.FeatureLevelRaised(level, features.release_of(level)) for level in (2, 3)),
+        e.FeatureLevelRaised(4, "9.0.0"),
+    )
+    three_levels = Entry(b"", OPERATOR, "raise_feature_level", events)
     with pytest.raises(ReleaseNeeded, match="start release 9.0.0"):
-        batch.add(two_levels)
+        batch.add(three_levels)
     assert batch.entries == [first] and batch.state().revision == world.state.revision + 1
 
 
 def test_a_cluster_founded_above_the_known_level_stops_the_replica() -> None:
-    founded = e.ClusterFounded("id", "name", World().state.policy, (), features.FEATURE_LEVEL_KNOWN + 1)
+    event = e.ClusterFounded("id", "name", founded().state.policy, (), features.FEATURE_LEVEL_KNOWN + 1)
     with pytest.raises(ReleaseNeeded, match="start a later release"):
-        fold(EMPTY, [founded], World().at)
+        fold(EMPTY, [event], founded().at)
 
 
 @pytest.mark.parametrize(("present", "level"), [(0, 1), (0, 2), (1, 1), (1, 3), (2, 2), (2, 1)])
 def test_no_ledger_holds_a_step_that_is_not_one_up(present: int, level: int) -> None:
-    state: State = msgspec.structs.replace(World().state, feature_level=present)
+    state: State = msgspec.structs.replace(founded().state, feature_level=present)
     with pytest.raises(LedgerViolation, match=f"raised from {present} to {level}"):
         fold(state, [e.FeatureLevelRaised(level, "9.0.0")], state.at)
 
@@ -149,9 +163,9 @@ def test_an_event_that_came_with_a_level_is_folded_from_that_level_on_and_never_
 
     fold_at_3 = features.since(3, lambda draft, event: folded.append(draft.feature_level))
     with pytest.raises(LedgerViolation, match="PoolSet came with feature level 3, and the cluster is at 2"):
-        fold_at_3(Level(), e.PoolSet(World().state.pools["fast"]))
+        fold_at_3(Level(), e.PoolSet(founded().state.pools["fast"]))
     Level.feature_level = 3
-    fold_at_3(Level(), e.PoolSet(World().state.pools["fast"]))
+    fold_at_3(Level(), e.PoolSet(founded().state.pools["fast"]))
     assert folded == [2, 3]
 
 
@@ -170,7 +184,40 @@ def test_every_event_that_level_1_did_not_have_says_which_level_it_came_with() -
 
 
 def test_deciding_at_level_1_gives_nothing_that_level_1_does_not_have_except_the_step_to_level_2() -> None:
-    world = World()
+    world = founded()
     outcome = decide(world.state, c.Request(b"", OPERATOR, c.RaiseFeatureLevel(2, ALL_KNOW)), world.at)
     assert isinstance(outcome, Accepted)
     assert [type(event) for event in outcome.events] == [e.FeatureLevelRaised]
+
+
+def test_a_job_with_options_is_refused_below_their_level_with_the_remedy_and_kept_from_it_on() -> None:
+    world = founded()
+    raised(world)
+    asked = JobOptions(comment="physics", partition="main")
+    refusal = world.try_submit(options=asked)
+    assert isinstance(refusal, Refusal) and refusal.code.name in WORDS_OF_LEVEL_1["RefusalCode"]
+    assert refusal.sentence == (
+        "what the job asks for (comment, partition) came with feature level 3, and the cluster is at 2"
+    )
+    assert refusal.remedy.endswith("forebay cluster raise-feature-level")
+    raised(world, 3, (("r1", 3),))
+    job = world.submit(options=asked)
+    assert world.state.options[job] == asked
+    plain = world.submit()
+    assert plain not in world.state.options
+
+
+def test_options_of_a_purged_job_go_with_it() -> None:
+    world = World(finished_jobs_kept=0)
+    job = world.submit(options=JobOptions(comment="x"))
+    world.finish(job)
+    world.advance(10**7)
+    assert job not in world.state.jobs and job not in world.state.options
+
+
+def test_the_digest_of_a_state_without_options_is_what_it_was_before_there_were_any() -> None:
+    sections = {section for section, _ in state_records(World().state)}
+    assert not sections & {later.field for later in LATER_MAPS}
+    world = World()
+    world.submit(options=JobOptions(comment="x"))
+    assert ("options", (1, JobOptions(comment="x"))) in list(state_records(world.state))

@@ -181,7 +181,7 @@ def test_a_failed_stage_out_keeps_the_only_copy_until_it_is_released() -> None:
     for _ in range(3):
         world.done(job)
     world.report(job, c.OperationFailed("disk full"))
-    assert world.state.jobs[job].comment == "burst_buffer/native: slurm_bb_data_out: disk full"
+    assert world.state.jobs[job].comment.endswith(" burst_buffer/native: slurm_bb_data_out: disk full")
     assert world.shown(job) == ("STAGE_OUT", "burst_buffer/native: slurm_bb_data_out: disk full", "staging-out")
     world.advance(1_000_000)
     assert not world.orders()

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from replica import commands as c
+from replica import events as e
+from replica import features
 from replica.commit import Batch, Entry
 from replica.decide import decide
-from replica.directives import parse_request
+from replica.directives import read_request
 from replica.events import Stage
 from replica.invariants import check
 from replica.jobs import Hold, JobSpec, JobState
+from replica.options import NO_OPTIONS, JobOptions
 from replica.orders import Order, orders_for
 from replica.policy import Policy
 from replica.pools import Pool
-from replica.queries import reason_of
+from replica.queries import buffer_word, reason_of, verdict_of
 from replica.refusals import Refusal
 from replica.scheduling import plan
 from replica.settle import receipt_for, settle
 from replica.state import EMPTY, State
 from replica.units import Instant, Revision
+from replica.verdicts import Verdict
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 SCRIPT = "#!/bin/sh\ntrue\n"
@@ -39,7 +45,14 @@ class World:
     """Settles one command a batch, each followed by a scheduling pass, as the proposer does; checks every invariant."""
 
     def __init__(
-        self, pools: dict[str, int] | None = None, granularity: int = 1, nodes: int = 1, cpus: int = 8, **policy: Any
+        self,
+        pools: dict[str, int] | None = None,
+        granularity: int = 1,
+        nodes: int = 1,
+        cpus: int = 8,
+        *,
+        level: int = features.FEATURE_LEVEL_KNOWN,
+        **policy: Any,
     ):
         self.state: State = EMPTY
         self.at = START
@@ -54,6 +67,9 @@ class World:
             for index, (name, size) in enumerate((pools or {"fast": 100}).items())
         )
         assert not isinstance(self.settle(c.FoundCluster("id", "test", site, founded), c.CONTROLLER), Refusal)
+        while self.state.feature_level < level:
+            following = self.state.feature_level + 1
+            assert not isinstance(self.settle(c.RaiseFeatureLevel(following, (("r1", following),))), Refusal)
         for index in range(nodes):
             self.register(f"n{index + 1}", cpus=cpus)
 
@@ -88,7 +104,10 @@ class World:
 
     def run_pass(self) -> None:
         while events := plan(self.state, self.at).events:
-            self.commit(Entry(b"", c.CONTROLLER, "run_scheduling_pass", events))
+            self.commit_pass(events)
+
+    def commit_pass(self, events: tuple[e.Event, ...]) -> None:
+        self.commit(Entry(b"", c.CONTROLLER, "run_scheduling_pass", events))
 
     def advance(self, seconds: float) -> None:
         self.at = Instant(self.at + int(seconds * 1_000_000))
@@ -98,18 +117,37 @@ class World:
         return self.settle(c.RegisterNode(node, cpus, instance, storage), agent(node))
 
     def submit(
-        self, bb: str = "", *, script: str = SCRIPT, who: str = "alan", hold: Hold = Hold.NONE, **spec: Any
+        self,
+        bb: str = "",
+        *,
+        script: str = SCRIPT,
+        who: str = "alan",
+        hold: Hold = Hold.NONE,
+        options: JobOptions = NO_OPTIONS,
+        **spec: Any,
     ) -> int:
-        result = self.try_submit(bb, script=script, who=who, hold=hold, **spec)
+        result = self.try_submit(bb, script=script, who=who, hold=hold, options=options, **spec)
         assert isinstance(result, int), result
         return result
 
     def try_submit(
-        self, bb: str = "", *, script: str = SCRIPT, who: str = "alan", hold: Hold = Hold.NONE, **spec: Any
+        self,
+        bb: str = "",
+        *,
+        script: str = SCRIPT,
+        who: str = "alan",
+        hold: Hold = Hold.NONE,
+        options: JobOptions = NO_OPTIONS,
+        **spec: Any,
     ) -> Refusal | int:
         fields: dict[str, Any] = {"name": "job", "user": who, "script": script, "workdir": "/out", "time_limit_s": 60}
+        array, after_tasks = spec.pop("array", ()), spec.pop("after_tasks", ())
         fields.update(spec)
-        return self.settle(c.SubmitJob(JobSpec(**fields), parse_request(script, bb), hold), user(who))
+        reading = read_request(script, bb)
+        if reading.options is not None and options.buffer is None:
+            options = structs.replace(options, buffer=reading.options)
+        request = reading.request
+        return self.settle(c.SubmitJob(JobSpec(**fields), request, hold, options, array, after_tasks), user(who))
 
     def orders(self, node: str = "n1") -> tuple[Order, ...]:
         return orders_for(self.state, node)
@@ -139,9 +177,12 @@ class World:
     def reason(self, job: int) -> str:
         return reason_of(self.state, job)
 
+    def verdict(self, job: int) -> Verdict:
+        return verdict_of(self.state, job)
+
     def shown(self, job: int) -> tuple[str, str, str]:
         """Return job state, reason and buffer state as people see them."""
-        return self.state.jobs[job].state.name, self.reason(job), self.state.buffers[job].state.word
+        return self.state.jobs[job].state.name, self.reason(job), str(buffer_word(self.state, job))
 
     def free(self, pool: str = "fast") -> int:
         return self.state.pools[pool].usable_bytes - self.state.held_bytes.get(pool, 0)

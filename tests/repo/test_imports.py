@@ -23,6 +23,7 @@ REMOTE_MAY_IMPORT = {
         "cluster.identity",
         "cluster.tls",
         "cluster.providers",
+        "cluster.processes",
     },
     "cluster.cli": {
         "cluster.cli",
@@ -36,6 +37,8 @@ REMOTE_MAY_IMPORT = {
         "cluster.founding",
         "cluster.address",
         "cluster.agent",
+        # The number of a user as this machine knows it, where the replica that answered knows none.
+        "cluster.identities",
     },
     "cluster.slurm": {
         "cluster.slurm",

@@ -29,6 +29,7 @@ from replica.state import EMPTY, State
 from snapshots import restore as restore_module
 from tests.simulation.bugs_of_members import PLANTS_OF_MEMBERS
 from tests.simulation.bugs_of_sync_log import PLANTS_OF_SYNC_LOG
+from tests.simulation.bugs_of_whole import PLANTS_OF_WHOLE
 from wal import environment as environment_module
 from wal import replay, rows
 from wal.environment import Environment
@@ -81,6 +82,19 @@ def counted_before_sync() -> list[Any]:
         self._bridge.flush()
 
     return [patch.object(Core, "_make_durable", hasty, create=True), patch.object(_engine(), "_make_durable", hasty)]
+
+
+def own_copy_counted_before_sync() -> list[Any]:
+    """A leader that has put off its own sync counts the entries for its own vote already (H2, thesis 10.2.1)."""
+    original = _engine()._postpones_sync
+
+    def postpones(self: Any) -> bool:
+        postponed: bool = original(self)
+        if postponed:
+            self._durable_index = self._journal.last_index
+        return postponed
+
+    return [patch.object(_engine(), "_postpones_sync", postpones)]
 
 
 def unconditional_truncation() -> list[Any]:
@@ -338,6 +352,7 @@ PLANTS: Final[dict[str, Plant]] = {
         vote_not_stored,
         promised_before_sync,
         counted_before_sync,
+        own_copy_counted_before_sync,
         unconditional_truncation,
         stale_answer_counted,
         old_terms_committed,
@@ -357,6 +372,7 @@ PLANTS: Final[dict[str, Plant]] = {
         answered_before_commit,
         *PLANTS_OF_MEMBERS,
         *PLANTS_OF_SYNC_LOG,
+        *PLANTS_OF_WHOLE,
     )
 }
 

@@ -14,6 +14,7 @@ from replica.orders import Order, orders_for
 from replica.pools import Pool
 from replica.refusals import RefusalCode
 from replica.state import State
+from tests.simulation import whole
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica
 from wal import BrokenInvariant, StorageFailed
@@ -209,6 +210,8 @@ class SimClient(Caller):
         rng, draw = self.rng, self.rng.random()
         if draw < 0.25:
             return None
+        if rng.random() < (0.5 if whole.is_whole(self.world.oracle.state) else 0.03):
+            return whole.idea(self)
         if draw < 0.62 or not self.jobs:
             return self.request(self.submission())
         job = rng.choice(self.jobs[-4:])
@@ -218,6 +221,8 @@ class SimClient(Caller):
             return self.request(c.HoldJob(job))
         if draw < 0.92:
             return self.request(c.ReleaseJob(job), operator=True)
+        if draw < 0.925:
+            return self.request(whole.raised(self), operator=True)
         if draw < 0.96:
             pool = Pool("fast", rng.choice((6, 8, 10)) * GRAIN_BYTES, GRAIN_BYTES, is_default=True)
             return self.request(c.SetPool(pool), operator=True)
@@ -264,6 +269,8 @@ class SimAgent(Caller):
         self._outbox: list[c.ReportOperation | c.RegisterNode] = []
         self._known: set[tuple[int, int, str]] = set()
         self._ran: dict[int, int] = {}
+        self._standing: set[tuple[int, int]] = set()
+        """Scripts that are to stand still, by job and attempt."""
         self._epoch = 0
         self._busy = False
 
@@ -301,6 +308,7 @@ class SimAgent(Caller):
     def _take(self, epoch: int, orders: tuple[Order, ...]) -> None:
         if epoch != self._epoch:
             return
+        self._standing = {(order.job, order.attempt) for order in orders if order.suspend and not order.cancel}
         for order in orders:
             key = (order.job, order.attempt, order.stage)
             if key in self._known:
@@ -310,21 +318,34 @@ class SimAgent(Caller):
             slow = self.rng.random() < self.world.slow_reports
             took_s = self.rng.uniform(0.5, 3.0) if slow else self.rng.uniform(0.005, 0.1)
             if order.stage == "run":
-                self._run(order, epoch, took_s)
+                self._run(order, took_s * 3)
             else:
-                failed = self.rng.random() < self.world.failing_stages
-                result: c.OperationResult = c.OperationFailed("a test") if failed else c.OperationDone(1, 1)
+                result: c.OperationResult = c.OperationDone(1, 1)
+                if self.rng.random() < self.world.failing_stages:
+                    operation = self.rng.choice(whole.OPERATIONS[order.stage])
+                    result = c.OperationFailed("a test", self.rng.random() < 0.1, operation)
                 self.world.timeline.after(took_s, self._finished, epoch, order, result)
 
-    def _run(self, order: Order, epoch: int, took_s: float) -> None:
+    def _run(self, order: Order, took_s: float) -> None:
         if order.started:
             self.world.violate(f"the script of job {order.job} is taken for started; its agent never started it")
-        known = self._ran.setdefault(order.job, order.attempt)
-        if known != order.attempt:
+        known, self._ran[order.job] = self._ran.get(order.job, order.attempt), order.attempt
+        if known != order.attempt and not self.world.oracle.lives.may_run(order.job, known, order.attempt):
             self.world.violate(f"the script of job {order.job} was ordered as attempt {known} and {order.attempt}")
+        if order.has_buffer and whole.is_whole(self.world.oracle.state):
+            if self.rng.random() < self.world.failing_stages / 2:
+                failed = c.OperationFailed("a test", operation="pre_run")
+                self.world.timeline.after(took_s / 3, self._finished, None, order, failed)
+                return
         self.world.timeline.after(took_s / 3, self._finished, None, order, c.ScriptStarted())
-        # A script outlives its agent: its end is found by whichever agent runs then.
-        self.world.timeline.after(took_s, self._finished, None, order, c.ScriptEnded(JobState.COMPLETED))
+        self.world.timeline.after(took_s, self._end, order)
+
+    def _end(self, order: Order) -> None:
+        """A script comes to its end, unless it stands still. It outlives its agent: whichever runs then finds it."""
+        if (order.job, order.attempt) in self._standing:
+            self.world.timeline.after(0.05, self._end, order)
+        else:
+            self._finished(None, order, c.ScriptEnded(JobState.COMPLETED))
 
     def _finished(self, epoch: int | None, order: Order, result: c.OperationResult) -> None:
         if epoch is not None and epoch != self._epoch:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replica import commands
 from replica.state_digest import state_digest
+from tests.simulation import whole
 from tests.simulation.clients import SimClient
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Ending:
     def __init__(self, world: World) -> None:
         self.world = world
         self._callers = itertools.count()
+        self._rounds = 0
 
     def heal(self) -> None:
         """Let nothing go wrong any more, and start who is down."""
@@ -77,7 +79,7 @@ class Ending:
             return
         self._clean_up()
         if not world.run(DRAIN_S, self._is_empty):
-            self._complain(f"jobs are left over: {self._leftovers()}")
+            self._complain(f"jobs or persistent buffers are left over: {self._leftovers()}")
             return
         if world.oracle.state.held_bytes:
             self._complain(f"every job is gone, but {dict(world.oracle.state.held_bytes)} bytes are held")
@@ -102,6 +104,11 @@ class Ending:
             job = state.jobs[job_id]
             wanted.append(commands.ReleaseJob(job_id) if job.stuck else None)
             wanted.append(commands.CancelJob(job_id, hurry=True))
+        self._rounds += 1
+        for name in sorted(set(state.persistent) - set(state.using)):
+            # Not every destroyer can come to its turn: what holds its name may be held, or its node be full.
+            gently = self._rounds % 2 == 1
+            wanted.append(whole.destroyer(operator, name) if gently else commands.ClearBuffer(name=name, discard=True))
         wanted += [commands.ResumeNode(name) for name in world.nodes if name in state.nodes]
         for delay, command in enumerate(command for command in wanted if command is not None):
             caller = SimClient(world, 1000 + next(self._callers))
@@ -110,14 +117,14 @@ class Ending:
         world.timeline.after(CLEAN_UP_S, self._clean_up)
 
     def _is_empty(self) -> bool:
-        return not self.world.oracle.state.unfinished
+        return not self.world.oracle.state.unfinished and not self.world.oracle.state.persistent
 
     def _leftovers(self) -> str:
         state = self.world.oracle.state
         return ", ".join(
             f"{job} {state.jobs[job].state.name}/{state.buffers[job].state.word if job in state.buffers else '-'}"
             for job in sorted(state.unfinished)
-        )
+        ) + "".join(f", {name} {buffer.state.word}" for name, buffer in state.persistent.items())
 
     def _check_ledgers(self) -> None:
         """What is on each disk is the history, whole and chained."""

@@ -236,7 +236,8 @@ class Operator:
             if not replica.up:
                 replica.start()
         except JoiningRefused as error:
-            world.note("join refused", replica.name, str(error))
+            # The directory is another in each run, and the trace must not be.
+            world.note("join refused", replica.name, str(error).replace(str(world.directory), ""))
             world.counts["joins_refused"] += 1
             if not replica.up:
                 world.clear(replica)  # the operator moves the directory away, as the sentence says

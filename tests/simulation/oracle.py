@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
 from replica import settle as settle_module
-from replica.buffers import TRANSITIONS, BufferState
 from replica.commit import Entry, Receipt
-from replica.events import JobSubmitted, RunStarted, job_of
-from replica.fold import Draft, LedgerViolation, fold_into
+from replica.draft import Draft
+from replica.events import job_of
+from replica.failures import LedgerViolation
 from replica.invariants import check
-from replica.pools import Pool
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
 from replica.units import Revision
 from tests.simulation.disk import SimDisk
+from tests.simulation.lives import Lives
 from tests.simulation.register import Register
 from wal.codec import Kind, decode_batch, kind_of
 from wal.configuration import Placed, decode_configuration
 
 FIELDS = State.__struct_fields__
-LEGAL = frozenset((before, after) for (before, _), after in TRANSITIONS.items())
 
 
 class Effect(NamedTuple):
@@ -65,8 +64,7 @@ class Oracle:
         self._logs: dict[tuple[int, int], tuple[bytes, int]] = {}
         self._votes: dict[tuple[str, int], str] = {}
         self._committed: dict[int, tuple[int, str]] = {}
-        self._submitted: dict[str, int] = {}
-        self._started: dict[int, int] = {}
+        self.lives = Lives(violate)
         self._held: dict[str, tuple[int, State]] = {}
         """Where each replica was last found to be equal to the history."""
         self.floor = 0
@@ -242,18 +240,14 @@ class Oracle:
                     self._violate(f"entry {index}: the clock goes back from {before.at} to {batch.at}")
                 for fault in check(after):
                     self._violate(f"after entry {index}: {fault}")
-                self._check_capacity(before, after, index)
+                self.lives.check_space(before, after, index)
         self.points.append(Point(term, data, after.revision, after))
 
     def _settle(self, draft: Draft, entry: Entry, at: int, index: int) -> None:
         draft.at = at
         draft.revision += 1
         for event in entry.events:
-            job = job_of(event)
-            before = None if job is None else draft.buffers.get(job)
-            fold_into(draft, (event,))
-            after = None if job is None else draft.buffers.get(job)
-            self._check_step(event, job, before, after, index)
+            self.lives.fold(draft, event, index)
         if entry.id:
             job = next((job for job in map(job_of, entry.events) if job is not None), 0)
             if entry.id in self.effects:
@@ -262,27 +256,6 @@ class Oracle:
             self.effects[entry.id] = Effect(draft.revision, job, code)
             receipt = Receipt(Revision(draft.revision), job, entry.refusal, entry.digest)
             draft.settle(entry.id, receipt, _receipts_kept())
-
-    def _check_step(self, event: Any, job: int | None, before: Any, after: Any, index: int) -> None:
-        if before is not None and after is not None and before.state != after.state:
-            if (before.state, after.state) not in LEGAL:
-                self._violate(f"entry {index}: job {job} goes from {before.state.word} to {after.state.word}")
-        if before is None and after is not None and after.state is not BufferState.PENDING:
-            self._violate(f"entry {index}: job {job} begins as {after.state.word}")
-        if isinstance(event, JobSubmitted):
-            known = self._submitted.setdefault(event.spec.name, event.job)
-            if known != event.job:
-                self._violate(f"exactly once: {event.spec.name} is job {known} and job {event.job}")
-        if isinstance(event, RunStarted):
-            self._started[event.job] = self._started.get(event.job, 0) + 1
-            if self._started[event.job] > 1:
-                self._violate(f"exactly once: the script of job {event.job} started again in entry {index}")
-
-    def _check_capacity(self, before: State, after: State, index: int) -> None:
-        for name, pool in after.pools.items():
-            held, was = after.held_bytes.get(name, 0), before.held_bytes.get(name, 0)
-            if held < 0 or (held > was and held > _usable(pool)):
-                self._violate(f"entry {index}: pool {name} holds {held} bytes of {_usable(pool)}")
 
     # What clients were told
 
@@ -309,10 +282,6 @@ class Oracle:
 def _receipts_kept() -> int:
     kept: int = vars(settle_module)["RECEIPTS_MAX"]  # the world binds it to another number
     return kept
-
-
-def _usable(pool: Pool) -> int:
-    return pool.usable_bytes
 
 
 def _differ(state: State, point: Point) -> str:

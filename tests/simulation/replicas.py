@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from cluster.address import Address
+from cluster.client.views import StatusView
 from cluster.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
 from cluster.controller import Controller
@@ -214,9 +216,32 @@ class SimReplica:
             node_down_s=world.config.timing.node_down_s,
         )
         controller.world, controller.place = world, self.name
+        controller.levels.ask = self._ask_level
         self.controller = controller
         self.serves = True
         self.loop.create_task(controller.start())
+
+    async def _ask_level(self, name: str) -> StatusView:
+        """Ask a peer which feature level it knows, as `cluster.serve` does over HTTP."""
+        world, peer = self.world, self.world.place_of(name)
+        await asyncio.sleep(0.002)
+        links = world.network.links
+        if peer is None or not peer.up or not peer.serves or links[self.name, peer.name].cut:
+            raise LookupError(name)
+        return StatusView(
+            cluster=world.config.cluster.name,
+            cluster_id=world.config.cluster.id,
+            replica=peer.called,
+            role=str(peer.engine.role),
+            term=peer.engine.term,
+            leader=peer.engine.leader,
+            ready=peer.engine.ready,
+            commit_index=peer.engine.commit_index,
+            applied_index=peer.engine.applied_index,
+            last_index=peer.engine.last_index,
+            revision=peer.engine.applied_index,
+            feature_level_known=world.level_said,
+        )
 
     def make_journal(self, environment: Any) -> WatchedJournal:
         """Open the real journal, watched."""

@@ -16,6 +16,7 @@ from replica.commit import Batch
 from replica.features import ReleaseNeeded
 from replica.invariants import check
 from replica.jobs import Job
+from replica.later_maps import LATER_MAPS
 from replica.nodes import Node
 from replica.pools import Pool
 from replica.settle import settle
@@ -23,6 +24,7 @@ from replica.state import EMPTY, State
 from replica.state_digest import state_digest
 from snapshots.assembly import from_sections
 from snapshots.image import (
+    LATER,
     SHAPED,
     SHAPES,
     SLICE_BYTES,
@@ -114,6 +116,12 @@ def test_slices_stay_small_and_a_breath_follows_each() -> None:
     assert len(pieces) > 3 * 3000 // SLICE_RECORDS
 
 
+DERIVED = frozenset(
+    {"held_bytes", "unfinished", "finished", "on_node", "holders", "operations", "arrays", "named", "using", "use"}
+)
+"""Maps of a State that are computed again on loading."""
+
+
 def test_every_kind_of_record_that_a_snapshot_can_hold_has_its_shape_in_the_header() -> None:
     found: set[type] = set()
 
@@ -129,23 +137,25 @@ def test_every_kind_of_record_that_a_snapshot_can_hold_has_its_shape_in_the_head
             for part in getattr(kind, inner, ()):
                 walk(part)
 
-    for kind in (Header, Pool, Node, Job, Buffer, ReceiptRecord, PoolCapacity):
+    for kind in (Header, Pool, Node, Job, Buffer, ReceiptRecord, PoolCapacity, *(later.record for later in LATER_MAPS)):
         walk(msgspec.inspect.type_info(kind))
     for field in msgspec.structs.fields(State):
+        if field.name in DERIVED:
+            continue
         for record in re.findall(r"immutables\.Map\[\w+, (\w+)\]", str(State.__annotations__[field.name])):
-            assert record in {kind.__name__ for kind in SHAPED} | {"bytes", "int", "bool"}
+            assert record in {kind.__name__ for kind in SHAPED} | {"bytes", "int", "bool", "PoolUnit"}
     assert found - {Header, ReceiptRecord, PoolCapacity} == set(SHAPED)
 
 
 def test_a_field_of_state_that_the_image_does_not_carry_is_noticed() -> None:
-    derived = {"held_bytes", "unfinished", "finished"}
-    maps = {"pools", "nodes", "jobs", "buffers", "receipts"}
-    assert set(State.__struct_fields__) - derived - maps <= set(Header.__struct_fields__)
+    maps = {"pools", "nodes", "jobs", "buffers", "receipts"} | {later.field for later in LATER_MAPS}
+    assert set(State.__struct_fields__) - DERIVED - maps <= set(Header.__struct_fields__)
 
 
 def test_a_snapshot_of_a_release_with_more_fields_is_refused_by_the_name_of_the_record() -> None:
     for position, kind in enumerate(SHAPED):
         newer = [count + (place == position) for place, count in enumerate(SHAPES)]
+        assert len(SHAPES) == len(SHAPED)
 
         def grow(header: list[Any], newer: list[int] = newer) -> list[Any]:
             header[3] = newer
@@ -161,7 +171,7 @@ def test_a_snapshot_of_a_release_with_fewer_fields_is_read_with_their_defaults()
 
     def older(section: Section, content: Any) -> Any:
         if section is Section.HEADER:
-            content[3] = [number - (kind is Job) for number, kind in zip(SHAPES, SHAPED, strict=True)]
+            content[3] = [number - (kind is Job) for number, kind in zip(content[3], SHAPED, strict=False)]
         if section is Section.JOBS:
             content = [job[: count - 1] for job in content]
         return content
@@ -244,7 +254,7 @@ def test_an_image_that_was_altered_is_refused_by_name(_: str, section: Section, 
 
 def test_sections_in_any_order_but_the_right_one_are_refused() -> None:
     pieces = list(to_sections(small_image()))
-    assert len(pieces) == len(Section)
+    assert len(pieces) == len(Section) - len(LATER)
     for first in range(len(pieces)):
         for second in range(first + 1, len(pieces)):
             swapped: list[Slice] = pieces.copy()

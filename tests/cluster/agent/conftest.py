@@ -149,7 +149,11 @@ class Site:
         """Give a controller and a registered agent in the test's own loop: for what no agent's end has a part in."""
         own, clock, stop = self.config.agent("n1"), SystemClock(), asyncio.Event()
         settings = Settings(
-            node="n1", accounts=own.accounts, copy_rate_bytes_s=own.copy_rate_bytes_s, kill_wait_s=own.kill_wait_s
+            node="n1",
+            accounts=own.accounts,
+            copy_rate_bytes_s=own.copy_rate_bytes_s,
+            kill_wait_s=own.kill_wait_s,
+            local=self.config.provider,
         )
         controller = ControllerDouble(self.config)
         await controller.start()

@@ -8,6 +8,7 @@ import re
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cluster.client.views import ErrorView
@@ -17,6 +18,7 @@ from cluster.pki import create_authority, issue
 from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.jobs import JobState
+from replica.options import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble, script_of, shown
 
@@ -515,5 +517,85 @@ def test_the_log_is_sentences_with_a_job_in_front(site: Site) -> None:
             assert "does not exist; it is not tried again by itself\n" in said
             assert "job 9: run attempt 2 ended: FAILED, exit code 5\n" in said
             assert not re.search(r"\w+\(\w+=|<[A-Z]", said), said
+
+    asyncio.run(story())
+
+
+def test_a_suspended_script_stands_still_with_its_time_limit_and_goes_on_where_it_was(site: Site) -> None:
+    script = script_of("echo $$ > pid", "until [ -e gate ]; do echo x >> beats; sleep 0.02; done", "echo over > over")
+
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            order = site.order(7, 2, "run", script=script, time_limit_s=600)
+            await controller.order(order)
+            await controller.result(7, 2, ScriptStarted)
+            await until((site.destinations / "beats").exists)
+            pid = int((site.destinations / "pid").read_text())
+            await controller.order(msgspec.structs.replace(order, started=True, suspend=True))
+            await until(lambda: stopped(pid))
+            # A suspended script outlives its agent, and the next agent knows that it is to stand still.
+            await site.kill_agent(agent)
+            site.start_agent()
+            await controller.wait(lambda: len(controller.registrations) == 2)
+            (site.destinations / "gate").touch()
+            assert stopped(pid) and not (site.destinations / "over").exists()
+            await controller.order(msgspec.structs.replace(order, started=True))
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert (site.destinations / "over").exists()
+
+    asyncio.run(story())
+
+
+def test_a_suspended_script_is_ended_when_its_job_is_cancelled(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            order = site.order(7, 2, "run", script=GATED)
+            await controller.order(order)
+            await controller.result(7, 2, ScriptStarted)
+            await controller.order(msgspec.structs.replace(order, started=True, suspend=True))
+            await controller.order(msgspec.structs.replace(order, started=True, suspend=True, cancel=True))
+            ended = await controller.result(7, 2)
+            assert isinstance(ended, ScriptEnded) and ended.result is JobState.CANCELLED
+
+    asyncio.run(story())
+
+
+def stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_persistent_buffer_outlives_the_job_that_made_it_and_is_destroyed_by_another(site: Site) -> None:
+    async def story() -> None:
+        async with site.serving() as controller:
+            create = (CreatePersistent("lake", 1024),)
+            await controller.order(site.order(7, 1, "stage_in", creates=create))
+            assert isinstance(await controller.result(7, 1), OperationDone)
+            await controller.order(site.order(7, 2, "teardown"))
+            assert isinstance(await controller.result(7, 2), OperationDone)
+            script = script_of('echo kept > "$DW_PERSISTENT_STRIPED_lake/word"')
+            await controller.order(site.order(8, 1, "stage_in", uses=("lake",)))
+            assert isinstance(await controller.result(8, 1), OperationDone)
+            await controller.order(site.order(8, 2, "run", script=script, uses=("lake",)))
+            assert await controller.result(8, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            await controller.order(site.order(8, 3, "teardown"))
+            assert isinstance(await controller.result(8, 3), OperationDone)
+            assert (site.home / "persistent" / "lake" / "word").read_text() == "kept\n"
+            for _ in range(2):  # what is not there is as good as destroyed
+                attempt = 1 + len([report for report in controller.accepted if report.job == 9])
+                destroy = (DestroyPersistent("lake"),)
+                await controller.order(site.order(9, attempt, "stage_in", destroys=destroy))
+                assert isinstance(await controller.result(9, attempt), OperationDone)
+                assert os.listdir(site.home / "persistent") == []
+
+    asyncio.run(story())
+
+
+def test_a_persistent_buffer_whose_name_leads_elsewhere_is_refused(site: Site) -> None:
+    async def story() -> None:
+        async with site.serving() as controller:
+            await controller.order(site.order(7, 1, "stage_in", creates=(CreatePersistent("../steps", 1),)))
+            failed = await controller.result(7, 1)
+            assert isinstance(failed, OperationFailed) and failed.operation == "create_persistent" and failed.final
 
     asyncio.run(story())

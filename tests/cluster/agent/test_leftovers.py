@@ -146,9 +146,11 @@ def test_the_agent_removes_what_was_left_when_the_order_is_gone(site: Site) -> N
             assert len(parts_of(site.destinations)) == 1
             await controller.withdraw(7)
             site.start_agent()
-            while parts_of(site.destinations) or os.listdir(site.home / "leftovers"):
+            # It is said last.
+            said = "removed 1 temporary file of a stage_out that was killed"
+            while said not in shown(site.directory / "agent.log"):
                 await asyncio.sleep(0.01)
-            assert "removed 1 temporary file of a stage_out that was killed" in shown(site.directory / "agent.log")
+            assert parts_of(site.destinations) == [] and os.listdir(site.home / "leftovers") == []
             assert os.listdir(site.destinations / "new") == []
 
     asyncio.run(asyncio.wait_for(story(), 30))

@@ -37,14 +37,17 @@ def known(answer: Any) -> dict[str, int | None]:
 
 @story
 async def test_a_cluster_of_one_is_raised_once_and_a_retry_gets_the_first_answer(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Rig(config, raises=False) as rig:
         shown = await rig.ask("GET", "/v1/feature-level")
         assert (shown.body["feature_level"], shown.body["next_level"], shown.body["may_be_raised"]) == (1, 2, True)
-        assert (shown.body["next_release"], known(shown)) == (features.release_of(2), {"r1": 2})
+        assert (shown.body["next_release"], known(shown)) == (
+            features.release_of(2),
+            {"r1": features.FEATURE_LEVEL_KNOWN},
+        )
         command_id = rig.new_id()
         for _ in range(2):
             answer = await rig.ask("POST", "/v1/feature-level", {"command_id": command_id, "level": 2})
-            assert (answer.status, answer.body["feature_level"], answer.body["next_level"]) == (200, 2, None)
+            assert (answer.status, answer.body["feature_level"], answer.body["next_level"]) == (200, 2, 3)
         again = await rig.ask("POST", "/v1/feature-level", {"command_id": rig.new_id(), "level": 2})
         assert (again.status, again.code) == (409, "wrong_state")
         status = (await rig.ask("GET", "/v1/status")).body
@@ -57,7 +60,7 @@ async def test_a_cluster_of_one_is_raised_once_and_a_retry_gets_the_first_answer
 async def test_a_member_that_knows_less_does_not_answer_or_is_somebody_else_keeps_the_level_where_it_is(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config) as rig:
+    async with Rig(config, raises=False) as rig:
         of_r3 = msgspec.structs.replace(STATUS, replica="r3")
         of_before = msgspec.json.decode(msgspec.json.encode(of_r3))
         del of_before["feature_level_known"]
@@ -70,14 +73,17 @@ async def test_a_member_that_knows_less_does_not_answer_or_is_somebody_else_keep
         for answers, of_third, words in cases:
             of_three(rig, monkeypatch, answers)
             shown = await rig.ask("GET", "/v1/feature-level")
-            assert known(shown) == {"r1": 2, "r2": 2, "r3": of_third} and not shown.body["may_be_raised"]
+            assert (
+                known(shown) == {"r1": features.FEATURE_LEVEL_KNOWN, "r2": 2, "r3": of_third}
+                and not shown.body["may_be_raised"]
+            )
             answer = await rig.ask("POST", "/v1/feature-level", {"command_id": rig.new_id(), "level": 2})
             assert (answer.status, answer.code) == (409, "wrong_state")
             assert answer.sentence == f"not every member is known to support feature level 2: {words}"
             assert rig.controller.state.feature_level == 1
         of_three(rig, monkeypatch, {"r2": STATUS, "r3": of_r3})
         assert await rig.controller.levels.gather() == (
-            MemberLevel("r1", "r1", True, 2, ""),
+            MemberLevel("r1", "r1", True, features.FEATURE_LEVEL_KNOWN, ""),
             MemberLevel("r2", "r2", True, 2, "0.1.0"),
             MemberLevel("r3#4", "r3", True, 2, "0.1.0"),
         )
@@ -87,7 +93,7 @@ async def test_a_member_that_knows_less_does_not_answer_or_is_somebody_else_keep
 
 @story
 async def test_a_level_that_cannot_be_one_is_refused_with_its_place(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Rig(config, raises=False) as rig:
         for level in (0, -1, 2**31, "2", None):
             answer = await rig.ask("POST", "/v1/feature-level", {"command_id": rig.new_id(), "level": level})
             assert (answer.status, answer.body["error"]["place"]) == (400, "level"), level
@@ -95,7 +101,7 @@ async def test_a_level_that_cannot_be_one_is_refused_with_its_place(config: Conf
 
 @story
 async def test_the_raise_is_in_the_ledger_with_who_asked_and_told_to_who_follows_events(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Rig(config, raises=False) as rig:
         await rig.ask("POST", "/v1/feature-level", {"command_id": rig.new_id(), "level": 2})
         rows = [record for entry in (await rig.ask("GET", "/v1/ledger")).body["entries"] for record in entry["records"]]
         raised = next(row for row in rows if row["command"] == "raise_feature_level")
@@ -108,7 +114,7 @@ async def test_the_raise_is_in_the_ledger_with_who_asked_and_told_to_who_follows
 async def test_a_replica_that_is_too_old_for_an_entry_stops_before_it_and_keeps_everything(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config) as rig:
+    async with Rig(config, raises=False) as rig:
         rig.engine.automatic = False
         sent = rig.new_id()
         asking = rig.ask("POST", "/v1/feature-level", {"command_id": sent, "level": 2})
@@ -128,3 +134,28 @@ async def test_a_replica_that_is_too_old_for_an_entry_stops_before_it_and_keeps_
         monkeypatch.undo()
         rig.engine.commit()
         assert rig.controller.state.feature_level == 2
+
+
+@story
+async def test_a_cluster_that_is_founded_now_is_at_once_raised_to_what_all_its_members_know(config: Config) -> None:
+    async with Rig(config) as rig:
+        shown = await rig.ask("GET", "/v1/feature-level")
+        assert (shown.body["feature_level"], shown.body["next_level"]) == (features.FEATURE_LEVEL_KNOWN, None)
+        rows = [record for entry in (await rig.ask("GET", "/v1/ledger")).body["entries"] for record in entry["records"]]
+        raised = [row for row in rows if row["command"] == "raise_feature_level"]
+        assert [row["actor"] for row in raised] == ["leader"] * (features.FEATURE_LEVEL_KNOWN - 1)
+
+
+@story
+async def test_a_new_cluster_with_a_member_that_knows_less_is_raised_no_further_and_later_when_it_is_upgraded(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(config, raises=False) as rig:
+        of_r3 = msgspec.structs.replace(STATUS, replica="r3")
+        of_three(rig, monkeypatch, {"r2": STATUS, "r3": of_r3})
+        rig.controller.first_raise.enabled = True
+        rig.controller.first_raise.look()
+        await until(lambda: rig.controller.state.feature_level == 2)
+        know_all = {name: msgspec.structs.replace(STATUS, replica=name, feature_level_known=3) for name in ("r2", "r3")}
+        of_three(rig, monkeypatch, know_all)
+        await until(lambda: rig.controller.state.feature_level == 3)  # the leader looks every second

@@ -23,9 +23,15 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/jobs/{id}/cancel"): "operator user",
     ("POST", "/v1/jobs/{id}/hold"): "operator user",
     ("POST", "/v1/jobs/{id}/release"): "operator user",
+    ("POST", "/v1/jobs/{id}/suspend"): "operator user",
+    ("POST", "/v1/jobs/{id}/resume"): "operator user",
+    ("POST", "/v1/jobs/{id}/requeue"): "operator user",
+    ("POST", "/v1/jobs/{id}/clear"): "operator",
+    ("POST", "/v1/persistent/{name}/clear"): "operator",
     ("GET", "/v1/pools"): "operator user",
     ("PUT", "/v1/pools/{name}"): "operator",
     ("GET", "/v1/buffers"): "operator user",
+    ("GET", "/v1/burst"): "operator user",
     ("GET", "/v1/nodes"): "operator user",
     ("POST", "/v1/nodes/{name}/drain"): "operator",
     ("POST", "/v1/nodes/{name}/resume"): "operator",
@@ -49,6 +55,28 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/healthz"): "operator user agent replica",
     ("GET", "/readyz"): "operator user agent replica",
     ("GET", "/metrics"): "operator user agent replica",
+    ("POST", "/v1/pools/{name}/add"): "operator",
+    ("POST", "/v1/pools/{name}/change"): "operator",
+    ("POST", "/v1/pools/{name}/remove"): "operator",
+    ("GET", "/v1/configuration"): "operator",
+    ("POST", "/v1/configuration"): "operator",
+    ("POST", "/v1/configuration/diff"): "operator",
+    ("GET", "/v1/bbstat"): "operator user",
+    ("GET", "/v1/jobs/{id}/estimate"): "operator user",
+    ("GET", "/v1/accounts"): "operator user",
+    ("PUT", "/v1/accounts/{name}"): "operator",
+    ("POST", "/v1/accounts/{name}/delete"): "operator",
+    ("GET", "/v1/qos"): "operator user",
+    ("PUT", "/v1/qos/{name}"): "operator",
+    ("POST", "/v1/qos/{name}/delete"): "operator",
+    ("GET", "/v1/licenses"): "operator user",
+    ("PUT", "/v1/licenses/{name}"): "operator",
+    ("POST", "/v1/licenses/{name}/delete"): "operator",
+    ("GET", "/v1/reservations"): "operator user",
+    ("PUT", "/v1/reservations/{name}"): "operator",
+    ("POST", "/v1/reservations/{name}/delete"): "operator",
+    ("GET", "/v1/scheduling"): "operator user",
+    ("PUT", "/v1/scheduling"): "operator",
 }
 
 
@@ -80,7 +108,9 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
             if allowed:
                 # The empty body of a write is refused as such: the request came past the permission.
                 assert answer.status != 403, asked
-                assert answer.status < 300 or answer.code == "invalid_field", asked
+                # Here no provider can be asked for bbstat, which the handler says.
+                refusals = ("invalid_field", "wrong_state") if route.path == "/v1/bbstat" else ("invalid_field",)
+                assert answer.status < 300 or answer.code in refusals, asked
             else:
                 assert (answer.status, answer.code) == (403, "permission_denied"), asked
                 assert answer.sentence.startswith(str(role)), asked

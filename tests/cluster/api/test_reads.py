@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from cluster.api.render import Verdicts, job_view
+from cluster.api.explaining import Verdicts
+from cluster.api.render import job_view
 from cluster.config import Config
 from replica.features import FEATURE_LEVEL_KNOWN
 from replica.queries import reason_of
@@ -248,7 +249,7 @@ async def test_metrics_show_pools_jobs_queue_and_latency(config: Config) -> None
             'forebay_pool_bytes{pool="fast"} 1.00663296e+08',
             'forebay_jobs{state="RUNNING"} 1.0',
             "forebay_queue_commands 0.0",
-            "forebay_feature_level 1.0",
+            f"forebay_feature_level {float(rig.controller.state.feature_level)}",
             f"forebay_feature_level_known {float(FEATURE_LEVEL_KNOWN)}",
             f"forebay_revision {float(rig.controller.state.revision)}",
         ):

@@ -154,6 +154,66 @@ def test_every_refusal_of_the_request_itself_ends_with_slurms_sentence(
     assert "it cannot be" in result.stderr.splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "sentence", "place", "last"),
+    [
+        (400, "root_not_allowed", "User root can not allocate burst buffers", "user", "Burst Buffer permission denied"),
+        (403, "permission_denied", "User found in DenyUsers", "user", "Burst Buffer permission denied"),
+        (403, "permission_denied", "User not found in AllowUsers", "user", "Burst Buffer permission denied"),
+        (
+            403,
+            "permission_denied",
+            "Burst Buffer permission denied",
+            "script line 2, column 28",
+            "Burst Buffer permission denied",
+        ),
+        (400, "invalid_field", "Node count specification invalid", "nodes", "Node count specification invalid"),
+    ],
+)
+def test_refusals_that_slurm_has_another_sentence_for_end_with_that_one(
+    double: Double, script: str, status: int, code: str, sentence: str, place: str, last: str
+) -> None:
+    double.refuse("POST", "/v1/jobs", status, code, sentence, place=place)
+    lines = forebay(double.config, "submit", script, "-N0").stderr.splitlines()
+    assert sentence in lines[0] and lines[-1] == last
+
+
+def test_a_file_for_bbf_that_is_not_there_ends_with_slurms_sentence(double: Double, script: str) -> None:
+    result = forebay(double.config, "submit", script, "--bbf=/nonexistent")
+    assert result.exit_code == ExitCode.BAD_INPUT and double.asked == []
+    assert result.stderr.splitlines()[-1] == "Invalid --bbf specification"
+
+
+def test_every_option_of_slurm_reaches_the_controller(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", PENDING, 201)
+    given = (
+        "-N0 -a 1-9:2%3 -A proj -q high -L matlab:2,foo --reservation=r1 -p debug --nice=-5 --no-requeue "
+        "--mail-type=stage_out,fail --mail-user=alan --comment=fast --deadline=2030-01-31T12:00:00 "
+        "-d singleton,afterburstbuffer:4,afterok:7_3"
+    )
+    assert forebay(double.config, "submit", *given.split(), script).exit_code == 0
+    body = double.asked[0].body
+    assert {name: body[name] for name in body if name in WANTED} == WANTED
+    assert body["deadline"].startswith("2030-01-31T")
+
+
+WANTED = {
+    "nodes": 0,
+    "array": "1-9:2%3",
+    "account": "proj",
+    "qos": "high",
+    "licenses": ["matlab:2", "foo"],
+    "reservation": "r1",
+    "partition": "debug",
+    "nice": -5,
+    "requeue": False,
+    "mail_types": ["stage_out", "fail"],
+    "mail_user": "alan",
+    "comment": "fast",
+    "dependencies": ["singleton", "afterburstbuffer:4", "afterok:7_3"],
+}
+
+
 def test_a_bad_script_is_refused_before_anything_is_sent(double: Double) -> None:
     result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\n#SBATCH --gpus=1\n")
     assert result.exit_code == ExitCode.BAD_INPUT
@@ -426,6 +486,20 @@ def test_why_asks_about_the_past_and_explains_with_figures(double: Double) -> No
     ]
 
 
+def test_tasks_of_an_array_are_named_as_slurm_names_them(double: Double) -> None:
+    double.answer("POST", "/v1/jobs/42_.*/(cancel|hold|release)", PENDING)
+    double.answer("GET", "/v1/jobs/42_3", PENDING)
+    for command, word, asked in (
+        ("cancel", "42_[1-3,7]", "/v1/jobs/42_%5B1-3%2C7%5D/cancel"),
+        ("hold", "42_3", "/v1/jobs/42_3/hold"),
+        ("release", "042_[5]", "/v1/jobs/42_5/release"),
+        ("show", "42_3", "/v1/jobs/42_3"),
+    ):
+        result = forebay(double.config, "job", command, word)
+        assert result.exit_code == 0, result.stderr
+        assert double.asked[-1].target == asked
+
+
 def test_cancel_hold_and_release_go_on_after_a_refusal_and_exit_with_the_first_code(double: Double) -> None:
     double.answer("POST", "/v1/jobs/42/(cancel|hold|release)", PENDING)
     double.refuse("POST", "/v1/jobs/7/.*", 404, "unknown_job", "there is no job 7")
@@ -527,8 +601,9 @@ def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) ->
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["job", "show", "0"], "is not in the range"),
-        (["job", "show", "x"], "is not a valid integer"),
+        (["job", "show", "0"], "numbers of jobs begin at 1"),
+        (["job", "show", "x"], "names no job"),
+        (["job", "cancel", "12_[3-1]"], "names no tasks"),
         (["job", "lst"], "list"),
         (["submit"], ""),
         (["job", "list", "--nope"], "--nope"),

@@ -3,9 +3,11 @@
 With FOREBAY_REWRITE_GOLDEN=1 the files are written again: look at the difference before it is committed.
 """
 
+import datetime
 import io
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,9 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cluster.cli.job_text import job_block, spans, timeline, why_text
+from cluster.cli.job_block import job_block
+from cluster.cli.job_text import spans, timeline, why_text
 from cluster.cli.output import ROWS_STYLED_MAX, Listing, show, table
+from cluster.cli.squeue import STANDARD, Column, Field, in_order, line, read_format
 from cluster.cli.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table, transfers_table
+from cluster.client.job_details import JobDetailsView
+from cluster.client.views import JobView
 from cluster.clock import parse_instant
 from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, TRANSFER, WHY
 from tests.cluster.cli.views import HISTORY, JOBS, NO_BUFFER, PENDING, RUNNING, job
@@ -38,13 +44,41 @@ STUCK = job(
     start_time="2026-01-30T10:00:00.000000Z", end_time="2026-01-31T11:00:00.000000Z",
 )  # fmt: skip
 
+ARRAY_TASK = job(
+    job_id=28, name="sweep", uid=None, hold="user", node=None, tres="cpu=2,node=1,bb/datawarp=16M",
+    system_comment="11/20/26 22:14:57 burst_buffer/lua: data_in: gone\n11/20/26 22:15:57 burst_buffer/lua: setup: gone",
+    details=JobDetailsView(
+        gid=65534, account="physics", qos="high", licenses=("matlab:2",), reservation="night", partition="debug",
+        nice=5, array_job_id=25, array_task_id=3, array_throttle=2, requeue=False, restarts=1, singleton=True,
+        mail_types=("stage_out", "fail"), comment="a sweep", deadline="2026-02-01T00:00:00.000000Z", suspended_s=7,
+    ),
+)  # fmt: skip
+
+
+def block(view: JobView) -> str:
+    return job_block(view, NOW, zone=datetime.UTC, uid={"alice": 1001}.get, group={65534: "nogroup"}.get)
+
+
+def queue_text(columns: tuple[Column, ...]) -> str:
+    rows = in_order((*JOBS.jobs, STUCK, ARRAY_TASK))
+    cells = [partial(field_of, view) for view in rows]
+    return "\n".join(line(columns, cell) for cell in (lambda field: field.heading, *cells))
+
+
+def field_of(view: JobView, field: Field) -> str:
+    return field.shows(view, NOW)
+
+
 SHOWN: dict[str, Callable[[], None]] = {
     "job-list": lambda: show(jobs_table([*JOBS.jobs, STUCK], NOW)),
     "job-list-empty": lambda: show(jobs_table([], NOW)),
-    "job-show-pending": lambda: click.echo(job_block(PENDING, NOW)),
-    "job-show-running": lambda: click.echo(job_block(RUNNING, NOW)),
-    "job-show-stuck": lambda: click.echo(job_block(STUCK, NOW)),
-    "job-show-no-buffer": lambda: click.echo(job_block(NO_BUFFER, NOW)),
+    "job-show-pending": lambda: click.echo(block(PENDING)),
+    "job-show-running": lambda: click.echo(block(RUNNING)),
+    "job-show-stuck": lambda: click.echo(block(STUCK)),
+    "job-show-array": lambda: click.echo(block(ARRAY_TASK)),
+    "queue": lambda: click.echo(queue_text(read_format(STANDARD))),
+    "queue-format": lambda: click.echo(queue_text(read_format("%i|%.5A|%8j|%T|%r|%a %q %B %Q%%"))),
+    "job-show-no-buffer": lambda: click.echo(block(NO_BUFFER)),
     "job-history": lambda: show(timeline(HISTORY, NOW)),
     "job-history-unfinished": lambda: show(
         timeline(msgspec.structs.replace(HISTORY, rows=HISTORY.rows[:2], complete=False), NOW)

@@ -59,7 +59,7 @@ def test_every_command_and_every_option_says_what_it_does(path: tuple[str, ...])
 
 
 def test_every_option_of_a_script_is_an_option_of_the_command_line_too() -> None:
-    known = {name for parameter in submit.params for name in parameter.opts}
+    known = {name for parameter in submit.params for name in (*parameter.opts, *parameter.secondary_opts)}
     missing = {option.long for option in OPTIONS} - known
     assert missing == {"--ntasks"}, "--ntasks can only be 1"
 

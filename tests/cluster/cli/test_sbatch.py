@@ -36,7 +36,7 @@ def forms(option: Option, value: str) -> list[str]:
     return written
 
 
-WITH_VALUE = [option for option in OPTIONS if option.takes_value]
+WITH_VALUE = [option for option in OPTIONS if option.takes_value and not option.alone]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,21 @@ def test_every_option_is_read_in_every_form(option: Option, line: str) -> None:
 @pytest.mark.parametrize("line", ["--hold", "-H", "  -H  ", "\t--hold # until tomorrow"])
 def test_a_flag_is_read_in_every_form(line: str) -> None:
     assert read(f"#SBATCH {line}") == {"hold": ""}
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ("--nice", {"nice": "100"}),
+        ("--nice=-5", {"nice": "-5"}),
+        ("--nice -t 10", {"nice": "100", "time": "10"}),
+        ("--requeue", {"requeue": "yes"}),
+        ("--no-requeue", {"requeue": "no"}),
+        ("--requeue --no-requeue", {"requeue": "no"}),
+    ],
+)
+def test_what_may_stand_alone_never_takes_the_next_word(line: str, fields: dict[str, str]) -> None:
+    assert read(f"#SBATCH {line}") == fields
 
 
 def test_every_pair_of_options_may_share_a_line() -> None:
@@ -102,7 +117,8 @@ def test_what_is_a_comment_asks_for_nothing(line: str) -> None:
         ("#SBATCH --tiem=1", "line 2, column 9", "--tiem", "--time"),
         ("#SBATCH -t 1 --gres=gpu:1", "line 2, column 14", "--gres", "##SBATCH"),
         ("#SBATCH -Hx", "line 2, column 11", "-x", "Forebay knows"),
-        ("#SBATCH -N 2", "line 2, column 9", "-N", "Forebay knows"),
+        ("#SBATCH -w n1", "line 2, column 9", "-w", "Forebay knows"),
+        ("#SBATCH --requeue=yes", "line 2, column 18", "--requeue takes no value", "write --requeue alone"),
         ("#SBATCH -n 4", "line 2, column 12", "'4'", "--cpus-per-task"),
         ("#SBATCH --ntasks=4", "line 2, column 18", "'4'", "--cpus-per-task"),
         ("#SBATCH --time", "line 2, column 9", "--time", "--time VALUE"),

@@ -55,6 +55,19 @@ def test_a_plain_script_gets_the_defaults() -> None:
         "dependencies": (),
         "output": None,
         "environment": {},
+        "deadline": None,
+        "nodes": 1,
+        "array": None,
+        "account": None,
+        "qos": None,
+        "licenses": (),
+        "reservation": None,
+        "partition": None,
+        "nice": 0,
+        "requeue": True,
+        "mail_types": (),
+        "mail_user": None,
+        "comment": None,
     }
 
 
@@ -84,6 +97,28 @@ def test_the_command_line_wins_field_by_field(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("text", "nodes"), [("1", 1), ("0", 0), ("1-4", 1), ("0-0", 0), ("01", 1)])
+def test_a_node_count_is_a_number_or_a_range_with_one_in_it(text: str, nodes: int) -> None:
+    assert prepared(f"#!/bin/sh\n#SBATCH -N {text}\n").submission.nodes == nodes
+
+
+def test_slurms_options_may_stand_in_the_script() -> None:
+    found = prepared(
+        "#!/bin/sh\n#SBATCH -N0 -a 1-3%2 -A proj -q high -L m:2,n --nice --no-requeue\n"
+        "#SBATCH --mail-type=ALL --mail-user=alan --comment='a b' -p debug --reservation=r -d singleton,afterok:01_02\n"
+    ).submission
+    assert (found.nodes, found.array, found.account, found.qos, found.licenses) == (
+        0,
+        "1-3%2",
+        "proj",
+        "high",
+        ("m:2", "n"),
+    )
+    assert (found.nice, found.requeue, found.mail_types, found.mail_user) == (100, False, ("ALL",), "alan")
+    assert (found.comment, found.partition, found.reservation) == ("a b", "debug", "r")
+    assert found.dependencies == ("singleton", "afterok:1_2")
+
+
 def test_hold_in_the_script_holds() -> None:
     assert prepared("#!/bin/sh\n#SBATCH -H\n").submission.hold
 
@@ -98,6 +133,16 @@ def test_hold_in_the_script_holds() -> None:
         ({"begin": "soon"}, "--begin", "16:00"),
         ({"dependency": "afterok"}, "--dependency", "afterok:42"),
         ({"bbf": "/no/such/file"}, "--bbf", "exists"),
+        ({"nodes": "2"}, "--nodes", ""),
+        ({"nodes": "1-0"}, "--nodes", "--nodes=1"),
+        ({"nodes": "n1"}, "--nodes", "0 for persistent"),
+        ({"array": "3-1"}, "--array", ""),
+        ({"array": "1-3%0"}, "--array", "%4"),
+        ({"nice": "x"}, "--nice", "whole number"),
+        ({"nice": "9999999999"}, "--nice", "whole number"),
+        ({"licenses": "a,,b"}, "--licenses", "one comma"),
+        ({"mail_type": "a,"}, "--mail-type", "one comma"),
+        ({"deadline": "soon"}, "--deadline", "16:00"),
         ({"export": ("1A=2",)}, "--export", "NAME=VALUE"),
         ({"export": ("UNSET",)}, "--export", "UNSET=VALUE"),
     ],
@@ -141,7 +186,8 @@ def test_dependencies_are_read(text: str, expected: tuple[str, ...]) -> None:
         "afterok:0",
         "afterok:-1",
         "afterok:1?afterok:2",
-        "singleton",
+        "singleton:1",
+        "afterok:1_",
         "after:1+5",
     ]
     + [

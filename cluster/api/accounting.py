@@ -1,0 +1,247 @@
+"""Accounts, QOS, licences, reservations, the rules of scheduling, and when a job should start."""
+
+from __future__ import annotations
+
+from cluster.api.privacy import check_sight
+from cluster.api.problems import Problem, bad
+from cluster.api.service import Call, Reply
+from cluster.client import accounting_views as v
+from cluster.clock import format_instant, parse_instant
+from replica import commands as c
+from replica.accounting import Account, AccountUser, License, Limit, Qos, SchedulingRules
+from replica.accounting_text import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
+from replica.estimates import estimate as estimate_of
+from replica.jobs import JobState
+from replica.priority import effective_priority, rules_of
+from replica.reservations import Reservation
+from replica.state import State
+from replica.units import MICROSECONDS_PER_SECOND, Instant
+
+
+async def accounts(call: Call) -> Reply:
+    """List the accounts with their users and limits."""
+    return _accounts(await call.state())
+
+
+async def set_account(call: Call) -> Reply:
+    """Make an account, or change all of it."""
+    body: v.AccountRequest = call.body
+    strange = sorted(set(body.user_limits) - set(body.users))
+    if strange:
+        raise bad(f"{strange[0]!r} is not among the users", "list the user in users, too", "user_limits")
+    members = tuple(
+        AccountUser(user, _limits(body.user_limits.get(user, {}), f"user_limits.{user}")) for user in body.users
+    )
+    limits = _limits(body.limits, "limits")
+    settled = await call.service.settle(call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)))
+    return _accounts(settled.state)
+
+
+async def delete_account(call: Call) -> Reply:
+    """Take an account away; its jobs wait with InvalidAccount."""
+    settled = await call.service.settle(call, c.DeleteAccount(call.params["name"]))
+    return _accounts(settled.state)
+
+
+def _accounts(state: State) -> Reply:
+    rows = tuple(
+        v.AccountView(
+            name=account.name,
+            parent=account.parent or None,
+            users=tuple(member.user for member in account.members),
+            limits=format_limits(account.limits),
+            user_limits={member.user: format_limits(member.limits) for member in account.members if member.limits},
+        )
+        for _, account in sorted(state.accounts.items())
+    )
+    return Reply(state.revision, v.AccountsAnswer(revision=state.revision, accounts=rows))
+
+
+async def qos(call: Call) -> Reply:
+    """List the QOS with their limits."""
+    return _qos(await call.state())
+
+
+async def set_qos(call: Call) -> Reply:
+    """Make a QOS, or change all of it."""
+    body: v.QosRequest = call.body
+    limits = _limits(body.limits, "limits")
+    record = Qos(call.params["name"], body.priority, limits, body.users, body.accounts, body.deny_on_limit)
+    settled = await call.service.settle(call, c.SetQos(record))
+    return _qos(settled.state)
+
+
+async def delete_qos(call: Call) -> Reply:
+    """Take a QOS away; its jobs wait with InvalidQOS."""
+    settled = await call.service.settle(call, c.DeleteQos(call.params["name"]))
+    return _qos(settled.state)
+
+
+def _qos(state: State) -> Reply:
+    rows = tuple(
+        v.QosView(
+            name=record.name,
+            priority=record.priority,
+            limits=format_limits(record.limits),
+            users=record.users,
+            accounts=record.accounts,
+            deny_on_limit=record.deny_on_limit,
+        )
+        for _, record in sorted(state.qos.items())
+    )
+    return Reply(state.revision, v.QosAnswer(revision=state.revision, qos=rows))
+
+
+async def licenses(call: Call) -> Reply:
+    """List the licences and how many of each running jobs have."""
+    return _licenses(await call.state())
+
+
+async def set_license(call: Call) -> Reply:
+    """Say how many of a licence there are."""
+    settled = await call.service.settle(call, c.SetLicense(License(call.params["name"], call.body.total)))
+    return _licenses(settled.state)
+
+
+async def delete_license(call: Call) -> Reply:
+    """Take a licence away."""
+    settled = await call.service.settle(call, c.DeleteLicense(call.params["name"]))
+    return _licenses(settled.state)
+
+
+def _licenses(state: State) -> Reply:
+    rows = tuple(
+        v.LicenseView(name=name, total=record.total, in_use=state.use.get(("licenses", "l", name, "", ""), 0))
+        for name, record in sorted(state.licenses.items())
+    )
+    return Reply(state.revision, v.LicensesAnswer(revision=state.revision, licenses=rows))
+
+
+async def reservations(call: Call) -> Reply:
+    """List the reservations of burst-buffer space that have not ended."""
+    return _reservations(await call.state())
+
+
+async def set_reservation(call: Call) -> Reply:
+    """Make a reservation of burst-buffer space, or change all of it."""
+    body: v.ReservationRequest = call.body
+    state = await call.service.current()
+    try:
+        space = parse_reserved(body.burst_buffer, state.pools, state.site.provider)
+    except TextFault as fault:
+        raise bad(fault.sentence, fault.remedy, "burst_buffer") from fault
+    start_at = call.service.clock.now() if body.start is None else _instant(body.start, "start")
+    reservation = Reservation(
+        call.params["name"], start_at, _instant(body.end, "end"), body.users, body.accounts, space
+    )
+    settled = await call.service.settle(call, c.SetReservation(reservation))
+    return _reservations(settled.state)
+
+
+async def delete_reservation(call: Call) -> Reply:
+    """Take a reservation away; its jobs wait with ReservationDeleted."""
+    settled = await call.service.settle(call, c.DeleteReservation(call.params["name"]))
+    return _reservations(settled.state)
+
+
+def _reservations(state: State) -> Reply:
+    rows = tuple(
+        v.ReservationView(
+            name=name,
+            state="ACTIVE" if record.active else "INACTIVE",
+            start=format_instant(record.start_at) or "",
+            end=format_instant(record.end_at) or "",
+            users=record.users,
+            accounts=record.accounts,
+            burst_buffer=format_reserved(record.space),
+            held_bytes=sum(state.use.get(("bb", "r", name, "", space.pool), 0) for space in record.space),
+        )
+        for name, record in sorted(state.reservations.items())
+    )
+    return Reply(state.revision, v.ReservationsAnswer(revision=state.revision, reservations=rows))
+
+
+async def scheduling(call: Call) -> Reply:
+    """Show the rules of scheduling, and what was measured of transfers."""
+    return _scheduling(await call.state())
+
+
+async def set_scheduling(call: Call) -> Reply:
+    """Change all of the rules of scheduling."""
+    body: v.SchedulingRequest = call.body
+    rules = SchedulingRules(
+        body.size_points_per_gib,
+        body.default_account,
+        body.default_qos,
+        body.accounts_required,
+        body.revocations_max,
+        body.revoke_after_s,
+    )
+    settled = await call.service.settle(call, c.SetSchedulingRules(rules))
+    return _scheduling(settled.state)
+
+
+def _scheduling(state: State) -> Reply:
+    rules = rules_of(state)
+    rates = tuple(
+        v.RateView(
+            pool=pool,
+            stage_ins=rates.stage_in.count,
+            stage_in_bytes_per_s=rates.stage_in.bytes_per_s,
+            stage_in_mean_s=rates.stage_in.mean_us / MICROSECONDS_PER_SECOND,
+            stage_outs=rates.stage_out.count,
+            stage_out_bytes_per_s=rates.stage_out.bytes_per_s,
+            stage_out_mean_s=rates.stage_out.mean_us / MICROSECONDS_PER_SECOND,
+            drain_s=rates.drain_us / MICROSECONDS_PER_SECOND,
+        )
+        for pool, rates in sorted(state.rates.items())
+    )
+    answer = v.SchedulingAnswer(
+        revision=state.revision,
+        size_points_per_gib=rules.size_points_per_gib,
+        default_account=rules.default_account or None,
+        default_qos=rules.default_qos or None,
+        accounts_required=rules.accounts_required,
+        revocations_max=rules.revocations_max,
+        revoke_after_s=rules.revoke_after_s,
+        rates=rates,
+    )
+    return Reply(state.revision, answer)
+
+
+async def estimate(call: Call) -> Reply:
+    """Say when a job should start, computed from the queue, time limits and measured transfers, and why not sooner."""
+    state = await call.state()
+    job_id = call.job_in(state)
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise Problem(404, "unknown_job", f"there is no job {job_id} in the state", "see /v1/jobs", "job id")
+    check_sight(call, state, job_id)
+    at = Instant(max(state.at, call.service.clock.now())) if job.state is JobState.PENDING else state.at
+    found = estimate_of(state, job_id, at)
+    view = v.EstimateView(
+        revision=state.revision,
+        job_id=job_id,
+        state=job.state.name,
+        priority=effective_priority(state, job, state.buffers.get(job_id)),
+        start=format_instant(found.start_at),
+        steps=tuple(
+            v.EstimateStep(what=step.what, until=format_instant(step.until), sentence=step.sentence)
+            for step in found.steps
+        ),
+    )
+    return Reply(state.revision, view)
+
+
+def _limits(texts: dict[str, str], place: str) -> tuple[Limit, ...]:
+    try:
+        return parse_limits(texts)
+    except TextFault as fault:
+        raise bad(fault.sentence, fault.remedy, place) from fault
+
+
+def _instant(text: str, place: str) -> Instant:
+    try:
+        return parse_instant(text)
+    except ValueError as error:
+        raise bad(str(error), "write it as 2026-01-31T12:00:00Z", place) from error

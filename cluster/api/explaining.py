@@ -1,0 +1,151 @@
+"""Why jobs wait, for those who ask: an agenda that follows the applied state, so that nobody walks over all jobs.
+
+The leader decides with an agenda of its own, which is ahead of what is agreed. This one is made when somebody asks,
+follows the ledger from question to question, and is dropped when nobody has asked for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from cluster.chronicle import Chronicle
+from replica.agenda import Agenda
+from replica.events import Event
+from replica.jobs import JobState
+from replica.pending import Verdict, early_gate, later_reason
+from replica.queries import verdicts
+from replica.scheduling import waits_for_space
+from replica.state import State
+
+STATES_KEPT = 4
+"""States whose verdicts are kept, count: many ask about the same."""
+
+FOLLOWED_MAX = 5_000
+"""Commands that an agenda follows from one question to the next, count: beyond, making a new one is hardly slower."""
+
+ENTRIES_READ = 64
+"""Entries of the ledger read at a time, count."""
+
+JOBS_PER_TURN = 2_000
+"""Jobs that are indexed in one turn of the loop, count: some 20 ms, after which heartbeats and commands have theirs."""
+
+KEPT_S = 60.0
+"""How long an agenda is kept that nobody asks, seconds: it holds on to the state that it was last asked about."""
+
+
+class Verdicts:
+    """What holds back each job."""
+
+    def __init__(self, chronicle: Chronicle | None = None) -> None:
+        """`chronicle`: where the ledger is read; without it every state is new."""
+        self._chronicle = chronicle
+        self._agenda: Agenda | None = None
+        self._kept: list[tuple[State, dict[int, Verdict]]] = []
+        self._walked: list[tuple[State, Mapping[int, Verdict]]] = []
+        self._dropping: asyncio.TimerHandle | None = None
+
+    async def ready(self, state: State, job_ids: Iterable[int] = ()) -> None:
+        """Prepare for questions about `state` without keeping others from their turn, and answer those about
+        `job_ids` in one go.
+        """
+        agenda = self._follow(state)
+        while agenda is not None and agenda.state is state and not agenda.prepare(JOBS_PER_TURN):
+            await asyncio.sleep(0)
+        wanted = [job_id for job_id in job_ids if job_id in state.unfinished]
+        if wanted and agenda is not None and agenda.state is state:
+            self._known(state).update(agenda.verdicts_of(wanted, state.at))
+
+    def reason(self, state: State, job_id: int) -> str:
+        """Return what `replica.queries.reason_of` returns; without looking at others where the gates alone say it."""
+        job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+        if job.state is JobState.PENDING:
+            gate = early_gate(state, job)
+            if gate is not None:
+                return str(gate.reason)
+        if job_id in state.options or job.state is not JobState.PENDING or not waits_for_space(job, buffer):
+            return str(self.of(state, job_id).reason)
+        return "BurstBufferResources"
+
+    def of(self, state: State, job_id: int) -> Verdict:
+        """Return what `replica.queries.verdict_of` returns; KeyError for a job that is not in the state."""
+        job = state.jobs[job_id]
+        if job.state is not JobState.PENDING:
+            return later_reason(job, state.buffers.get(job_id), state.site.provider)
+        known = self._known(state)
+        if job_id not in known:
+            agenda = self._follow(state)
+            if agenda is None:
+                return self._walk(state)[job_id]
+            known.update(agenda.verdicts_of((job_id,), state.at))
+        return known[job_id]
+
+    def _known(self, state: State) -> dict[int, Verdict]:
+        for kept, found in self._kept:
+            if kept is state:
+                return found
+        self._kept.append((state, {}))
+        del self._kept[:-STATES_KEPT]
+        return self._kept[-1][1]
+
+    def _walk(self, state: State) -> Mapping[int, Verdict]:
+        """Return what is said of all jobs of a state that is not the newest: of the past, mostly."""
+        for kept, found in self._walked:
+            if kept is state:
+                return found
+        self._walked.append((state, verdicts(state)))
+        del self._walked[:-STATES_KEPT]
+        return self._walked[-1][1]
+
+    def _follow(self, state: State) -> Agenda | None:
+        """Return the agenda of `state`; None for one that is older than what was asked about last."""
+        agenda = self._agenda
+        if agenda is None or agenda.state is not state:
+            if agenda is not None and state.revision < agenda.state.revision:
+                return None
+            events = None if agenda is None else self._between(agenda.state.revision, state.revision)
+            if agenda is None or events is None:
+                agenda = self._agenda = Agenda(state)
+            else:
+                agenda.advance(state, events)
+        self._drop_later()
+        return agenda
+
+    def _between(self, first: int, last: int) -> list[Event] | None:
+        """Return the events of the commands after `first` up to `last`; None where that is too many, or not held."""
+        if self._chronicle is None or last - first > FOLLOWED_MAX:
+            return None
+        events: list[Event] = []
+        try:
+            index = self._chronicle.index_of(first + 1) if last > first else 0
+            while first < last:
+                chunk = list(islice(self._chronicle.read(index, limit=ENTRIES_READ), ENTRIES_READ))
+                for applied in chunk:
+                    if first == last:
+                        break
+                    if applied.base != first or applied.index != index:
+                        return None
+                    if applied.batch is not None and not applied.void:
+                        events.extend(event for entry in applied.batch.entries for event in entry.events)
+                    first, index = applied.revision, applied.index + 1
+                if not chunk:
+                    return None
+        except LookupError:
+            return None
+        return events if first == last else None
+
+    def _drop_later(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # a test or a tool without a loop keeps what it has
+        if self._dropping is not None:
+            self._dropping.cancel()
+        self._dropping = loop.call_later(KEPT_S, self.drop)
+
+    def drop(self) -> None:
+        """Forget everything that was worked out."""
+        self._agenda = None
+        self._kept.clear()
+        self._walked.clear()

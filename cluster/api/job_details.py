@@ -1,0 +1,41 @@
+"""What a job asked for beyond the ordinary, from the State to what clients see."""
+
+from __future__ import annotations
+
+from cluster.client.job_details import NO_DETAILS, JobDetailsView
+from cluster.clock import format_instant
+from replica.job_extras import NO_EXTRA
+from replica.jobs import Job
+from replica.options import NO_OPTIONS
+from replica.state import State
+from replica.units import MICROSECONDS_PER_SECOND
+
+
+def details_of(state: State, job: Job) -> JobDetailsView | None:
+    """Return the details of a job at `state`; None where there are none, as for most."""
+    options, extra = state.options.get(job.id, NO_OPTIONS), state.extras.get(job.id, NO_EXTRA)
+    if options is NO_OPTIONS and extra is NO_EXTRA and not job.spec.deadline:
+        return None
+    details = JobDetailsView(
+        nodes=options.nodes,
+        gid=options.gid or None,
+        account=options.account or None,
+        qos=options.qos or None,
+        licenses=tuple(f"{name}:{count}" for name, count in options.licenses),
+        reservation=options.reservation or None,
+        partition=options.partition or None,
+        nice=options.nice,
+        array_job_id=options.array_job or None,
+        array_task_id=options.array_task if options.array_job else None,
+        array_throttle=options.array_throttle,
+        requeue=options.requeue,
+        restarts=extra.requeues,
+        singleton=options.singleton,
+        mail_types=options.mail_types,
+        mail_user=options.mail_user or None,
+        comment=options.comment or None,
+        deadline=format_instant(job.spec.deadline),
+        suspend_time=format_instant(extra.suspended_at),
+        suspended_s=extra.suspended_us // MICROSECONDS_PER_SECOND,
+    )
+    return None if details == NO_DETAILS else details

@@ -1,0 +1,122 @@
+"""What the leading replica asks the site's provider about submits: whether they are valid.
+
+All of it in worker processes (cluster.providers.calls), a bounded number at once; a provider that hangs holds up
+nobody but who asked it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from cluster.api.problems import Problem
+from cluster.providers import OperationError, Subject
+from cluster.providers.calls import Calls, TooManyCalls
+from cluster.providers.interface import Local
+from cluster.providers.worker import CallRequest
+from replica import commands as c
+from replica.provision import Provision, provision_of
+from replica.state import State
+
+VERDICTS_KEPT: Final = 1024
+"""Validations remembered, count: a retry of a submit gets the verdict that its first try was given."""
+
+PROVIDER_REFUSED: Final = "provider_refused"
+"""Code: the provider says that a job's request is invalid, or could not say that it is valid."""
+
+
+class Providing:
+    """A replica's way to the provider."""
+
+    def __init__(self, local: Local) -> None:
+        """`local` says where this machine has the provider's programs."""
+        self.calls = Calls()
+        self.local = local
+        self._verdicts: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
+
+    async def validate(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
+        """Have the provider validate a job with a burst buffer; Problem 400 with what it said.
+
+        A command that was settled already is not validated again, and a retry waits for the verdict of its first try.
+        """
+        provision = provision_of(state)
+        if provision is None or not asks(command) or command_id in state.receipts:
+            return
+        task = self._verdicts.get(command_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._verdict(provision, command), name="validate")
+            self._verdicts[command_id] = task
+            while len(self._verdicts) > VERDICTS_KEPT:
+                self._verdicts.popitem(last=False)
+        # Shielded: whoever gave up asks again, and finds it under way.
+        failed = await asyncio.shield(task)
+        if failed:
+            raise Problem(
+                400,
+                PROVIDER_REFUSED,
+                f"burst_buffer/{provision.provider}: {failed}",
+                "correct what the provider names, and submit again",
+            )
+
+    def wanted(self, state: State) -> bool:
+        """Return whether there is a provider that has to be asked."""
+        return provision_of(state) is not None
+
+    def check_validated(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
+        """Refuse a job that the provider ought to have validated and has not; Problem 503. No path goes past it."""
+        if not self.wanted(state) or not asks(command) or command_id in state.receipts:
+            return
+        task = self._verdicts.get(command_id)
+        if task is None or not task.done() or task.cancelled() or task.result():
+            raise Problem(
+                503, PROVIDER_REFUSED, "the provider has not validated the request", "submit it again in a moment"
+            )
+
+    async def _verdict(self, provision: Provision, command: c.SubmitJob) -> str:
+        request = CallRequest(operation="process", provision=provision, local=self.local, subject=subject_of(command))
+        try:
+            await self.calls.ask(request, provision.validate_timeout_s)
+        except TooManyCalls:
+            return "too many submits wait for the provider; submit again in a moment"
+        except OperationError as error:
+            return error.message
+        return ""
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self.calls.close()
+        for task in self._verdicts.values():
+            task.cancel()
+        await asyncio.gather(*self._verdicts.values(), return_exceptions=True)
+
+
+def asks(command: c.SubmitJob) -> bool:
+    """Return whether a job asks for a burst buffer, and so for the provider."""
+    return command.request is not None or command.options.buffer is not None
+
+
+def subject_of(command: c.SubmitJob) -> Subject:
+    """Return what the provider is told of a job that has no number yet."""
+    spec, options, request = command.spec, command.options, command.request
+    return Subject(
+        job=0,
+        name=spec.name,
+        user=spec.user,
+        gid=options.gid,
+        workdir=spec.workdir,
+        script=spec.script,
+        directives="" if request is None else request.text,
+        pool="" if request is None else request.pool,
+        size=0 if request is None else request.capacity_bytes,
+        has_size=request is not None and request.capacity_bytes > 0,
+        account=options.account,
+        qos=options.qos,
+        partition=options.partition,
+        comment=options.comment,
+        reservation=options.reservation,
+        time_limit_s=spec.time_limit_s,
+        cpus=spec.cpus,
+        nodes=options.nodes,
+        persistent_only=options.nodes == 0,
+    )

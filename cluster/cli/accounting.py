@@ -1,0 +1,436 @@
+"""`forebay account|qos|license|reservation|scheduling …` and `job estimate`: who may have how much, and when."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.jobs import JOB_ID, JSON_OPTION
+from cluster.cli.output import plain, show, show_json, table
+from cluster.cli.session import session
+from cluster.client import Client
+from cluster.client import accounting_views as v
+
+_T = TypeVar("_T")
+
+_LIMIT = click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="LIMIT=VALUE",
+    help="Such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/NAME is a pool, or bb/native for all. Repeat for more.",
+)
+_NAME = click.argument("name")
+
+
+def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return () if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def _users(words: str = "Users, separated by commas.") -> Callable[[Any], Any]:
+    return click.option("--users", callback=_names, metavar="NAME,…", help=words)
+
+
+def _accounts_option(words: str) -> Callable[[Any], Any]:
+    return click.option("--accounts", callback=_names, metavar="NAME,…", help=words)
+
+
+def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key or not value:
+            raise bad_input(f"{text!r} is no limit", "write it as LIMIT=VALUE", place=option)
+        if key in found:
+            raise bad_input(f"{key} is set twice", "set each once", place=option)
+        found[key] = value
+    return found
+
+
+def _limits_text(limits: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in limits.items()) or "-"
+
+
+def _read(call: Callable[[Client], Awaitable[_T]]) -> _T:
+    return session().ask(call)
+
+
+def _one(rows: Iterable[Any], name: str | None, what: str) -> tuple[Any, ...]:
+    """Return all rows, or the one that is named; Failure if there is none."""
+    listed = tuple(rows)
+    if name is None:
+        return listed
+    found = tuple(row for row in listed if row.name == name)
+    if not found:
+        known = ", ".join(row.name for row in listed) or "there are none"
+        raise Failure(ExitCode.NOT_FOUND, f"there is no {what} {name!r}", f"known are: {known}")
+    return found
+
+
+# Accounts ------------------------------------------------------------------------------------------------------------
+
+
+@click.group("account")
+def account_group() -> None:
+    """Show and change accounts, their users, and limits."""
+
+
+@account_group.command("show")
+@click.argument("name", required=False)
+@JSON_OPTION
+def show_accounts(name: str | None, as_json: bool) -> None:
+    """List the accounts, or show one."""
+    stale = session().stale
+    answer = _read(lambda client: client.accounts(stale=stale))
+    rows = _one(answer.accounts, name, "account")
+    _print_accounts(v.AccountsAnswer(revision=answer.revision, accounts=rows), as_json)
+
+
+@account_group.command("set")
+@_NAME
+@click.option("--parent", default="", metavar="ACCOUNT", help="The account above it.  [default: none]")
+@_users()
+@_LIMIT
+@click.option(
+    "--user-limit",
+    "user_limits",
+    multiple=True,
+    metavar="USER:LIMIT=VALUE",
+    help="A limit of one user in this account; repeat for more.",
+)
+@JSON_OPTION
+def set_account(
+    name: str, parent: str, users: tuple[str, ...], limits: tuple[str, ...], user_limits: tuple[str, ...], as_json: bool
+) -> None:
+    """Make an account, or change all of it: what is not named is empty afterwards (operators)."""
+    of_users: dict[str, dict[str, str]] = {}
+    for text in user_limits:
+        user, colon, rest = text.partition(":")
+        if not colon:
+            raise bad_input(f"{text!r} names no user", "write it as USER:LIMIT=VALUE", place="--user-limit")
+        of_users.setdefault(user, {}).update(_pairs([rest], "--user-limit"))
+
+    async def change(client: Client) -> v.AccountsAnswer:
+        request = v.AccountRequest(
+            command_id=client.new_command_id(),
+            parent=parent,
+            users=users,
+            limits=_pairs(limits, "--limit"),
+            user_limits=of_users,
+        )
+        return await client.set_account(name, request)
+
+    answer = _read(change)
+    rows = tuple(row for row in answer.accounts if row.name == name)
+    _print_accounts(v.AccountsAnswer(revision=answer.revision, accounts=rows), as_json)
+
+
+@account_group.command("delete")
+@_NAME
+@JSON_OPTION
+def delete_account(name: str, as_json: bool) -> None:
+    """Take an account away; its pending jobs wait with InvalidAccount (operators)."""
+    _print_accounts(_read(lambda client: client.delete_account(name)), as_json)
+
+
+def _print_accounts(answer: v.AccountsAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (
+            plain(row.name),
+            plain(row.parent or "-"),
+            plain(",".join(row.users) or "-"),
+            plain(_limits_text(row.limits)),
+            plain(" ".join(f"{user}:{_limits_text(limits)}" for user, limits in row.user_limits.items()) or "-"),
+        )
+        for row in answer.accounts
+    ]
+    show(table(("ACCOUNT", "PARENT", "USERS", "LIMITS", "USER LIMITS"), rows, flexible=frozenset({"USERS", "LIMITS"})))
+
+
+# QOS -----------------------------------------------------------------------------------------------------------------
+
+
+@click.group("qos")
+def qos_group() -> None:
+    """Show and change qualities of service: priority and limits."""
+
+
+@qos_group.command("show")
+@click.argument("name", required=False)
+@JSON_OPTION
+def show_qos(name: str | None, as_json: bool) -> None:
+    """List the QOS, or show one."""
+    stale = session().stale
+    answer = _read(lambda client: client.qos(stale=stale))
+    _print_qos(v.QosAnswer(revision=answer.revision, qos=_one(answer.qos, name, "QOS")), as_json)
+
+
+@qos_group.command("set")
+@_NAME
+@click.option("--priority", type=click.IntRange(0), default=0, show_default=True, help="Added to that of its jobs.")
+@_LIMIT
+@_users("Users who may use it, separated by commas.  [default: everybody]")
+@_accounts_option("Accounts whose jobs may use it, separated by commas.")
+@click.option("--deny-on-limit", is_flag=True, help="Refuse at submit what one of its limits forbids by itself.")
+@JSON_OPTION
+def set_qos(
+    name: str, priority: int, limits: tuple[str, ...], users: tuple[str, ...], accounts: tuple[str, ...],
+    deny_on_limit: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Make a QOS, or change all of it: what is not named is empty afterwards (operators)."""
+
+    async def change(client: Client) -> v.QosAnswer:
+        request = v.QosRequest(
+            command_id=client.new_command_id(),
+            priority=priority,
+            limits=_pairs(limits, "--limit"),
+            users=users,
+            accounts=accounts,
+            deny_on_limit=deny_on_limit,
+        )
+        return await client.set_qos(name, request)
+
+    answer = _read(change)
+    rows = tuple(row for row in answer.qos if row.name == name)
+    _print_qos(v.QosAnswer(revision=answer.revision, qos=rows), as_json)
+
+
+@qos_group.command("delete")
+@_NAME
+@JSON_OPTION
+def delete_qos(name: str, as_json: bool) -> None:
+    """Take a QOS away; its pending jobs wait with InvalidQOS (operators)."""
+    _print_qos(_read(lambda client: client.delete_qos(name)), as_json)
+
+
+def _print_qos(answer: v.QosAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (
+            plain(row.name),
+            row.priority,
+            plain(_limits_text(row.limits)),
+            plain(",".join(row.users) or "-"),
+            plain(",".join(row.accounts) or "-"),
+            "yes" if row.deny_on_limit else "no",
+        )
+        for row in answer.qos
+    ]
+    heads = ("QOS", "PRIORITY", "LIMITS", "USERS", "ACCOUNTS", "DENIES")
+    show(table(heads, rows, right=frozenset({"PRIORITY"}), flexible=frozenset({"LIMITS"})))
+
+
+# Licences ------------------------------------------------------------------------------------------------------------
+
+
+@click.group("license")
+def license_group() -> None:
+    """Show and change licences, which jobs have while they run."""
+
+
+@license_group.command("show")
+@click.argument("name", required=False)
+@JSON_OPTION
+def show_licenses(name: str | None, as_json: bool) -> None:
+    """List the licences and how many of each are in use, or show one."""
+    stale = session().stale
+    answer = _read(lambda client: client.licenses(stale=stale))
+    rows = _one(answer.licenses, name, "licence")
+    _print_licenses(v.LicensesAnswer(revision=answer.revision, licenses=rows), as_json)
+
+
+@license_group.command("set")
+@_NAME
+@click.option("--total", type=click.IntRange(0), required=True, help="How many there are.")
+@JSON_OPTION
+def set_license(name: str, total: int, as_json: bool) -> None:
+    """Say how many of a licence there are (operators); nothing is taken from jobs that run."""
+
+    async def change(client: Client) -> v.LicensesAnswer:
+        return await client.set_license(name, v.LicenseRequest(command_id=client.new_command_id(), total=total))
+
+    answer = _read(change)
+    rows = tuple(row for row in answer.licenses if row.name == name)
+    _print_licenses(v.LicensesAnswer(revision=answer.revision, licenses=rows), as_json)
+
+
+@license_group.command("delete")
+@_NAME
+@JSON_OPTION
+def delete_license(name: str, as_json: bool) -> None:
+    """Take a licence away; its pending jobs wait with Licenses (operators)."""
+    _print_licenses(_read(lambda client: client.delete_license(name)), as_json)
+
+
+def _print_licenses(answer: v.LicensesAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    rows = [(plain(row.name), row.total, row.in_use, max(0, row.total - row.in_use)) for row in answer.licenses]
+    show(table(("LICENSE", "TOTAL", "USED", "FREE"), rows, right=frozenset({"TOTAL", "USED", "FREE"})))
+
+
+# Reservations --------------------------------------------------------------------------------------------------------
+
+
+@click.group("reservation")
+def reservation_group() -> None:
+    """Show and change reservations of burst-buffer space."""
+
+
+@reservation_group.command("show")
+@click.argument("name", required=False)
+@JSON_OPTION
+def show_reservations(name: str | None, as_json: bool) -> None:
+    """List the reservations that have not ended, or show one."""
+    stale = session().stale
+    answer = _read(lambda client: client.reservations(stale=stale))
+    rows = _one(answer.reservations, name, "reservation")
+    _print_reservations(v.ReservationsAnswer(revision=answer.revision, reservations=rows), as_json)
+
+
+@reservation_group.command("set")
+@_NAME
+@click.option("--start", metavar="TIME", help="ISO 8601 with a zone, e.g. 2026-01-31T12:00:00Z.  [default: now]")
+@click.option("--end", metavar="TIME", required=True, help="ISO 8601 with a zone.")
+@_users("Users who may use it, separated by commas.")
+@_accounts_option("Accounts whose jobs may use it, separated by commas.")
+@click.option(
+    "--burst-buffer",
+    "burst_buffer",
+    required=True,
+    metavar="[plugin:][pool:]#[units]",
+    help="What it sets aside, e.g. fast:10TiB; more after commas.",
+)
+@JSON_OPTION
+def set_reservation(
+    name: str, start: str | None, end: str, users: tuple[str, ...], accounts: tuple[str, ...], burst_buffer: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Set space aside for a time, or change all of a reservation (operators).
+
+    Its jobs may use its space and what is free for all; nobody else gets space that he would not give back in time.
+    """
+
+    async def change(client: Client) -> v.ReservationsAnswer:
+        request = v.ReservationRequest(
+            command_id=client.new_command_id(),
+            start=start,
+            end=end,
+            users=users,
+            accounts=accounts,
+            burst_buffer=burst_buffer,
+        )
+        return await client.set_reservation(name, request)
+
+    answer = _read(change)
+    rows = tuple(row for row in answer.reservations if row.name == name)
+    _print_reservations(v.ReservationsAnswer(revision=answer.revision, reservations=rows), as_json)
+
+
+@reservation_group.command("delete")
+@_NAME
+@JSON_OPTION
+def delete_reservation(name: str, as_json: bool) -> None:
+    """Take a reservation away; its pending jobs wait with ReservationDeleted (operators)."""
+    _print_reservations(_read(lambda client: client.delete_reservation(name)), as_json)
+
+
+def _print_reservations(answer: v.ReservationsAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    for row in answer.reservations:
+        users, accounts = ",".join(row.users) or "(null)", ",".join(row.accounts) or "(null)"
+        click.echo(plain(f"ReservationName={row.name} StartTime={row.start} EndTime={row.end} State={row.state}"))
+        click.echo(plain(f"   Users={users} Accounts={accounts} BurstBuffer={row.burst_buffer} Held={row.held_bytes}"))
+
+
+# The rules, and estimates --------------------------------------------------------------------------------------------
+
+
+@click.group("scheduling")
+def scheduling_group() -> None:
+    """Show and change the site's rules of scheduling."""
+
+
+@scheduling_group.command("show")
+@JSON_OPTION
+def show_scheduling(as_json: bool) -> None:
+    """Show the rules, and what was measured of each pool's transfers."""
+    stale = session().stale
+    _print_scheduling(_read(lambda client: client.scheduling(stale=stale)), as_json)
+
+
+@scheduling_group.command("set")
+@click.option("--size-points", type=int, metavar="N", help="Priority points for each GiB of a request.")
+@click.option("--default-account", metavar="NAME", help="Account of jobs that name none; an empty one for none.")
+@click.option("--default-qos", metavar="NAME", help="QOS of jobs that name none; an empty one for none.")
+@click.option("--accounts-required/--no-accounts-required", "required", default=None, help="Whether a job needs one.")
+@click.option("--revocations", type=click.IntRange(0), help="How often one job's staged buffer may be taken back.")
+@click.option("--revoke-after", type=click.IntRange(0), metavar="SECONDS", help="How long it must have waited before.")
+@JSON_OPTION
+def set_scheduling(
+    size_points: int | None, default_account: str | None, default_qos: str | None, required: bool | None,
+    revocations: int | None, revoke_after: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Change what is named of the rules (operators)."""
+
+    def chosen(given: _T | None, present: _T) -> _T:
+        return present if given is None else given
+
+    async def change(client: Client) -> v.SchedulingAnswer:
+        known = await client.scheduling()
+        request = v.SchedulingRequest(
+            command_id=client.new_command_id(),
+            size_points_per_gib=chosen(size_points, known.size_points_per_gib),
+            default_account=chosen(default_account, known.default_account or ""),
+            default_qos=chosen(default_qos, known.default_qos or ""),
+            accounts_required=chosen(required, known.accounts_required),
+            revocations_max=chosen(revocations, known.revocations_max),
+            revoke_after_s=chosen(revoke_after, known.revoke_after_s),
+        )
+        return await client.set_scheduling(request)
+
+    _print_scheduling(_read(change), as_json)
+
+
+def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    click.echo(
+        f"SizePointsPerGiB={answer.size_points_per_gib} AccountsRequired={'YES' if answer.accounts_required else 'NO'} "
+        f"DefaultAccount={plain(answer.default_account or '(null)')} "
+        f"DefaultQOS={plain(answer.default_qos or '(null)')} "
+        f"RevocationsMax={answer.revocations_max} RevokeAfter={answer.revoke_after_s}"
+    )
+    for rate in answer.rates:
+        click.echo(
+            f"Pool={plain(rate.pool or '(null)')} StageIns={rate.stage_ins} StageInRate={rate.stage_in_bytes_per_s}B/s "
+            f"StageOuts={rate.stage_outs} StageOutRate={rate.stage_out_bytes_per_s}B/s Drain={rate.drain_s:.0f}s"
+        )
+
+
+@click.command("estimate")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@JSON_OPTION
+def estimate(job_id: int, as_json: bool) -> None:
+    """Say when a job should start, and what it waits for until then."""
+    stale = session().stale
+    answer = _read(lambda client: client.estimate(job_id, stale=stale))
+    if as_json:
+        show_json(answer)
+        return
+    click.echo(
+        f"JobId={answer.job_id} JobState={plain(answer.state)} Priority={answer.priority} "
+        f"StartTime={plain(answer.start or 'Unknown')}"
+    )
+    for step in answer.steps:
+        click.echo(plain(f"   {step.what}: until {step.until or 'unknown'}: {step.sentence}"))

@@ -1,0 +1,214 @@
+"""The answer of GET /v1/burst, and its text: what `scontrol show burst` prints, line for line and unit for unit.
+
+One renderer for the API (`text`) and the command line. Times are those of the zone where it is printed, as scontrol's.
+Source of the form: the transcripts of Slurm 22.05.8, SLURM-OBSERVED.md section 7. Two lines are Forebay's own, and only
+there when they are needed: a pool of which a part is out of service, and a pool that shrank below its use.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from cluster.client.views import View
+from cluster.clock import parse_instant
+from replica.pool_units import PoolUnit, format_slurm_amount
+from replica.units import MICROSECONDS_PER_SECOND
+
+NO_VALUE: Final = "(null)"
+"""What Slurm prints where there is no text."""
+
+NO_ID: Final = "unknown"
+"""What stands in the place of a uid that nobody knows."""
+
+
+class BurstPoolView(View, frozen=True, kw_only=True):
+    """One pool. Amounts count `unit`: bytes, nodes or count."""
+
+    name: str
+    unit: str
+    granularity: int
+    total: int
+    free: int
+    used: int
+    out_of_service: int = 0
+    missing: int = 0
+    """By how much it shrank below what is in use; free is 0 then, and nothing is taken from the holders."""
+    is_default: bool = False
+
+
+class BurstBufferView(View, frozen=True, kw_only=True):
+    """One buffer that holds space: of a job (`job_id`), of a task of an array as well, or persistent (`name`)."""
+
+    job_id: int | None
+    array_job_id: int | None = None
+    array_task_id: int | None = None
+    name: str | None = None
+    create_time: str | None
+    """When its space was reserved."""
+    pool: str | None
+    unit: str
+    size: int
+    state: str
+    """As the record of Slurm's plugin shows it: allocated, staged-in, teardown, teardown-fail, …"""
+    buffer_state: str
+    user: str
+    uid: int | None = None
+    """As the replica that answers knows the user; null where it does not."""
+
+
+class BurstUseView(View, frozen=True, kw_only=True):
+    """What one user holds: sizes and counts added up as Slurm does, nodes apart."""
+
+    user: str
+    uid: int | None = None
+    unit: str
+    used: int
+
+
+class BurstAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/burst: what `forebay burst` prints. Null where nothing is configured."""
+
+    revision: int
+    name: str
+    default_pool: str | None
+    granularity: int
+    """Of a pool that comes without one."""
+    pools: tuple[BurstPoolView, ...]
+    flags: str
+    stage_in_timeout_s: int
+    stage_out_timeout_s: int
+    validate_timeout_s: int
+    other_timeout_s: int
+    allow_users: tuple[str, ...] = ()
+    deny_users: tuple[str, ...] = ()
+    create_buffer: str | None = None
+    destroy_buffer: str | None = None
+    get_sys_state: str | None = None
+    get_sys_status: str | None = None
+    start_stage_in: str | None = None
+    start_stage_out: str | None = None
+    stop_stage_in: str | None = None
+    stop_stage_out: str | None = None
+    buffers: tuple[BurstBufferView, ...] = ()
+    uses: tuple[BurstUseView, ...] = ()
+
+
+Zone = datetime.tzinfo | None
+
+
+def burst_text(burst: BurstAnswer, *, one_line: bool = False, zone: Zone = None) -> str:
+    """Return what `scontrol show burst` prints, without the last newline; `one_line` as `scontrol -o` does.
+
+    `zone` is what times are printed in; None is this machine's.
+    """
+    text = "\n".join(_lines(burst, zone))
+    return " ".join(text.split()) if one_line else text
+
+
+def _lines(burst: BurstAnswer, zone: Zone) -> Iterator[str]:
+    default = next((pool for pool in burst.pools if pool.is_default), None)
+    first = BurstPoolView(name="", unit="bytes", granularity=burst.granularity, total=0, free=0, used=0)
+    yield f"Name={_word(burst.name)} DefaultPool={_word(burst.default_pool)} {_amounts(default or first)}"
+    for number, pool in enumerate(pool for pool in burst.pools if not pool.is_default):
+        yield f"  PoolName[{number}]={_word(pool.name)} {_amounts(pool)}"
+    for pool in burst.pools:
+        shown = _amount(pool.unit)
+        if pool.out_of_service:
+            yield f"  PoolOutOfService={_word(pool.name)} Space={shown(pool.out_of_service)}"
+        if pool.missing:
+            usable = shown(pool.used - pool.missing)
+            yield (
+                f"  PoolShrunk={_word(pool.name)} UsableSpace={usable} UsedSpace={shown(pool.used)} "
+                f"MissingSpace={shown(pool.missing)}"
+            )
+    yield f"  Flags={_text(burst.flags)}"
+    yield (
+        f"  StageInTimeout={burst.stage_in_timeout_s} StageOutTimeout={burst.stage_out_timeout_s} "
+        f"ValidateTimeout={burst.validate_timeout_s} OtherTimeout={burst.other_timeout_s}"
+    )
+    if burst.allow_users:
+        yield f"  AllowUsers={_text(','.join(burst.allow_users))}"
+    if burst.deny_users:
+        yield f"  DenyUsers={_text(','.join(burst.deny_users))}"
+    yield from _program("CreateBuffer", burst.create_buffer)
+    yield from _program("DestroyBuffer", burst.destroy_buffer)
+    yield f"  GetSysState={_word(burst.get_sys_state)}"
+    yield f"  GetSysStatus={_word(burst.get_sys_status)}"
+    yield from _program("StartStageIn", burst.start_stage_in)
+    yield from _program("StartStageOut", burst.start_stage_out)
+    yield from _program("StopStageIn", burst.stop_stage_in)
+    yield from _program("StopStageOut", burst.stop_stage_out)
+    if burst.buffers:
+        yield "  Allocated Buffers:"
+    for buffer in burst.buffers:
+        yield f"    {_buffer(buffer, zone)}"
+    if burst.uses:
+        yield "  Per User Buffer Use:"
+    for use in burst.uses:
+        yield f"    UserID={owner(use.user, use.uid)} Used={_amount(use.unit)(use.used)}"
+
+
+def _program(name: str, path: str | None) -> Iterator[str]:
+    if path:
+        yield f"  {name}={_text(path)}"
+
+
+def _amounts(pool: BurstPoolView) -> str:
+    shown = _amount(pool.unit)
+    return (
+        f"Granularity={shown(pool.granularity)} TotalSpace={shown(pool.total)} FreeSpace={shown(pool.free)} "
+        f"UsedSpace={shown(pool.used)}"
+    )
+
+
+def _buffer(buffer: BurstBufferView, zone: Zone) -> str:
+    return (
+        f"{_identity(buffer)} CreateTime={local_time(buffer.create_time, zone)} Pool={_word(buffer.pool)} "
+        f"Size={_amount(buffer.unit)(buffer.size)} State={_word(buffer.state)} "
+        f"UserID={owner(buffer.user, buffer.uid)}"
+    )
+
+
+def _identity(buffer: BurstBufferView) -> str:
+    """Return the key of a buffer: `Name=alpha`, `JobID=12`, or `JobID=1_3(1)` for task 3 of array 1, which is job 1."""
+    if buffer.job_id is None:
+        return f"Name={_word(buffer.name)}"
+    if buffer.array_job_id is None:
+        return f"JobID={buffer.job_id}"
+    return f"JobID={buffer.array_job_id}_{buffer.array_task_id}({buffer.job_id})"
+
+
+def _amount(unit: str) -> Callable[[int], str]:
+    known = PoolUnit[unit.upper()] if unit.upper() in PoolUnit.__members__ else PoolUnit.COUNT
+    return lambda amount: format_slurm_amount(amount, known)
+
+
+def owner(name: str, number: int | None) -> str:
+    """Return an account as Slurm prints it, `alice(1001)`; `alice(unknown)` where nobody knows its number."""
+    return f"{_word(name)}({NO_ID if number is None else number})"
+
+
+def local_time(iso: str | None, zone: Zone = None) -> str:
+    """Return a time as Slurm's commands print it: to the second, in the zone where it is printed, without naming it."""
+    if iso is None:
+        return "Unknown"
+    try:
+        since = parse_instant(iso)
+    except ValueError:
+        return _text(iso)
+    moment = datetime.datetime.fromtimestamp(since // MICROSECONDS_PER_SECOND, tz=datetime.UTC)
+    return f"{moment.astimezone(zone):%Y-%m-%dT%H:%M:%S}"
+
+
+def _word(text: str | None) -> str:
+    return _text(text) or NO_VALUE
+
+
+def _text(text: str | None) -> str:
+    """Return a text whose characters no terminal obeys: names and paths come from other people."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text or ""
+    )

@@ -1,0 +1,65 @@
+"""What a replica answers about its ledger, its snapshots and the stream of events: a part of `cluster.client.views`."""
+
+from cluster.client.view import Json, View
+
+
+class LedgerEntryView(View, frozen=True, kw_only=True):
+    """One entry of the ledger. `records` are its commands with their answers and events; a no-op has none."""
+
+    index: int
+    term: int
+    kind: str
+    """no-op or batch."""
+    digest: str
+    base_revision: int | None = None
+    revision: int | None = None
+    """Revision after this entry."""
+    at: str | None = None
+    size_bytes: int = 0
+    records: tuple[Json, ...] = ()
+
+
+class LedgerAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/ledger; ask again from the index after the last one."""
+
+    revision: int
+    first_index: int
+    applied_index: int
+    entries: tuple[LedgerEntryView, ...]
+
+
+class SnapshotPoolView(View, frozen=True, kw_only=True):
+    """A pool in a snapshot with its derived free capacity."""
+
+    name: str
+    quantity_bytes: int
+    free_bytes: int
+
+
+class SnapshotView(View, frozen=True, kw_only=True):
+    """One sealed snapshot file."""
+
+    path: str
+    index: int
+    term: int
+    revision: int
+    at: str | None
+    size_bytes: int
+    ledger_digest: str
+    """Digest of the ledger's chain at `index`, hexadecimal."""
+    jobs: int = 0
+    buffers: int = 0
+    pools: tuple[SnapshotPoolView, ...] = ()
+
+
+class EventView(View, frozen=True, kw_only=True):
+    """One event of GET /v1/events. Events of one command share its revision and come in order (`sequence` from 0)."""
+
+    revision: int
+    sequence: int = 0
+    at: str
+    actor: str
+    command: str
+    event: str
+    job_id: int | None = None
+    detail: Json = {}

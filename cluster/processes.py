@@ -1,0 +1,116 @@
+"""Processes of this machine: who they are, and signalling one without ever hitting another.
+
+A process is known by its id and its start time, and is signalled through a descriptor that cannot come to mean another
+process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_ENVIRONMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""What is read of a process's environment, bytes: more than Linux allows for arguments and environment by default (2
+MiB)."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; exits at once if `parent` is no longer the parent."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans among this process's descendants, so that none can leave its tree."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def sync_file_system(descriptor: int) -> None:
+    """Write everything of the file system that the descriptor is on to its disk; OSError if that fails."""
+    if _libc.syncfs(descriptor) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def fields_of(pid: int) -> list[bytes] | None:
+    """Return /proc/PID/stat from the state on (the third field of proc(5)), None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read(4096)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(b")") + 2 :].split()
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None if it does not exist or is a zombie."""
+    fields = fields_of(pid)
+    return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def boot_id() -> str:
+    """Return what tells one boot of this machine from another: start times only mean something within one."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read(64).strip()
+
+
+def all_pids() -> list[int]:
+    """Return the ids of all processes that are visible."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def descendants(root: int) -> list[int]:
+    """Return the living descendants of a process."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        fields = fields_of(pid)
+        if fields is not None and fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: list[int] = []
+    rest = [root]
+    while rest:
+        for child in children.get(rest.pop(), []):
+            found.append(child)
+            rest.append(child)
+    return found
+
+
+def environment_variables(pid: int) -> list[bytes]:
+    """Return the `NAME=value` pairs that a process was started with; none if it may not be looked at or is gone."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read(_ENVIRONMENT_BYTES_MAX).split(b"\0")
+    except OSError:
+        return []
+
+
+def send(pid: int, number: signal.Signals, *, still: Callable[[], bool] = lambda: True) -> bool:
+    """Signal a process if, once it is held by a descriptor, it is `still` the one that is meant.
+
+    True if it was signalled.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not still():
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, number)
+            return True
+        return False
+    finally:
+        os.close(descriptor)

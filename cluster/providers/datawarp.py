@@ -1,0 +1,169 @@
+"""The provider that runs a site's `dw_wlm_cli` and `dwstat`, unmodified.
+
+The words of each command line, and what of its answers counts as success: SLURM-OBSERVED.md, sections 2 and 5.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cluster.clock import Clock
+from cluster.providers import files
+from cluster.providers.commands import Commands, Said, failure
+from cluster.providers.interface import Local, OperationError, PoolReport, Subject
+from cluster.providers.pools import parse_pools
+from replica.options import CreatePersistent, DestroyPersistent
+from replica.provision import Provision
+from replica.units import format_slurm_size
+
+CALLER: Final = "SLURM"
+DIRECTIVES: Final = ("#DW", "#BB")
+
+NO_SESSION: Final = "No matching session"
+NO_TOKEN: Final = "token not found"
+"""What dw_wlm_cli says where there is nothing to do, whatever it exits with."""
+
+VALID: Final = "job_file_valid True"
+CREATED: Final = "created"
+
+
+class DatawarpProvider:
+    """A site's DataWarp."""
+
+    def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
+        """Prepare; nothing is run yet."""
+        self._provision = provision
+        self._state = local.get_sys_state or provision.get_sys_state
+        self._status = local.get_sys_status or provision.get_sys_status
+        self._commands = Commands(local.environment, clock)
+
+    def process(self, subject: Subject, directory: str) -> str:
+        """Run job_process."""
+        script, _ = self._scripts(directory, subject)
+        timeout_s = self._provision.validate_timeout_s
+        said = self._run("process", ("--function", "job_process", "--job", script), timeout_s)
+        if said.code != 0 and not said.text.startswith(VALID):
+            raise failure("process", self._state, said)
+        return ""
+
+    def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
+        """Run pools."""
+        said = self._run("pools", ("--function", "pools"), self._provision.other_timeout_s)
+        if said.code != 0:
+            raise failure("pools", self._state, said)
+        return parse_pools(said.printed, operation="pools", bytes_by_default=True)
+
+    def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
+        """Run dwstat with the arguments."""
+        said = self._commands.check("get_status", self._status, arguments, self._provision.other_timeout_s)
+        return said.printed.decode("utf-8", "replace")
+
+    def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
+        """Run create_persistent, which must say that it created it."""
+        argv = ["--function", "create_persistent", "-c", "CLI", "-t", wanted.name, "-u", str(subject.uid)]
+        argv += ["-C", f"{wanted.pool}:{wanted.capacity_bytes}"]
+        if wanted.access:
+            argv += ["-a", ",".join(way.name.lower() for way in wanted.access)]
+        if wanted.type:
+            argv += ["-T", wanted.type]
+        said = self._run("create_persistent", tuple(argv), self._provision.other_timeout_s)
+        if said.code != 0 or CREATED not in said.text:
+            raise failure("create_persistent", self._state, said)
+
+    def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
+        """Run teardown with the buffer's name."""
+        self._teardown("destroy_persistent", wanted.name, subject, wanted.hurry, directory)
+
+    def setup(self, subject: Subject, directory: str) -> None:
+        """Run setup."""
+        _, script = self._scripts(directory, subject)
+        size = format_slurm_size(subject.size) if subject.size_is_bytes else str(subject.size)
+        whose = ("--token", str(subject.job), "--caller", CALLER, "--user", str(subject.uid))
+        what = ("--groupid", str(subject.gid), "--capacity", f"{subject.pool}:{size}", "--job", script)
+        argv = ("--function", "setup", *whose, *what)
+        self._operate("setup", argv, self._provision.other_timeout_s)
+
+    def data_in(self, subject: Subject, directory: str) -> None:
+        """Run data_in."""
+        self._of_job("data_in", subject, directory, self._provision.stage_in_timeout_s, (NO_SESSION,))
+
+    def real_size(self, subject: Subject, directory: str) -> int | None:
+        """Run real_size, if the job asked for a capacity; it may say nothing."""
+        if not subject.has_size:
+            return None
+        argv = ("--function", "real_size", "--token", str(subject.job))
+        said = self._run("real_size", argv, self._provision.stage_in_timeout_s)
+        if said.code != 0:
+            raise failure("real_size", self._state, said)
+        if not said.printed.strip():
+            return None
+        try:
+            return msgspec.json.decode(said.printed, type=_RealSize).capacity
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise OperationError("real_size", f"the size is not the JSON that is expected: {error}") from error
+
+    def paths(self, subject: Subject, directory: str) -> tuple[tuple[str, str], ...]:
+        """Run paths and read the file that it filled."""
+        _, script = self._scripts(directory, subject)
+        path_file = files.make_path_file(directory)
+        argv = ("--function", "paths", "--job", script, "--token", str(subject.job), "--pathfile", path_file)
+        said = self._run("paths", argv, self._provision.other_timeout_s)
+        if said.code != 0 and not said.text.startswith(VALID):
+            raise failure("paths", self._state, said)
+        return files.read_paths(path_file)
+
+    def pre_run(self, subject: Subject, directory: str) -> None:
+        """Run pre_run."""
+        _, script = self._scripts(directory, subject)
+        nodes = ("--nodehostnamefile", files.write_nodes(directory, subject))
+        argv = ("--function", "pre_run", "--token", str(subject.job), "--job", script, *nodes)
+        self._operate("pre_run", argv, self._provision.other_timeout_s)
+
+    def post_run(self, subject: Subject, directory: str) -> None:
+        """Run post_run."""
+        self._of_job("post_run", subject, directory, self._provision.other_timeout_s, (NO_SESSION,))
+
+    def data_out(self, subject: Subject, directory: str) -> None:
+        """Run data_out."""
+        self._of_job("data_out", subject, directory, self._provision.stage_out_timeout_s, (NO_SESSION,))
+
+    def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
+        """Run teardown."""
+        self._teardown("teardown", str(subject.job), subject, hurry, directory)
+
+    # How
+
+    def _scripts(self, directory: str, subject: Subject) -> tuple[str, str]:
+        return files.write_scripts(directory, subject, DIRECTIVES, self._provision)
+
+    def _run(self, operation: str, argv: tuple[str, ...], timeout_s: float) -> Said:
+        return self._commands.run(operation, self._state, argv, timeout_s)
+
+    def _operate(self, operation: str, argv: tuple[str, ...], timeout_s: float, fine: tuple[str, ...] = ()) -> None:
+        said = self._run(operation, argv, timeout_s)
+        if said.code != 0 and not any(words in said.text for words in fine):
+            raise failure(operation, self._state, said)
+
+    def _of_job(
+        self, operation: str, subject: Subject, directory: str, timeout_s: float, fine: tuple[str, ...]
+    ) -> None:
+        _, script = self._scripts(directory, subject)
+        argv = ("--function", operation, "--token", str(subject.job), "--job", script)
+        self._operate(operation, argv, timeout_s, fine)
+
+    def _teardown(self, operation: str, token: str, subject: Subject, hurry: bool, directory: str) -> None:
+        _, script = self._scripts(directory, subject)
+        argv = ("--function", "teardown", "--token", token, "--job", script)
+        self._operate(
+            operation,
+            argv + (("--hurry",) if hurry else ()),
+            self._provision.other_timeout_s,
+            (NO_SESSION, NO_TOKEN),
+        )
+
+
+class _RealSize(msgspec.Struct):
+    capacity: int
+    units: str = "bytes"

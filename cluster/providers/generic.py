@@ -1,0 +1,137 @@
+"""The provider of the older guide: a site's own programs for starting and stopping each stage.
+
+Command lines, as Slurm's burst_buffer/generic made them, where each LINE is one comment line at the top of the job's
+script, without its `#!` line:
+
+    GetSysState get_sys
+    StartStageIn start_stage_in JOB UID SIZE LINE…
+    StartStageOut stage_out JOB UID SIZE LINE…
+    StopStageIn stop_stage_in JOB
+    StopStageOut stop_stage_out JOB
+
+A program that is not configured is not run, and its operation succeeds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from cluster.clock import Clock
+from cluster.providers.commands import Commands
+from cluster.providers.files import replace_symbols, whole_script
+from cluster.providers.interface import Local, OperationError, PoolReport, Subject
+from replica.options import CreatePersistent, DestroyPersistent
+from replica.provision import Provision
+from replica.units import SIZE_BYTES_MAX, SizeError, parse_size
+
+DIRECTIVES: Final = ("#BB",)
+
+POOL: Final = "generic"
+"""The one pool that GetSysState tells the size of."""
+
+LINES_MAX: Final = 1024
+"""Comment lines that are passed on, count: as many as a job may have directives."""
+
+_TOTAL: Final = re.compile(r"\bTotalSize=(\S+)")
+
+
+class GenericProvider:
+    """A site's programs."""
+
+    def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
+        """Prepare; nothing is run yet."""
+        self._provision = provision
+        self._state = local.get_sys_state or provision.get_sys_state
+        self._status = local.get_sys_status or provision.get_sys_status
+        self._commands = Commands(local.environment, clock)
+
+    def process(self, subject: Subject, directory: str) -> str:
+        """Accept every job: there is no program for it."""
+        return ""
+
+    def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
+        """Return the one pool of `TotalSize=SIZE`, if GetSysState says that."""
+        if not self._state:
+            return None
+        said = self._commands.check("pools", self._state, ("get_sys",), self._provision.other_timeout_s)
+        found = _TOTAL.search(said.text)
+        if found is None:
+            return None
+        try:
+            size = parse_size(found.group(1))
+        except SizeError as error:
+            raise OperationError("pools", f"TotalSize is no size: {error.sentence}") from error
+        if size > SIZE_BYTES_MAX:
+            raise OperationError("pools", f"TotalSize is more than {SIZE_BYTES_MAX} bytes")
+        return (PoolReport(name=POOL, quantity=size, granularity=1),)
+
+    def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
+        """Run GetSysStatus, or GetSysState where there is none."""
+        path = self._status or self._state
+        said = self._commands.check("get_status", path, arguments or ("get_sys",), self._provision.other_timeout_s)
+        return said.printed.decode("utf-8", "replace")
+
+    def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
+        """Run CreateBuffer."""
+        access = ",".join(way.name.lower() for way in wanted.access)
+        whose = (wanted.name, str(subject.uid), str(wanted.capacity_bytes))
+        argv = ("create_buffer", *whose, wanted.pool, access, wanted.type)
+        self._needed("create_persistent", self._provision.create_buffer, argv)
+
+    def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
+        """Run DestroyBuffer."""
+        argv = ("destroy_buffer", wanted.name) + (("hurry",) if wanted.hurry else ())
+        self._needed("destroy_persistent", self._provision.destroy_buffer, argv)
+
+    def setup(self, subject: Subject, directory: str) -> None:
+        """Do nothing: StartStageIn makes the space, too."""
+
+    def data_in(self, subject: Subject, directory: str) -> None:
+        """Run StartStageIn."""
+        argv = ("start_stage_in", *_of(subject, self._provision))
+        self._run("data_in", self._provision.start_stage_in, argv, self._provision.stage_in_timeout_s)
+
+    def real_size(self, subject: Subject, directory: str) -> int | None:
+        """Say nothing: there is no program for it."""
+        return None
+
+    def paths(self, subject: Subject, directory: str) -> tuple[tuple[str, str], ...]:
+        """Say nothing: there is no program for it."""
+        return ()
+
+    def pre_run(self, subject: Subject, directory: str) -> None:
+        """Do nothing: there is no program for it."""
+
+    def post_run(self, subject: Subject, directory: str) -> None:
+        """Do nothing: there is no program for it."""
+
+    def data_out(self, subject: Subject, directory: str) -> None:
+        """Run StartStageOut."""
+        argv = ("stage_out", *_of(subject, self._provision))
+        self._run("data_out", self._provision.start_stage_out, argv, self._provision.stage_out_timeout_s)
+
+    def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
+        """Run StopStageIn and StopStageOut, which give the space back."""
+        provision, job = self._provision, str(subject.job)
+        self._run("teardown", provision.stop_stage_in, ("stop_stage_in", job), provision.other_timeout_s)
+        self._run("teardown", provision.stop_stage_out, ("stop_stage_out", job), provision.other_timeout_s)
+
+    def _run(self, operation: str, path: str, argv: tuple[str, ...], timeout_s: float) -> None:
+        if path:
+            self._commands.check(operation, path, argv, timeout_s)
+
+    def _needed(self, operation: str, path: str, argv: tuple[str, ...]) -> None:
+        self._commands.check(operation, path, argv, self._provision.other_timeout_s)
+
+
+def _of(subject: Subject, provision: Provision) -> tuple[str, ...]:
+    """Return what a stage is told of its job: id, user, size, and the comment lines at the top of its script."""
+    lines = []
+    whole = whole_script(subject, provision.provider, provision.directive)
+    for line in replace_symbols(whole, subject, DIRECTIVES).split("\n"):
+        if line.strip() and not line.startswith("#"):
+            break
+        if line.startswith("#") and not line.startswith("#!"):
+            lines.append(line)
+    return (str(subject.job), str(subject.uid), str(subject.size), *lines[:LINES_MAX])

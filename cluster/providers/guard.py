@@ -1,0 +1,250 @@
+"""Running one call in a process of its own that can be ended whatever it does.
+
+The calling process has one thread, and adopts the orphans of the call (`become_subreaper`), so that nothing of a call
+that has to be ended is out of reach: not what ignores SIGTERM, forks, spins or begins a session of its own. What a call
+that came to its own end leaves running is its own affair: a site's data-in may well copy in the background and be asked
+about it later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from cluster.clock import Clock
+from cluster.processes import descendants, die_with_parent, send
+from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX, OUTPUT_BYTES_MAX, RETURNED_BYTES_MAX, TERM_GRACE_S
+
+EXIT_NO_CALL: Final = 126
+"""Exit code of a child in which not even the call could be made, as shells give it."""
+
+_CHUNK_BYTES: Final = 64 * 1024
+_CHUNKS_PER_TURN: Final = 64
+"""Chunks read from one pipe before the clock is looked at again, count: a flood must not hide that time is up."""
+
+_LOOK_S: Final = 3600.0
+"""Longest wait for anything without looking at the clock, seconds."""
+
+
+class Finished(NamedTuple):
+    """How a call ended."""
+
+    code: int
+    """Its exit code, or the negative number of the signal that ended it."""
+    printed: bytes
+    """Its standard output, the first OUTPUT_BYTES_MAX bytes."""
+    complained: bytes
+    """Its standard error, likewise."""
+    returned: bytes
+    """What it wrote to the descriptor that it was given."""
+    timed_out: bool = False
+    unkillable: tuple[int, ...] = ()
+    """Processes of it that are there in spite of SIGKILL: they hang in the kernel."""
+
+
+class _Pipe:
+    """One pipe from the call, read without waiting, its beginning kept."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self.reading, self.writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self.writing, True)
+        self._bound_bytes = bound_bytes
+        self.kept = bytearray()
+        self.open = True
+
+    def take(self) -> None:
+        """Read what is there, up to a bound of its own; what is over is dropped."""
+        for _ in range(_CHUNKS_PER_TURN):
+            try:
+                chunk = os.read(self.reading, _CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if not chunk:
+                self.open = False
+                return
+            # One byte more than allowed stays, so that whoever looks knows that it was too much.
+            self.kept += chunk[: self._bound_bytes + 1 - len(self.kept)]
+
+    def close_writing(self) -> None:
+        if self.writing >= 0:
+            os.close(self.writing)
+            self.writing = -1
+
+    def close(self) -> None:
+        self.close_writing()
+        os.close(self.reading)
+
+
+def run(call: Callable[[int], object], *, timeout_s: float, clock: Clock) -> Finished:
+    """Make the call in a child and return how it ended; at its timeout it is ended with everything it started.
+
+    `call` is given a descriptor to write its result to, and its own standard streams: nothing to read, and pipes.
+    OSError if no process can be made. An exception in the meantime (SIGTERM to this process) ends the call, too.
+    """
+    before = frozenset(descendants(os.getpid()))
+    pipes = (_Pipe(OUTPUT_BYTES_MAX), _Pipe(OUTPUT_BYTES_MAX), _Pipe(RETURNED_BYTES_MAX))
+    try:
+        parent = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        child = -1
+        try:
+            child = os.fork()
+            if child == 0:
+                _become_call(call, pipes, parent)
+            for pipe in pipes:
+                pipe.close_writing()
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            timed_out = _watch(child, pipes, timeout_s, clock)
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            if child > 0:
+                _end(child, before)
+            raise
+        else:
+            # From here on the child's number may be given to somebody else at any moment.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            return _finished(child, pipes, before, timed_out)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    finally:
+        for pipe in pipes:
+            pipe.close()
+
+
+def execute(
+    argv: Sequence[str], environment: dict[str, str], *, timeout_s: float, clock: Clock, program: str = ""
+) -> Finished:
+    """Run a command without any shell, as `run` does; `program` is its path if that is not argv[0]."""
+
+    def become(returned: int) -> None:
+        os.close(returned)
+        try:
+            os.execve(program or argv[0], list(argv), environment)
+        except OSError as error:
+            os.write(2, f"{argv[0]} cannot be executed: {error.strerror}\n".encode())
+
+    return run(become, timeout_s=timeout_s, clock=clock)
+
+
+def pause(wait_s: float) -> None:
+    """Wait; a signal that ends this process ends the wait."""
+    signal.sigtimedwait(set(), wait_s)
+
+
+def answer(returned: int, data: bytes) -> None:
+    """Write what a call returns, in the call's own process."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(returned, rest) :]
+
+
+def how(code: int) -> str:
+    """Return how a call ended, in words that follow its name: `was killed by signal 9`, `ended with code 3`."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _watch(child: int, pipes: Sequence[_Pipe], timeout_s: float, clock: Clock) -> bool:
+    """Read what the call says until it has ended; True if its time was up before that."""
+    handle = os.pidfd_open(child)
+    try:
+        deadline_s = clock.monotonic_s() + timeout_s
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        for pipe in pipes:
+            poller.register(pipe.reading, select.POLLIN)
+        while True:
+            left_s = deadline_s - clock.monotonic_s()
+            if left_s <= 0:
+                return True
+            ready = {number for number, _ in poller.poll(min(left_s, _LOOK_S) * 1000)}
+            for pipe in pipes:
+                if pipe.open and pipe.reading in ready:
+                    pipe.take()
+                    if not pipe.open:
+                        poller.unregister(pipe.reading)
+            if handle in ready:
+                return False
+    finally:
+        os.close(handle)
+
+
+def _finished(child: int, pipes: Sequence[_Pipe], before: frozenset[int], timed_out: bool) -> Finished:
+    unkillable: tuple[int, ...] = ()
+    if timed_out:
+        code, unkillable = _end(child, before)
+    else:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    # What was written before the end is there; whoever else holds a pipe open is not waited for.
+    for pipe in pipes:
+        if pipe.open:
+            pipe.take()
+    _reap()
+    printed, complained, returned = (bytes(pipe.kept) for pipe in pipes)
+    return Finished(code, printed, complained, returned, timed_out, unkillable)
+
+
+def _end(child: int, before: frozenset[int]) -> tuple[int, tuple[int, ...]]:
+    """End the call and everything it started: SIGTERM to its group, a moment, SIGKILL until nothing is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGTERM)
+    pause(TERM_GRACE_S)
+    code: int | None = None
+    left: list[int] = []
+    for _ in range(KILL_ROUNDS_MAX):
+        if code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)
+        left = [pid for pid in descendants(os.getpid()) if pid not in before]
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        if code is None:
+            # Only now may its number be given to somebody else; the group is killed by number no more.
+            found, status = os.waitpid(child, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if found else None
+        else:
+            _reap()
+        if not left and code is not None:
+            break
+        pause(KILL_PAUSE_S)
+    return (-signal.SIGKILL if code is None else code), tuple(left)
+
+
+def _reap() -> None:
+    """Collect orphans of calls that came to this process and have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: int) -> None:
+    """In the child: cut what it must not inherit, make the call, end. Never returns."""
+    try:
+        os.setsid()
+        die_with_parent(parent)
+        printed, complained, returned = (pipe.writing for pipe in pipes)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(printed, 1)
+        os.dup2(complained, 2)
+        for name in os.listdir("/proc/self/fd"):
+            # A lock or a pipe of ours in a process that stays behind would be held for as long as that lives.
+            if int(name) > 2 and int(name) != returned:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.chdir("/")
+        call(returned)
+        os._exit(EXIT_NO_CALL)
+    except BaseException as error:
+        with contextlib.suppress(BaseException):
+            os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+    finally:
+        sys.stderr = None  # nothing of Python's own goes out twice
+        os._exit(EXIT_NO_CALL)

@@ -1,0 +1,263 @@
+"""The provider that runs a site's burst_buffer.lua, unmodified.
+
+Functions, arguments and return values: SLURM-OBSERVED.md, section 5. The arguments that newer releases of Slurm added
+are given, too: a script that does not name them does not see them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from cluster.clock import Clock
+from cluster.providers import files, guard
+from cluster.providers.environment import environment_for
+from cluster.providers.interface import Local, OperationError, PoolReport, Subject
+from cluster.providers.lua_worker import Returned, call
+from cluster.providers.pools import parse_pools
+from cluster.providers.saying import log_output, timed_out
+from cluster.providers.trust import ProgramRefused, read_trusted
+from replica.options import CreatePersistent, DestroyPersistent
+from replica.provision import Provision
+from replica.units import SizeError, parse_size
+
+NO_POOL: Final = "(null)"
+"""What the script is told where the job asked for no pool, as Slurm does."""
+
+BUSY: Final = "BUSY"
+
+POLL_EXCEEDED: Final = "Poll exceeded time limit"
+
+_SECONDS_PER_MINUTE: Final = 60
+
+
+class LuaProvider:
+    """A site's Lua script."""
+
+    def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
+        """Prepare; the script is read when a function is called."""
+        self._provision = provision
+        self._path = local.lua_script or provision.lua_script or local.lua_script_beside
+        self._status_identity = local.status_identity
+        self._environment = environment_for(local.environment)
+        self._clock = clock
+        self._directives = (f"#{provision.directive}",)
+
+    def process(self, subject: Subject, directory: str) -> str:
+        """Call slurm_bb_job_process."""
+        script, _ = self._scripts(directory, subject)
+        return (
+            self._call(
+                "process",
+                "slurm_bb_job_process",
+                (script, str(subject.uid), str(subject.gid)),
+                self._provision.validate_timeout_s,
+                _job_info(subject),
+            )
+            or ""
+        )
+
+    def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
+        """Call slurm_bb_pools."""
+        text = self._call("pools", "slurm_bb_pools", (), self._provision.other_timeout_s, None)
+        if not text:
+            return None
+        return parse_pools(text.encode("utf-8", "surrogateescape"), operation="pools", bytes_by_default=True)
+
+    def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
+        """Call slurm_bb_get_status."""
+        given = (str(uid), str(gid), *arguments) if self._status_identity else arguments
+        return self._call("get_status", "slurm_bb_get_status", given, self._provision.other_timeout_s, None) or ""
+
+    def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
+        """Refuse: a Lua script has no function for it."""
+        raise OperationError("create_persistent", "the lua provider knows no persistent buffers", final=True)
+
+    def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
+        """Refuse: a Lua script has no function for it."""
+        raise OperationError("destroy_persistent", "the lua provider knows no persistent buffers", final=True)
+
+    def setup(self, subject: Subject, directory: str) -> None:
+        """Call slurm_bb_setup."""
+        _, script = self._scripts(directory, subject)
+        self._call(
+            "setup",
+            "slurm_bb_setup",
+            (
+                str(subject.job),
+                str(subject.uid),
+                str(subject.gid),
+                subject.pool or NO_POOL,
+                str(subject.size if subject.pool else 0),
+                script,
+            ),
+            self._provision.other_timeout_s,
+            _job_info(subject),
+        )
+
+    def data_in(self, subject: Subject, directory: str) -> None:
+        """Call slurm_bb_data_in, then slurm_bb_test_data_in for as long as that says BUSY."""
+        self._move(subject, directory, "data_in", "slurm_bb_test_data_in", self._provision.stage_in_timeout_s)
+
+    def real_size(self, subject: Subject, directory: str) -> int | None:
+        """Call slurm_bb_real_size, if the job asked for space in a pool."""
+        if not subject.pool or not subject.has_size:
+            return None
+        text = self._call(
+            "real_size",
+            "slurm_bb_real_size",
+            (str(subject.job), str(subject.uid), str(subject.gid)),
+            self._provision.stage_in_timeout_s,
+            _job_info(subject),
+        )
+        if not text:
+            return None
+        try:
+            return parse_size(text.strip())
+        except SizeError as error:
+            raise OperationError("real_size", f"slurm_bb_real_size returned no size: {error.sentence}") from error
+
+    def paths(self, subject: Subject, directory: str) -> tuple[tuple[str, str], ...]:
+        """Call slurm_bb_paths and read the file that it filled."""
+        script, _ = self._scripts(directory, subject)
+        path_file = files.make_path_file(directory)
+        self._call(
+            "paths",
+            "slurm_bb_paths",
+            (str(subject.job), script, path_file, str(subject.uid), str(subject.gid)),
+            self._provision.other_timeout_s,
+            _job_info(subject),
+        )
+        return files.read_paths(path_file)
+
+    def pre_run(self, subject: Subject, directory: str) -> None:
+        """Call slurm_bb_pre_run."""
+        script, _ = self._scripts(directory, subject)
+        self._of_job(subject, "pre_run", script, self._provision.other_timeout_s)
+
+    def post_run(self, subject: Subject, directory: str) -> None:
+        """Call slurm_bb_post_run."""
+        _, script = self._scripts(directory, subject)
+        self._of_job(subject, "post_run", script, self._provision.other_timeout_s)
+
+    def data_out(self, subject: Subject, directory: str) -> None:
+        """Call slurm_bb_data_out, then slurm_bb_test_data_out for as long as that says BUSY."""
+        self._move(subject, directory, "data_out", "slurm_bb_test_data_out", self._provision.stage_out_timeout_s)
+
+    def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
+        """Call slurm_bb_job_teardown."""
+        script, _ = self._scripts(directory, subject)
+        self._call(
+            "teardown",
+            "slurm_bb_job_teardown",
+            (str(subject.job), script, "true" if hurry else "false", str(subject.uid), str(subject.gid)),
+            self._provision.other_timeout_s,
+            None,
+        )
+
+    # How
+
+    def _scripts(self, directory: str, subject: Subject) -> tuple[str, str]:
+        return files.write_scripts(directory, subject, self._directives, self._provision)
+
+    def _of_job(self, subject: Subject, operation: str, script: str, timeout_s: float) -> str | None:
+        return self._call(
+            operation,
+            f"slurm_bb_{operation}",
+            (str(subject.job), script, str(subject.uid), str(subject.gid)),
+            timeout_s,
+            _job_info(subject),
+        )
+
+    def _move(self, subject: Subject, directory: str, operation: str, test: str, timeout_s: int) -> None:
+        """Start moving, and ask every PollInterval whether it is over; the stage's time is for all of it."""
+        _, script = self._scripts(directory, subject)
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        self._of_job(subject, operation, script, timeout_s)
+        arguments = (str(subject.job), script, str(subject.uid), str(subject.gid))
+        while True:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                raise OperationError(operation, POLL_EXCEEDED)
+            answer = self._call(operation, test, arguments, left_s, _job_info(subject), optional=True)
+            if answer != BUSY:
+                return
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s > 0:
+                guard.pause(min(self._provision.poll_interval_s, left_s))
+
+    def _call(
+        self,
+        operation: str,
+        function: str,
+        arguments: tuple[str, ...],
+        timeout_s: float,
+        job_info: Mapping[str, str | int] | None,
+        *,
+        optional: bool = False,
+    ) -> str | None:
+        """Call the function and return its text; OperationError if it failed. An `optional` one may be missing."""
+        try:
+            source = read_trusted(self._path)
+        except ProgramRefused as error:
+            raise OperationError(operation, str(error), final=True) from error
+
+        def perform(returned: int) -> None:
+            # Nothing that only this interpreter needs: a program of the site's may be written in Python, too.
+            os.environ.clear()
+            os.environ.update(self._environment)
+            answer = call(source, self._path, function, arguments, job_info)
+            guard.answer(returned, msgspec.json.encode(answer))
+            os._exit(0)
+
+        try:
+            finished = guard.run(perform, timeout_s=timeout_s, clock=self._clock)
+        except OSError as error:
+            raise OperationError(operation, f"{function} cannot be called: {error.strerror}") from error
+        log_output(function, finished)
+        if finished.timed_out:
+            raise OperationError(operation, timed_out(timeout_s, finished))
+        answer = _answered(finished)
+        if answer is None:
+            raise OperationError(operation, f"{function} {guard.how(finished.code)} before it returned")
+        if answer.missing and optional:
+            return None
+        if answer.error:
+            raise OperationError(operation, answer.error)
+        if answer.code != 0:
+            raise OperationError(operation, answer.text or f"{function} returned {answer.code} and no message")
+        return answer.text
+
+
+def _answered(finished: guard.Finished) -> Returned | None:
+    try:
+        return msgspec.json.decode(finished.returned, type=Returned) if finished.code == 0 else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _job_info(subject: Subject) -> dict[str, str | int]:
+    """Return the table that newer releases give, with the names that job_submit.lua has for the same."""
+    info: dict[str, str | int] = {
+        "job_id": subject.job,
+        "name": subject.name,
+        "user_name": subject.user,
+        "user_id": subject.uid,
+        "group_id": subject.gid,
+        "work_dir": subject.workdir,
+        "account": subject.account,
+        "qos": subject.qos,
+        "partition": subject.partition,
+        "comment": subject.comment,
+        "reservation": subject.reservation,
+        "nodes": subject.node,
+        "min_nodes": subject.nodes,
+        "min_cpus": subject.cpus,
+        "time_limit": -(-subject.time_limit_s // _SECONDS_PER_MINUTE),
+    }
+    if subject.array_job:
+        info |= {"array_job_id": subject.array_job, "array_task_id": subject.array_task}
+    return {name: value for name, value in info.items() if value != ""}

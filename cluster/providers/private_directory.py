@@ -1,0 +1,97 @@
+"""The private directory of one call that a replica makes, gone with it, or with the next call if it was killed.
+
+A replica that is killed takes its workers with it, and they their calls; what a call started, and the copy of a job's
+script in its directory, would stay. So a directory is locked while its call lives, and names the call's processes: who
+comes next and finds one that is not locked ends them and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import stat
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from cluster.processes import all_pids, environment_variables, send, start_time
+from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
+
+PREFIX: Final = "forebay-call-"
+
+MARK: Final = "FOREBAY_OPERATION"
+"""The variable by which the processes of a call are found: its value is the directory's name here."""
+
+_NAME: Final = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}", re.ASCII)
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def private_directory() -> Iterator[str]:
+    """Give a directory that only this account can look into; on the way out it is removed. OSError if it cannot be."""
+    path, lock = _made()
+    os.environ[MARK] = os.path.basename(path)
+    try:
+        yield path
+    finally:
+        del os.environ[MARK]
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _made() -> tuple[str, int]:
+    while True:
+        path = tempfile.mkdtemp(prefix=PREFIX)
+        lock = os.open(path, _DIRECTORY)
+        if _locked(lock) and os.fstat(lock).st_nlink:
+            return path, lock
+        # Somebody who tidied up was faster: the directory is theirs, and will be gone.
+        os.close(lock)
+
+
+def remove_abandoned() -> None:
+    """End what is left of calls of this account whose process was killed, and remove their directories."""
+    with contextlib.suppress(OSError):
+        place = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for name in os.listdir(place):
+                if _NAME.fullmatch(name):
+                    with contextlib.suppress(OSError):
+                        _remove(place, name)
+        finally:
+            os.close(place)
+
+
+def _remove(place: int, name: str) -> None:
+    directory = os.open(name, _DIRECTORY, dir_fd=place)
+    try:
+        status = os.fstat(directory)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700 or not _locked(directory):
+            return
+        for _ in range(KILL_ROUNDS_MAX):
+            left = [pid for pid in all_pids() if _is_of(name, pid)]
+            if not left:
+                break
+            for pid in left:
+                send(pid, signal.SIGKILL, still=partial(_is_of, name, pid))
+            signal.sigtimedwait((), KILL_PAUSE_S)
+        shutil.rmtree(name, dir_fd=place)
+    finally:
+        os.close(directory)
+
+
+def _is_of(name: str, pid: int) -> bool:
+    return f"{MARK}={name}".encode() in environment_variables(pid) and start_time(pid) is not None
+
+
+def _locked(directory: int) -> bool:
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

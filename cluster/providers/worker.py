@@ -1,0 +1,136 @@
+"""A process in which a replica has its provider asked: validation of a submit, pools, status.
+
+Run as `python -m cluster.providers.worker PARENT` by `cluster.providers.calls`. It reads requests and writes answers,
+one after the other, each a length (four bytes, big-endian) and JSON; it ends with its input, or with PARENT. Each call
+is in a child of its own that can be ended (`guard`), and has a directory of its own, which is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import sys
+from types import FrameType
+from typing import BinaryIO, Final, Literal, NoReturn
+
+import msgspec
+
+from cluster.clock import SystemClock
+from cluster.processes import become_subreaper, die_with_parent
+from cluster.providers import provider_for
+from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Subject
+from cluster.providers.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
+from cluster.providers.log_lines import log_to_stderr
+from cluster.providers.private_directory import private_directory, remove_abandoned
+from replica.provision import Provision
+
+LENGTH_BYTES: Final = 4
+
+EXIT_ENDED: Final = 143
+"""Exit code after SIGTERM, as shells give it."""
+
+NOBODY: Final = 65534
+"""User and group id that a provider is told where the account is not known on this machine."""
+
+
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One question to a provider."""
+
+    operation: Literal["process", "pools", "get_status"]
+    provision: Provision
+    local: Local = NO_LOCAL
+    subject: Subject | None = None
+    """process: the job. Its user and group id are found here, by name."""
+    user: str = ""
+    arguments: tuple[str, ...] = ()
+    """get_status: who asks, and what."""
+
+
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    text: str = ""
+    pools: tuple[PoolReport, ...] | None = None
+    failed: str = ""
+    """Why it failed; empty if it did not."""
+    operation: str = ""
+
+
+class _Ended(BaseException):
+    """SIGTERM arrived: unwind, so that the call is ended and its directory removed."""
+
+
+def ids_of(user: str) -> tuple[int, int]:
+    """Return the user and group id of an account of this machine, or those of nobody."""
+    try:
+        found = pwd.getpwnam(user)
+    except (KeyError, ValueError):
+        return NOBODY, NOBODY
+    return found.pw_uid, found.pw_gid
+
+
+def perform(request: CallRequest) -> CallAnswer:
+    """Ask the provider."""
+    try:
+        with private_directory() as directory:
+            provider = provider_for(request.provision, request.local, SystemClock())
+            match request.operation:
+                case "process":
+                    assert request.subject is not None
+                    uid, gid = ids_of(request.subject.user)
+                    subject = msgspec.structs.replace(request.subject, uid=uid, gid=request.subject.gid or gid)
+                    return CallAnswer(text=provider.process(subject, directory))
+                case "pools":
+                    return CallAnswer(pools=provider.pools(directory))
+                case "get_status":
+                    uid, gid = ids_of(request.user)
+                    return CallAnswer(text=provider.get_status(request.arguments, uid, gid, directory))
+    except OperationError as error:
+        return CallAnswer(failed=error.message or "it said nothing", operation=error.operation)
+    except OSError as error:
+        return CallAnswer(failed=f"the call cannot be made: {error.strerror or error}", operation=request.operation)
+
+
+def serve(reading: BinaryIO, writing: BinaryIO) -> None:
+    """Answer requests until there are none."""
+    while True:
+        head = reading.read(LENGTH_BYTES)
+        if len(head) < LENGTH_BYTES:
+            return
+        length = int.from_bytes(head, "big")
+        if length > REQUEST_BYTES_MAX:
+            raise ValueError(f"a request of {length} bytes")
+        request = msgspec.json.decode(reading.read(length), type=CallRequest)
+        data = msgspec.json.encode(perform(request))
+        if len(data) > ANSWER_BYTES_MAX:
+            data = msgspec.json.encode(
+                CallAnswer(failed=f"the answer has more than {ANSWER_BYTES_MAX} bytes", operation=request.operation)
+            )
+        writing.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+        writing.flush()
+
+
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Ended
+
+
+def main(arguments: list[str]) -> int:
+    """Serve this process's standard streams; return the exit code."""
+    try:
+        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with_parent(int(arguments[0]))
+        become_subreaper()
+        os.umask(0o077)
+        log_to_stderr()
+        remove_abandoned()
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+        return 0
+    except _Ended:
+        return EXIT_ENDED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

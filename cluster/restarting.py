@@ -1,0 +1,77 @@
+"""What a new leader does with the operations that are under way: nothing, or where the site has restart-policy slurm,
+start them again, as Slurm's controller does when it starts (SEMANTICS.md, "When the controller dies").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from cluster.answers import Answer
+from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull
+from replica.buffers import HOLDING, BufferState
+from replica.commands import CONTROLLER, Request, RestartOperations
+from replica.limits import RESTARTED_MAX
+from replica.state import State
+
+LOGGER = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Seconds before a portion is tried again that the queue had no room for."""
+
+_NOTHING_UNDER_WAY = frozenset({BufferState.RUNNING, BufferState.SUSPENDED, BufferState.TEARDOWN_FAIL})
+
+
+class Restarting:
+    """Starts operations again once for each term that this replica leads in."""
+
+    def __init__(
+        self, *, state: Callable[[], State], leads: Callable[[], bool], submit: Callable[[Request], Answer]
+    ) -> None:
+        """`submit` as `Controller.submit`."""
+        self._state = state
+        self._leads = leads
+        self._submit = submit
+        self._task: asyncio.Task[None] | None = None
+        self._term = 0
+
+    def lead(self, term: int) -> None:
+        """Begin with the operations as they are now, once in each term."""
+        if term == self._term or not self._leads():
+            return
+        self._term = term
+        self.stop()
+        state = self._state()
+        if state.site.restart_policy == "slurm":
+            jobs = [
+                job_id
+                for job_id, buffer in state.buffers.items()
+                if buffer.state in HOLDING and buffer.state not in _NOTHING_UNDER_WAY
+            ]
+            self._task = asyncio.create_task(self._restart(sorted(jobs)))
+            self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _restart(self, jobs: list[int]) -> None:
+        LOGGER.info("starting the operations of %d jobs again (restart-policy slurm)", len(jobs))
+        while jobs and self._leads():
+            portion, rest = jobs[:RESTARTED_MAX], jobs[RESTARTED_MAX:]
+            with suppress(QueueFull):
+                try:
+                    await self._submit(Request(b"", CONTROLLER, RestartOperations(tuple(portion))))
+                except (NotLeading, OutcomeUnknown, CannotDecide):
+                    return
+                jobs = rest
+                continue
+            await asyncio.sleep(RETRY_S)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOGGER.error("operations could not be started again", exc_info=error)

@@ -1,0 +1,377 @@
+"""Who may have how much: accounts with their users, QOS, licences, and the limits that each of them sets.
+
+A limit is a kind, what it counts, and a value. The kinds and the reasons that they give are Slurm's, byte for byte; an
+account has those of Slurm's associations, a QOS its own. Source: SPUR.md, and Slurm's manual pages of sacctmgr.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from enum import IntEnum
+from operator import attrgetter
+from types import MappingProxyType
+
+import immutables
+import msgspec
+
+from replica.limits import (
+    ACCOUNT_DEPTH_MAX,
+    ACCOUNT_USERS_MAX,
+    LICENSES_PER_JOB_MAX,
+    LIMITS_PER_RECORD_MAX,
+    NICE_MAX,
+    PRIORITY_MAX,
+)
+from replica.names import name_fault
+from replica.refusals import Refusal, RefusalCode
+from replica.sites import PROVIDERS
+from replica.units import SIZE_BYTES_MAX
+
+
+class LimitKind(IntEnum):
+    """What is limited; the numbers are wire numbers (law 12)."""
+
+    GRP_BB = 1
+    """Space held by all together."""
+    GRP_BB_RUN_MINUTES = 3
+    """Space held by all together, times the time limits of the jobs that hold it."""
+    MAX_BB_PER_JOB = 4
+    MAX_BB_PER_NODE = 5
+    MAX_BB_PER_USER = 6
+    MIN_BB = 7
+    """The least that a job must ask for."""
+    MAX_BB_PER_ACCOUNT = 8
+    MAX_BB_MINUTES_PER_JOB = 9
+    MAX_JOBS_PER_USER = 10
+    MAX_SUBMIT_JOBS_PER_USER = 11
+    GRP_NODES = 12
+    GRP_CPUS = 13
+
+    @property
+    def word(self) -> str:
+        """As people write it, for example `MaxBBPerJob`."""
+        return _WORDS[self]
+
+    @property
+    def counts_space(self) -> bool:
+        """Whether its value is a size (or a size times minutes), and may be of one pool."""
+        return self not in _COUNTS
+
+
+_WORDS = {
+    LimitKind.GRP_BB: "GrpBB",
+    LimitKind.GRP_BB_RUN_MINUTES: "GrpBBRunMinutes",
+    LimitKind.MAX_BB_PER_JOB: "MaxBBPerJob",
+    LimitKind.MAX_BB_PER_NODE: "MaxBBPerNode",
+    LimitKind.MAX_BB_PER_USER: "MaxBBPerUser",
+    LimitKind.MIN_BB: "MinBB",
+    LimitKind.MAX_BB_PER_ACCOUNT: "MaxBBPerAccount",
+    LimitKind.MAX_BB_MINUTES_PER_JOB: "MaxBBMinutesPerJob",
+    LimitKind.MAX_JOBS_PER_USER: "MaxJobsPerUser",
+    LimitKind.MAX_SUBMIT_JOBS_PER_USER: "MaxSubmitJobsPerUser",
+    LimitKind.GRP_NODES: "GrpNodes",
+    LimitKind.GRP_CPUS: "GrpCPUs",
+}
+_COUNTS = frozenset(
+    {
+        LimitKind.MAX_JOBS_PER_USER,
+        LimitKind.MAX_SUBMIT_JOBS_PER_USER,
+        LimitKind.GRP_NODES,
+        LimitKind.GRP_CPUS,
+    }
+)
+
+QOS_REASONS: Mapping[LimitKind, str] = MappingProxyType(
+    {
+        LimitKind.GRP_BB: "QOSGrpBB",
+        LimitKind.GRP_BB_RUN_MINUTES: "QOSGrpBBRunMinutes",
+        LimitKind.MAX_BB_PER_JOB: "QOSMaxBBPerJob",
+        LimitKind.MAX_BB_PER_NODE: "QOSMaxBBPerNode",
+        LimitKind.MAX_BB_PER_USER: "QOSMaxBBPerUser",
+        LimitKind.MIN_BB: "QOSMinBB",
+        LimitKind.MAX_BB_PER_ACCOUNT: "MaxBBPerAccount",
+        LimitKind.MAX_JOBS_PER_USER: "QOSMaxJobsPerUserLimit",
+        LimitKind.MAX_SUBMIT_JOBS_PER_USER: "QOSMaxSubmitJobPerUserLimit",
+        LimitKind.GRP_NODES: "QOSGrpNodeLimit",
+        LimitKind.GRP_CPUS: "QOSGrpCpuLimit",
+    }
+)
+"""The limits that a QOS may set, with the reason of a job that one of them keeps back."""
+
+ACCOUNT_REASONS: Mapping[LimitKind, str] = MappingProxyType(
+    {
+        LimitKind.GRP_BB: "AssocGrpBB",
+        LimitKind.GRP_BB_RUN_MINUTES: "AssocGrpBBRunMinutes",
+        LimitKind.MAX_BB_PER_JOB: "AssocMaxBBPerJob",
+        LimitKind.MAX_BB_PER_NODE: "AssocMaxBBPerNode",
+        LimitKind.MAX_BB_MINUTES_PER_JOB: "AssocMaxBBMinutesPerJob",
+        LimitKind.MAX_JOBS_PER_USER: "AssocMaxJobsLimit",
+        LimitKind.GRP_NODES: "AssocGrpNodeLimit",
+    }
+)
+"""The limits that an account, or one user in it, may set (Slurm: an association)."""
+
+TRES_PREFIX = "bb/"
+"""What stands before the name in a limit of burst-buffer space, as in Slurm: `bb/NAME`."""
+
+
+class Limit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One limit. `tres` is the NAME of `bb/NAME`: a pool, or a provider's name for all pools together; empty for
+    what is no space. `value` counts bytes (units of the pool where it counts those), times minutes where the kind does.
+    """
+
+    kind: LimitKind
+    tres: str
+    value: int
+
+    def counts(self, pool: str) -> bool:
+        """Whether space of the pool counts for it."""
+        return self.tres == pool or self.tres in PROVIDERS
+
+
+class AccountUser(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A user in an account. A limit here is for this user in this account, and goes before the account's own."""
+
+    user: str
+    limits: tuple[Limit, ...] = ()
+
+
+class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One account. What its users have counts for it and for its parents, up to the one without a parent."""
+
+    name: str
+    parent: str = ""
+    members: tuple[AccountUser, ...] = ()
+    """By name: `with_members_sorted` sees to it for whatever is in a State."""
+    limits: tuple[Limit, ...] = ()
+
+    def member(self, user: str) -> AccountUser | None:
+        """Return the user as a member, or None."""
+        # Asked several times for each candidate of a pass, of an account that may have thousands.
+        place = bisect_left(self.members, user, key=attrgetter("user"))
+        found = self.members[place] if place < len(self.members) else None
+        return found if found is not None and found.user == user else None
+
+
+def with_members_sorted(account: Account) -> Account:
+    """Return the account with its members in the order in which `Account.member` looks for them."""
+    return msgspec.structs.replace(account, members=tuple(sorted(account.members, key=attrgetter("user"))))
+
+
+class Qos(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One quality of service."""
+
+    name: str
+    priority: int = 0
+    """Added to the priority of its jobs."""
+    limits: tuple[Limit, ...] = ()
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    """Who may use it; where both are empty, everybody."""
+    deny_on_limit: bool = False
+    """Whether a job that a limit for each job forbids is refused at submit instead of waiting (Flags=DenyOnLimit)."""
+
+    def admits(self, user: str, account: str) -> bool:
+        """Whether a job of the user in the account may use it."""
+        return not (self.users or self.accounts) or user in self.users or account in self.accounts
+
+
+class License(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A licence that jobs take while they run; `total` is how many there are."""
+
+    name: str
+    total: int
+
+
+class SchedulingRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a site says about priority, accounts and revocation; a cluster that never said has no record."""
+
+    size_points_per_gib: int = 0
+    """Added to the priority for each whole GiB of a request; negative: small requests go first."""
+    default_account: str = ""
+    """For jobs that name none and whose user is a member of it."""
+    default_qos: str = ""
+    """For jobs that name none and may use it."""
+    accounts_required: bool = False
+    """Whether a job must have an account (Slurm: AccountingStorageEnforce=associations)."""
+    revocations_max: int = 1
+    """How often the staged buffer of one job may be taken back for others, in its whole life; 0: never."""
+    revoke_after_s: int = 300
+    """How long a staged job must have waited before its buffer may be taken back, seconds."""
+
+
+DEFAULT_RULES = SchedulingRules()
+RULES_KEY = "rules"
+"""The key of the one record in `State.scheduling_rules`."""
+
+Accounts = immutables.Map[str, Account]
+
+
+def ancestors(accounts: Accounts, name: str) -> Iterator[Account]:
+    """Yield the account and its parents, from below; what is not there ends it."""
+    for _ in range(ACCOUNT_DEPTH_MAX):
+        account = accounts.get(name)
+        if account is None:
+            return
+        yield account
+        name = account.parent
+
+
+def limits_for_each(accounts: Accounts, name: str, user: str) -> tuple[Limit, ...]:
+    """Return the limits that count for each job, or each user, of an account: of each kind and `bb/NAME` the nearest,
+    first the user's own, then the account's, then those of its parents.
+    """
+    found: dict[tuple[LimitKind, str], Limit] = {}
+    for number, account in enumerate(ancestors(accounts, name)):
+        member = account.member(user) if number == 0 else None
+        for limit in (*(member.limits if member is not None else ()), *account.limits):
+            if limit.kind not in _GROUP:
+                found.setdefault((limit.kind, limit.tres), limit)
+    return tuple(found.values())
+
+
+_GROUP = frozenset({LimitKind.GRP_BB, LimitKind.GRP_BB_RUN_MINUTES, LimitKind.GRP_NODES, LimitKind.GRP_CPUS})
+
+
+def is_of_group(limit: Limit) -> bool:
+    """Whether the limit is for all jobs together."""
+    return limit.kind in _GROUP
+
+
+# What a record may hold -----------------------------------------------------------------------------------------------
+
+
+def _invalid(place: str, sentence: str, remedy: str) -> Refusal:
+    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, place)
+
+
+def check_name(name: str, place: str) -> Refusal | None:
+    """Return why a name cannot be used, or None."""
+    fault = name_fault(name)
+    return None if fault is None else _invalid(place, f"the name {fault}", "choose another name")
+
+
+def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], place: str) -> Refusal | None:
+    """Return why limits cannot be used, or None. `known`: the kinds that there are here."""
+    if len(limits) > LIMITS_PER_RECORD_MAX:
+        return _invalid(place, f"there are {len(limits)} limits", f"set at most {LIMITS_PER_RECORD_MAX}")
+    seen: set[tuple[LimitKind, str]] = set()
+    for limit in limits:
+        if limit.kind not in known:
+            words = ", ".join(kind.word for kind in known)
+            return _invalid(place, f"the limit {limit.kind.word} does not exist here", f"use one of {words}")
+        if limit.kind.counts_space != bool(limit.tres):
+            remedy = "write bb/NAME with it" if limit.kind.counts_space else "leave out bb/NAME"
+            return _invalid(place, f"the limit {limit.kind.word} has the name {limit.tres!r}", remedy)
+        refusal = check_name(limit.tres, place) if limit.tres else None
+        if refusal is not None:
+            return refusal
+        if not 0 <= limit.value <= SIZE_BYTES_MAX:
+            return _invalid(place, f"{limit.kind.word} is {limit.value}", f"use a number from 0 to {SIZE_BYTES_MAX}")
+        if (limit.kind, limit.tres) in seen:
+            return _invalid(place, f"the limit {limit.kind.word} is set twice", "set it once")
+        seen.add((limit.kind, limit.tres))
+    return None
+
+
+def _check_names(names: Iterable[str], place: str) -> Refusal | None:
+    listed = tuple(names)
+    if len(listed) > ACCOUNT_USERS_MAX:
+        return _invalid(place, f"there are {len(listed)} names", f"list at most {ACCOUNT_USERS_MAX}")
+    if len(set(listed)) != len(listed):
+        return _invalid(place, "a name is listed twice", "list each once")
+    return next((refusal for name in listed if (refusal := check_name(name, place)) is not None), None)
+
+
+def check_account(accounts: Accounts, account: Account) -> Refusal | None:
+    """Return why the account cannot be made or become this, or None."""
+    refusal = (
+        check_name(account.name, "account.name")
+        or _check_names((member.user for member in account.members), "account.users")
+        or check_limits(account.limits, ACCOUNT_REASONS, "account.limits")
+    )
+    for member in account.members:
+        refusal = refusal or check_limits(member.limits, ACCOUNT_REASONS, f"account.users.{member.user}")
+    if refusal is None and sum(len(member.limits) for member in account.members) > ACCOUNT_USERS_MAX:
+        refusal = _invalid(
+            "account.users", "its users have too many limits of their own", f"set at most {ACCOUNT_USERS_MAX} in all"
+        )
+    if refusal is not None or not account.parent:
+        return refusal
+    if account.parent not in accounts:
+        return _invalid("account.parent", f"there is no account {account.parent!r}", "make the parent first")
+    above = [one.name for one in ancestors(accounts, account.parent)]
+    if account.name in above:
+        return _invalid("account.parent", f"{account.parent!r} is below {account.name!r}", "choose another parent")
+    deepest = _depth_below(accounts, account.name) if account.name in accounts else 1
+    if len(above) + deepest > ACCOUNT_DEPTH_MAX:
+        return _invalid("account.parent", "the accounts would be too deep", f"use at most {ACCOUNT_DEPTH_MAX} levels")
+    return None
+
+
+def _depth_below(accounts: Accounts, name: str) -> int:
+    depth = 1
+    for other in accounts:
+        line = [one.name for one in ancestors(accounts, other)]
+        if name in line:
+            depth = max(depth, line.index(name) + 1)
+    return depth
+
+
+def check_qos(qos: Qos) -> Refusal | None:
+    """Return why the QOS cannot be used, or None."""
+    refusal = (
+        check_name(qos.name, "qos.name")
+        or check_limits(qos.limits, QOS_REASONS, "qos.limits")
+        or _check_names(qos.users, "qos.users")
+        or _check_names(qos.accounts, "qos.accounts")
+    )
+    if refusal is None and not 0 <= qos.priority <= PRIORITY_MAX:
+        refusal = _invalid("qos.priority", f"priority is {qos.priority}", f"use a number from 0 to {PRIORITY_MAX}")
+    return refusal
+
+
+def check_license(license: License) -> Refusal | None:
+    """Return why the licence cannot be used, or None."""
+    refusal = check_name(license.name, "license.name")
+    if refusal is None and not 0 <= license.total <= SIZE_BYTES_MAX:
+        refusal = _invalid("license.total", f"total is {license.total}", f"use a number from 0 to {SIZE_BYTES_MAX}")
+    return refusal
+
+
+_RULE_BOUNDS: dict[str, tuple[int, int]] = {
+    "size_points_per_gib": (-1_000_000, 1_000_000),
+    "revocations_max": (0, 1_000),
+    "revoke_after_s": (0, 365 * 86_400),
+}
+
+
+def check_rules(rules: SchedulingRules) -> Refusal | None:
+    """Return why the rules cannot be used, or None."""
+    for field, (least, most) in _RULE_BOUNDS.items():
+        value = getattr(rules, field)
+        if not least <= value <= most:
+            return _invalid(f"rules.{field}", f"{field} is {value}", f"use a number from {least} to {most}")
+    for field in ("default_account", "default_qos"):
+        refusal = check_name(getattr(rules, field), f"rules.{field}") if getattr(rules, field) else None
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def check_asked(licenses: tuple[tuple[str, int], ...], nice: int) -> Refusal | None:
+    """Return why a job may not ask for these licences with this nice value, or None; what there is is not asked."""
+    if abs(nice) > NICE_MAX:
+        return _invalid("nice", f"nice is {nice}", f"use a number from {-NICE_MAX} to {NICE_MAX}")
+    if len(licenses) > LICENSES_PER_JOB_MAX:
+        return _invalid("licenses", f"there are {len(licenses)} licences", f"ask for at most {LICENSES_PER_JOB_MAX}")
+    if len({name for name, _ in licenses}) != len(licenses):
+        return _invalid("licenses", "a licence is listed twice", "list each once")
+    for name, count in licenses:
+        refusal = check_name(name, "licenses")
+        if refusal is None and not 0 < count <= SIZE_BYTES_MAX:
+            refusal = _invalid("licenses", f"{name} is asked for {count} times", "ask for at least one")
+        if refusal is not None:
+            return refusal
+    return None

@@ -1,0 +1,267 @@
+"""Changing accounts, QOS, licences, reservations and the rules of scheduling, and whether a job may ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from replica import commands as c
+from replica import events as e
+from replica.accounting import (
+    check_account,
+    check_asked,
+    check_license,
+    check_qos,
+    check_rules,
+    with_members_sorted,
+)
+from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.headroom import alone_over, submit_over
+from replica.jobs import JobSpec
+from replica.limits import ACCOUNTS_MAX, LICENSES_MAX, QOS_MAX, RESERVATIONS_MAX
+from replica.options import JobOptions
+from replica.priority import rules_of
+from replica.refusals import Refusal, RefusalCode
+from replica.reservations import Reservation, check_reservation
+from replica.state import Facts
+from replica.units import Instant, format_size
+from replica.use import standing_with
+
+Changed = tuple[e.Event, ...] | Refusal
+
+
+def changed(state: Facts, command: c.Command, at: Instant) -> Changed:
+    """Return the events that one of the commands of CHANGES leads to, or why it is refused."""
+    refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, c.kind_of(command).replace("_", " "))
+    return CHANGES[type(command)](state, command, at) if refusal is None else refusal
+
+
+def _unknown(what: str, name: str, known: list[str]) -> Refusal:
+    listed = ", ".join(known[:20]) or "there are none"
+    return Refusal(RefusalCode.INVALID_FIELD, f"there is no {what} {name!r}", f"known are: {listed}", what)
+
+
+def _full(what: str, most: int) -> Refusal:
+    return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {most} of them", "delete what nobody uses", what)
+
+
+def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> Changed:
+    account = command.account
+    refusal = check_account(state.accounts, account)
+    if refusal is not None:
+        return refusal
+    if account.name not in state.accounts and len(state.accounts) >= ACCOUNTS_MAX:
+        return _full("account", ACCOUNTS_MAX)
+    known = state.accounts.get(account.name)
+    return () if known == with_members_sorted(account) else (e.AccountSet(account),)
+
+
+def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> Changed:
+    if command.account not in state.accounts:
+        return _unknown("account", command.account, sorted(state.accounts))
+    below = sorted(name for name, account in state.accounts.items() if account.parent == command.account)
+    if below:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"account {command.account} has accounts below it: {', '.join(below[:20])}",
+            "delete those first, or give them another parent",
+            "account",
+        )
+    return (e.AccountDeleted(command.account),)
+
+
+def _set_qos(state: Facts, command: c.SetQos, at: Instant) -> Changed:
+    qos = command.qos
+    refusal = check_qos(qos)
+    if refusal is not None:
+        return refusal
+    if qos.name not in state.qos and len(state.qos) >= QOS_MAX:
+        return _full("qos", QOS_MAX)
+    return () if state.qos.get(qos.name) == qos else (e.QosSet(qos),)
+
+
+def _delete_qos(state: Facts, command: c.DeleteQos, at: Instant) -> Changed:
+    if command.qos not in state.qos:
+        return _unknown("qos", command.qos, sorted(state.qos))
+    return (e.QosDeleted(command.qos),)
+
+
+def _set_license(state: Facts, command: c.SetLicense, at: Instant) -> Changed:
+    license = command.license
+    refusal = check_license(license)
+    if refusal is not None:
+        return refusal
+    if license.name not in state.licenses and len(state.licenses) >= LICENSES_MAX:
+        return _full("license", LICENSES_MAX)
+    return () if state.licenses.get(license.name) == license else (e.LicenseSet(license),)
+
+
+def _delete_license(state: Facts, command: c.DeleteLicense, at: Instant) -> Changed:
+    if command.license not in state.licenses:
+        return _unknown("license", command.license, sorted(state.licenses))
+    return (e.LicenseDeleted(command.license),)
+
+
+def _set_reservation(state: Facts, command: c.SetReservation, at: Instant) -> Changed:
+    known = state.reservations.get(command.reservation.name)
+    # Whether it has begun is nobody's to say: it begins by an event, and one that is put off has not begun.
+    active = known is not None and known.active and command.reservation.start_at <= at
+    reservation = replace(command.reservation, active=active)
+    refusal = check_reservation(reservation, state.pools, at) or _overbooked(state, reservation)
+    if refusal is not None:
+        return refusal
+    if known is None and len(state.reservations) >= RESERVATIONS_MAX:
+        return _full("reservation", RESERVATIONS_MAX)
+    return () if known == reservation else (e.ReservationSet(reservation),)
+
+
+def _overbooked(state: Facts, new: Reservation) -> Refusal | None:
+    """Return why a pool would be reserved for more than it has, or None."""
+    others = [other for other in state.reservations.values() if other.name != new.name]
+    for space in new.space:
+        starts = [new.start_at, *(other.start_at for other in others if new.start_at <= other.start_at < new.end_at)]
+        for start_at in starts:
+            taken = sum(other.size_in(space.pool) for other in others if other.start_at <= start_at < other.end_at)
+            most = state.pools[space.pool].usable_bytes
+            if taken + space.size_bytes > most:
+                return Refusal(
+                    RefusalCode.CAPACITY_OVER_TOTAL,
+                    f"{format_size(taken + space.size_bytes)} of pool {space.pool} would be reserved at once, and it "
+                    f"has {format_size(most)}",
+                    "reserve less, or at another time",
+                    "reservation.burst_buffer",
+                )
+    return None
+
+
+def _delete_reservation(state: Facts, command: c.DeleteReservation, at: Instant) -> Changed:
+    if command.reservation not in state.reservations:
+        return _unknown("reservation", command.reservation, sorted(state.reservations))
+    return (e.ReservationDeleted(command.reservation),)
+
+
+def _set_rules(state: Facts, command: c.SetSchedulingRules, at: Instant) -> Changed:
+    refusal = check_rules(command.rules)
+    if refusal is not None:
+        return refusal
+    for what, name, known in (
+        ("default_account", command.rules.default_account, state.accounts),
+        ("default_qos", command.rules.default_qos, state.qos),
+    ):
+        if name and name not in known:
+            return _unknown(what, name, sorted(known))
+    return () if rules_of(state) == command.rules else (e.SchedulingRulesSet(command.rules),)
+
+
+CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
+    c.SetAccount: _set_account,
+    c.DeleteAccount: _delete_account,
+    c.SetQos: _set_qos,
+    c.DeleteQos: _delete_qos,
+    c.SetLicense: _set_license,
+    c.DeleteLicense: _delete_license,
+    c.SetReservation: _set_reservation,
+    c.DeleteReservation: _delete_reservation,
+    c.SetSchedulingRules: _set_rules,
+}
+"""How each of these commands is decided; all of them are for operators."""
+
+
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
+def admitted_options(
+    state: Facts, spec: JobSpec, options: JobOptions, at: Instant, jobs: int = 1
+) -> JobOptions | Refusal:
+    """Return the options with the site's default account and QOS filled in, or why `jobs` such jobs are refused."""
+    if not _asks(options) and not state.scheduling_rules:
+        return options
+    refusal = check_asked(options.licenses, options.nice)
+    if refusal is not None:
+        return refusal
+    rules, user = rules_of(state), spec.user
+    if not options.account and rules.default_account:
+        account = state.accounts.get(rules.default_account)
+        if account is not None and account.member(user) is not None:
+            options = replace(options, account=account.name)
+    if not options.qos and rules.default_qos:
+        qos = state.qos.get(rules.default_qos)
+        if qos is not None and qos.admits(user, options.account):
+            options = replace(options, qos=qos.name)
+    return _admission_refusal(state, user, options, at, jobs) or options
+
+
+def _asks(options: JobOptions) -> bool:
+    return bool(options.account or options.qos or options.licenses or options.reservation or options.nice)
+
+
+def _admission_refusal(state: Facts, user: str, options: JobOptions, at: Instant, jobs: int) -> Refusal | None:
+    """Return why a job may not have these options, or None. The first sentences are Slurm's."""
+    account = state.accounts.get(options.account) if options.account else None
+    if options.account and account is None:
+        return _unknown("account", options.account, sorted(state.accounts))
+    if account is not None and account.member(user) is None:
+        return _denied("account", f"user {user} is not in account {account.name}")
+    if account is None and rules_of(state).accounts_required:
+        return Refusal(RefusalCode.INVALID_FIELD, "the job names no account", "add --account=NAME", "account")
+    qos = state.qos.get(options.qos) if options.qos else None
+    if options.qos and qos is None:
+        return _unknown("qos", options.qos, sorted(state.qos))
+    if qos is not None and not qos.admits(user, options.account):
+        return _denied("qos", f"user {user} may not use QOS {qos.name}")
+    over = None if qos is None else submit_over(state, qos, user, jobs)
+    if over is not None:
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"{over.verdict.reason}: user {user} has {over.used} jobs in QOS {options.qos}, which allows "
+            f"{over.limit.value}",
+            "wait until some are over, or use another QOS",
+            "qos",
+        )
+    for name, count in options.licenses:
+        known = state.licenses.get(name)
+        if known is None:
+            return _unknown("licenses", name, sorted(state.licenses))
+        if count > known.total:
+            return Refusal(
+                RefusalCode.LIMIT_EXCEEDED,
+                f"the job asks for {count} of licence {name}, and there are {known.total}",
+                f"ask for at most {known.total}",
+                "licenses",
+            )
+    reservation = state.reservations.get(options.reservation) if options.reservation else None
+    if options.reservation and reservation is None:
+        return _unknown("reservation", options.reservation, sorted(state.reservations))
+    if reservation is not None and not reservation.admits(user, options.account):
+        return _denied("reservation", f"user {user} may not use reservation {reservation.name}")
+    return None
+
+
+def _denied(place: str, sentence: str) -> Refusal:
+    return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "leave it out, or ask an operator", place)
+
+
+def limits_refusal(state: Facts, submitted: e.JobSubmitted | e.ArraySubmitted, options: JobOptions) -> Refusal | None:
+    """Return why a QOS with deny_on_limit refuses a job that one of its limits forbids by itself, or None."""
+    qos = state.qos.get(options.qos) if options.qos else None
+    if qos is None or not qos.deny_on_limit:
+        return None
+    spec = submitted.spec
+    standing = standing_with(spec.user, options)
+    over = (
+        None
+        if standing is None
+        else alone_over(state, standing, submitted.pool, submitted.granted_bytes, spec.time_limit_s, spec.cpus)
+    )
+    if over is None:
+        return None
+    verdict = over.verdict
+    figures = ", ".join(f"{name} {value}" for name, value in verdict.figures)
+    return Refusal(
+        RefusalCode.LIMIT_EXCEEDED,
+        f"{verdict.reason}: {verdict.sentence} ({figures})",
+        "ask for less, or use another QOS",
+        "qos",
+    )

@@ -1,0 +1,157 @@
+"""What one job puts into the scheduler's agenda, and how far it has come as far as others wait for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from replica.agenda_pass import Key, Queue
+from replica.arrays import is_active, is_ahead, is_gated, is_waiting
+from replica.buffers import HOLDING, Buffer, BufferState
+from replica.due import due_at
+from replica.jobs import ENDED, DependencyKind, Job, JobState
+from replica.judging import place_of
+from replica.line import run_until
+from replica.pending import early_gate
+from replica.persistent_pass import names_of
+from replica.revocation import Victim, victim_of
+from replica.scheduling import waits_for_space
+from replica.sorted_keys import SortedKeys
+from replica.state import State
+from replica.state_index import is_finished
+from replica.turns import queue_place, waits_for_turn
+from replica.use import standing_of, takes_cpus
+
+
+class More(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What few jobs put into the index besides."""
+
+    array: int = 0
+    """The array whose room it needs, if it stands in a queue."""
+    turn: tuple[int, int] | None = None
+    """Its place among those that wait for a turn of `turn_of`."""
+    turn_of: int = 0
+    active_of: int = 0
+    """The array against whose throttle it counts."""
+    ahead: bool = False
+    """Whether it also counts among those that have not started."""
+    victim: Victim | None = None
+    """Its place among those whose buffer in the pool `victim_in` may be taken back for another one."""
+    victim_in: str = ""
+
+
+NO_MORE = More()
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one job that is not over puts into the index."""
+
+    queue: Queue | None
+    key: Key | None
+    node: str
+    cpus: int
+    """CPUs of `node` that it takes now."""
+    due_at: int
+    pool: str
+    """The pool that it holds a part of, if `hold` is not None."""
+    hold: Key | None
+    """Until when, how much, and the job."""
+    milestone: int
+    more: More | None = None
+
+
+class Milestone:
+    """How far a job has come, as far as others wait for it."""
+
+    STARTED = 1
+    RESULT = 2
+    ENDED = 3
+    FINISHED = 4
+    GONE = 5
+
+
+def milestone_of(job: Job, finished: bool) -> int:
+    if finished:
+        return Milestone.FINISHED
+    if job.state in ENDED:
+        return Milestone.ENDED
+    if job.result in ENDED:
+        return Milestone.RESULT
+    return 0 if job.state in (JobState.PENDING, JobState.CONFIGURING) else Milestone.STARTED
+
+
+def part_of(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Queue, Queue]) -> Part:
+    """Return what a job that is not over puts into the index; `queue_names` has the one name of each queue."""
+    spec, options = job.spec, state.options.get(job.id)
+    queue: Queue | None = None
+    key: Key | None = None
+    if job.state is JobState.PENDING and early_gate(state, job) is None:
+        place, standing = place_of(state, job), standing_of(job, options)
+        if buffer is None:
+            queue, key = ("any", "", spec.cpus, standing), (*place, spec.cpus)
+        elif buffer.state is BufferState.STAGED_IN:
+            queue, key = ("node", job.node, 0, standing), (*place, spec.cpus)
+        elif waits_for_space(job, buffer):
+            size_bytes = buffer.granted_bytes
+            pool = buffer.pool if size_bytes else ""
+            queue, key = ("space", pool, spec.cpus, standing), (*place, size_bytes)
+            if names_of(state, job.id) is not None:
+                queue, key = ("named", "", 0, None), (*place, 0)
+    array = 0
+    if queue is not None:
+        queue = queue_names.setdefault(queue, queue)
+        if is_gated(options, job.has_buffer) and is_waiting(job, buffer) and options is not None:
+            array = options.array_job
+    turn_of = waits_for_turn(job, buffer)
+    active_of = options.array_job if options is not None and is_active(job, buffer) else 0
+    victim = victim_of(state, job, buffer)
+    more = More(
+        array=array,
+        turn=None if turn_of is None or buffer is None else queue_place(job, buffer),
+        turn_of=0 if turn_of is None else int(turn_of),
+        active_of=active_of,
+        ahead=active_of > 0 and is_ahead(job, buffer),
+        victim=victim,
+        victim_in=buffer.pool if victim is not None and buffer is not None else "",
+    )
+    holds = buffer is not None and buffer.state in HOLDING and buffer.granted_bytes > 0
+    return Part(
+        queue=queue,
+        key=key,
+        node=job.node,
+        cpus=spec.cpus if takes_cpus(job, buffer) else 0,
+        due_at=due_at(state, job, buffer),
+        pool=buffer.pool if holds and buffer is not None else "",
+        hold=(run_until(job, buffer), buffer.granted_bytes, job.id) if holds and buffer is not None else None,
+        milestone=milestone_of(job, is_finished(job, buffer)),
+        more=None if more == NO_MORE else more,
+    )
+
+
+def awaited(kind: DependencyKind, waiter: Job) -> int:
+    """Return the milestone at which a dependency may change."""
+    if kind is DependencyKind.AFTER:
+        return Milestone.STARTED
+    if kind is DependencyKind.AFTER_BURST_BUFFER:
+        return Milestone.FINISHED
+    return Milestone.ENDED if waiter.has_buffer else Milestone.RESULT
+
+
+def keep(kept: dict, name: object, key: object, enters: bool) -> None:  # type: ignore[type-arg]
+    keys = kept.get(name)
+    if enters:
+        if keys is None:
+            keys = kept[name] = SortedKeys()
+        keys.add(key)
+    elif keys is not None:
+        keys.discard(key)
+        if not keys:
+            del kept[name]
+
+
+def keep_in_set(kept: dict, name: object, key: int, enters: bool) -> None:  # type: ignore[type-arg]
+    if enters:
+        kept.setdefault(name, set()).add(key)
+    else:
+        kept[name].discard(key)
+        if not kept[name]:
+            del kept[name]

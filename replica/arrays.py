@@ -1,0 +1,144 @@
+"""Job arrays: `--array=1-10:2%3`, and how many tasks of one may go at once.
+
+Each task is a job of its own with a buffer of its own, shown as `JOB_TASK` (Slurm). The tasks of an array have numbers
+in a row, beginning with the array's own. `%N` is a throttle: at most so many tasks are between getting their space (or
+their CPUs, without a buffer) and the end of their script. Besides, at most `array_stage_count` tasks of an array that
+have not started hold space (Slurm's bb_array_stage_cnt), so that an array does not fill a pool ahead of everybody else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from replica.buffers import Buffer, BufferState
+from replica.jobs import Job, JobState
+from replica.limits import ARRAY_SIZE_MAX
+from replica.options import JobOptions
+from replica.verdicts import Reason, Verdict
+
+
+class ArrayFault(ValueError):
+    """An array that cannot be: its words say why."""
+
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
+
+
+def parse_tasks(text: str) -> tuple[int, ...]:
+    """Return the tasks that `1,3-7:2` names, ascending; ArrayFault for what names none, too many or one twice."""
+    tasks: set[int] = set()
+    for part in text.split(","):
+        found = _RANGE.fullmatch(part.strip())
+        if found is None:
+            raise ArrayFault(f"{part!r} names no tasks; write for example 1-10, 1-10:2 or 1,4,7")
+        first = int(found[1])
+        last = first if found[2] is None else int(found[2])
+        step = 1 if found[3] is None else int(found[3])
+        if last < first or step < 1:
+            raise ArrayFault(f"{part!r} names no tasks: its end is before its start, or its step is 0")
+        if last >= ARRAY_SIZE_MAX:
+            raise ArrayFault(f"task {last} is too large; the largest is {ARRAY_SIZE_MAX - 1}")
+        named = range(first, last + 1, step)
+        if not tasks.isdisjoint(named):
+            raise ArrayFault(f"{part!r} names a task that is there already")
+        tasks.update(named)
+    return tuple(sorted(tasks))
+
+
+def parse_array(text: str) -> tuple[tuple[int, ...], int]:
+    """Return the tasks and the throttle (0: none) of `--array=1-10:2%3`; ArrayFault for what is no array."""
+    ranges, percent, throttle = text.strip().partition("%")
+    tasks = parse_tasks(ranges)
+    if not percent:
+        return tasks, 0
+    if not throttle.isascii() or not throttle.isdigit() or len(throttle) > 9 or not int(throttle):
+        raise ArrayFault(f"%{throttle} is no throttle; write how many tasks may go at once, for example %4")
+    return tasks, int(throttle)
+
+
+def compressed(tasks: Iterable[int]) -> str:
+    """Return ascending tasks as people read them: `1-3,7`."""
+    parts: list[str] = []
+    first = last = -1
+    for task in tasks:
+        if task == last + 1 and first >= 0:
+            last = task
+            continue
+        if first >= 0:
+            parts.append(str(first) if first == last else f"{first}-{last}")
+        first = last = task
+    if first >= 0:
+        parts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(parts)
+
+
+def shown_id(job_id: int, options: JobOptions | None) -> str:
+    """Return the job's number as people see it: `1_3` for task 3 of array 1."""
+    if options is None or not options.array_job:
+        return str(job_id)
+    return f"{options.array_job}_{options.array_task}"
+
+
+# How many at once ----------------------------------------------------------------------------------------------------
+
+_WITH_SPACE = (BufferState.STAGING_IN, BufferState.STAGED_IN)
+_STARTED = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
+
+
+def is_ahead(job: Job, buffer: Buffer | None) -> bool:
+    """Whether the job holds space and has not started."""
+    return job.state is JobState.PENDING and buffer is not None and buffer.state in _WITH_SPACE
+
+
+def is_active(job: Job, buffer: Buffer | None) -> bool:
+    """Whether the job counts against the throttle of its array."""
+    return job.state in _STARTED or is_ahead(job, buffer)
+
+
+def is_waiting(job: Job, buffer: Buffer | None) -> bool:
+    """Whether a pending job that no earlier gate keeps back would become active: it needs room in its array."""
+    return job.state is JobState.PENDING and (buffer is None or buffer.state is BufferState.PENDING)
+
+
+class ArrayUse:
+    """How many tasks of one array are active, and how many of those have not started."""
+
+    __slots__ = ("active", "ahead")
+
+    def __init__(self, active: int = 0, ahead: int = 0) -> None:
+        self.active = active
+        self.ahead = ahead
+
+    def count(self, job: Job, buffer: Buffer | None) -> None:
+        """Count one more task."""
+        self.active += is_active(job, buffer)
+        self.ahead += is_ahead(job, buffer)
+
+    def room(self, throttle: int, has_buffer: bool, stage_count: int) -> int:
+        """Return how many waiting tasks may be looked at by the next pass; they are the first ones in its order."""
+        room = throttle - self.active if throttle else ARRAY_SIZE_MAX
+        if has_buffer:
+            room = min(room, stage_count - self.ahead)
+        return max(0, room)
+
+    def verdict(self, throttle: int, has_buffer: bool, stage_count: int, before: int) -> Verdict | None:
+        """Return why a waiting task is kept back that has so many waiting ones `before` it, or None."""
+        if throttle and self.active + before >= throttle:
+            figures: tuple[tuple[str, str], ...] = (
+                ("throttle", str(throttle)),
+                ("active", str(self.active)),
+                ("before_it", str(before)),
+            )
+            sentence = f"at most {throttle} tasks of the array may go at once"
+            return Verdict(Reason.JOB_ARRAY_TASK_LIMIT, sentence, figures)
+        if has_buffer and self.ahead + before >= stage_count:
+            figures = (("staged_ahead", str(self.ahead)), ("before_it", str(before)))
+            sentence = f"at most {stage_count} tasks of an array hold space before they start"
+            return Verdict(Reason.BURST_BUFFER_RESOURCES, sentence, figures)
+        return None
+
+
+def is_gated(options: JobOptions | None, has_buffer: bool) -> bool:
+    """Whether anything limits how many tasks of the job's array may go at once."""
+    return options is not None and options.array_job > 0 and (options.array_throttle > 0 or has_buffer)

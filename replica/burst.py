@@ -1,0 +1,213 @@
+"""What `scontrol show burst` shows of the cluster at one State: pools, settings, who has what, who uses how much.
+
+Source: the guide (Status Commands), the transcripts of Slurm 22.05.8. Pure: the same for now and for any moment before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from replica.buffers import HOLDING, Buffer, BufferState
+from replica.pool_units import PoolUnit
+from replica.pools import Pool, free_bytes
+from replica.sites import flags_text, get_sys_state_of, get_sys_status_of
+from replica.state import State
+from replica.units import Instant
+
+RECORD_STATES = {
+    BufferState.STAGING_IN: "allocated",
+    BufferState.STAGED_IN: "staged-in",
+    BufferState.PRE_RUN: "staged-in",
+    BufferState.RUNNING: "staged-in",
+    BufferState.SUSPENDED: "staged-in",
+    BufferState.POST_RUN: "staged-in",
+    BufferState.STAGING_OUT: "staged-in",
+}
+"""What a buffer's own record says while its job is in a state: `allocated` until the data is there, then `staged-in`
+until it is torn down (datawarp). States that are not here are shown as they are."""
+
+
+class BurstPool(msgspec.Struct, frozen=True):
+    """One pool: amounts count `unit`; `missing` is by how much it shrank below what is in use."""
+
+    name: str
+    unit: PoolUnit
+    granularity: int
+    total: int
+    free: int
+    used: int
+    out_of_service: int
+    missing: int
+    is_default: bool
+
+
+class BurstBuffer(msgspec.Struct, frozen=True):
+    """One buffer that holds space: of a job, of a task of an array (`array_job` not 0), or persistent (`name`)."""
+
+    job: int
+    array_job: int
+    array_task: int
+    name: str
+    pool: str
+    unit: PoolUnit
+    size: int
+    state: str
+    """As the record of Slurm's plugin shows it."""
+    buffer_state: str
+    """The state of the buffer, one of the sixteen."""
+    created_at: Instant
+    """When the space was reserved."""
+    user: str
+
+
+class BurstUse(msgspec.Struct, frozen=True):
+    """What one user holds in pools of one unit."""
+
+    user: str
+    unit: PoolUnit
+    used: int
+
+
+class Burst(msgspec.Struct, frozen=True):
+    """All of it. Timeouts are whole seconds; texts are empty where nothing is configured."""
+
+    provider: str
+    granularity: int
+    """Of a pool that comes without one: shown where no pool is the default."""
+    pools: tuple[BurstPool, ...]
+    flags: str
+    stage_in_timeout_s: int
+    stage_out_timeout_s: int
+    validate_timeout_s: int
+    other_timeout_s: int
+    allow_users: tuple[str, ...]
+    deny_users: tuple[str, ...]
+    create_buffer: str
+    destroy_buffer: str
+    get_sys_state: str
+    get_sys_status: str
+    start_stage_in: str
+    start_stage_out: str
+    stop_stage_in: str
+    stop_stage_out: str
+    buffers: tuple[BurstBuffer, ...]
+    """The one whose space was reserved last comes first."""
+    uses: tuple[BurstUse, ...]
+
+
+def burst_of(state: State, *, only_user: str | None = None) -> Burst:
+    """Return what is to be shown; with `only_user` only the buffers and the use of that user (PrivateData)."""
+    site, policy = state.site, state.policy
+    buffers = sorted(_buffers(state, only_user), key=_place, reverse=True)
+    return Burst(
+        provider=site.provider,
+        granularity=site.granularity,
+        pools=tuple(_pool(state, state.pools[name]) for name in sorted(state.pools)),
+        flags=flags_text(site),
+        stage_in_timeout_s=policy.stage_in_timeout_s,
+        stage_out_timeout_s=policy.stage_out_timeout_s,
+        validate_timeout_s=site.validate_timeout_s,
+        other_timeout_s=policy.other_timeout_s,
+        allow_users=site.allow_users,
+        deny_users=site.deny_users,
+        create_buffer=site.create_buffer,
+        destroy_buffer=site.destroy_buffer,
+        get_sys_state=get_sys_state_of(site),
+        get_sys_status=get_sys_status_of(site),
+        start_stage_in=site.start_stage_in,
+        start_stage_out=site.start_stage_out,
+        stop_stage_in=site.stop_stage_in,
+        stop_stage_out=site.stop_stage_out,
+        buffers=tuple(buffers),
+        uses=_uses(buffers),
+    )
+
+
+def _pool(state: State, pool: Pool) -> BurstPool:
+    used = state.held_bytes.get(pool.name, 0)
+    return BurstPool(
+        name=pool.name,
+        unit=state.pool_units.get(pool.name, PoolUnit.BYTES),
+        granularity=pool.granularity_bytes,
+        total=pool.quantity_bytes,
+        free=free_bytes(pool, used),
+        used=used,
+        out_of_service=pool.out_of_service_bytes,
+        missing=max(0, used - pool.usable_bytes),
+        is_default=pool.is_default,
+    )
+
+
+def _buffers(state: State, only_user: str | None) -> Iterator[BurstBuffer]:
+    wanted: Callable[[str], bool] = (lambda user: True) if only_user is None else (lambda user: user == only_user)
+    default = next((name for name in sorted(state.pools) if state.pools[name].is_default), "")
+    for job_id in _near(state):
+        buffer = state.buffers.get(job_id)
+        if buffer is not None and buffer.state in HOLDING and wanted(buffer.user):
+            yield _of_job(state, buffer, default)
+    for name in state.persistent:
+        kept = state.persistent[name]
+        if wanted(kept.user):
+            yield BurstBuffer(
+                job=0,
+                array_job=0,
+                array_task=0,
+                name=name,
+                pool=kept.pool,
+                unit=state.pool_units.get(kept.pool, PoolUnit.BYTES),
+                size=kept.granted_bytes,
+                state=kept.state.word,
+                buffer_state=kept.state.word,
+                created_at=kept.created_at,
+                user=kept.user,
+            )
+
+
+def _near(state: State) -> set[int]:
+    """Return the jobs that hold a part of a pool, or have something on a node: no other can have a buffer."""
+    found: set[int] = set()
+    for jobs in (*state.holders.values(), *state.on_node.values()):
+        found.update(jobs)
+    return found
+
+
+def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
+    options = state.options.get(buffer.job)
+    pool = buffer.pool or default
+    shown = RECORD_STATES.get(buffer.state, buffer.state.word)
+    # So the records of Slurm's lua plugin, from the reservation to the end, and those that reserve nothing.
+    if state.site.provider == "lua" or (not buffer.granted_bytes and buffer.state in RECORD_STATES):
+        shown = "allocated"
+    return BurstBuffer(
+        job=buffer.job,
+        array_job=0 if options is None else options.array_job,
+        array_task=0 if options is None else options.array_task,
+        name="",
+        pool=pool,
+        unit=state.pool_units.get(pool, PoolUnit.BYTES),
+        size=buffer.granted_bytes,
+        state=shown,
+        buffer_state=buffer.state.word,
+        created_at=buffer.created_at,
+        user=buffer.user,
+    )
+
+
+def _place(buffer: BurstBuffer) -> tuple[int, int, int, str]:
+    """What comes last has its space last; at the same instant jobs and tasks by number, then names."""
+    return buffer.created_at, buffer.array_job or buffer.job, buffer.array_task, buffer.name
+
+
+def _uses(buffers: list[BurstBuffer]) -> tuple[BurstUse, ...]:
+    """Return what each user holds, by name: counts and sizes are not added to nodes."""
+    found: dict[tuple[str, bool], int] = {}
+    for buffer in buffers:
+        key = buffer.user, buffer.unit is PoolUnit.NODES
+        found[key] = found.get(key, 0) + buffer.size
+    return tuple(
+        BurstUse(user, PoolUnit.NODES if nodes else PoolUnit.BYTES, used)
+        for (user, nodes), used in sorted(found.items())
+        if used
+    )

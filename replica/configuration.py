@@ -1,0 +1,253 @@
+"""Changing the configuration: what settings make of it, all in one entry, and how it is shown.
+
+A file is the whole of what burst_buffer.conf says: a key of Slurm's that it leaves out has Slurm's default afterwards.
+Forebay's own keys, which such a file does not have, stay as they are unless they are written. A partial change leaves
+all as it is that it does not name. Which pool is the default is a flag of the pools; `Site.default_pool` is only the
+name of one that is not there yet. Which record holds which value: `replica.sites`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from replica import events as e
+from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.limits import SETTINGS_MAX
+from replica.policy import Policy, check_policy
+from replica.pool_changes import default_pool_events
+from replica.refusals import Refusal, RefusalCode
+from replica.site_file import Setting, SettingFault, values_of
+from replica.site_keys import KEYS, Key, Owner, format_value
+from replica.sites import DEFAULT_SITE, Site, check_site, ordered_flags
+from replica.state import Facts
+
+DEFAULT_POLICY = Policy()
+
+POLLED_PROVIDERS = ("lua", "datawarp")
+"""Providers that tell which pools there are, so that the default pool may be named before it is there."""
+
+NAMES_OF_FIELDS: Mapping[str, str] = {f"{key.owner.value}.{key.field}": key.name for key in KEYS}
+"""`policy.max_passes` -> MaxPasses: refusals of records name fields, people write keys."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What the configuration is to be."""
+
+    site: Site
+    policy: Policy
+    default_pool: str = ""
+    """The pool that becomes the default one; empty: none is named, or it is not there yet (`site.default_pool`)."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One key that changes, as it is written in a file; empty where nothing is written."""
+
+    key: str
+    before: str
+    after: str
+
+
+def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = False) -> Wanted | Refusal:
+    """Return what the settings make of the present configuration, or why they cannot be used."""
+    given = tuple(settings)
+    if len(given) > SETTINGS_MAX:
+        sentence = f"there are {len(given)} settings"
+        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"change at most {SETTINGS_MAX} at once", "settings")
+    try:
+        values = values_of(given)
+    except SettingFault as error:
+        fault = error.fault
+        return Refusal(RefusalCode.INVALID_FIELD, fault.sentence, fault.remedy, fault.place)
+    site, policy = state.site, state.policy
+    if not partial:
+        site, policy = _slurm_defaults(site, policy)
+    changes: dict[Owner, dict[str, Any]] = {Owner.SITE: {}, Owner.POLICY: {}, Owner.FLAG: {}}
+    for key, value, _ in values.values():
+        changes[key.owner][key.field] = value
+    site = replace(site, **changes[Owner.SITE])
+    for flag, wanted in changes[Owner.FLAG].items():
+        if flag in changes[Owner.SITE].get("flags", ()) and not wanted:
+            return Refusal(
+                RefusalCode.INVALID_FIELD,
+                f"{flag}=no contradicts Flags={','.join(site.flags)}",
+                "leave out one of them",
+                values[flag][2].place(),
+            )
+        rest = tuple(other for other in site.flags if other != flag)
+        site = replace(site, flags=ordered_flags((*rest, flag) if wanted else rest))
+    if partial:
+        site = _one_list(site, changes[Owner.SITE])
+    policy = replace(policy, **changes[Owner.POLICY])
+    refusal = _refusal(state, site, policy)
+    if refusal is not None:
+        return _placed(refusal, values)
+    if site.default_pool in state.pools:
+        return Wanted(replace(site, default_pool=""), policy, site.default_pool)
+    return Wanted(site, policy)
+
+
+def _slurm_defaults(site: Site, policy: Policy) -> tuple[Site, Policy]:
+    """Return both with Slurm's default for every key of burst_buffer.conf."""
+    for key in KEYS:
+        if key.is_slurm and key.owner is Owner.SITE:
+            site = replace(site, **{key.field: getattr(DEFAULT_SITE, key.field)})
+        elif key.is_slurm and key.owner is Owner.POLICY:
+            policy = replace(policy, **{key.field: getattr(DEFAULT_POLICY, key.field)})
+    return site, policy
+
+
+def _one_list(site: Site, named: Mapping[str, Any]) -> Site:
+    """Naming one of AllowUsers and DenyUsers alone replaces the other."""
+    if "allow_users" in named and "deny_users" not in named:
+        return replace(site, deny_users=())
+    if "deny_users" in named and "allow_users" not in named:
+        return replace(site, allow_users=())
+    return site
+
+
+def _refusal(state: Facts, site: Site, policy: Policy) -> Refusal | None:
+    refusal = check_site(site) or check_policy(policy)
+    if refusal is not None:
+        return refusal
+    name = site.default_pool
+    if name and name not in state.pools and site.provider not in POLLED_PROVIDERS:
+        listed = ", ".join(sorted(state.pools)) or "there are none"
+        return Refusal(
+            RefusalCode.UNKNOWN_POOL,
+            f"there is no pool {name!r}",
+            f"use one of: {listed}; or make it first with `forebay pool add`",
+            "site.default_pool",
+        )
+    return None
+
+
+def _placed(refusal: Refusal, values: Mapping[str, tuple[Key, object, Setting]]) -> Refusal:
+    """Return the refusal of a record's field with the place of the key that says it."""
+    name = NAMES_OF_FIELDS.get(refusal.place)
+    if name is None:
+        return refusal
+    place = values[name][2].place() if name in values else name
+    field = refusal.place.partition(".")[2]
+    sentence = refusal.sentence
+    if sentence.startswith(f"{field} "):
+        sentence = name + sentence[len(field) :]
+    return Refusal(refusal.code, sentence, refusal.remedy, place)
+
+
+def base_refusal(state: Facts, expected_revision: int | None) -> Refusal | None:
+    """Return the refusal of a change that is based on an older configuration than the present one, or None."""
+    if expected_revision is None:
+        return None
+    refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "--expect-revision", "expect_revision")
+    if refusal is not None or expected_revision >= state.site.revision:
+        return refusal
+    return Refusal(
+        RefusalCode.WRONG_STATE,
+        f"the configuration was changed at revision {state.site.revision}, and this change is based on revision "
+        f"{expected_revision}",
+        "look at it again with `forebay config diff`, then apply with --expect-revision of what you saw",
+        "expect_revision",
+    )
+
+
+def configuration_events(
+    state: Facts, settings: Iterable[Setting], *, partial: bool = False, expected_revision: int | None = None
+) -> tuple[e.Event, ...] | Refusal:
+    """Return the events of one change, nothing where all is so already; or why it is refused as a whole."""
+    refusal = base_refusal(state, expected_revision)
+    if refusal is not None:
+        return refusal
+    wanted = wanted_of(state, settings, partial=partial)
+    if isinstance(wanted, Refusal):
+        return wanted
+    events: list[e.Event] = []
+    if wanted.site != state.site:
+        changed = ", ".join(change.key for change in differences(state, wanted) if not _is_policy(change.key))
+        refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, f"what is configured ({changed})")
+        if refusal is not None:
+            return refusal
+        events.append(e.SiteConfigured(replace(wanted.site, revision=0)))
+    if wanted.policy != state.policy:
+        events.append(e.PolicySet(wanted.policy))
+    if wanted.default_pool:
+        events.extend(default_pool_events(state, wanted.default_pool))
+    return tuple(events)
+
+
+def _is_policy(name: str) -> bool:
+    return any(key.name == name and key.owner is Owner.POLICY for key in KEYS)
+
+
+# How it is shown ------------------------------------------------------------------------------------------------------
+
+
+def value_of(key: Key, site: Site, policy: Policy) -> Any:
+    """Return the value of a key."""
+    match key.owner:
+        case Owner.SITE:
+            return getattr(site, key.field)
+        case Owner.POLICY:
+            return getattr(policy, key.field)
+        case Owner.FLAG:
+            return key.field in site.flags
+
+
+def written_value(key: Key, site: Site, policy: Policy) -> str:
+    """Return the value of a key as it is written in a file; "" where nothing is written for it."""
+    value = value_of(key, site, policy)
+    return "" if value in ("", ()) else format_value(key, value)
+
+
+def differences(state: Facts, wanted: Wanted) -> tuple[Difference, ...]:
+    """Return what would change, by key; the flag that has a key of its own is shown among the flags."""
+    found: list[Difference] = []
+    default_before = shown_default_pool(state)
+    default_after = wanted.default_pool or wanted.site.default_pool or _present_default(state)
+    site_before = replace(state.site, default_pool=default_before)
+    site_after = replace(wanted.site, default_pool=default_after)
+    for key in KEYS:
+        if key.owner is Owner.FLAG:
+            continue
+        before = written_value(key, site_before, state.policy)
+        after = written_value(key, site_after, wanted.policy)
+        if before != after:
+            found.append(Difference(key.name, before, after))
+    return tuple(found)
+
+
+def shown_default_pool(state: Facts) -> str:
+    """Return the default pool as it is configured: the one that is named and not there yet, or the one that is."""
+    return state.site.default_pool or _present_default(state)
+
+
+def _present_default(state: Facts) -> str:
+    return next((name for name, pool in sorted(state.pools.items()) if pool.is_default), "")
+
+
+def file_text(state: Facts, *, slurm_only: bool = False) -> str:
+    """Return the configuration as a file that, applied again, changes nothing.
+
+    `slurm_only`: with the keys of burst_buffer.conf alone, so that Slurm takes it; Forebay's own stand in comments.
+    Values that are as by default are left out of it.
+    """
+    site = replace(state.site, default_pool=shown_default_pool(state))
+    lines: list[str] = []
+    for key in KEYS:
+        if key.owner is Owner.FLAG:
+            continue
+        value = written_value(key, site, state.policy)
+        is_default = value == written_value(key, DEFAULT_SITE, DEFAULT_POLICY)
+        if not value or (slurm_only and is_default):
+            continue
+        text = f"{key.name}={_quoted(value)}"
+        lines.append(f"# of Forebay: {text}" if slurm_only and not key.is_slurm else text)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("#", "\\#")
+    return f'"{escaped}"' if any(character.isspace() for character in value) else escaped

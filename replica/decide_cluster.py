@@ -1,0 +1,210 @@
+"""Deciding what is asked about the cluster itself: founding, pools, configuration, accounts, feature level, nodes.
+
+One function per command, as in `replica.decide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from replica import commands as c
+from replica import events as e
+from replica import features
+from replica.accounting_changes import CHANGES, changed
+from replica.configuration import configuration_events
+from replica.decisions import NOTHING, Accepted, Decision, accepted
+from replica.limits import CPUS_MAX, MESSAGE_CHARACTERS_MAX, NODES_MAX, POOLS_MAX
+from replica.names import name_fault
+from replica.policy import check_policy
+from replica.pool_changes import changed_pool, pool_refusal, removed_pool, set_pool_events
+from replica.refusals import Refusal, RefusalCode
+from replica.staging import active_stage
+from replica.state import Facts, State
+from replica.units import NEVER, Instant
+
+
+def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:
+    if state.feature_level:
+        return Refusal(RefusalCode.ALREADY_FOUNDED, f"the cluster {state.name!r} is founded", "join it instead")
+    refusal = check_policy(command.policy)
+    for pool in command.pools:
+        refusal = refusal or pool_refusal(pool)
+    if refusal is None and sum(pool.is_default for pool in command.pools) > 1:
+        refusal = Refusal(
+            RefusalCode.INVALID_FIELD, "more than one pool is the default", "leave default on one", "pool.default"
+        )
+    if refusal is not None:
+        return refusal
+    return Accepted((e.ClusterFounded(command.cluster_id, command.name, command.policy, command.pools),))
+
+
+def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:
+    pool = command.pool
+    refusal = pool_refusal(pool)
+    if refusal is not None:
+        return refusal
+    if pool.name not in state.pools and len(state.pools) >= POOLS_MAX:
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED, f"there are {POOLS_MAX} pools", "change one that exists", "pool.name"
+        )
+    return Accepted(set_pool_events(state, pool))
+
+
+def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instant) -> Decision:
+    return accepted(
+        changed_pool(
+            state,
+            command.pool,
+            exists=command.exists,
+            quantity=command.quantity,
+            granularity=command.granularity,
+            out_of_service=command.out_of_service,
+            drain_all=command.drain_all,
+            is_default=command.is_default,
+            unit=command.unit,
+        )
+    )
+
+
+def _remove_pool(state: State, actor: c.Actor, command: c.RemovePool, at: Instant) -> Decision:
+    return accepted(removed_pool(state, command.pool))
+
+
+def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: Instant) -> Decision:
+    return accepted(
+        configuration_events(
+            state, command.settings, partial=command.partial, expected_revision=command.expected_revision
+        )
+    )
+
+
+def _change_accounting(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
+    return accepted(changed(state, command, at))
+
+
+def _set_policy(state: Facts, actor: c.Actor, command: c.SetPolicy, at: Instant) -> Decision:
+    refusal = check_policy(command.policy)
+    if refusal is not None:
+        return refusal
+    return Accepted((e.PolicySet(command.policy),)) if command.policy != state.policy else NOTHING
+
+
+def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLevel, at: Instant) -> Decision:
+    # Only codes that level 1 knows: a refusal is in the ledger, too.
+    if command.level != state.feature_level + 1:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"the cluster has feature level {state.feature_level}, which goes up by one, not to {command.level}",
+            "nothing is left to raise"
+            if state.feature_level == features.FEATURE_LEVEL_KNOWN
+            else f"raise it to {state.feature_level + 1}",
+            "level",
+        )
+    without = [(member, known) for member, known in command.known if known < command.level]
+    if without:
+        who = ", ".join(f"{member} knows {known}" if known else f"{member} did not answer" for member, known in without)
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"not every member is known to support feature level {command.level}: {who}"[:MESSAGE_CHARACTERS_MAX],
+            "start a release that knows it on each of them; remove a member that does not come back",
+            "level",
+        )
+    release = features.release_of(command.level)
+    if not release or not command.known:
+        return Refusal(
+            RefusalCode.INVALID_FIELD, f"feature level {command.level} is unknown", "let a leader gather who knows it"
+        )
+    return Accepted((e.FeatureLevelRaised(command.level, release),))
+
+
+def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: Instant) -> Decision:
+    fault = name_fault(command.node)
+    if fault is not None:
+        return Refusal(RefusalCode.INVALID_FIELD, f"the node name {fault}", "choose another name", "node")
+    if not 1 <= command.cpus <= CPUS_MAX:
+        return Refusal(
+            RefusalCode.INVALID_FIELD, f"cpus is {command.cpus}", f"use a number from 1 to {CPUS_MAX}", "cpus"
+        )
+    known = state.nodes.get(command.node)
+    if known is None and len(state.nodes) >= NODES_MAX:
+        return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes", "use one that exists", "node")
+    jobs = [state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ()))]
+    if known is not None and known.storage_id != command.storage_id and jobs:
+        return Refusal(
+            RefusalCode.STORAGE_CHANGED,
+            f"node {command.node} came with another directory, but {len(jobs)} jobs have data in its former one",
+            "start the agent with its former directory, or cancel those jobs first",
+            "storage_id",
+        )
+    if known is not None and not known.down and (known.instance, known.cpus) == (command.instance, command.cpus):
+        return NOTHING
+    events: list[e.Event] = [e.NodeRegistered(command.node, command.cpus, command.instance, command.storage_id)]
+    if known is not None and known.instance != command.instance:
+        # The agent before this one is gone: its unfinished staging starts again, and its late reports no longer count.
+        # A script outlives its agent, so its order stays as it is.
+        for job in jobs:
+            stage = active_stage(job, state.buffers.get(job.id))
+            if stage is not None and stage is not e.Stage.RUN:
+                events.append(e.StageRetried(job.id, stage, job.attempt + 1, "the agent was restarted"))
+    return Accepted(tuple(events))
+
+
+def _known_node(state: Facts, node: str) -> Refusal | None:
+    if node in state.nodes:
+        return None
+    return Refusal(RefusalCode.UNKNOWN_NODE, f"there is no node {node!r}", "forebay node list shows the nodes", "node")
+
+
+def _drain_node(state: Facts, actor: c.Actor, command: c.DrainNode, at: Instant) -> Decision:
+    refusal = _known_node(state, command.node)
+    if refusal is not None:
+        return refusal
+    return Accepted((e.NodeDrained(command.node, command.reason[:MESSAGE_CHARACTERS_MAX]),))
+
+
+def _resume_node(state: Facts, actor: c.Actor, command: c.ResumeNode, at: Instant) -> Decision:
+    refusal = _known_node(state, command.node)
+    if refusal is not None:
+        return refusal
+    return Accepted((e.NodeResumed(command.node),)) if state.nodes[command.node].drained else NOTHING
+
+
+def _mark_node_down(state: Facts, actor: c.Actor, command: c.MarkNodeDown, at: Instant) -> Decision:
+    refusal = _known_node(state, command.node)
+    if refusal is not None:
+        return refusal
+    return NOTHING if state.nodes[command.node].down else Accepted((e.NodeWentDown(command.node, command.reason),))
+
+
+def _mark_node_back(state: Facts, actor: c.Actor, command: c.MarkNodeBack, at: Instant) -> Decision:
+    refusal = _known_node(state, command.node)
+    if refusal is not None:
+        return refusal
+    if not state.nodes[command.node].down:
+        return NOTHING
+    jobs = (state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ())))
+    waiting = tuple(job.id for job in jobs if job.order_at != NEVER)
+    return Accepted((e.NodeCameBack(command.node, waiting),))
+
+
+CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
+    c.FoundCluster: _found_cluster,
+    c.SetPool: _set_pool,
+    c.ConfigureSite: _configure_site,
+    c.SetPolicy: _set_policy,
+    c.DrainNode: _drain_node,
+    c.ResumeNode: _resume_node,
+    c.MarkNodeDown: _mark_node_down,
+    c.MarkNodeBack: _mark_node_back,
+    c.RegisterNode: _register_node,
+    c.RaiseFeatureLevel: _raise_feature_level,
+    **dict.fromkeys(CHANGES, _change_accounting),
+}
+"""Command -> what decides it by looking things up."""
+
+CLUSTER_BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
+    c.ChangePool: _change_pool,
+    c.RemovePool: _remove_pool,
+}
+"""Command -> what decides it by walking over jobs, for which it takes a whole State."""

@@ -1,0 +1,188 @@
+"""Deciding what people do to jobs beyond submit, hold and cancel: suspend, resume, requeue, clear; and what a new
+leader starts again where the site wants that. One function per command, as in `replica.decide`.
+
+Sources: SEMANTICS.md ("States", "When something fails", "When the controller dies"), SLURM-OBSERVED.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from replica import commands as c
+from replica import events as e
+from replica.buffers import BufferState
+from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.job_extras import NO_EXTRA
+from replica.jobs import Hold, Job, JobState
+from replica.limits import RESTARTED_MAX
+from replica.options import NO_OPTIONS, JobOptions
+from replica.refusals import Refusal, RefusalCode
+from replica.staging import gone, unwound
+from replica.state import Facts
+
+Events = tuple[e.Event, ...]
+
+_RESTARTED = (BufferState.PRE_RUN, BufferState.POST_RUN, BufferState.STAGING_OUT, BufferState.TEARDOWN)
+_STAGED_AGAIN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
+
+
+def with_operator_noted(actor: c.Actor, options: JobOptions) -> JobOptions:
+    """Return the options with who asks for them: an operator's job may destroy other users' persistent buffers."""
+    destroys = options.buffer is not None and bool(options.buffer.destroys)
+    by_operator = destroys and actor.role is c.ActorRole.OPERATOR
+    return options if options.by_operator == by_operator else replace(options, by_operator=by_operator)
+
+
+def _wrong(job: Job, sentence: str, remedy: str) -> Refusal:
+    return Refusal(RefusalCode.WRONG_STATE, f"job {job.id} {sentence}", remedy, "job")
+
+
+def _below(state: Facts, what: str) -> Refusal | None:
+    return level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, what)
+
+
+def suspended(state: Facts, job: Job) -> Events | Refusal:
+    """Return what suspending a job leads to: its script is stopped where it is."""
+    refusal = _below(state, "suspending a job")
+    if refusal is not None:
+        return refusal
+    if job.state is JobState.SUSPENDED:
+        return ()
+    if job.state is not JobState.RUNNING:
+        return _wrong(job, f"is {job.state.name}", "only running jobs can be suspended")
+    if job.cancelled or state.extras.get(job.id, NO_EXTRA).requeueing:
+        return _wrong(job, "is being ended", "nothing is left to suspend")
+    return (e.JobSuspended(job.id),)
+
+
+def resumed(state: Facts, job: Job) -> Events | Refusal:
+    """Return what resuming a job leads to: its script goes on where it was stopped."""
+    refusal = _below(state, "resuming a job")
+    if refusal is not None:
+        return refusal
+    if job.state is not JobState.SUSPENDED:
+        return _wrong(job, f"is {job.state.name}", "only suspended jobs can be resumed")
+    return (e.JobResumed(job.id),)
+
+
+def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
+    """Return what requeueing a job leads to: it gives back what it has, and waits and stages in again."""
+    refusal = _below(state, "requeueing a job")
+    if refusal is not None:
+        return refusal
+    if not state.options.get(job.id, NO_OPTIONS).requeue:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"job {job.id} was submitted with --no-requeue",
+            "cancel it, and submit it again",
+            "job",
+        )
+    reason = f"requeued by {actor.name}"
+    if job.state is JobState.PENDING:
+        buffer = state.buffers.get(job.id)
+        if buffer is None or buffer.state is BufferState.PENDING:
+            return _wrong(job, "is pending and has no buffer yet", "it waits already")
+        return taken_back(state, job, reason) if buffer.state in _STAGED_AGAIN else ()
+    if job.state not in (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED):
+        return _wrong(job, f"is {job.state.name}", "only jobs that wait or run can be requeued; submit it again")
+    if job.cancelled:
+        return _wrong(job, "is being cancelled", "submit it again")
+    if state.extras.get(job.id, NO_EXTRA).requeueing:
+        return ()
+    return (e.RequeueRequested(job.id, reason),)
+
+
+def taken_back(state: Facts, job: Job, reason: str) -> Events:
+    """Return the events that take the buffer of a job back that is being or was staged in; the job waits again."""
+    return (
+        e.AllocationRevoked(job.id, job.attempt, reason),
+        *unwound(state, job),
+        e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
+    )
+
+
+def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events | Refusal:
+    """Return what clearing the buffer of a job leads to: it is forgotten where it could not be removed, or thrown away
+    with results that could not be staged out, if that is said.
+    """
+    refusal = _below(state, "clearing a buffer")
+    if refusal is not None:
+        return refusal
+    buffer = state.buffers.get(job.id)
+    if buffer is None:
+        return _wrong(job, "has no burst buffer", "forebay buffer list shows the buffers")
+    by = f"cleared by {actor.name}"
+    if buffer.state is BufferState.TEARDOWN_FAIL:
+        return (e.BufferCleared(job.id, by), *gone(state, job))
+    if job.state is JobState.STAGE_OUT:
+        if not discard:
+            return _wrong(
+                job,
+                f"has results that are not staged out (its buffer is {buffer.state.word})",
+                "release it to try again, or say --discard to lose them",
+            )
+        result = JobState.CANCELLED if job.result is JobState.PENDING else job.result
+        return (e.TeardownStarted(job.id, job.attempt + 1, result, True, f"results discarded, {by}"),)
+    return _wrong(
+        job,
+        f"has a buffer that is {buffer.state.word}",
+        "only a buffer that could not be removed, or not be staged out, can be cleared",
+    )
+
+
+def cleared_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> Events | Refusal:
+    """Return what clearing a persistent buffer leads to: it leaves the list, and its space is free."""
+    refusal = _below(state, "clearing a buffer")
+    if refusal is not None:
+        return refusal
+    buffer = state.persistent.get(name)
+    if buffer is None:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"there is no persistent buffer {name!r}",
+            "forebay burst shows the buffers",
+            "name",
+        )
+    using = len(state.using.get(name, ()))
+    if using:
+        sentence = f"{using} jobs use the persistent buffer {name}"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until they are over", "name")
+    if buffer.state is BufferState.ALLOCATED and not discard:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"the persistent buffer {name} is allocated",
+            "submit a job with destroy_persistent, or say --discard to forget it where it cannot be removed",
+            "name",
+        )
+    removal = e.PersistentDeleted(name, buffer.job, f"cleared by {actor.name}")
+    if buffer.state is BufferState.DELETING:
+        return (removal,)
+    return (e.PersistentDeletionStarted(name, buffer.job, True), removal)
+
+
+def restarted(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
+    """Return what a change of the leader does to the operations of `jobs` where the site has restart-policy slurm."""
+    refusal = _below(state, "restarting operations")
+    if refusal is not None or state.site.restart_policy != "slurm":
+        return refusal or ()
+    found: list[e.Event] = []
+    wanted = list(jobs)
+    if len(wanted) > RESTARTED_MAX:
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the operations of {len(wanted)} jobs are to be restarted",
+            f"name at most {RESTARTED_MAX} at once",
+            "jobs",
+        )
+    for job_id in wanted:
+        job, buffer = state.jobs.get(job_id), state.buffers.get(job_id)
+        if job is None or buffer is None:
+            continue
+        if buffer.state in _STAGED_AGAIN:
+            held_back = job.stuck and job.hold is not Hold.NONE
+            found.extend(() if held_back else taken_back(state, job, "the controller was restarted"))
+        elif buffer.state in _RESTARTED:
+            found.append(e.OperationsRestarted(job.id, job.attempt + 1))
+    return tuple(found)

@@ -1,0 +1,239 @@
+"""When a pending job should start, and why not sooner: computed from the queue, time limits and measured transfers.
+
+Slurm says +300 s, +1 h or +1 year. Here everybody who holds space or CPUs gives them back at the end of his time limit,
+transfers take as long as those of the pool took on average, and those before the job go first. It is an upper bound as
+long as nobody comes before it, since scripts mostly end before their limit. What nobody can know is said to be unknown.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, nsmallest
+
+import msgspec
+
+from replica.buffers import Buffer, BufferState
+from replica.jobs import ENDED, Hold, Job, JobState
+from replica.judging import place_of
+from replica.line import drain_us, release_at, run_until
+from replica.pending import early_gate
+from replica.pools import free_bytes
+from replica.rates import rates_of
+from replica.scheduling import waits_for_space
+from replica.state import State
+from replica.units import NEVER, Instant, format_size, seconds
+from replica.use import takes_cpus
+from replica.verdicts import Reason
+
+AHEAD_MAX = 2_000
+"""Jobs before one that an estimate looks at, count; with more before it, its start is not known."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One thing that a job waits for, and until when (NEVER: nobody knows)."""
+
+    what: str
+    """dependency, begin_time, reservation, hold, limits, space, stage_in or cpus."""
+    until: Instant
+    sentence: str
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """When a job should start; NEVER where that is not known. `steps` stand in the order in which it waits for them."""
+
+    start_at: Instant
+    steps: tuple[Step, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody can say."""
+        return self.start_at != NEVER
+
+
+def estimate(state: State, job_id: int, at: Instant) -> Estimate:
+    """Return when the job should start, as of `at`. KeyError for a job that is not in the state."""
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if job.state is not JobState.PENDING:
+        return Estimate(job.started_at or (at if job.state is JobState.CONFIGURING else NEVER), ())
+    steps: list[Step] = []
+    ready_at: int = at
+    for step in _early(state, job, at):
+        steps.append(step)
+        if step.until == NEVER:
+            return Estimate(NEVER, tuple(steps))
+        ready_at = max(ready_at, step.until)
+    if buffer is not None and buffer.state is not BufferState.STAGED_IN:
+        space = _space(state, job, buffer, at)
+        if space is not None:
+            steps.append(space)
+            if space.until == NEVER:
+                return Estimate(NEVER, tuple(steps))
+            ready_at = max(ready_at, space.until)
+        staged = _stage_in(state, job, buffer)
+        if staged is not None:
+            takes_us, sentence = staged
+            began_at = buffer.changed_at if buffer.state is BufferState.STAGING_IN else ready_at
+            ready_at = max(ready_at, began_at + takes_us)
+            steps.append(Step("stage_in", Instant(ready_at), sentence))
+    cpus = _cpus(state, job, Instant(ready_at))
+    steps.append(cpus)
+    return Estimate(cpus.until, tuple(steps))
+
+
+def _early(state: State, job: Job, at: Instant) -> list[Step]:
+    """Return what keeps the job back before it asks for anything."""
+    if job.hold is not Hold.NONE:
+        return [Step("hold", NEVER, "the job is held; nobody can say when it will be released")]
+    if job.late:
+        return [Step("limits", NEVER, "the job could no longer end before its deadline")]
+    steps: list[Step] = []
+    if job.spec.begin_at > at:
+        steps.append(Step("begin_time", job.spec.begin_at, "its begin time"))
+    for dependency in job.spec.dependencies:
+        other = state.jobs.get(dependency.job)
+        if other is None or other.state in ENDED:
+            continue
+        if other.started_at == NEVER:
+            return [*steps, Step("dependency", NEVER, f"it waits for job {other.id}, which has not started")]
+        pool = state.buffers[other.id].pool if other.id in state.buffers else ""
+        over_at = release_at(other.started_at + seconds(other.spec.time_limit_s), at, drain_us(state, pool))
+        steps.append(Step("dependency", Instant(over_at), f"job {other.id} is over at its time limit"))
+    options = state.options.get(job.id)
+    reservation = None if options is None else state.reservations.get(options.reservation)
+    if reservation is not None and not reservation.active:
+        steps.append(Step("reservation", reservation.start_at, f"reservation {reservation.name} begins"))
+    gate = early_gate(state, job)
+    known = (Reason.BEGIN_TIME, Reason.DEPENDENCY, Reason.RESERVATION)
+    if gate is not None and (gate.reason not in known or not steps):
+        return [*steps, Step("limits", NEVER, f"{gate.reason}: {gate.sentence}")]
+    return steps
+
+
+def _ahead(state: State, job: Job, pool: str | None) -> list[Job] | None:
+    """Return the candidates before the job, in order: those for space of `pool`, or (None) for CPUs; None: too many."""
+    place = place_of(state, job)
+    found: list[tuple[tuple[int, int], Job]] = []
+    for other_id in state.unfinished:
+        other, buffer = state.jobs[other_id], state.buffers.get(other_id)
+        if other.state is not JobState.PENDING or other_id == job.id:
+            continue
+        if pool is None:
+            if buffer is not None and buffer.state is not BufferState.STAGED_IN:
+                continue
+        elif not waits_for_space(other, buffer) or buffer is None or buffer.pool != pool:
+            continue
+        stands = place_of(state, other)
+        if stands < place and early_gate(state, other) is None:
+            found.append((stands, other))
+    if len(found) > AHEAD_MAX:
+        return None
+    return [other for _, other in nsmallest(len(found), found, key=lambda one: one[0])]
+
+
+def _space(state: State, job: Job, buffer: Buffer, at: Instant) -> Step | None:
+    """Return until when the job waits for space; None where it has it, or needs none."""
+    if buffer.state is BufferState.STAGING_IN or not buffer.granted_bytes:
+        return None
+    if buffer.state is not BufferState.PENDING:
+        return Step("space", Instant(at + drain_us(state, buffer.pool)), "its former buffer is being removed")
+    pool, size_bytes = state.pools.get(buffer.pool), buffer.granted_bytes
+    if pool is None or size_bytes > pool.usable_bytes:
+        return Step("space", NEVER, f"pool {buffer.pool} never has {format_size(size_bytes)}")
+    ahead = _ahead(state, job, buffer.pool)
+    if ahead is None:
+        return Step("space", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for pool {pool.name}")
+    free = free_bytes(pool, state.held_bytes.get(pool.name, 0))
+    drains_us, stages_us = drain_us(state, pool.name), rates_of(state.rates.get(pool.name), pool.name).stage_in.mean_us
+    releases = [
+        (release_at(run_until(state.jobs[other], state.buffers[other]), at, drains_us), state.buffers[other].held_bytes)
+        for other in state.holders.get(pool.name, ())
+    ]
+    heapify(releases)
+    now: int = at
+    for other in (*ahead, job):
+        wanted = state.buffers[other.id].granted_bytes
+        while free < wanted:
+            if not releases:
+                return Step("space", NEVER, f"job {other.id} waits for space that nobody gives back")
+            instant, given = heappop(releases)
+            now, free = max(now, instant), free + given
+        free -= wanted
+        heappush(releases, (now + stages_us + seconds(other.spec.time_limit_s) + drains_us, wanted))
+    before = f"; {len(ahead)} jobs are before it" if ahead else ""
+    return Step("space", Instant(now), f"{format_size(size_bytes)} of pool {pool.name} are free{before}")
+
+
+def _stage_in(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
+    """Return how long stage-in should take, µs, and why; None where nothing is staged in."""
+    if not buffer.request.stage_in:
+        return None
+    measured = rates_of(state.rates.get(buffer.pool), buffer.pool).stage_in
+    if not measured.count:
+        return 0, "no stage-in of its pool was measured yet, so it counts as nothing"
+    takes_us = measured.expected_us(buffer.granted_bytes)
+    rate = f"{format_size(measured.bytes_per_s)}/s" if measured.bytes_per_s else "no data"
+    return takes_us, f"stage-ins of its pool move {rate} ({measured.count} measured)"
+
+
+def _cpus(state: State, job: Job, ready_at: Instant) -> Step:
+    """Return until when the job waits for CPUs, once it is ready for them."""
+    ahead = _ahead(state, job, None)
+    if ahead is None:
+        return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for CPUs")
+    nodes = {name: _NodeLine(state, name) for name, node in state.nodes.items() if not node.down and not node.drained}
+    for other in (*ahead, job):
+        buffer = state.buffers.get(other.id)
+        bound = other.node if buffer is not None and other.node else ""
+        asked_at = ready_at if other is job else state.at
+        starts = [
+            (start_at, name)
+            for name, line in nodes.items()
+            if (not bound or name == bound) and (start_at := line.start_of(other.spec.cpus, asked_at)) is not None
+        ]
+        if not starts:
+            if other is not job:
+                continue
+            return Step("cpus", NEVER, f"no node that is up and may hold it has {job.spec.cpus} CPUs")
+        start_at, name = min(starts)
+        if other is job:
+            before = f"; {len(ahead)} jobs are before it" if ahead else ""
+            return Step("cpus", Instant(start_at), f"{job.spec.cpus} CPUs of node {name} are free{before}")
+        nodes[name].take(other.spec.cpus, start_at, start_at + seconds(other.spec.time_limit_s))
+    raise AssertionError("the job itself is the last one")
+
+
+class _NodeLine:
+    """The CPUs of one node as time goes on: who comes first gets them first."""
+
+    def __init__(self, state: State, name: str) -> None:
+        node = state.nodes[name]
+        self.cpus = node.cpus
+        self.free = node.cpus
+        self.now = 0
+        self.ends: list[tuple[int, int]] = []
+        for other in state.on_node.get(name, ()):
+            job, buffer = state.jobs[other], state.buffers.get(other)
+            if takes_cpus(job, buffer):
+                since = job.started_at if job.started_at != NEVER else state.at
+                self.free -= job.spec.cpus
+                self.ends.append((max(state.at, since + seconds(job.spec.time_limit_s)), job.spec.cpus))
+        self.ends.sort()
+
+    def start_of(self, cpus: int, asked_at: int) -> int | None:
+        """Return when so many CPUs are free, not before `asked_at`; None if the node never has so many."""
+        if cpus > self.cpus:
+            return None
+        free, now = self.free, max(self.now, asked_at)
+        for end_at, given in self.ends:
+            if free >= cpus and now < end_at:
+                break
+            free, now = free + given, now if free >= cpus else max(now, end_at)
+        return now if free >= cpus else None
+
+    def take(self, cpus: int, start_at: int, end_at: int) -> None:
+        """Have somebody run from `start_at` to `end_at`; nobody behind him starts sooner."""
+        self.now = start_at
+        while self.ends and self.ends[0][0] <= start_at:
+            self.free += self.ends.pop(0)[1]
+        self.free -= cpus
+        self.ends.append((end_at, cpus))
+        self.ends.sort()

@@ -1,0 +1,121 @@
+"""Folding what belongs to the cluster itself: its policy and configuration, its pools, its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from replica import events as e
+from replica import features
+from replica.draft import Draft
+from replica.failures import LedgerViolation
+from replica.nodes import Node
+from replica.pool_units import PoolUnit
+from replica.sites import SITE_KEY, Site
+from replica.units import Instant
+
+
+def _cluster_founded(draft: Draft, event: e.ClusterFounded) -> None:
+    draft.cluster_id = event.cluster_id
+    draft.name = event.name
+    draft.policy = event.policy
+    features.check_level(event.feature_level, "", revision=draft.revision)
+    draft.feature_level = event.feature_level
+    for pool in event.pools:
+        draft.pools = draft.pools.set(pool.name, pool)
+
+
+def _pool_set(draft: Draft, event: e.PoolSet) -> None:
+    draft.pools = draft.pools.set(event.pool.name, event.pool)
+
+
+def _policy_set(draft: Draft, event: e.PolicySet) -> None:
+    draft.policy = event.policy
+    if draft.feature_level >= features.BURST_BUFFERS_WHOLE:
+        _put_site(draft, draft.site)
+
+
+def _site_configured(draft: Draft, event: e.SiteConfigured) -> None:
+    _put_site(draft, event.site)
+
+
+def _put_site(draft: Draft, site: Site) -> None:
+    """Keep the configuration with the revision at which it, or the policy, was changed."""
+    draft.sites = draft.sites.set(SITE_KEY, replace(site, revision=draft.revision))
+
+
+def _pool_removed(draft: Draft, event: e.PoolRemoved) -> None:
+    if event.pool not in draft.pools:
+        raise LedgerViolation(f"pool {event.pool!r} was removed, and there is none")
+    if draft.held_bytes.get(event.pool, 0):
+        raise LedgerViolation(f"pool {event.pool!r} was removed while something of it is held")
+    draft.pools = draft.pools.delete(event.pool)
+    if event.pool in draft.pool_units:
+        draft.pool_units = draft.pool_units.delete(event.pool)
+    if event.pool in draft.rates:
+        draft.rates = draft.rates.delete(event.pool)
+
+
+def _pool_unit_set(draft: Draft, event: e.PoolUnitSet) -> None:
+    if event.pool not in draft.pools:
+        raise LedgerViolation(f"a unit was set for pool {event.pool!r}, and there is none")
+    if event.unit is PoolUnit.BYTES:
+        if event.pool in draft.pool_units:
+            draft.pool_units = draft.pool_units.delete(event.pool)
+    else:
+        draft.pool_units = draft.pool_units.set(event.pool, event.unit)
+
+
+def _node_registered(draft: Draft, event: e.NodeRegistered) -> None:
+    known = draft.nodes.get(event.node)
+    node = Node(
+        name=event.node,
+        cpus=event.cpus,
+        instance=event.instance,
+        storage_id=event.storage_id,
+        registered_at=Instant(draft.at),
+        drained=known is not None and known.drained,
+        reason=known.reason if known is not None and known.drained else "",
+    )
+    draft.nodes = draft.nodes.set(event.node, node)
+
+
+def _node_drained(draft: Draft, event: e.NodeDrained) -> None:
+    draft.nodes = draft.nodes.set(event.node, replace(draft.node(event.node), drained=True, reason=event.reason))
+
+
+def _node_resumed(draft: Draft, event: e.NodeResumed) -> None:
+    draft.nodes = draft.nodes.set(event.node, replace(draft.node(event.node), drained=False, reason=""))
+
+
+def _node_went_down(draft: Draft, event: e.NodeWentDown) -> None:
+    node = draft.node(event.node)
+    reason = node.reason if node.drained else event.reason
+    draft.nodes = draft.nodes.set(event.node, replace(node, down=True, reason=reason))
+
+
+def _node_came_back(draft: Draft, event: e.NodeCameBack) -> None:
+    node = draft.node(event.node)
+    reason = node.reason if node.drained else ""
+    draft.nodes = draft.nodes.set(event.node, replace(node, down=False, reason=reason))
+    for job_id in event.jobs:
+        draft.change(job_id, None, order_at=Instant(draft.at))
+
+
+CLUSTER_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+    e.ClusterFounded: _cluster_founded,
+    e.PoolSet: _pool_set,
+    e.PolicySet: _policy_set,
+    e.NodeRegistered: _node_registered,
+    e.NodeDrained: _node_drained,
+    e.NodeResumed: _node_resumed,
+    e.NodeWentDown: _node_went_down,
+    e.NodeCameBack: _node_came_back,
+    e.SiteConfigured: _site_configured,
+    e.PoolRemoved: _pool_removed,
+    e.PoolUnitSet: _pool_unit_set,
+    e.FeatureLevelRaised: features.fold_raised,
+}
+"""What each event does; `replica.fold` has them all."""

@@ -1,0 +1,326 @@
+"""Folding what belongs to a job from submit to purge: its record, its buffer, its operations, its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import immutables
+from msgspec.structs import replace
+
+from replica import events as e
+from replica import features
+from replica.buffers import Buffer, BufferInput, BufferState
+from replica.draft import Draft
+from replica.failures import LedgerViolation
+from replica.fold_scheduling import measure
+from replica.fold_whole import note
+from replica.jobs import ENDED, Hold, Job, JobState
+from replica.sharing import shared_options, shared_request, shared_spec
+from replica.units import NEVER, Instant
+
+
+def _job_submitted(draft: Draft, event: e.JobSubmitted) -> None:
+    request = None if event.request is None else shared_request(event.request)
+    _new_job(draft, replace(event, spec=shared_spec(event.spec), request=request))
+
+
+def _new_job(draft: Draft, event: e.JobSubmitted) -> None:
+    if event.job != draft.next_job:
+        raise LedgerViolation(f"job {event.job} was submitted while {draft.next_job} was next")
+    draft.next_job = event.job + 1
+    at = Instant(draft.at)
+    job = Job(
+        id=event.job,
+        spec=event.spec,
+        state=JobState.PENDING,
+        priority=event.spec.priority,
+        has_buffer=event.request is not None,
+        hold=event.hold,
+        submitted_at=at,
+        eligible_at=at if event.spec.begin_at <= at else NEVER,
+        held_at=at if event.hold else NEVER,
+    )
+    buffer = None
+    if event.request is not None:
+        buffer = Buffer(
+            job=event.job,
+            user=event.spec.user,
+            state=BufferState.PENDING,
+            request=event.request,
+            pool=event.pool,
+            granted_bytes=event.granted_bytes,
+            created_at=at,
+            changed_at=at,
+        )
+    draft.put(job, buffer)
+
+
+def _job_held(draft: Draft, event: e.JobHeld) -> None:
+    draft.change(event.job, None, hold=event.hold, held_at=Instant(draft.at))
+
+
+def _job_released(draft: Draft, event: e.JobReleased) -> None:
+    draft.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0)
+    if event.job in draft.extras:
+        note(draft, event.job, held_because="", pre_run_failures=0)
+
+
+def _buffer_allocated(draft: Draft, event: e.BufferAllocated) -> None:
+    if event.passed:
+        first = draft.job(event.passed)
+        promised_at = event.promised_at if first.promised_at == NEVER else first.promised_at
+        draft.change(first.id, None, passed=first.passed + event.counted, promised_at=promised_at)
+    job, buffer = draft.job(event.job), draft.buffers.get(event.job)
+    if buffer is None:
+        raise LedgerViolation(f"job {event.job} has no buffer to allocate")
+    draft.put(
+        replace(job, node=event.node, attempt=event.attempt, order_at=Instant(draft.at), failures=0, message=""),
+        replace(draft.moved(buffer, BufferInput.ALLOCATED), node=event.node, created_at=_created_at(draft, buffer)),
+    )
+
+
+def _created_at(draft: Draft, buffer: Buffer) -> Instant:
+    """Return when a buffer counts as created: when its space is reserved (Slurm's CreateTime); before level 3 it was
+    when the job was submitted.
+    """
+    return Instant(draft.at) if draft.feature_level >= features.BURST_BUFFERS_WHOLE else buffer.created_at
+
+
+def _measure(draft: Draft, job_id: int, stage: e.Stage, moved_bytes: int) -> None:
+    # Not below the level that knows of rates: members of an earlier release must have the same state.
+    if draft.feature_level >= features.BURST_BUFFERS_WHOLE:
+        measure(draft, draft.buffers[job_id], stage, moved_bytes)
+
+
+def _staged_in(draft: Draft, event: e.StagedIn) -> None:
+    _measure(draft, event.job, e.Stage.STAGE_IN, event.size_bytes)
+    buffer = draft.moved(draft.buffers[event.job], BufferInput.STAGED_IN)
+    draft.put(
+        replace(draft.job(event.job), failures=0, message="", order_at=NEVER),
+        replace(buffer, staged_in_bytes=event.size_bytes, staged_in_files=event.files),
+    )
+
+
+def _stage_failed(draft: Draft, event: e.StageFailed) -> None:
+    happening = BufferInput.TEARDOWN_FAILED if event.stage is e.Stage.TEARDOWN else BufferInput.STAGE_FAILED
+    draft.change(
+        event.job,
+        happening,
+        failures=draft.job(event.job).failures + 1,
+        message=event.message,
+        comment=event.message,
+        retry_at=event.retry_at,
+        stuck=event.retry_at == NEVER,
+    )
+
+
+def _stage_retried(draft: Draft, event: e.StageRetried) -> None:
+    draft.change(
+        event.job,
+        BufferInput.STAGE_RETRIED,
+        attempt=event.attempt,
+        retry_at=NEVER,
+        stuck=False,
+        order_at=Instant(draft.at),
+    )
+
+
+def _run_ordered(draft: Draft, event: e.RunOrdered) -> None:
+    draft.change(
+        event.job,
+        BufferInput.RUN_ORDERED,
+        state=JobState.CONFIGURING,
+        node=event.node,
+        attempt=event.attempt,
+        order_at=Instant(draft.at),
+        message="",
+    )
+
+
+def _run_started(draft: Draft, event: e.RunStarted) -> None:
+    draft.change(event.job, BufferInput.RUN_STARTED, state=JobState.RUNNING, started_at=Instant(draft.at))
+
+
+def _run_ended(draft: Draft, event: e.RunEnded) -> None:
+    job = draft.job(event.job)
+    draft.change(
+        event.job,
+        BufferInput.RUN_ENDED,
+        state=JobState.STAGE_OUT if job.has_buffer else event.result,
+        result=event.result,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        attempt=event.attempt,
+        order_at=Instant(draft.at) if job.has_buffer else NEVER,
+        ended_at=Instant(draft.at),
+        message=event.message,
+        comment=event.message or job.comment,
+    )
+
+
+def _stage_out_started(draft: Draft, event: e.StageOutStarted) -> None:
+    draft.change(
+        event.job,
+        BufferInput.STAGE_OUT_STARTED,
+        attempt=event.attempt,
+        order_at=Instant(draft.at),
+        failures=0,
+        retry_at=NEVER,
+        stuck=False,
+        message="",
+    )
+
+
+def _staged_out(draft: Draft, event: e.StagedOut) -> None:
+    _measure(draft, event.job, e.Stage.STAGE_OUT, event.size_bytes)
+    buffer = draft.buffers[event.job]
+    draft.put(draft.job(event.job), replace(buffer, staged_out_bytes=event.size_bytes, staged_out_files=event.files))
+
+
+def _teardown_started(draft: Draft, event: e.TeardownStarted) -> None:
+    job = draft.job(event.job)
+    over = event.result in ENDED
+    buffer = draft.moved(draft.buffers[event.job], BufferInput.TEARDOWN_STARTED)
+    draft.put(
+        replace(
+            job,
+            state=event.result,
+            attempt=event.attempt,
+            order_at=Instant(draft.at),
+            failures=0,
+            retry_at=NEVER,
+            stuck=False,
+            message="",
+            ended_at=Instant(draft.at) if over and job.ended_at == NEVER else job.ended_at,
+        ),
+        replace(buffer, hurry=event.hurry),
+    )
+
+
+def _torn_down(draft: Draft, event: e.TornDown) -> None:
+    _measure(draft, event.job, e.Stage.TEARDOWN, 0)
+    draft.change(event.job, BufferInput.TORN_DOWN, failures=0, retry_at=NEVER, stuck=False, order_at=NEVER, message="")
+
+
+def _cancel_requested(draft: Draft, event: e.CancelRequested) -> None:
+    job = draft.job(event.job)
+    draft.change(event.job, None, cancelled=True, hurry=job.hurry or event.hurry)
+
+
+def _job_cancelled(draft: Draft, event: e.JobCancelled) -> None:
+    draft.change(
+        event.job,
+        BufferInput.ABANDONED,
+        state=JobState.CANCELLED,
+        result=JobState.CANCELLED,
+        cancelled=True,
+        ended_at=Instant(draft.at),
+        message="",
+    )
+
+
+def _job_purged(draft: Draft, event: e.JobPurged) -> None:
+    if event.job not in draft.finished:
+        raise LedgerViolation(f"job {event.job} was purged though it is not over")
+    del draft.jobs[event.job]
+    del draft.finished[event.job]
+    if event.job in draft.revocations:
+        draft.revocations = draft.revocations.delete(event.job)
+    if event.job in draft.buffers:
+        del draft.buffers[event.job]
+    if event.job in draft.extras:
+        del draft.extras[event.job]
+    options = draft.options.get(event.job)
+    if options is not None:
+        del draft.options[event.job]
+        if options.array_job:
+            tasks = draft.arrays[options.array_job].delete(options.array_task)
+            if tasks:
+                draft.arrays[options.array_job] = tasks
+            else:
+                del draft.arrays[options.array_job]
+
+
+def _allocation_revoked(draft: Draft, event: e.AllocationRevoked) -> None:
+    draft.change(event.job, BufferInput.ALLOCATION_REVOKED)
+
+
+def _job_requeued(draft: Draft, event: e.JobRequeued) -> None:
+    job = draft.job(event.job)
+    buffer = draft.moved(draft.buffers[event.job], BufferInput.REQUEUED)
+    draft.put(
+        replace(job, node="", failures=0, order_at=NEVER),
+        replace(buffer, node="", hurry=False, staged_in_bytes=0, staged_in_files=0),
+    )
+
+
+def _job_became_eligible(draft: Draft, event: e.JobBecameEligible) -> None:
+    draft.change(event.job, None, eligible_at=Instant(draft.at))
+
+
+def _deadline_missed(draft: Draft, event: e.DeadlineMissed) -> None:
+    draft.change(event.job, None, late=True)
+
+
+def _job_options_given(draft: Draft, event: e.JobOptionsGiven) -> None:
+    draft.give_options(draft.job(event.job).id, shared_options(event.options))
+
+
+def _array_submitted(draft: Draft, event: e.ArraySubmitted) -> None:
+    array = event.job
+    tasks: dict[int, int] = {}
+    # Once for all tasks: they have it in common as it is.
+    shared = shared_spec(event.spec)
+    shared_by_all = None if event.request is None else shared_request(event.request)
+    for number, task in enumerate(event.tasks):
+        spec, request = shared, shared_by_all
+        if event.outputs:
+            spec = replace(spec, output=event.outputs[number])
+        if event.transfers and request is not None:
+            stage_in, stage_out = event.transfers[number]
+            request = replace(request, stage_in=stage_in, stage_out=stage_out)
+        job_id = array + number
+        _new_job(draft, e.JobSubmitted(job_id, spec, request, event.pool, event.granted_bytes, event.hold))
+        options = replace(event.options, array_job=array, array_task=task)
+        _job_options_given(draft, e.JobOptionsGiven(job_id, options))
+        tasks[task] = job_id
+    draft.arrays[array] = immutables.Map(tasks)
+
+
+def _operation_queued(draft: Draft, event: e.OperationQueued) -> None:
+    draft.change(event.job, None, order_at=NEVER)
+
+
+def _operation_ordered(draft: Draft, event: e.OperationOrdered) -> None:
+    draft.change(event.job, None, order_at=Instant(draft.at))
+
+
+JOB_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+    e.JobSubmitted: _job_submitted,
+    e.JobHeld: _job_held,
+    e.JobReleased: _job_released,
+    e.BufferAllocated: _buffer_allocated,
+    e.StagedIn: _staged_in,
+    e.StageFailed: _stage_failed,
+    e.StageRetried: _stage_retried,
+    e.RunOrdered: _run_ordered,
+    e.RunStarted: _run_started,
+    e.RunEnded: _run_ended,
+    e.StageOutStarted: _stage_out_started,
+    e.StagedOut: _staged_out,
+    e.TeardownStarted: _teardown_started,
+    e.TornDown: _torn_down,
+    e.CancelRequested: _cancel_requested,
+    e.JobCancelled: _job_cancelled,
+    e.JobPurged: _job_purged,
+    e.AllocationRevoked: _allocation_revoked,
+    e.JobRequeued: _job_requeued,
+    e.JobBecameEligible: _job_became_eligible,
+    e.DeadlineMissed: _deadline_missed,
+    e.JobOptionsGiven: _job_options_given,
+    e.ArraySubmitted: _array_submitted,
+    e.OperationQueued: _operation_queued,
+    e.OperationOrdered: _operation_ordered,
+}
+"""What each event does; `replica.fold` has them all."""

@@ -1,0 +1,113 @@
+"""Folding what belongs to accounts, QOS, licences, reservations, the rules of scheduling, and measured transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import immutables
+from msgspec.structs import replace
+
+from replica import events as e
+from replica.accounting import RULES_KEY, Account, License, Qos, SchedulingRules, with_members_sorted
+from replica.buffers import Buffer
+from replica.failures import LedgerViolation
+from replica.rates import Rates, rates_of
+from replica.reservations import Reservation
+
+V = TypeVar("V")
+
+
+class Drafted(Protocol):
+    """What these folds need of a Draft."""
+
+    at: int
+    accounts: immutables.Map[str, Account]
+    qos: immutables.Map[str, Qos]
+    licenses: immutables.Map[str, License]
+    reservations: immutables.Map[str, Reservation]
+    scheduling_rules: immutables.Map[str, SchedulingRules]
+    rates: immutables.Map[str, Rates]
+    revocations: immutables.Map[int, int]
+
+
+def _without(records: immutables.Map[str, V], name: str, what: str) -> immutables.Map[str, V]:
+    if name not in records:
+        raise LedgerViolation(f"an event is about {what} {name!r}, which does not exist")
+    return records.delete(name)
+
+
+def _account_set(draft: Drafted, event: e.AccountSet) -> None:
+    draft.accounts = draft.accounts.set(event.account.name, with_members_sorted(event.account))
+
+
+def _account_deleted(draft: Drafted, event: e.AccountDeleted) -> None:
+    draft.accounts = _without(draft.accounts, event.account, "account")
+
+
+def _qos_set(draft: Drafted, event: e.QosSet) -> None:
+    draft.qos = draft.qos.set(event.qos.name, event.qos)
+
+
+def _qos_deleted(draft: Drafted, event: e.QosDeleted) -> None:
+    draft.qos = _without(draft.qos, event.qos, "QOS")
+
+
+def _license_set(draft: Drafted, event: e.LicenseSet) -> None:
+    draft.licenses = draft.licenses.set(event.license.name, event.license)
+
+
+def _license_deleted(draft: Drafted, event: e.LicenseDeleted) -> None:
+    draft.licenses = _without(draft.licenses, event.license, "licence")
+
+
+def _reservation_set(draft: Drafted, event: e.ReservationSet) -> None:
+    draft.reservations = draft.reservations.set(event.reservation.name, event.reservation)
+
+
+def _reservation_started(draft: Drafted, event: e.ReservationStarted) -> None:
+    reservation = draft.reservations.get(event.reservation)
+    if reservation is None:
+        raise LedgerViolation(f"the reservation {event.reservation!r} began, which does not exist")
+    draft.reservations = draft.reservations.set(reservation.name, replace(reservation, active=True))
+
+
+def _reservation_gone(draft: Drafted, event: e.ReservationEnded | e.ReservationDeleted) -> None:
+    draft.reservations = _without(draft.reservations, event.reservation, "reservation")
+
+
+def _scheduling_rules_set(draft: Drafted, event: e.SchedulingRulesSet) -> None:
+    draft.scheduling_rules = draft.scheduling_rules.set(RULES_KEY, event.rules)
+
+
+def _revoked_for(draft: Drafted, event: e.RevokedFor) -> None:
+    draft.revocations = draft.revocations.set(event.job, draft.revocations.get(event.job, 0) + 1)
+
+
+SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
+    e.AccountSet: _account_set,
+    e.AccountDeleted: _account_deleted,
+    e.QosSet: _qos_set,
+    e.QosDeleted: _qos_deleted,
+    e.LicenseSet: _license_set,
+    e.LicenseDeleted: _license_deleted,
+    e.ReservationSet: _reservation_set,
+    e.ReservationDeleted: _reservation_gone,
+    e.ReservationStarted: _reservation_started,
+    e.ReservationEnded: _reservation_gone,
+    e.SchedulingRulesSet: _scheduling_rules_set,
+    e.RevokedFor: _revoked_for,
+}
+
+
+def measure(draft: Drafted, buffer: Buffer, stage: e.Stage, moved_bytes: int) -> None:
+    """Add an operation that has just succeeded to what is measured; `buffer` is as it was while it was under way."""
+    rates = rates_of(draft.rates.get(buffer.pool), buffer.pool)
+    took_us = draft.at - buffer.changed_at
+    if stage is e.Stage.STAGE_IN:
+        rates = replace(rates, stage_in=rates.stage_in.with_one(took_us, moved_bytes, buffer.granted_bytes))
+    elif stage is e.Stage.STAGE_OUT:
+        rates = replace(rates, stage_out=rates.stage_out.with_one(took_us, moved_bytes, buffer.granted_bytes))
+    else:
+        rates = replace(rates, teardown=rates.teardown.with_one(took_us, moved_bytes, buffer.granted_bytes))
+    draft.rates = draft.rates.set(buffer.pool, rates)

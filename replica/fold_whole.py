@@ -1,0 +1,207 @@
+"""Folding what came with feature level 3 for buffers and runs: persistent buffers, suspension, requeues, holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from replica import events as e
+from replica.buffers import BufferInput, BufferState, IllegalTransition, step
+from replica.draft import Draft
+from replica.failures import LedgerViolation
+from replica.job_extras import NO_EXTRA
+from replica.jobs import Hold, JobState
+from replica.persistent import PersistentBuffer
+from replica.system_comment import commented
+from replica.units import NEVER, Instant
+
+
+def note(draft: Draft, job_id: int, **changes: Any) -> None:
+    """Change what is known of a job beyond its record; the record goes where nothing is left of it."""
+    extra = replace(draft.extras.get(job_id, NO_EXTRA), **changes)
+    if extra != NO_EXTRA:
+        draft.extras[job_id] = extra
+    elif job_id in draft.extras:
+        del draft.extras[job_id]
+
+
+# Persistent buffers -------------------------------------------------------------------------------------------------
+
+
+def _persistent(draft: Draft, name: str) -> PersistentBuffer:
+    try:
+        return draft.persistent[name]
+    except KeyError:
+        raise LedgerViolation(f"an event names the persistent buffer {name!r}, which does not exist") from None
+
+
+def _stepped(draft: Draft, name: str, happening: BufferInput) -> BufferState:
+    try:
+        return step(_persistent(draft, name).state, happening)
+    except IllegalTransition as error:
+        raise LedgerViolation(f"persistent buffer {name!r}: {error}") from None
+
+
+def _persistent_reserved(draft: Draft, event: e.PersistentReserved) -> None:
+    if event.name in draft.persistent:
+        raise LedgerViolation(f"space was reserved for the persistent buffer {event.name!r}, which exists")
+    at = Instant(draft.at)
+    buffer = PersistentBuffer(
+        name=event.name,
+        user=event.user,
+        gid=event.gid,
+        pool=event.pool,
+        granted_bytes=event.granted_bytes,
+        access=event.access,
+        type=event.kind,
+        state=step(BufferState.PENDING, BufferInput.CREATION_STARTED),
+        node=event.node,
+        job=draft.job(event.job).id,
+        created_at=at,
+        changed_at=at,
+    )
+    draft.persistent = draft.persistent.set(event.name, buffer)
+    draft.hold(event.pool, buffer.held_bytes)
+
+
+def _persistent_created(draft: Draft, event: e.PersistentCreated) -> None:
+    state = _stepped(draft, event.name, BufferInput.CREATED)
+    buffer = replace(_persistent(draft, event.name), state=state, changed_at=Instant(draft.at))
+    draft.persistent = draft.persistent.set(event.name, buffer)
+
+
+def _persistent_deletion_started(draft: Draft, event: e.PersistentDeletionStarted) -> None:
+    state = _stepped(draft, event.name, BufferInput.DELETION_STARTED)
+    buffer = _persistent(draft, event.name)
+    deleting = replace(buffer, state=state, job=event.job, hurry=event.hurry, changed_at=Instant(draft.at))
+    draft.persistent = draft.persistent.set(event.name, deleting)
+
+
+def _persistent_deleted(draft: Draft, event: e.PersistentDeleted) -> None:
+    _stepped(draft, event.name, BufferInput.DELETED)
+    buffer = _persistent(draft, event.name)
+    draft.hold(buffer.pool, -buffer.held_bytes)
+    draft.persistent = draft.persistent.delete(event.name)
+
+
+# Failures and holds --------------------------------------------------------------------------------------------------
+
+
+def _held_because(draft: Draft, event: e.HeldBecause) -> None:
+    job = draft.job(event.job)
+    comment = commented(job.comment, event.comment, Instant(draft.at))
+    hold = Hold.ADMIN if job.hold is Hold.ADMIN else Hold.SYSTEM  # what an operator holds, only one releases
+    draft.change(event.job, None, hold=hold, held_at=Instant(draft.at), comment=comment)
+    note(draft, event.job, held_because=event.reason)
+
+
+def _stage_operation_failed(draft: Draft, event: e.StageOperationFailed) -> None:
+    happening = BufferInput.TEARDOWN_FAILED if event.stage is e.Stage.TEARDOWN else BufferInput.STAGE_FAILED
+    job = draft.job(event.job)
+    draft.change(
+        event.job,
+        happening,
+        failures=job.failures + 1,
+        message=event.reason,
+        comment=commented(job.comment, event.comment, Instant(draft.at)),
+        retry_at=event.retry_at,
+        stuck=event.retry_at == NEVER,
+    )
+    note(draft, event.job, operation=event.operation)
+
+
+def _pre_run_failed(draft: Draft, event: e.PreRunFailed) -> None:
+    comment = commented(draft.job(event.job).comment, event.comment, Instant(draft.at))
+    draft.change(event.job, BufferInput.ALLOCATION_REVOKED, comment=comment)
+    failures = draft.extras.get(event.job, NO_EXTRA).pre_run_failures + 1
+    note(draft, event.job, pre_run_failures=failures, operation="pre_run")
+
+
+def _buffer_cleared(draft: Draft, event: e.BufferCleared) -> None:
+    draft.change(
+        event.job,
+        BufferInput.CLEARED,
+        failures=0,
+        retry_at=NEVER,
+        stuck=False,
+        order_at=NEVER,
+        message="",
+        comment=commented(draft.job(event.job).comment, event.reason, Instant(draft.at)),
+    )
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def _job_suspended(draft: Draft, event: e.JobSuspended) -> None:
+    draft.change(event.job, BufferInput.SUSPENDED, state=JobState.SUSPENDED)
+    note(draft, event.job, suspended_at=Instant(draft.at))
+
+
+def _job_resumed(draft: Draft, event: e.JobResumed) -> None:
+    draft.change(event.job, BufferInput.RESUMED, state=JobState.RUNNING)
+    extra = draft.extras.get(event.job, NO_EXTRA)
+    since = draft.at - extra.suspended_at if extra.suspended_at != NEVER else 0
+    note(draft, event.job, suspended_at=NEVER, suspended_us=extra.suspended_us + since)
+
+
+def _requeue_requested(draft: Draft, event: e.RequeueRequested) -> None:
+    comment = commented(draft.job(event.job).comment, event.reason, Instant(draft.at))
+    draft.change(event.job, None, comment=comment)
+    note(draft, event.job, requeueing=True)
+
+
+def _run_requeued(draft: Draft, event: e.RunRequeued) -> None:
+    draft.change(
+        event.job,
+        None,
+        state=JobState.PENDING,
+        result=JobState.PENDING,
+        node="",
+        failures=0,
+        retry_at=NEVER,
+        stuck=False,
+        order_at=NEVER,
+        started_at=NEVER,
+        ended_at=NEVER,
+        exit_code=0,
+        signal=0,
+        message="",
+    )
+    extra = draft.extras.get(event.job, NO_EXTRA)
+    note(
+        draft, event.job, requeues=extra.requeues + 1, requeueing=False, suspended_at=NEVER, suspended_us=0
+    )  # fmt: skip
+
+
+def _operations_restarted(draft: Draft, event: e.OperationsRestarted) -> None:
+    draft.change(
+        event.job,
+        BufferInput.RESTARTED,
+        attempt=event.attempt,
+        order_at=Instant(draft.at),
+        failures=0,
+        retry_at=NEVER,
+        stuck=False,
+        message="",
+    )
+
+
+FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+    e.PersistentReserved: _persistent_reserved,
+    e.PersistentCreated: _persistent_created,
+    e.PersistentDeletionStarted: _persistent_deletion_started,
+    e.PersistentDeleted: _persistent_deleted,
+    e.HeldBecause: _held_because,
+    e.StageOperationFailed: _stage_operation_failed,
+    e.PreRunFailed: _pre_run_failed,
+    e.JobSuspended: _job_suspended,
+    e.JobResumed: _job_resumed,
+    e.RequeueRequested: _requeue_requested,
+    e.RunRequeued: _run_requeued,
+    e.OperationsRestarted: _operations_restarted,
+    e.BufferCleared: _buffer_cleared,
+}
+"""What each event does; `replica.fold` has them all."""

@@ -1,0 +1,11 @@
+"""The grammar of burst-buffer requests, one module a kind of text; `replica.directives` is its public face.
+
+Theory of operation
+===================
+
+`lines` finds the directives of a text: comment lines at the top whose first word is a known kind, continued lines
+joined. `words` says where each word stands. `dw`, `bb` and `lua` read one kind of directive each, `short` and `spur`
+the two forms of `--bb` that are no directives; each of them tells `asked` what it found. `asked` puts one job's
+directives together and refuses what contradicts itself. `printing` writes a request back. Nothing here knows pools,
+users or job numbers: those are checked when the job is decided on.
+"""

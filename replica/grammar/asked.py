@@ -1,0 +1,212 @@
+"""What the directives of one job ask for, put together: what contradicts itself is refused where it is seen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from replica.buffers import Access, BufferRequest, Transfer
+from replica.grammar.lines import Warnings
+from replica.grammar.paths import check_access
+from replica.grammar.words import Word
+from replica.limits import PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
+from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
+from replica.refusals import RefusalCode
+from replica.units import SIZE_BYTES_MAX, Quantity
+
+STAGES = ("stage_in", "stage_out")
+_ORDER_OF_OPTIONS = ("jobdw", "swap", "persistentdw", *STAGES, "create_persistent", "destroy_persistent")
+"""In which order options that are passed on are kept, by the directive they belong to."""
+
+
+class _Move(NamedTuple):
+    transfer: Transfer
+    outside: Word
+    inside: Word
+
+
+class Asked:
+    """Collects what one job asks for; `provider` is the site's."""
+
+    def __init__(self, provider: str, warnings: Warnings) -> None:
+        self.provider = provider
+        self.warnings = warnings
+        self.kind = ""
+        self.lines: list[str] = []
+        self.capacity: Quantity | None = None
+        self.capacity_at: Word | None = None
+        self.pool = ""
+        self.pool_at: Word | None = None
+        self.space_at: Word | None = None
+        self.access: tuple[Access, ...] = ()
+        self.type = "scratch"
+        self.swap_bytes = 0
+        self.swap_at: Word | None = None
+        self.swap_pool = ""
+        self.moves: dict[str, list[_Move]] = {stage: [] for stage in STAGES}
+        self.opaque_at: Word | None = None
+        self.lists: list[ListTransfer] = []
+        self.list_insides: list[tuple[Word, str]] = []
+        self.commands: dict[str, list[str]] = {stage: [] for stage in STAGES}
+        self.uses: dict[str, Word] = {}
+        self.creates: dict[str, tuple[CreatePersistent, Word]] = {}
+        self.destroys: dict[str, tuple[DestroyPersistent, Word]] = {}
+        self.options: list[tuple[str, str]] = []
+        """Verb and option."""
+
+    @property
+    def native(self) -> bool:
+        """Whether Forebay's own agents do the work, so that transfers and types must be what they can do."""
+        return self.provider == "native"
+
+    def begin_space(self, at: Word) -> None:
+        """Note that capacity for the job itself is asked for; refuse a second time."""
+        if self.space_at is not None:
+            raise at.refuse(
+                f"capacity is asked for a second time (first at {self.space_at.place()})",
+                "write one request for the whole job",
+            )
+        self.space_at = at
+
+    def begin_swap(self, at: Word) -> None:
+        """Note that swap is asked for; refuse a second time."""
+        if self.swap_at is not None:
+            raise at.refuse(
+                f"swap is asked for a second time (first at {self.swap_at.place()})", "write one swap for the whole job"
+            )
+        self.swap_at = at
+
+    def move(self, stage: str, verb: Word, transfer: Transfer, outside: Word, inside: Word) -> None:
+        """Add one transfer of a file or a directory."""
+        self._bound_moves(stage, verb)
+        self.moves[stage].append(_Move(transfer, outside, inside))
+
+    def move_list(self, stage: str, verb: Word, transfer: ListTransfer) -> None:
+        """Add one transfer of what a file lists."""
+        self._bound_moves(stage, verb)
+        self.lists.append(transfer)
+
+    def _bound_moves(self, stage: str, verb: Word) -> None:
+        listed = sum(transfer.outgoing == (stage == "stage_out") for transfer in self.lists)
+        if len(self.moves[stage]) + listed >= TRANSFERS_PER_STAGE_MAX:
+            raise verb.refuse(
+                f"there are more than {TRANSFERS_PER_STAGE_MAX} {stage} directives",
+                "stage a directory instead of its files",
+                code=RefusalCode.LIMIT_EXCEEDED,
+            )
+
+    def use(self, name: str, at: Word) -> None:
+        """Add a persistent buffer that the job works with."""
+        self._once(name, at, self.uses, "used")
+        self.uses[name] = at
+
+    def create(self, record: CreatePersistent, at: Word) -> None:
+        """Add a persistent buffer that the job makes."""
+        self._once(record.name, at, {name: word for name, (_, word) in self.creates.items()}, "created")
+        self.creates[record.name] = (record, at)
+
+    def destroy(self, record: DestroyPersistent, at: Word) -> None:
+        """Add a persistent buffer that the job removes."""
+        self._once(record.name, at, {name: word for name, (_, word) in self.destroys.items()}, "destroyed")
+        self.destroys[record.name] = (record, at)
+
+    @staticmethod
+    def _once(name: str, at: Word, known: dict[str, Word], done: str) -> None:
+        if name in known:
+            raise at.refuse(
+                f"the persistent buffer {name!r} is {done} a second time (first at {known[name].place()})",
+                "write it once",
+            )
+        if len(known) >= PERSISTENT_PER_JOB_MAX:
+            raise at.refuse(
+                f"more than {PERSISTENT_PER_JOB_MAX} persistent buffers are {done}",
+                "use several jobs",
+                code=RefusalCode.LIMIT_EXCEEDED,
+            )
+
+    def pass_on(self, verb: str, words: tuple[Word, ...]) -> None:
+        """Keep the options of a directive that are not known here, and warn of them."""
+        for word in words:
+            self.options.append((verb, word.text))
+            key = word.text.partition("=")[0]
+            self.warnings.add(word.place(), f"the option {key[:48]}= is not known here; it is kept and passed on")
+
+    def finish(self) -> tuple[BufferRequest, BufferOptions | None]:
+        """Return the request and what goes beyond it; raises DirectiveRefused for what contradicts itself."""
+        access = self.access or (Access.STRIPED,)
+        for moves in self.moves.values():
+            for move in moves:
+                check_access(move.inside, move.transfer.inside, access)
+        for word, path in self.list_insides:
+            check_access(word, path, access)
+        self._check_names()
+        self._check_swap()
+        self._check_staged()
+        stage_in, stage_out = self.moves["stage_in"], self.moves["stage_out"]
+        space = self.space_at or self.swap_at
+        fallback = space.place() if space is not None else ""
+        request = BufferRequest(
+            pool=self.pool or self.swap_pool,
+            capacity_bytes=0 if self.capacity is None else self.capacity.value,
+            access=access,
+            type=self.type,
+            stage_in=tuple(move.transfer for move in stage_in),
+            stage_out=tuple(move.transfer for move in stage_out),
+            text="\n".join(self.lines),
+            places=(
+                self.pool_at.place() if self.pool_at is not None else fallback,
+                self.capacity_at.place() if self.capacity_at is not None else fallback,
+                *(move.outside.place() for move in stage_in),
+                *(move.outside.place() for move in stage_out),
+            ),
+        )
+        options = BufferOptions(
+            directives_kind=self.kind,
+            creates=tuple(record for record, _ in self.creates.values()),
+            destroys=tuple(record for record, _ in self.destroys.values()),
+            uses=tuple(self.uses),
+            swap_bytes=self.swap_bytes,
+            options=tuple(
+                f"{verb} {text}" for verb, text in sorted(self.options, key=lambda row: _ORDER_OF_OPTIONS.index(row[0]))
+            ),
+            stage_in_command="\n".join(self.commands["stage_in"]),
+            stage_out_command="\n".join(self.commands["stage_out"]),
+            lists=tuple(sorted(self.lists, key=lambda transfer: transfer.outgoing)),
+            units=self._units(),
+        )
+        plain = BufferOptions(directives_kind=self.kind)
+        return request, None if options == plain and self.kind in ("dw", "bb") else options
+
+    def _units(self) -> str:
+        unit = "bytes" if self.capacity is None else self.capacity.unit
+        return "count" if unit == "nodes" else unit
+
+    def _check_names(self) -> None:
+        for name, (_, at) in self.destroys.items():
+            other = self.creates[name][1] if name in self.creates else self.uses.get(name)
+            if other is not None:
+                does = "creates" if name in self.creates else "uses"
+                raise at.refuse(
+                    f"the job destroys the persistent buffer {name!r}, and {does} it at {other.place()}",
+                    "destroy it in a job of its own",
+                )
+
+    def _check_swap(self) -> None:
+        if self.swap_at is None:
+            return
+        if self.space_at is not None and self.swap_pool != self.pool:
+            raise self.swap_at.refuse(
+                "swap and capacity are asked of different pools", "write the same pool= for both", code=_CAPACITY
+            )
+        if self.capacity is not None and self.capacity.unit == "nodes":
+            raise self.swap_at.refuse("swap is asked for beside a capacity in nodes", "write sizes", code=_CAPACITY)
+        if self.swap_bytes > SIZE_BYTES_MAX - (0 if self.capacity is None else self.capacity.value):
+            raise self.swap_at.refuse("swap and capacity together overflow", "ask for less", code=_CAPACITY)
+
+    def _check_staged(self) -> None:
+        if self.opaque_at is not None and self.space_at is None and not self.uses:
+            raise self.opaque_at.refuse(
+                f"{self.opaque_at.text} has no buffer to work on", "add #DW jobdw capacity= or #DW persistentdw name="
+            )
+
+
+_CAPACITY = RefusalCode.INVALID_CAPACITY

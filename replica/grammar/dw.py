@@ -1,0 +1,141 @@
+"""`#DW` directives: jobdw, swap, persistentdw, stage_in, stage_out.
+
+What DataWarp's own tools read (transfers) is passed on to them as it is; Forebay's agents must understand it, so for
+the provider native it is read to the last character.
+"""
+
+from __future__ import annotations
+
+from replica.buffers import Transfer, TransferKind
+from replica.grammar.asked import STAGES, Asked
+from replica.grammar.lines import Directive
+from replica.grammar.paths import check_inside, check_outside
+from replica.grammar.values import (
+    Options,
+    Value,
+    read_access,
+    read_capacity,
+    read_options,
+    read_persistent_name,
+    read_pool,
+    read_type,
+)
+from replica.grammar.words import Word, shown
+from replica.options import ListTransfer
+from replica.refusals import RefusalCode
+
+VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
+BARE_SWAP_BYTES = 1024**3
+"""What a swap without a suffix counts, bytes: Slurm writes `swap=2` of --bb as `swap 2GiB`."""
+
+
+def read_dw(directive: Directive, asked: Asked) -> None:
+    """Read one `#DW` directive. Raises DirectiveRefused with line and column."""
+    verb, rest = directive.words[0], directive.words[1:]
+    asked.lines.append(directive.text)
+    if verb.text == "jobdw":
+        options = read_options(rest, ("capacity", "pool", "type", "access_mode", "pfs"))
+        read_space(verb, options, asked, "access_mode")
+    elif verb.text == "swap":
+        _read_swap(verb, rest, asked)
+    elif verb.text == "persistentdw":
+        options = read_options(rest, ("name",))
+        if "name" not in options.known:
+            raise verb.refuse("persistentdw has no name=", "write #DW persistentdw name=…")
+        asked.use(read_persistent_name(options.known["name"]), options.known["name"].word)
+        asked.pass_on(verb.text, options.others)
+    elif verb.text in STAGES:
+        if asked.native:
+            _read_stage(verb, rest, asked)
+        else:
+            asked.opaque_at = asked.opaque_at or verb
+    elif verb.text in ("create_persistent", "destroy_persistent"):
+        raise verb.refuse(f"{verb.text} is a directive of #BB, not of #DW", f"write #BB {verb.text}")
+    else:
+        raise verb.refuse(f"unknown directive {shown(verb.text)} of #DW", f"use one of {', '.join(VERBS)}")
+
+
+def read_space(verb: Word, options: Options, asked: Asked, access_key: str) -> None:
+    """Read the options of what asks for a job's own buffer; `verb` is where it starts."""
+    asked.begin_space(verb)
+    known = options.known
+    if "capacity" not in known:
+        raise verb.refuse(
+            "the request has no capacity",
+            "add capacity=, for example capacity=10GiB",
+            code=RefusalCode.INVALID_CAPACITY,
+        )
+    asked.capacity, asked.capacity_at = read_capacity(known["capacity"]), known["capacity"].word
+    if "pool" in known:
+        asked.pool, asked.pool_at = read_pool(known["pool"]), known["pool"].word
+    if "type" in known:
+        asked.type = read_type(known["type"], cache=not asked.native)
+    if access_key in known:
+        asked.access = read_access(known[access_key])
+    if "pfs" in known:
+        # DataWarp's alone: no field of a request, but never lost on the way to it.
+        asked.options.append(("jobdw", known["pfs"].word.text))
+        if asked.native:
+            asked.warnings.add(known["pfs"].word.place(), "pfs= has no effect with the provider native")
+    asked.pass_on("jobdw", options.others)
+
+
+def _read_swap(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
+    if not rest or "=" in rest[0].text:
+        raise verb.refuse("swap has no size", "write #DW swap 2GiB", code=RefusalCode.INVALID_CAPACITY)
+    options = read_options(rest[1:], ("pool",))
+    set_swap(verb, Value(rest[0], rest[0].text, 0), options.known.get("pool"), asked)
+    asked.pass_on(verb.text, options.others)
+
+
+def set_swap(verb: Word, size: Value, pool: Value | None, asked: Asked) -> None:
+    """Note the swap that each node of the job gets."""
+    asked.begin_swap(verb)
+    quantity = read_capacity(size, BARE_SWAP_BYTES)
+    if quantity.unit == "nodes":
+        raise size.refuse(
+            f"swap {shown(size.text)} is a number of nodes",
+            "write a size, for example 2GiB",
+            0,
+            RefusalCode.INVALID_CAPACITY,
+        )
+    if quantity.unit == "bare":
+        asked.warnings.add(size.word.place(size.offset), f"swap {size.text} is read as {size.text}GiB, as in Slurm")
+    asked.swap_bytes = quantity.value
+    if pool is not None:
+        asked.swap_pool = read_pool(pool)
+        if asked.pool_at is None:
+            asked.pool_at = pool.word
+
+
+def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
+    stage = verb.text
+    options = read_options(rest, ("type", "source", "destination"))
+    known = options.known
+    for key in ("type", "source", "destination"):
+        if key not in known:
+            raise verb.refuse(f"{stage} has no {key}=", f"write {stage} type=file source=… destination=…")
+    kind, source, destination = known["type"], known["source"], known["destination"]
+    if kind.text not in ("file", "directory", "list"):
+        raise kind.refuse(f"the type of {stage} is {shown(kind.text)}", "write type=file, type=directory or type=list")
+    outside, inside = (source, destination) if stage == "stage_in" else (destination, source)
+    if kind.text == "list":
+        _read_list(stage, verb, source, destination, asked)
+    else:
+        check_outside(outside.word, outside.as_path, outside.offset)
+        check_inside(inside.word, inside.as_path, inside.offset)
+        which = TransferKind.FILE if kind.text == "file" else TransferKind.DIRECTORY
+        asked.move(stage, verb, Transfer(which, outside.as_path, inside.as_path), outside.word, inside.word)
+    asked.pass_on(stage, options.others)
+
+
+def _read_list(stage: str, verb: Word, source: Value, destination: Value, asked: Asked) -> None:
+    """A list is a file outside; what it names goes below the destination."""
+    check_outside(source.word, source.as_path, source.offset)
+    if stage == "stage_out":
+        check_outside(destination.word, destination.as_path, destination.offset)
+    else:
+        check_inside(destination.word, destination.as_path, destination.offset)
+        asked.list_insides.append((destination.word, destination.as_path))
+    record = ListTransfer(stage == "stage_out", source.as_path, destination.as_path, source.word.place())
+    asked.move_list(stage, verb, record)

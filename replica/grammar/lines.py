@@ -1,0 +1,168 @@
+"""Which lines of a text are directives: comment lines at the top whose first word is a known kind.
+
+The scan is Slurm's: it ends at the first line that does not begin with `#`, blank lines are skipped, upper and lower
+case differ. Slurm takes a kind's word as a mere beginning, so that `#BB_LUAX` counts as `#BB_LUA`; here the word must
+be the whole one, and what looks like one is a comment of which the submitter is warned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from replica.grammar.words import DirectiveRefused, Word, control_offset, ends_in_backslash, shown, split_words
+from replica.limits import DIRECTIVE_TEXT_BYTES_MAX, DIRECTIVES_MAX
+from replica.refusals import Refusal, RefusalCode
+
+SCRIPT = "script"
+"""The source of what stands in a batch script, as places name it."""
+
+WARNINGS_MAX = 16
+"""Warnings about one request, count: who has more of them reads the first ones anyway."""
+
+
+class Directive(msgspec.Struct, frozen=True):
+    """One directive with its continued lines: the word that says its kind, the words after it, all as one line."""
+
+    at: Word
+    words: tuple[Word, ...]
+    text: str
+
+    @property
+    def kind(self) -> str:
+        """The kind, for example `#DW`."""
+        return self.at.text
+
+
+class Kinds(msgspec.Struct, frozen=True):
+    """The kinds of directive that a provider reads (`known`), and those it does not.
+
+    A line of a kind in `refused` is refused; one of a kind in `foreign` is a comment that the submitter is warned of.
+    """
+
+    known: tuple[str, ...]
+    foreign: tuple[str, ...] = ()
+    refused: Mapping[str, str] = {}
+    """Kind -> what to do instead."""
+
+
+class Warnings:
+    """What the submitter should look at; bounded."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, place: str, sentence: str) -> None:
+        """Add one, unless there are WARNINGS_MAX of them."""
+        if len(self.lines) < WARNINGS_MAX:
+            self.lines.append(f"{place}: {sentence}")
+
+
+class _Open(msgspec.Struct):
+    """A directive whose last line so far ended in a backslash."""
+
+    at: Word
+    words: list[Word]
+    text: str
+    backslash: Word
+
+
+def find_directives(text: str, source: str, kinds: Kinds, warnings: Warnings) -> list[Directive]:
+    """Return the directives at the top of a text. Raises DirectiveRefused with line and column."""
+    if source != SCRIPT:
+        check_length(text, source)
+    found: list[Directive] = []
+    pending: _Open | None = None
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.removesuffix("\r")
+        head = line.split(maxsplit=1)[0] if line[:1] == "#" else ""
+        if pending is not None:
+            if head != pending.at.text:
+                raise pending.backslash.refuse(
+                    f"the line after a continuation does not start with {pending.at.text}",
+                    f"start line {number} with {pending.at.text}, or remove the backslash",
+                )
+        elif head not in kinds.known:
+            if line.strip() and not head:
+                _warn_of_late_ones(text, number, source, kinds, warnings)
+                break
+            _look_at_comment(Word(head, source, number, 1), kinds, warnings)
+            continue
+        pending = _read_line(line, Word(head, source, number, 1), pending, found)
+        if len(found) > DIRECTIVES_MAX:
+            raise found[-1].at.refuse(
+                f"there are more than {DIRECTIVES_MAX} directives",
+                "stage a directory instead of its files",
+                code=RefusalCode.LIMIT_EXCEEDED,
+            )
+    if pending is not None:
+        raise pending.backslash.refuse("the last directive ends in a continuation", "remove the backslash")
+    return found
+
+
+def _read_line(line: str, at: Word, pending: _Open | None, found: list[Directive]) -> _Open | None:
+    """Read one line of a directive; return what is still open after it, or put the directive into `found`."""
+    bad = control_offset(line)
+    if bad is not None:
+        raise Word(line, at.source, at.line, 1).refuse(
+            f"the directive holds the character U+{ord(line[bad]):04X}, which cannot be shown",
+            "remove it, or retype the line",
+            bad,
+        )
+    body, backslash = line.rstrip(" \t"), None
+    if ends_in_backslash(body):
+        backslash = Word("\\", at.source, at.line, len(body))
+        body = body[:-1].rstrip(" \t")
+    words = list(split_words(body, at.source, at.line, len(at.text)))
+    if pending is not None:
+        at = pending.at
+        words = pending.words + words
+        body = " ".join(part for part in (pending.text, body[len(at.text) :].strip(" \t")) if part)
+    if backslash is not None:
+        return _Open(at, words, body, backslash)
+    if words and ends_in_backslash(words[-1].text):
+        raise words[-1].refuse("the directive ends in a backslash, after which nothing comes", "remove the backslash")
+    found.append(Directive(at, tuple(words), body))
+    return None
+
+
+def _look_at_comment(head: Word, kinds: Kinds, warnings: Warnings) -> None:
+    if not head.text or head.text == "#" or head.text.startswith(("#!", "#SBATCH")):
+        return
+    if head.text in kinds.refused:
+        raise head.refuse(f"{head.text} is not read on this cluster", kinds.refused[head.text])
+    listed = " or ".join(kinds.known)
+    if head.text in kinds.foreign:
+        warnings.add(
+            head.place(), f"{head.text} is not read by the provider of this cluster, which reads {listed}: a comment"
+        )
+        return
+    for kind in (*kinds.known, *kinds.refused):
+        if head.text.upper() == kind.upper() or head.text.startswith(kind):
+            warnings.add(head.place(), f"{shown(head.text)} is no directive but a comment; a directive starts {kind}")
+            return
+
+
+def _warn_of_late_ones(text: str, number: int, source: str, kinds: Kinds, warnings: Warnings) -> None:
+    """Warn of the first directive that stands after the first command, where nothing reads it."""
+    if not any("\n" + kind in text for kind in kinds.known):
+        return
+    for late, line in enumerate(text.split("\n")[number:], start=number + 1):
+        head = line.split(maxsplit=1)[0] if line[:1] == "#" else ""
+        if head in kinds.known:
+            warnings.add(f"{source} line {late}, column 1", f"{head} after the first command is not read; move it up")
+            return
+
+
+def check_length(text: str, source: str) -> None:
+    """Raise DirectiveRefused where the text of `--bb` or of a file is too long."""
+    if len(text.encode("utf-8", "surrogatepass")) > DIRECTIVE_TEXT_BYTES_MAX:
+        raise DirectiveRefused(
+            Refusal(
+                RefusalCode.LIMIT_EXCEEDED,
+                f"the text of {source} is longer than {DIRECTIVE_TEXT_BYTES_MAX} bytes",
+                "stage a directory instead of its files",
+                source,
+            )
+        )

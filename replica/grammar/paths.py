@@ -1,0 +1,87 @@
+"""Paths of transfers: one side outside, absolute; the other on the buffer, below one of its variables."""
+
+from __future__ import annotations
+
+from replica.buffers import Access
+from replica.grammar.words import Word, shown
+from replica.limits import PATH_BYTES_MAX
+
+INSIDE_VARIABLES = {
+    "DW_JOB_STRIPED": Access.STRIPED,
+    "DW_JOB_PRIVATE": Access.PRIVATE,
+    "DW_JOB_LDBALANCE": Access.LDBALANCE,
+    "FOREBAY_JOB_DIR": None,
+}
+"""Variables that a path on the buffer may start with, and the access mode that each needs."""
+
+PERSISTENT_VARIABLES = ("$DW_PERSISTENT_STRIPED_", "${DW_PERSISTENT_STRIPED_")
+"""How a path on a persistent buffer starts. Scripts have these variables; the agents' transfers do not."""
+
+
+def split_inside(path: str) -> tuple[str, str]:
+    """Return the variable and the relative rest of a path on the buffer: `$DW_JOB_STRIPED/a/b` is (`DW_JOB_STRIPED`,
+    `a/b`).
+
+    Raises ValueError where the path does not start with one of INSIDE_VARIABLES.
+    """
+    head, _, rest = path.partition("/")
+    variable = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:]
+    if not head.startswith("$") or variable not in INSIDE_VARIABLES:
+        raise ValueError(path)
+    return variable, rest
+
+
+def path_fault(path: str) -> str | None:
+    """Return what is wrong with an absolute path, in words that follow `the path `, or None."""
+    if not path.startswith("/"):
+        return f"{shown(path)} is not absolute"
+    if len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
+        return f"is longer than {PATH_BYTES_MAX} bytes"
+    if any(ord(character) < 32 or ord(character) == 127 for character in path):
+        return f"{shown(path)} has a control character"
+    if ".." in path.split("/"):
+        return f"{shown(path)} goes up with .."
+    return None
+
+
+def check_outside(word: Word, path: str, offset: int) -> None:
+    """Raise DirectiveRefused unless the path is absolute (`%d/` is the working directory) and has no `..`."""
+    path = path.removeprefix("\\\\")
+    if path.startswith("%d/"):
+        path = "/" + path
+    fault = path_fault(path)
+    if fault is not None:
+        raise word.refuse(
+            f"the path {fault}", "write an absolute path without .. (%d is the working directory)", offset
+        )
+
+
+def check_inside(word: Word, path: str, offset: int) -> None:
+    """Raise DirectiveRefused unless the path lies below one of the buffer's variables."""
+    if path.removeprefix("\\\\").startswith(PERSISTENT_VARIABLES):
+        raise word.refuse(
+            f"{shown(path)} is on a persistent buffer, to and from which nothing is staged",
+            "copy it in the script, which has the variable",
+            offset,
+        )
+    try:
+        _, rest = split_inside(path.removeprefix("\\\\"))
+    except ValueError:
+        listed = ", ".join("$" + name for name in INSIDE_VARIABLES)
+        raise word.refuse(f"{shown(path)} is not on the buffer", f"start it with one of {listed}", offset) from None
+    fault = path_fault("/" + rest)
+    if fault is not None:
+        raise word.refuse(f"the path {fault}", "write a path below the variable, without ..", offset)
+    if not rest.strip("/"):
+        raise word.refuse(f"{shown(path)} names the buffer itself", "add a name after it, for example /data", offset)
+
+
+def check_access(word: Word, path: str, access: tuple[Access, ...]) -> None:
+    """Raise DirectiveRefused where the path's variable needs an access mode that the job did not ask for."""
+    variable, _ = split_inside(path.removeprefix("\\\\"))
+    needed = INSIDE_VARIABLES[variable]
+    if needed is not None and needed not in access:
+        raise word.refuse(
+            f"${variable} needs access_mode={needed.name.lower()}",
+            f"add {needed.name.lower()} to access_mode= of #DW jobdw",
+        )

@@ -1,0 +1,100 @@
+"""A request written back: the text that, read again, gives the same request.
+
+For the provider native: the lines of others are passed on as they were written, so their text is what they print.
+"""
+
+from __future__ import annotations
+
+from replica.buffers import Access, BufferRequest, Transfer
+from replica.grammar.short import format_bytes, format_quantity
+from replica.grammar.values import STOP
+from replica.options import BufferOptions, CreatePersistent
+from replica.units import Quantity
+
+
+def format_request(request: BufferRequest, options: BufferOptions | None) -> tuple[str, str]:
+    """Return the text for `--bb` and the text for a `--bbf` file that together ask for this; each may be empty."""
+    options = options or BufferOptions(directives_kind="dw")
+    rest = list(options.options)
+    lines: list[str] = []
+    spur = options.directives_kind == "spur"
+    alone = spur and not options.stage_in_command and not options.stage_out_command
+    if request.capacity_bytes and not alone:
+        lines.append(_line(rest, "jobdw", "#DW jobdw", _space(request, options)))
+    if options.swap_bytes:
+        pool = f" pool={request.pool}" if request.pool else ""
+        lines.append(_line(rest, "swap", "#DW swap", f"{format_bytes(options.swap_bytes)}{pool}"))
+    lines += [_line(rest, "persistentdw", "#DW persistentdw", f"name={name}") for name in options.uses]
+    for stage, transfers in (("stage_in", request.stage_in), ("stage_out", request.stage_out)):
+        lines += [_line(rest, stage, f"#DW {stage}", _move(transfer, stage)) for transfer in transfers]
+        lines += [
+            _line(rest, stage, f"#DW {stage}", "type=list" + _paths(transfer.source, transfer.destination))
+            for transfer in options.lists
+            if transfer.outgoing == (stage == "stage_out")
+        ]
+    lines += [_line(rest, "create_persistent", "#BB create_persistent", _create(record)) for record in options.creates]
+    lines += [
+        _line(
+            rest,
+            "destroy_persistent",
+            "#BB destroy_persistent",
+            f"name={record.name}{' hurry' if record.hurry else ''}",
+        )
+        for record in options.destroys
+    ]
+    return _spur(request, options, alone) if spur else "", "\n".join(lines)
+
+
+def _line(rest: list[str], verb: str, head: str, text: str) -> str:
+    """Return one directive, with all the options that were passed on with directives of its kind."""
+    mine = [option for option in rest if option.startswith(verb + " ")]
+    for option in mine:
+        rest.remove(option)
+    return " ".join([head, text, *(option.removeprefix(verb + " ") for option in mine)])
+
+
+def _access(modes: tuple[Access, ...]) -> str:
+    return ",".join(mode.name.lower() for mode in modes)
+
+
+def _space(request: BufferRequest, options: BufferOptions) -> str:
+    pool = f" pool={request.pool}" if request.pool else ""
+    capacity = _capacity(request.capacity_bytes, options.units)
+    return f"capacity={capacity}{pool} access_mode={_access(request.access)} type={request.type}"
+
+
+def _capacity(value: int, units: str) -> str:
+    return format_quantity(Quantity(value, "nodes" if units == "count" else units))
+
+
+def _create(record: CreatePersistent) -> str:
+    parts = [f"name={record.name}", f"capacity={_capacity(record.capacity_bytes, record.units)}"]
+    parts += [f"access={_access(record.access)}"] if record.access else []
+    parts += [f"pool={record.pool}"] if record.pool else []
+    parts += [f"type={record.type}"] if record.type else []
+    return " ".join(parts)
+
+
+def _move(transfer: Transfer, stage: str) -> str:
+    source, destination = transfer.outside, transfer.inside
+    if stage == "stage_out":
+        source, destination = destination, source
+    return f"type={transfer.kind.name.lower()}{_paths(source, destination)}"
+
+
+def _paths(source: str, destination: str) -> str:
+    """Return both in the order in which they read back.
+
+    What stops symbols stops them to the line's end, so the path that stops them comes last, and one whose symbols were
+    stopped before it (it begins so) after one that stops them itself.
+    """
+    pair = [("source", source), ("destination", destination)]
+    pair.sort(key=lambda row: (row[1].startswith(STOP), STOP in row[1]))
+    return "".join(f" {key}={path}" for key, path in pair)
+
+
+def _spur(request: BufferRequest, options: BufferOptions, alone: bool) -> str:
+    parts = [f"capacity={format_bytes(request.capacity_bytes)}"] if alone else []
+    parts += [f"stage_in:{command}" for command in options.stage_in_command.splitlines()]
+    parts += [f"stage_out:{command}" for command in options.stage_out_command.splitlines()]
+    return "; ".join(parts) + ";"

@@ -1,0 +1,341 @@
+"""What limits, licences and reservations still allow: the gates of accounts and QOS, and of licences.
+
+`standing_gate` is about one job and the records alone, so what it says changes only when they do. A `Headroom` is about
+what is in use, too, and about what one pass has given away already; it belongs to one pass. Both the pass that walks
+(`scheduling`) and the one over the index (`agenda_pass`) ask these functions, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from replica.accounting import (
+    ACCOUNT_REASONS,
+    QOS_REASONS,
+    Limit,
+    LimitKind,
+    Qos,
+    ancestors,
+    is_of_group,
+    limits_for_each,
+)
+from replica.buffers import Buffer
+from replica.jobs import Job
+from replica.options import JobOptions
+from replica.reservations import Reservation, left_of
+from replica.sites import PROVIDERS
+from replica.state import Facts
+from replica.units import Instant
+from replica.use import Standing, UseKey, holding_use, minutes_of, running_use, standing_of
+from replica.verdicts import Reason, Verdict
+
+
+class Scope(NamedTuple):
+    """Whose a limit is: of a QOS (q), of an account with all below it (a), or of one user in an account (u)."""
+
+    kind: str
+    name: str
+    user: str = ""
+
+    @property
+    def words(self) -> str:
+        """As in sentences."""
+        if self.kind == "q":
+            return f"QOS {self.name}"
+        return f"user {self.user} in account {self.name}" if self.kind == "u" else f"account {self.name}"
+
+    def reason(self, kind: LimitKind) -> str:
+        """Return the reason of a job that the limit keeps back."""
+        return QOS_REASONS[kind] if self.kind == "q" else ACCOUNT_REASONS[kind]
+
+
+class Over(NamedTuple):
+    """A limit that would be exceeded."""
+
+    scope: Scope
+    limit: Limit
+    used: int
+    asked: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is said of the job."""
+        word = "least" if self.limit.kind is LimitKind.MIN_BB else "limit"
+        what = "has no more room" if self.used else "does not allow it"
+        figures = (("in_use", str(self.used)), ("asked", str(self.asked)), (word, str(self.limit.value)))
+        return Verdict(self.scope.reason(self.limit.kind), f"{self.scope.words} {what}", figures)
+
+
+def standing_gate(state: Facts, job: Job, buffer: Buffer | None, options: JobOptions | None) -> Verdict | None:
+    """Return why the records of account and QOS alone keep a job back, or None. Space is asked for only once: what
+    a job holds already was allowed.
+    """
+    standing = standing_of(job, options)
+    if standing is None:
+        return None
+    user, account, qos = standing.user, standing.account, standing.qos
+    if account:
+        found = state.accounts.get(account)
+        if found is None or found.member(user) is None:
+            what = f"there is no account {account}" if found is None else f"user {user} is not in account {account}"
+            return Verdict(Reason.INVALID_ACCOUNT, what, (("account", account), ("user", user)))
+    if qos:
+        quality = state.qos.get(qos)
+        if quality is None or not quality.admits(user, account):
+            what = f"there is no QOS {qos}" if quality is None else f"user {user} may not use QOS {qos}"
+            return Verdict(Reason.INVALID_QOS, what, (("qos", qos), ("user", user)))
+    if buffer is not None and buffer.held_bytes:
+        return None
+    pool, size = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
+    over = alone_over(state, standing, pool, size, job.spec.time_limit_s, job.spec.cpus)
+    return None if over is None else over.verdict
+
+
+def alone_over(state: Facts, standing: Standing, pool: str, size: int, time_limit_s: int, cpus: int) -> Over | None:
+    """Return the first limit that a job exceeds by itself, whatever others do, or None."""
+    for scope, limit in _limits_of(state, standing):
+        kind = limit.kind
+        if kind.counts_space and kind is not LimitKind.MIN_BB and (not size or not limit.counts(pool)):
+            continue
+        asked = size if limit.counts(pool) else 0
+        if kind is LimitKind.MIN_BB:
+            if asked < limit.value:
+                return Over(scope, limit, 0, asked)
+            continue
+        if kind in (LimitKind.GRP_BB_RUN_MINUTES, LimitKind.MAX_BB_MINUTES_PER_JOB):
+            asked = size * minutes_of(time_limit_s)
+        elif kind is LimitKind.MAX_BB_PER_NODE:
+            asked = -(-size // max(1, standing.nodes))
+        elif not kind.counts_space:
+            asked = {LimitKind.GRP_CPUS: cpus, LimitKind.GRP_NODES: standing.nodes}.get(kind, 0)
+        if asked > limit.value:
+            return Over(scope, limit, 0, asked)
+    return None
+
+
+def _limits_of(state: Facts, standing: Standing) -> Iterator[tuple[Scope, Limit]]:
+    """Yield the limits that a job has, each with whose it is: those of the QOS first, as in Slurm."""
+    qos = state.qos.get(standing.qos) if standing.qos else None
+    if qos is not None:
+        scope = Scope("q", qos.name)
+        for limit in qos.limits:
+            yield scope, limit
+    if not standing.account:
+        return
+    scope = Scope("a", standing.account)
+    for limit in limits_for_each(state.accounts, standing.account, standing.user):
+        yield scope, limit
+    for number, account in enumerate(ancestors(state.accounts, standing.account)):
+        member = account.member(standing.user) if number == 0 else None
+        for limit in member.limits if member is not None else ():
+            if is_of_group(limit):
+                yield Scope("u", account.name, standing.user), limit
+        for limit in account.limits:
+            if is_of_group(limit):
+                yield Scope("a", account.name), limit
+
+
+class Headroom:
+    """What the limits, licences and reservations allow in one pass over `state` at `at`."""
+
+    def __init__(self, state: Facts, at: Instant) -> None:
+        self._state = state
+        self._at = at
+        self._given: dict[UseKey, int] = {}
+        self._of_trees: dict[tuple[str, str, str], int] = {}
+        """(what, account, pool) -> what is counted for the account and all below it."""
+        self._children: dict[str, list[str]] | None = None
+        self._checked: dict[tuple[Standing, int], Verdict | None] = {}
+        self._limits: dict[Standing, tuple[tuple[Scope, Limit], ...]] = {}
+        """What `_limits_of` says: it walks over accounts and their members, and many candidates have one standing."""
+        self._set_aside: dict[tuple[str, str], int] = {}
+
+    # What is in use
+
+    def used(self, what: str, whose: str, name: str, user: str = "", pool: str = "") -> int:
+        """Return what is counted under a key, with what this pass gave away."""
+        key = (what, whose, name, user, pool)
+        return self._state.use.get(key, 0) + self._given.get(key, 0)
+
+    def _of_tree(self, what: str, account: str, pool: str) -> int:
+        key = (what, account, pool)
+        known = self._of_trees.get(key)
+        if known is None:
+            known = sum(self.used(what, "a", name, "", pool) for name in self._tree(account))
+            self._of_trees[key] = known
+        return known
+
+    def _tree(self, account: str) -> Iterator[str]:
+        if self._children is None:
+            self._children = {}
+            for name, record in self._state.accounts.items():
+                self._children.setdefault(record.parent, []).append(name)
+        waiting = [account]
+        while waiting:
+            name = waiting.pop()
+            yield name
+            waiting += self._children.get(name, ())
+
+    def _give(self, uses: Iterable[tuple[UseKey, int]]) -> None:
+        for key, amount in uses:
+            self._given[key] = self._given.get(key, 0) + amount
+        self._of_trees.clear()
+        self._checked.clear()
+        self._set_aside.clear()
+
+    def _limits_for(self, standing: Standing) -> tuple[tuple[Scope, Limit], ...]:
+        known = self._limits.get(standing)
+        if known is None:
+            known = self._limits[standing] = tuple(_limits_of(self._state, standing))
+        return known
+
+    def give_run(self, standing: Standing | None, cpus: int) -> None:
+        """Note that a job will run."""
+        if standing is not None:
+            self._give(running_use(standing, cpus))
+
+    def give_space(self, standing: Standing | None, pool: str, size_bytes: int, time_limit_s: int) -> None:
+        """Note that a job will hold space."""
+        if standing is not None:
+            self._give(holding_use(standing, pool, size_bytes, time_limit_s))
+
+    # Gates
+
+    def run_gate(self, standing: Standing | None, cpus: int) -> Verdict | None:
+        """Return which limit of what runs keeps back every job of this standing that takes so much, or None."""
+        if standing is None or not (standing.account or standing.qos):
+            return None
+        key = (standing, cpus)
+        if key not in self._checked:
+            self._checked[key] = next(
+                (over.verdict for over in self._running(standing, cpus) if over.used + over.asked > over.limit.value),
+                None,
+            )
+        return self._checked[key]
+
+    def _running(self, standing: Standing, cpus: int) -> Iterator[Over]:
+        for scope, limit in self._limits_for(standing):
+            if limit.kind is LimitKind.MAX_JOBS_PER_USER:
+                yield Over(scope, limit, self.used("jobs", scope.kind, scope.name, standing.user), 1)
+            elif limit.kind is LimitKind.GRP_CPUS:
+                yield Over(scope, limit, self._group("cpus", scope, ""), cpus)
+            elif limit.kind is LimitKind.GRP_NODES:
+                yield Over(scope, limit, self._group("nodes", scope, ""), standing.nodes)
+
+    def _group(self, what: str, scope: Scope, pool: str) -> int:
+        """Return what all whom a limit is for have in use together."""
+        if scope.kind == "a":
+            return self._of_tree(what, scope.name, pool)
+        return self.used(what, "q" if scope.kind == "q" else "a", scope.name, scope.user, pool)
+
+    def space_gate(self, standing: Standing | None, pool: str, size_bytes: int, time_limit_s: int) -> Verdict | None:
+        """Return which limit of space that is held keeps back a job that asks for so much, or None."""
+        if standing is None or not size_bytes or not (standing.account or standing.qos):
+            return None
+        for scope, limit in self._limits_for(standing):
+            if not limit.kind.counts_space or not limit.counts(pool):
+                continue
+            name = "" if limit.tres in PROVIDERS else pool
+            asked, qos = size_bytes, standing.qos
+            if limit.kind is LimitKind.GRP_BB:
+                used = self._group("bb", scope, name)
+            elif limit.kind is LimitKind.GRP_BB_RUN_MINUTES:
+                used, asked = self._group("minutes", scope, name), size_bytes * minutes_of(time_limit_s)
+            elif limit.kind is LimitKind.MAX_BB_PER_USER:
+                used = self.used("bb", "q", qos, standing.user, name)
+            elif limit.kind is LimitKind.MAX_BB_PER_ACCOUNT:
+                used = self.used("bb", "qa", qos, standing.account, name)
+            else:
+                continue
+            if used + asked > limit.value:
+                return Over(scope, limit, used, asked).verdict
+        return None
+
+    def license_gate(self, standing: Standing | None) -> Verdict | None:
+        """Return which licence keeps back every job of this standing, or None."""
+        if standing is None:
+            return None
+        for name, count in standing.licenses:
+            license = self._state.licenses.get(name)
+            total = 0 if license is None else license.total
+            used = self.used("licenses", "l", name)
+            if used + count > total:
+                figures = (("license", name), ("total", str(total)), ("in_use", str(used)), ("asked", str(count)))
+                return Verdict(Reason.LICENSES, f"not enough of licence {name} is free", figures)
+        return None
+
+    # Space that is set aside
+
+    def _held(self, reservation: str, pool: str) -> int:
+        return self.used("bb", "r", reservation, "", pool)
+
+    def set_aside_bytes(self, pool: str, own: str) -> int:
+        """Return what of the free space of a pool is for the jobs of active reservations other than `own`, bytes."""
+        known = self._set_aside.get((pool, own))
+        if known is None:
+            known = self._set_aside[pool, own] = sum(
+                left_of(reservation, pool, self._held)
+                for reservation in self._state.reservations.values()
+                if reservation.active and reservation.name != own
+            )
+        return known
+
+    def own_bytes(self, pool: str, own: str) -> int:
+        """Return what is left of the space that the active reservation `own` has in a pool, bytes."""
+        reservation = self._state.reservations.get(own) if own else None
+        return 0 if reservation is None or not reservation.active else left_of(reservation, pool, self._held)
+
+    def ends(self, pool: str, own: str) -> list[tuple[int, int]]:
+        """Return when what is set aside in a pool for others becomes free, and how much, in ascending order."""
+        return sorted(
+            (reservation.end_at, left_of(reservation, pool, self._held))
+            for reservation in self._state.reservations.values()
+            if reservation.active and reservation.name != own and reservation.size_in(pool)
+        )
+
+    def coming_gate(
+        self, pool: str, own: str, size_bytes: int, until: int, free_at: Callable[[Instant], int]
+    ) -> Verdict | None:
+        """Return which reservation begins before a job that ends `until` would give back what it then needs, or None.
+
+        `free_at` gives what of the pool is free at an instant if everybody who holds a part gives back in time.
+        """
+        if not size_bytes or not self._state.reservations:
+            return None
+        for coming in sorted(self._coming(pool, own), key=lambda one: (one.start_at, one.name)):
+            if coming.start_at >= until:
+                return None
+            at = Instant(max(coming.start_at, self._at))
+            wanted = sum(
+                left_of(other, pool, self._held)
+                for other in self._state.reservations.values()
+                if other.name != own and other.start_at <= at < other.end_at
+            )
+            free = free_at(at)
+            if size_bytes > free - wanted:
+                figures = (
+                    ("reservation", coming.name),
+                    ("begins_at_us", str(coming.start_at)),
+                    ("asked", str(size_bytes)),
+                    ("free_then", str(free)),
+                    ("set_aside_then", str(wanted)),
+                )
+                sentence = f"reservation {coming.name} begins before the job would have given back its space"
+                return Verdict(Reason.BURST_BUFFER_RESOURCES, sentence, figures)
+        return None
+
+    def _coming(self, pool: str, own: str) -> Iterator[Reservation]:
+        for reservation in self._state.reservations.values():
+            if not reservation.active and reservation.name != own and reservation.size_in(pool):
+                yield reservation
+
+
+def submit_over(state: Facts, qos: Qos, user: str, jobs: int) -> Over | None:
+    """Return the limit of submitted jobs that so many more of the user would exceed, or None."""
+    for limit in qos.limits:
+        if limit.kind is LimitKind.MAX_SUBMIT_JOBS_PER_USER:
+            used = state.use.get(("submitted", "q", qos.name, user, ""), 0)
+            if used + jobs > limit.value:
+                return Over(Scope("q", qos.name), limit, used, jobs)
+    return None

@@ -1,0 +1,79 @@
+"""The maps of a State that came after feature level 2, each in one row: digest and snapshot go through this table.
+
+Such a map is left out of both while it is empty, so that members of an earlier release agree as long as nothing of the
+new level was written. To add one: its field in State, Facts and Draft, and its row here, at the end.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from replica.accounting import Account, AccountUser, License, Limit, Qos, SchedulingRules
+from replica.job_extras import JobExtra
+from replica.limits import (
+    ACCOUNTS_MAX,
+    JOBS_IN_STATE_MAX,
+    LICENSES_MAX,
+    MAILS_OWED_MAX,
+    PERSISTENT_BUFFERS_MAX,
+    POOLS_MAX,
+    QOS_MAX,
+    RESERVATIONS_MAX,
+)
+from replica.mails import Mail
+from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
+from replica.persistent import PersistentBuffer
+from replica.pool_units import PoolUnit
+from replica.rates import Measured, Rates
+from replica.reservations import Reservation, ReservedSpace
+from replica.sites import Site
+
+
+class LaterMap(msgspec.Struct, frozen=True):
+    """One map. `section` is its number in snapshots: from 9 on, append only, never reused (law 12)."""
+
+    field: str
+    section: int
+    key: type
+    record: type
+    records_max: int
+
+
+LATER_MAPS: tuple[LaterMap, ...] = (
+    LaterMap("options", 9, int, JobOptions, JOBS_IN_STATE_MAX),
+    LaterMap("persistent", 10, str, PersistentBuffer, PERSISTENT_BUFFERS_MAX),
+    LaterMap("sites", 11, str, Site, 1),
+    LaterMap("pool_units", 12, str, PoolUnit, POOLS_MAX),
+    LaterMap("extras", 30, int, JobExtra, JOBS_IN_STATE_MAX),
+    LaterMap("accounts", 13, str, Account, ACCOUNTS_MAX),
+    LaterMap("qos", 14, str, Qos, QOS_MAX),
+    LaterMap("licenses", 15, str, License, LICENSES_MAX),
+    LaterMap("reservations", 16, str, Reservation, RESERVATIONS_MAX),
+    LaterMap("scheduling_rules", 17, str, SchedulingRules, 1),
+    LaterMap("rates", 18, str, Rates, POOLS_MAX + 1),
+    LaterMap("revocations", 19, int, int, JOBS_IN_STATE_MAX),
+    LaterMap("mails", 40, str, Mail, MAILS_OWED_MAX),
+)
+
+LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
+    JobOptions,
+    BufferOptions,
+    CreatePersistent,
+    DestroyPersistent,
+    ListTransfer,
+    PersistentBuffer,
+    Site,
+    Limit,
+    AccountUser,
+    Account,
+    Qos,
+    License,
+    ReservedSpace,
+    Reservation,
+    SchedulingRules,
+    Measured,
+    Rates,
+    JobExtra,
+    Mail,
+)
+"""Every kind of record in those maps. Append only: positions are wire numbers (law 12)."""

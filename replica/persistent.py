@@ -1,0 +1,51 @@
+"""Persistent buffers: space with a name that outlives the jobs that make, use and remove it.
+
+It holds its space from allocating to deleted (law 8), whatever jobs do. Names are unique in the cluster, as in Slurm.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from replica.buffers import HOLDING, Access, BufferState
+from replica.options import BufferOptions
+from replica.units import NEVER, Instant
+
+PERSISTENT_STATES = frozenset({BufferState.ALLOCATING, BufferState.ALLOCATED, BufferState.DELETING})
+"""The states of a persistent buffer that is there; a deleted one has no record any more."""
+
+
+def named_by(options: BufferOptions | None) -> frozenset[str]:
+    """Return the names of the persistent buffers that a job creates, destroys or uses."""
+    if options is None:
+        return frozenset()
+    return frozenset(
+        (*(one.name for one in options.creates), *(one.name for one in options.destroys), *options.uses)
+    )  # fmt: skip
+
+
+class PersistentBuffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One persistent buffer. Times are Instants, sizes bytes (units of the pool where it counts those)."""
+
+    name: str
+    user: str
+    """Who owns it: the user of the job that made it."""
+    gid: int
+    pool: str
+    granted_bytes: int
+    access: tuple[Access, ...]
+    type: str
+    state: BufferState
+    """ALLOCATING, ALLOCATED or DELETING; a deleted one has no record any more."""
+    node: str
+    """Whose storage holds it."""
+    job: int
+    """The job that creates it, or has it deleted, while that is under way; afterwards the one that made it."""
+    created_at: Instant = NEVER
+    changed_at: Instant = NEVER
+    hurry: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes from its pool now, bytes."""
+        return self.granted_bytes if self.state in HOLDING else 0

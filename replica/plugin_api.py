@@ -1,0 +1,150 @@
+"""What Slurm asks a burst-buffer plugin, as questions to a State: with its words, and with its answers.
+
+Source: the Burst Buffer Plugin Programmer Guide. The functions that change something are commands of `cluster.client`,
+and the ones that are events here; docs/plugin-api.md names the counterpart of each.
+"""
+
+from __future__ import annotations
+
+from replica.buffers import BufferState
+from replica.directives import read_request
+from replica.jobs import Job
+from replica.options import NO_OPTIONS
+from replica.persistent import PERSISTENT_STATES
+from replica.pool_units import PoolUnit
+from replica.pools import Pool
+from replica.state import State
+from replica.units import NEVER, round_up
+
+MEGABYTE = 1024**2
+"""The unit in which Slurm counts burst buffers as a trackable resource (TRES), bytes."""
+
+UNDER_WAY = 0
+COMPLETE = 1
+BROKEN = -1
+"""What the three test functions answer: BROKEN is also "not started"."""
+
+_BEFORE_SPACE = frozenset({BufferState.PENDING})
+_AFTER_POST_RUN = frozenset(
+    {BufferState.STAGING_OUT, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL, BufferState.COMPLETE}
+)
+_AFTER_STAGE_OUT = _AFTER_POST_RUN - {BufferState.STAGING_OUT}
+
+
+def get_system_size(state: State, name: str | None = None) -> int:
+    """Return the space of all pools that count bytes, whole MB (1024 * 1024); 0 for another provider's `name`."""
+    if name is not None and name != state.site.provider:
+        return 0
+    sizes = (pool.quantity_bytes for pool in state.pools.values() if _unit(state, pool.name) is PoolUnit.BYTES)
+    return sum(sizes) // MEGABYTE
+
+
+def job_test_stage_in(state: State, job_id: int) -> int:
+    """Return whether stage-in is UNDER_WAY, COMPLETE (without a buffer: too), or BROKEN: not started, or failed."""
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if buffer is None or buffer.state is BufferState.STAGED_IN:
+        return COMPLETE
+    if buffer.state is BufferState.STAGING_IN and not _has_failed(job):
+        return UNDER_WAY
+    return BROKEN
+
+
+def job_test_post_run(state: State, job_id: int) -> int:
+    """Return whether post-run is UNDER_WAY, COMPLETE, or BROKEN: failed for good, or not the job's turn yet."""
+    return _test(state, job_id, under_way=frozenset({BufferState.POST_RUN}), over=_AFTER_POST_RUN)
+
+
+def job_test_stage_out(state: State, job_id: int) -> int:
+    """Return whether stage-out, post-run included, is UNDER_WAY, COMPLETE (nothing was staged in: too), or BROKEN."""
+    buffer = state.buffers.get(job_id)
+    if buffer is not None and buffer.state in _BEFORE_SPACE:
+        return COMPLETE
+    under_way = frozenset({BufferState.POST_RUN, BufferState.STAGING_OUT})
+    return _test(state, job_id, under_way=under_way, over=_AFTER_STAGE_OUT)
+
+
+def _test(state: State, job_id: int, *, under_way: frozenset[BufferState], over: frozenset[BufferState]) -> int:
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if buffer is None or buffer.state in over:
+        return COMPLETE
+    return UNDER_WAY if buffer.state in under_way and not job.stuck else BROKEN
+
+
+def _has_failed(job: Job) -> bool:
+    """Whether stage-in failed and nothing is under way: it waits for a release."""
+    return job.stuck and job.retry_at == NEVER
+
+
+def tres_count(state: State, job_id: int) -> int:
+    """Return how much burst buffer a job counts for, whole MB, rounded up: its own, and what it makes persistent."""
+    buffer, options = state.buffers.get(job_id), state.options.get(job_id, NO_OPTIONS)
+    total = 0
+    if buffer is not None and _unit(state, buffer.pool) is PoolUnit.BYTES:
+        total = buffer.granted_bytes
+    for create in () if options.buffer is None else options.buffer.creates:
+        pool = _pool(state, create.pool)
+        if pool is not None and _unit(state, pool.name) is PoolUnit.BYTES:
+            total += round_up(create.capacity_bytes, pool.granularity_bytes)
+    return megabytes(total)
+
+
+def persistent_count(state: State) -> int:
+    """Return how much persistent buffers hold, whole MB, rounded up: what no job counts for."""
+    kept = (one for one in state.persistent.values() if one.state in PERSISTENT_STATES)
+    return megabytes(sum(one.granted_bytes for one in kept if _unit(state, one.pool) is PoolUnit.BYTES))
+
+
+def xlate_bb_2_tres_str(state: State, burst_buffer: str) -> str:
+    """Return the TRES of a request as it was written, `bb/datawarp=200G`; empty where it asks for no space.
+
+    DirectiveRefused for what is no request.
+    """
+    site = state.site
+    # As it is kept it is lines of a script; as it is typed it may be the short form of `--bb`.
+    script, short = (burst_buffer, "") if burst_buffer.lstrip().startswith("#") else ("", burst_buffer)
+    reading = read_request(script, short, provider=site.provider, directive=site.directive)
+    total = 0
+    asked = [] if reading.request is None else [(reading.request.pool, reading.request.capacity_bytes)]
+    if reading.options is not None:
+        asked += [(create.pool, create.capacity_bytes) for create in reading.options.creates]
+    for name, size in asked:
+        pool = _pool(state, name)
+        if pool is not None and _unit(state, pool.name) is PoolUnit.BYTES:
+            total += round_up(size, pool.granularity_bytes)
+    return f"bb/{site.provider}={tres_size(total)}" if total else ""
+
+
+def job_tres(state: State, job_id: int) -> str:
+    """Return what a job counts for, as Slurm writes it after `TRES=`: `cpu=1,node=1,bb/lua=3G,license/matlab=2`."""
+    job, options = state.jobs[job_id], state.options.get(job_id, NO_OPTIONS)
+    parts = [f"cpu={job.spec.cpus}", f"node={options.nodes}"] if options.nodes else []
+    count = tres_count(state, job_id)
+    if count:
+        parts.append(f"bb/{state.site.provider}={tres_size(count * MEGABYTE)}")
+    parts.extend(f"license/{name}={number}" for name, number in options.licenses)
+    return ",".join(parts)
+
+
+def megabytes(size_bytes: int) -> int:
+    """Return a size in whole MB, rounded up: what is held never counts for nothing."""
+    return round_up(size_bytes, MEGABYTE) // MEGABYTE
+
+
+def tres_size(size_bytes: int) -> str:
+    """Return a size as Slurm writes an amount of a TRES: whole MB with the largest suffix that loses nothing, `3G`."""
+    amount, letters = megabytes(size_bytes), "MGTP"
+    for letter in letters[:-1]:
+        if amount % 1024 or not amount:
+            return f"{amount}{letter}"
+        amount //= 1024
+    return f"{amount}{letters[-1]}"
+
+
+def _pool(state: State, name: str) -> Pool | None:
+    if name:
+        return state.pools.get(name)
+    return next((state.pools[one] for one in sorted(state.pools) if state.pools[one].is_default), None)
+
+
+def _unit(state: State, pool: str) -> PoolUnit:
+    return state.pool_units.get(pool, PoolUnit.BYTES)

@@ -1,0 +1,198 @@
+"""Changing pools while they are in use: add, resize, drain a part, change granularity, unit or default, remove.
+
+Nothing is ever taken from a holder: a pool that shrinks below what is in use has nothing free until enough is given
+back (`overcommitted_bytes`). A new granularity is for requests to come; what was granted keeps its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from replica import events as e
+from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.limits import MESSAGE_CHARACTERS_MAX, POOLS_MAX
+from replica.names import name_fault
+from replica.pool_units import PoolUnit, format_amount
+from replica.pools import Pool
+from replica.refusals import Refusal, RefusalCode
+from replica.state import Facts, State
+from replica.units import SIZE_BYTES_MAX
+
+USERS_NAMED_MAX = 8
+"""Who uses a pool that cannot be removed: so many are named in the refusal, the others counted."""
+
+
+def unit_in(state: Facts, name: str) -> PoolUnit:
+    """Return what the numbers of a pool count."""
+    return state.pool_units.get(name, PoolUnit.BYTES)
+
+
+def overcommitted_bytes(pool: Pool, held_bytes: int) -> int:
+    """Return how much more is held than the pool has in service now: what has to be given back before any is free."""
+    return max(0, held_bytes - pool.usable_bytes)
+
+
+def pool_refusal(pool: Pool) -> Refusal | None:
+    """Return why the pool cannot be, or None."""
+    fault = name_fault(pool.name)
+    if fault is not None:
+        return Refusal(RefusalCode.INVALID_FIELD, f"the pool name {fault}", "choose another name", "pool.name")
+    if pool.granularity_bytes <= 0:
+        return Refusal(
+            RefusalCode.INVALID_FIELD,
+            f"granularity is {pool.granularity_bytes}",
+            "use at least 1 byte",
+            "pool.granularity",
+        )
+    if pool.quantity_bytes < 0 or pool.out_of_service_bytes < 0:
+        return Refusal(RefusalCode.INVALID_FIELD, "quantity is negative", "use 0 or more bytes", "pool.quantity")
+    if max(pool.quantity_bytes, pool.granularity_bytes, pool.out_of_service_bytes) > SIZE_BYTES_MAX:
+        return Refusal(
+            RefusalCode.INVALID_FIELD, "a size overflows", f"the largest size is {SIZE_BYTES_MAX}", "pool.quantity"
+        )
+    return None
+
+
+def set_pool_events(state: Facts, pool: Pool, unit: PoolUnit | None = None) -> tuple[e.Event, ...]:
+    """Return what makes `pool` as it is given, and keeps one default pool: nothing where it is so already.
+
+    A new pool that the configuration waits for as its default becomes that; making another one the default ends the
+    waiting. `unit`: None leaves it as it is.
+    """
+    awaited, known = state.site.default_pool, state.pools.get(pool.name)
+    if known is None and awaited == pool.name:
+        pool = replace(pool, is_default=True)
+    becomes_default = pool.is_default and not (known is not None and known.is_default)
+    events: list[e.Event] = _no_other_default(state, pool.name) if pool.is_default else []
+    if known != pool:
+        events.append(e.PoolSet(pool))
+    if unit is not None and unit != unit_in(state, pool.name):
+        events.append(e.PoolUnitSet(pool.name, unit))
+    if awaited and becomes_default:
+        events.append(e.SiteConfigured(replace(state.site, default_pool="", revision=0)))
+    return tuple(events)
+
+
+def _no_other_default(state: Facts, name: str) -> list[e.Event]:
+    others = (pool for other, pool in sorted(state.pools.items()) if other != name and pool.is_default)
+    return [e.PoolSet(replace(pool, is_default=False)) for pool in others]
+
+
+def default_pool_events(state: Facts, name: str) -> tuple[e.Event, ...]:
+    """Return what makes the pool `name` the default one; nothing where it is. KeyError for one that is not there."""
+    pool = state.pools[name]
+    if pool.is_default:
+        return ()
+    return (*_no_other_default(state, name), e.PoolSet(replace(pool, is_default=True)))
+
+
+def changed_pool(
+    state: State,
+    name: str,
+    *,
+    exists: bool,
+    quantity: int | None,
+    granularity: int | None,
+    out_of_service: int | None,
+    is_default: bool | None,
+    unit: PoolUnit | None,
+    drain_all: bool = False,
+) -> tuple[e.Event, ...] | Refusal:
+    """Return what adds a pool (not `exists`) or changes what is not None of one, or why it is refused."""
+    known = state.pools.get(name)
+    if exists and known is None:
+        return unknown_pool(state, name)
+    if not exists and known is not None:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"there is a pool {name!r} already",
+            "resize it with `forebay pool resize`, or choose another name",
+            "pool.name",
+        )
+    if known is None:
+        if quantity is None:
+            return Refusal(RefusalCode.INVALID_FIELD, "the pool has no quantity", "give one", "pool.quantity")
+        if len(state.pools) >= POOLS_MAX:
+            return Refusal(
+                RefusalCode.LIMIT_EXCEEDED, f"there are {POOLS_MAX} pools", "change one that exists", "pool.name"
+            )
+        known = Pool(name, quantity, state.site.granularity)
+    pool = replace(
+        known,
+        quantity_bytes=known.quantity_bytes if quantity is None else quantity,
+        granularity_bytes=known.granularity_bytes if granularity is None else granularity,
+        out_of_service_bytes=known.out_of_service_bytes if out_of_service is None else out_of_service,
+        is_default=known.is_default if is_default is None else is_default,
+    )
+    if drain_all:
+        pool = replace(pool, out_of_service_bytes=pool.quantity_bytes)
+    refusal = pool_refusal(pool)
+    if refusal is None and unit is not None and unit != unit_in(state, name):
+        refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "a pool's unit", "pool.unit")
+        refusal = refusal or _used(state, name, "its numbers cannot count something else", "pool.unit")
+    return set_pool_events(state, pool, unit) if refusal is None else refusal
+
+
+def removed_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
+    """Return what removes a pool, or why it is refused: while anybody holds a part of it or waits for one."""
+    if name not in state.pools:
+        return unknown_pool(state, name)
+    refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "removing a pool")
+    refusal = refusal or _used(state, name, "it cannot be removed", "pool.name")
+    if refusal is not None:
+        return refusal
+    return (e.PoolRemoved(name),)
+
+
+def unknown_pool(state: Facts, name: str) -> Refusal:
+    """Return the refusal for a pool that is not there."""
+    listed = ", ".join(sorted(state.pools)) or "there are none"
+    return Refusal(
+        RefusalCode.UNKNOWN_POOL,
+        f"there is no pool {name!r}",
+        f"use one of: {listed}"[:MESSAGE_CHARACTERS_MAX],
+        "pool.name",
+    )
+
+
+def _used(state: State, name: str, therefore: str, place: str) -> Refusal | None:
+    users = list(pool_users(state, name))
+    if not users:
+        return None
+    more = f" and {len(users) - USERS_NAMED_MAX} more" if len(users) > USERS_NAMED_MAX else ""
+    return Refusal(
+        RefusalCode.WRONG_STATE,
+        f"pool {name!r} is in use, so {therefore}: {'; '.join(users[:USERS_NAMED_MAX])}{more}",
+        "drain it with `forebay pool drain`, wait until its holders have given back, and cancel who waits for it",
+        place,
+    )
+
+
+def pool_users(state: State, name: str) -> Iterator[str]:
+    """Yield who holds a part of a pool, waits for one, or will ask for one: each in words."""
+    unit = unit_in(state, name)
+    is_default = name in state.pools and state.pools[name].is_default
+    for persistent in sorted(state.persistent):
+        buffer = state.persistent[persistent]
+        if buffer.pool == name:
+            yield f"persistent buffer {persistent} of {buffer.user} holds {format_amount(buffer.granted_bytes, unit)}"
+    for named in sorted(state.reservations):
+        size = state.reservations[named].size_in(name)
+        if size:
+            yield f"reservation {named} sets {format_amount(size, unit)} aside"
+    for job_id in sorted(state.unfinished):
+        job_buffer = state.buffers.get(job_id)
+        if job_buffer is not None and job_buffer.pool == name:
+            verb = "holds" if job_buffer.held_bytes else "waits for"
+            yield f"job {job_id} of {job_buffer.user} {verb} {format_amount(job_buffer.granted_bytes, unit)}"
+            continue
+        options = state.options.get(job_id)
+        if options is None or options.buffer is None:
+            continue
+        creates = [
+            asked.name for asked in options.buffer.creates if asked.pool == name or (is_default and not asked.pool)
+        ]
+        if creates and not set(creates) <= set(state.persistent):
+            yield f"job {job_id} of {state.jobs[job_id].spec.user} will make {', '.join(creates)} there"

@@ -1,0 +1,83 @@
+"""What the numbers of a pool count: bytes, nodes, or nothing in particular (SEMANTICS.md, Pools)."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+from replica.units import (
+    SIZE_BYTES_MAX,
+    SizeError,
+    format_size,
+    format_slurm_size,
+    parse_size,
+)
+
+
+class PoolUnit(IntEnum):
+    """What a pool's quantity, granularity and requests count; the numbers are wire numbers (law 12)."""
+
+    BYTES = 1
+    NODES = 2
+    COUNT = 3
+
+    @property
+    def word(self) -> str:
+        """As in commands and answers: bytes, nodes or count."""
+        return self.name.lower()
+
+
+UNIT_WORDS = tuple(unit.word for unit in PoolUnit)
+
+_NODES = re.compile(r"([0-9]+)(N|node|nodes)?", re.IGNORECASE)
+_NODE_SUFFIX = re.compile(r"[0-9.]+(N|node|nodes)", re.IGNORECASE)
+
+
+def unit_of(word: str) -> PoolUnit | None:
+    """Return the unit that `word` names, without regard to case; None if none does."""
+    return next((unit for unit in PoolUnit if unit.word == word.lower()), None)
+
+
+def parse_amount(text: str, unit: PoolUnit) -> int:
+    """Return how many units of a pool `text` says: exactly for counts and nodes, rounded up to a byte for bytes.
+
+    Without a suffix it is units of the pool. `N` is for pools of nodes only. SizeError as `parse_size`.
+    """
+    if unit is PoolUnit.NODES:
+        return _parse_nodes(text)
+    if _NODE_SUFFIX.fullmatch(text):
+        raise SizeError(
+            f"the size {text!r} is in nodes, and the pool counts {'bytes' if unit is PoolUnit.BYTES else 'units'}",
+            len(text) - len(text.lstrip("0123456789.")),
+            "write it without N, or use a pool of nodes",
+        )
+    if unit is PoolUnit.COUNT and "." in text:
+        raise SizeError(
+            f"the size {text!r} is no whole number", text.index("."), "write a whole number: the pool counts units"
+        )
+    return parse_size(text)
+
+
+def _parse_nodes(text: str) -> int:
+    found = _NODES.fullmatch(text)
+    if found is None:
+        raise SizeError(f"the size {text!r} is no number of nodes", 0, "write a whole number of nodes, for example 4N")
+    digits = found.group(1)
+    number = int(digits) if len(digits) <= 40 else SIZE_BYTES_MAX + 1
+    if not number:
+        raise SizeError(f"the size {text!r} is zero", 0, "ask for at least one node")
+    if number > SIZE_BYTES_MAX:
+        raise SizeError(f"the size {text[:48]!r} overflows", 0, f"the largest is {SIZE_BYTES_MAX}")
+    return number
+
+
+def format_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
+    """Return an amount of a pool for people, without loss: `96GiB`, `4N`, `1000`."""
+    if unit is PoolUnit.BYTES:
+        return format_size(amount)
+    return f"{amount}N" if unit is PoolUnit.NODES else str(amount)
+
+
+def format_slurm_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
+    """Return an amount of a pool as `scontrol show burst` prints it: plain counts have the suffixes of sizes, too."""
+    return f"{amount}N" if unit is PoolUnit.NODES else format_slurm_size(amount)

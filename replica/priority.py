@@ -1,0 +1,46 @@
+"""In which order jobs get space and CPUs: active reservations first, then effective priority, then number (SPUR.md)."""
+
+from __future__ import annotations
+
+from replica.accounting import DEFAULT_RULES, RULES_KEY, SchedulingRules
+from replica.buffers import Buffer
+from replica.jobs import Job
+from replica.state import Facts
+
+RESERVED_FIRST = 2**60
+"""What puts the jobs of active reservations before all others: more than any effective priority."""
+
+GIB_BYTES = 1024**3
+
+
+def rules_of(state: Facts) -> SchedulingRules:
+    """Return the site's rules, the defaults where nobody set any."""
+    return state.scheduling_rules.get(RULES_KEY, DEFAULT_RULES)
+
+
+def effective_priority(state: Facts, job: Job, buffer: Buffer | None) -> int:
+    """Return the job's priority, less its nice value, with what its QOS and the size of its request add.
+
+    Slurm weighs the size as a share of all there is; here it is points for each GiB, so that a pool that is resized
+    reorders nobody.
+    """
+    priority = job.priority
+    options = state.options.get(job.id)
+    if options is not None:
+        priority -= options.nice
+        qos = state.qos.get(options.qos) if options.qos else None
+        if qos is not None:
+            priority += qos.priority
+    if buffer is not None and buffer.granted_bytes and state.scheduling_rules:
+        priority += rules_of(state).size_points_per_gib * (buffer.granted_bytes // GIB_BYTES)
+    return priority
+
+
+def order_of(state: Facts, job: Job, buffer: Buffer | None) -> int:
+    """Return what jobs are sorted by, smallest first, before their number."""
+    options = state.options.get(job.id)
+    if options is not None and options.reservation:
+        reservation = state.reservations.get(options.reservation)
+        if reservation is not None and reservation.active:
+            return -effective_priority(state, job, buffer) - RESERVED_FIRST
+    return -effective_priority(state, job, buffer)

@@ -1,0 +1,254 @@
+"""Whether what a job asks for beyond its JobSpec can be had, and what of it only the state can say.
+
+A job of no nodes, persistent buffers, swap, lists, what a capacity counts: decided here against pools and site, before
+the job is submitted. Sources: SEMANTICS.md ("Refused at submit"), the burst buffer guides.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from replica import commands as c
+from replica.buffers import BufferRequest
+from replica.directives import NATIVE, path_fault, split_inside
+from replica.limits import ARRAY_SIZE_MAX, MAIL_USER_CHARACTERS_MAX, MESSAGE_CHARACTERS_MAX
+from replica.mails import MAIL_TYPES
+from replica.names import name_fault
+from replica.options import NO_OPTIONS, BufferOptions, CreatePersistent, JobOptions, ListTransfer
+from replica.pool_units import PoolUnit, format_amount
+from replica.pools import Pool
+from replica.refusals import Refusal, RefusalCode
+from replica.sites import persistent_refusal
+from replica.state import Facts
+from replica.submission import Unfit, check_beneath, expand, pool_of
+from replica.units import round_up
+
+_OF_ONE_TASK = re.compile("%[aj]")
+
+
+def with_options_decided(state: Facts, actor: c.Actor, command: c.SubmitJob) -> c.SubmitJob | Refusal:
+    """Return the command with everything in its options decided, or why it is refused."""
+    options = command.options
+    if options == NO_OPTIONS and not state.pool_units:
+        return command
+    try:
+        check_plain_options(options)
+        _check_nodes(command.request, options)
+        buffer = options.buffer
+        if command.request is None:
+            return command
+        if buffer is None:
+            _units(state, command.request, "bytes")
+            return command
+        _check_persistent(state, actor, buffer)
+        units = _units(state, command.request, buffer.units)
+        creates = tuple(_with_units(state, record) for record in buffer.creates)
+        if buffer.swap_bytes and _unit(state, command.request.pool, _pool_place(command.request)) is not PoolUnit.BYTES:
+            raise Unfit(
+                RefusalCode.INVALID_CAPACITY,
+                "swap is asked of a pool that does not count bytes",
+                "name a pool that does",
+                _pool_place(command.request),
+            )
+        lists = tuple(_decided_list(state, command, transfer) for transfer in buffer.lists)
+        _check_carried_out(state, command.request, buffer)
+    except Unfit as unfit:
+        return unfit.refusal
+    decided: BufferOptions | None = replace(buffer, units=units, creates=creates, lists=lists)
+    if decided == BufferOptions(directives_kind=buffer.directives_kind) and buffer.directives_kind in ("dw", "bb"):
+        decided = None
+    return replace(command, options=replace(options, buffer=decided))
+
+
+def check_plain_options(options: JobOptions) -> None:
+    """Raise Unfit for an option whose value can never be. Accounts, QOS, licences and nice are checked elsewhere."""
+    fault = name_fault(options.partition) if options.partition else None
+    if fault is not None:
+        raise Unfit(RefusalCode.INVALID_FIELD, f"the partition {fault}", "write the name of a partition", "partition")
+    unknown = [word for word in options.mail_types if word.strip().lower() not in MAIL_TYPES]
+    if unknown:
+        raise Unfit(
+            RefusalCode.INVALID_FIELD,
+            f"the mail type {unknown[0][:48]!r} is unknown",
+            f"use some of {', '.join(MAIL_TYPES)}",
+            "mail_types",
+        )
+    for field, text, most in (
+        ("mail_user", options.mail_user, MAIL_USER_CHARACTERS_MAX),
+        ("comment", options.comment, MESSAGE_CHARACTERS_MAX),
+    ):
+        if len(text) > most:
+            raise Unfit(
+                RefusalCode.LIMIT_EXCEEDED, f"{field} has {len(text)} characters", f"write at most {most}", field
+            )
+        if any(ord(character) < 32 or ord(character) == 127 for character in text):
+            raise Unfit(RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field)
+    if options.mail_user.startswith("-") or " " in options.mail_user:
+        raise Unfit(
+            RefusalCode.INVALID_FIELD,
+            f"{options.mail_user[:48]!r} is no address",
+            "write a user or an address",
+            "mail_user",
+        )
+    if not 0 <= options.array_throttle <= ARRAY_SIZE_MAX:
+        raise Unfit(
+            RefusalCode.INVALID_FIELD,
+            f"the throttle of the array is {options.array_throttle}",
+            f"use a number from 1 to {ARRAY_SIZE_MAX}",
+            "array",
+        )
+
+
+def _check_nodes(request: BufferRequest | None, options: JobOptions) -> None:
+    if options.nodes > 1 or options.nodes < 0:
+        raise Unfit(
+            RefusalCode.INVALID_FIELD,
+            f"the job asks for {options.nodes} nodes; a job of Forebay runs on one",
+            "ask for one node, or for none to create or destroy persistent buffers only",
+            "nodes",
+        )
+    if options.nodes:
+        return
+    if request is None:
+        raise Unfit(
+            RefusalCode.INVALID_FIELD,
+            "Node count specification invalid",
+            "only a job that creates or destroys persistent buffers may have no nodes",
+            "nodes",
+        )
+    buffer = options.buffer
+    only_persistent = buffer is not None and bool(buffer.creates or buffer.destroys)
+    own = bool(request.capacity_bytes or request.stage_in or request.stage_out)
+    if buffer is not None:
+        own = own or bool(buffer.uses or buffer.swap_bytes or buffer.lists or buffer.stage_in_command)
+        own = own or bool(buffer.stage_out_command) or buffer.directives_kind == "lua"
+    if own or not only_persistent:
+        raise Unfit(
+            RefusalCode.INVALID_DIRECTIVE,
+            "a job of no nodes may only create or destroy persistent buffers",
+            "ask for a node, or leave the job's own buffer out",
+            request.places[1] if len(request.places) > 1 and request.places[1] else "nodes",
+        )
+
+
+def _check_persistent(state: Facts, actor: c.Actor, buffer: BufferOptions) -> None:
+    touched = [record.place for record in buffer.creates] + [record.place for record in buffer.destroys]
+    if not touched:
+        return
+    is_operator = actor.role is c.ActorRole.OPERATOR
+    refusal = persistent_refusal(state.site, is_operator=is_operator, place=touched[0])
+    if refusal is not None:
+        raise Unfit(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
+    for record in buffer.creates:
+        pool = pool_of(state, record.pool, record.place)
+        if round_up(record.capacity_bytes, pool.granularity_bytes) > pool.usable_bytes:
+            raise _over_total(state, record.capacity_bytes, pool, record.place)
+
+
+def _check_carried_out(state: Facts, request: BufferRequest | None, buffer: BufferOptions) -> None:
+    """Raise Unfit for what the grammar reads and Forebay's own agents do not do: such a job would run without it."""
+    if state.site.provider != NATIVE:
+        return
+    if buffer.swap_bytes:
+        raise Unfit(
+            RefusalCode.INVALID_DIRECTIVE,
+            "swap is not set up by the agents of this release",
+            "leave it out, and ask for the memory that the job needs",
+            request.places[1] if request is not None and len(request.places) > 1 else "swap",
+        )
+    for transfer in buffer.lists:
+        stage = "stage_out" if transfer.outgoing else "stage_in"
+        raise Unfit(
+            RefusalCode.INVALID_DIRECTIVE,
+            f"a {stage} of what a file lists (type=list) is not carried out by the agents of this release",
+            f"write one {stage} for each file (type=file), or one for their directory (type=directory)",
+            transfer.place,
+        )
+    for stage, command in (("stage_in", buffer.stage_in_command), ("stage_out", buffer.stage_out_command)):
+        if command:
+            raise Unfit(
+                RefusalCode.INVALID_DIRECTIVE,
+                f"a command of {stage} is not carried out by the agents of this release",
+                f"write #DW {stage} type=file source=… destination=…, or run the command in the script",
+                "--bb",
+            )
+
+
+def _over_total(state: Facts, asked: int, pool: Pool, place: str) -> Unfit:
+    unit = state.pool_units.get(pool.name, PoolUnit.BYTES)
+    most = format_amount(pool.usable_bytes, unit)
+    return Unfit(
+        RefusalCode.CAPACITY_OVER_TOTAL,
+        f"{format_amount(asked, unit)} is more than pool {pool.name} has in all, {most}",
+        f"ask for at most {most}, or for another pool",
+        place,
+    )
+
+
+def _pool_place(request: BufferRequest) -> str:
+    return request.places[0] if request.places else "pool"
+
+
+def _unit(state: Facts, pool: str, place: str) -> PoolUnit:
+    return state.pool_units.get(pool_of(state, pool, place).name, PoolUnit.BYTES)
+
+
+def _units(state: Facts, request: BufferRequest, written: str) -> str:
+    if not request.capacity_bytes:
+        return "bytes"
+    place = request.places[1] if len(request.places) > 1 else "capacity"
+    return decided_units(written, _unit(state, request.pool, _pool_place(request)), place)
+
+
+def _with_units(state: Facts, record: CreatePersistent) -> CreatePersistent:
+    return replace(record, units=decided_units(record.units, _unit(state, record.pool, record.place), record.place))
+
+
+def decided_units(written: str, unit: PoolUnit, place: str) -> str:
+    """Return what a capacity counts, from how it was `written` and what its pool counts; Unfit where they differ."""
+    if written == "count" and unit is not PoolUnit.NODES:
+        raise Unfit(
+            RefusalCode.INVALID_CAPACITY,
+            f"the capacity is a number of nodes (N), and its pool counts {_counts(unit)}",
+            "write it without N, or name a pool of nodes",
+            place,
+        )
+    if written == "bytes" and unit is not PoolUnit.BYTES:
+        raise Unfit(
+            RefusalCode.INVALID_CAPACITY,
+            f"the capacity is a size in bytes, and its pool counts {_counts(unit)}",
+            "write a number without a suffix" + (" or with N" if unit is PoolUnit.NODES else ""),
+            place,
+        )
+    return "bytes" if unit is PoolUnit.BYTES else "count"
+
+
+def _counts(unit: PoolUnit) -> str:
+    return "plain units" if unit is PoolUnit.COUNT else unit.word
+
+
+def _decided_list(state: Facts, command: c.SubmitJob, transfer: ListTransfer) -> ListTransfer:
+    """Return a list with its symbols replaced and its paths checked, as those of the other transfers are."""
+    job_id, spec, place = state.next_job, command.spec, transfer.place
+    if command.array and _OF_ONE_TASK.search(transfer.source + transfer.destination):
+        raise Unfit(
+            RefusalCode.INVALID_DIRECTIVE,
+            "the tasks of an array share their lists, so %a and %j mean nothing in them",
+            "stage a directory for each task, or leave them out",
+            place,
+        )
+    source = expand(transfer.source, spec, job_id, place, command.options)
+    destination = expand(transfer.destination, spec, job_id, place, command.options)
+    check_beneath(state.policy.sources, spec.user, source, "sources", place)
+    if transfer.outgoing:
+        check_beneath(state.policy.destinations, spec.user, destination, "destinations", place)
+    else:
+        _, rest = split_inside(destination)
+        fault = path_fault("/" + rest)
+        if fault is not None:
+            raise Unfit(
+                RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
+            )
+    return replace(transfer, source=source, destination=destination)

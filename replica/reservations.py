@@ -1,0 +1,94 @@
+"""Reservations of burst-buffer space: so much of some pools, for a time, for some users and accounts.
+
+While one is active, its jobs may use its space and what is free for all; others may use what is free besides the part
+of it that its jobs do not hold yet. Before it begins, nobody else gets space that he would not have given back by then.
+Source: SEMANTICS.md, Scheduling (`BurstBuffer=[plugin:][pool:]#[units]`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import immutables
+import msgspec
+
+from replica.accounting import check_name
+from replica.limits import ACCOUNT_USERS_MAX, POOLS_MAX
+from replica.refusals import Refusal, RefusalCode
+from replica.units import SIZE_BYTES_MAX, Instant
+
+
+class ReservedSpace(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """So many bytes of one pool (units where the pool counts those)."""
+
+    pool: str
+    size_bytes: int
+
+
+class Reservation(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One reservation. Times are Instants; from `start_at` on, up to but not including `end_at`."""
+
+    name: str
+    start_at: Instant
+    end_at: Instant
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    """Who may use it: these users, and jobs of these accounts."""
+    space: tuple[ReservedSpace, ...] = ()
+    active: bool = False
+    """Whether it has begun: an event, so that a reason is a function of a State."""
+
+    def admits(self, user: str, account: str) -> bool:
+        """Whether a job of the user in the account may use it."""
+        return user in self.users or (bool(account) and account in self.accounts)
+
+    def size_in(self, pool: str) -> int:
+        """Return what it reserves of a pool, bytes."""
+        return sum(space.size_bytes for space in self.space if space.pool == pool)
+
+
+Reservations = immutables.Map[str, Reservation]
+
+Held = Callable[[str, str], int]
+"""(reservation, pool) -> what its jobs hold there now, bytes."""
+
+
+def left_of(reservation: Reservation, pool: str, held: Held) -> int:
+    """Return what of its space its jobs do not hold yet, bytes."""
+    return max(0, reservation.size_in(pool) - held(reservation.name, pool))
+
+
+def check_reservation(reservation: Reservation, pools: immutables.Map[str, object], at: Instant) -> Refusal | None:
+    """Return why the reservation cannot be made at `at`, or None."""
+    refusal = check_name(reservation.name, "reservation.name")
+    if refusal is not None:
+        return refusal
+    if not 0 < reservation.start_at < reservation.end_at:
+        return _invalid("end", "it would end before it begins", "let its end be after its start")
+    if reservation.end_at <= at:
+        return _invalid("end", "its end has passed", "choose a later end")
+    if not reservation.users and not reservation.accounts:
+        return _invalid("users", "nobody could use it", "name users or accounts")
+    for place, names in (("users", reservation.users), ("accounts", reservation.accounts)):
+        if len(names) > ACCOUNT_USERS_MAX:
+            return _invalid(place, f"there are {len(names)} names", f"list at most {ACCOUNT_USERS_MAX}")
+        for name in names:
+            refusal = check_name(name, f"reservation.{place}")
+            if refusal is not None:
+                return refusal
+    if not reservation.space or len(reservation.space) > POOLS_MAX:
+        return _invalid("burst_buffer", "it reserves no space", "name a pool and a size, for example fast:10TiB")
+    listed = [space.pool for space in reservation.space]
+    if len(set(listed)) != len(listed):
+        return _invalid("burst_buffer", "a pool is listed twice", "list each once")
+    for space in reservation.space:
+        if space.pool not in pools:
+            known = ", ".join(sorted(pools)) or "none"
+            return _invalid("burst_buffer", f"there is no pool {space.pool!r}", f"use one of: {known}")
+        if not 0 < space.size_bytes <= SIZE_BYTES_MAX:
+            return _invalid("burst_buffer", f"{space.size_bytes} is no size", "reserve at least one byte")
+    return None
+
+
+def _invalid(place: str, sentence: str, remedy: str) -> Refusal:
+    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"reservation.{place}")

@@ -1,0 +1,108 @@
+"""Taking back staged buffers of jobs whose start has moved away, for a job that should start sooner.
+
+The first in line for a pool may have the buffers of jobs behind it taken back, if it could run at once, and they have
+been ready for a while and did not start, or cannot start at all. So that it comes to an end: a job gives way only to a
+strictly higher priority, its buffer is taken back only so often in its whole life, and only if enough space comes of it
+and not enough is on its way already. Source: SEMANTICS.md, Scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from replica import events as e
+from replica.accounting import SchedulingRules
+from replica.buffers import Buffer, BufferState
+from replica.features import BURST_BUFFERS_WHOLE
+from replica.jobs import Hold, Job, JobState
+from replica.judging import Place, Turn, Wish, available, place_of
+from replica.limits import REVOKED_PER_PASS_MAX
+from replica.pending import early_gate
+from replica.priority import rules_of
+from replica.state import State
+from replica.units import Instant, seconds
+
+EVENTS_PER_REVOCATION = 4
+
+Victim = tuple[int, int, int]
+"""A job whose buffer may be taken back: what it is sorted by, negated, its number, negated, and its size, bytes: the
+last ones in the order of candidates come first.
+"""
+
+
+def victim_of(state: State, job: Job, buffer: Buffer | None) -> Victim | None:
+    """Return the job as one whose buffer may be taken back when its time has come, None if it may not."""
+    if buffer is None or job.state is not JobState.PENDING or not buffer.granted_bytes:
+        return None
+    if state.feature_level < BURST_BUFFERS_WHOLE or job.stuck or job.retry_at or job.hold is Hold.SYSTEM:
+        return None
+    if state.revocations.get(job.id, 0) >= rules_of(state).revocations_max:
+        return None
+    options = state.options.get(job.id)
+    if options is not None and options.buffer is not None and (options.buffer.creates or options.buffer.destroys):
+        return None
+    if buffer.state is not BufferState.STAGED_IN and (
+        buffer.state is not BufferState.STAGING_IN or early_gate(state, job) is None
+    ):
+        return None
+    order, job_id = place_of(state, job)
+    return -order, -job_id, buffer.granted_bytes
+
+
+def victims_for(
+    turn: Turn, wish: Wish, candidates: Iterable[Victim], coming_bytes: int, room: int, done: Iterable[int]
+) -> tuple[int, ...]:
+    """Return the jobs whose buffers are taken back for the first in line, which has just become it; none if it would be
+    in vain. `coming_bytes` is what is being given back to the pool already, `room` how many events there may be.
+    """
+    state, rules = turn.state, rules_of(turn.state)
+    place = place_of(state, wish.job)
+    wanted = wish.size_bytes - available(turn, wish) - coming_bytes
+    if wanted <= 0 or not rules.revocations_max or state.feature_level < BURST_BUFFERS_WHOLE:
+        return ()
+    if turn.waiting_anywhere or not turn.has_node_for(wish.job.spec.cpus, place):
+        return ()
+    found = _enough(turn.state, rules, turn.at, place, candidates, wanted, frozenset(done))
+    return found if len(found) * EVENTS_PER_REVOCATION <= room else ()
+
+
+def _enough(
+    state: State,
+    rules: SchedulingRules,
+    at: Instant,
+    place: Place,
+    candidates: Iterable[Victim],
+    wanted: int,
+    done: frozenset[int],
+) -> tuple[int, ...]:
+    chosen: list[tuple[int, int]] = []
+    got = 0
+    for order, number, size_bytes in candidates:
+        if -order <= place[0] or len(chosen) == REVOKED_PER_PASS_MAX:
+            break
+        if -number in done or state.buffers[-number].changed_at + seconds(rules.revoke_after_s) > at:
+            continue
+        chosen.append((-number, size_bytes))
+        got += size_bytes
+        if got >= wanted:
+            break
+    if got < wanted:
+        return ()
+    kept: list[int] = []
+    for job_id, size_bytes in chosen:
+        if got - size_bytes >= wanted:
+            got -= size_bytes
+        else:
+            kept.append(job_id)
+    return tuple(kept)
+
+
+def revocation_events(state: State, job_id: int, beneficiary: int) -> tuple[e.Event, ...]:
+    """Return what happens when the buffer of a job is taken back for another one."""
+    job = state.jobs[job_id]
+    reason = f"job {beneficiary} should start sooner, and this one did not start"
+    return (
+        e.RevokedFor(job_id, beneficiary),
+        e.AllocationRevoked(job_id, job.attempt, reason),
+        e.TeardownStarted(job_id, job.attempt + 1, JobState.PENDING, True, reason),
+    )

@@ -1,0 +1,108 @@
+"""Sharing equal values between jobs: 100,000 jobs have few users, directories, requests and scripts between them.
+
+Values are frozen, so whether two jobs have one or two equal ones shows in nothing but memory. What was seen lately is
+remembered, and no more of it than a constant says.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from msgspec.structs import replace
+
+from replica.buffers import Buffer, BufferRequest, Transfer
+from replica.jobs import Job, JobSpec
+from replica.options import JobOptions
+
+TEXTS_REMEMBERED = 4_096
+"""Short texts (users, directories, names), count: a megabyte at most, more than a site has users at work."""
+
+SCRIPTS_REMEMBERED = 64
+"""Scripts, count: 16 MiB at most; those who submit thousands submit the same one."""
+
+RECORDS_REMEMBERED = 2_048
+"""Requests, options, environments and dependencies, count: a few megabytes at most."""
+
+
+@lru_cache(TEXTS_REMEMBERED)
+def _text(text: str) -> str:
+    return text
+
+
+@lru_cache(SCRIPTS_REMEMBERED)
+def _script(script: str) -> str:
+    return script
+
+
+@lru_cache(RECORDS_REMEMBERED)
+def _record(record: Any) -> Any:
+    return record
+
+
+def shared_spec(spec: JobSpec) -> JobSpec:
+    """Return an equal spec that shares with others what they have in common."""
+    return replace(
+        spec,
+        name=_text(spec.name),
+        user=_text(spec.user),
+        script=_script(spec.script),
+        workdir=_text(spec.workdir),
+        environment=_record(spec.environment) if spec.environment else (),
+    )
+
+
+@lru_cache(RECORDS_REMEMBERED)
+def shared_request(request: BufferRequest) -> BufferRequest:
+    """Return an equal request, one that was seen before if there was one."""
+    return replace(
+        request,
+        pool=_text(request.pool),
+        access=_record(request.access),
+        type=_text(request.type),
+        stage_in=_transfers(request.stage_in),
+        stage_out=_transfers(request.stage_out),
+        places=_record(request.places),
+    )
+
+
+def _transfers(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+    """Return equal transfers; most differ in the path outside alone."""
+    return tuple(replace(transfer, inside=_text(transfer.inside)) for transfer in transfers)
+
+
+def shared_options(options: JobOptions) -> JobOptions:
+    """Return equal options, some that were seen before if there were any."""
+    found: JobOptions = _record(options)
+    return found
+
+
+def shared_job(job: Job) -> Job:
+    """Return an equal job as `fold` makes it: sharing with others, and within itself what happened at one time."""
+    submitted_at = job.submitted_at
+    return replace(
+        job,
+        spec=shared_spec(job.spec),
+        message=_text(job.message) if job.message else "",
+        comment=_text(job.comment) if job.comment else "",
+        node=_text(job.node) if job.node else "",
+        eligible_at=submitted_at if job.eligible_at == submitted_at else job.eligible_at,
+        held_at=submitted_at if job.held_at == submitted_at else job.held_at,
+    )
+
+
+def shared_buffer(buffer: Buffer, job: Job | None) -> Buffer:
+    """Return an equal buffer that shares with others, and with its job, what they have in common."""
+    created_at = buffer.created_at
+    if job is not None and job.submitted_at == created_at:
+        created_at = job.submitted_at
+    return replace(
+        buffer,
+        job=buffer.job if job is None else job.id,
+        user=_text(buffer.user),
+        request=shared_request(buffer.request),
+        pool=_text(buffer.pool) if buffer.pool else "",
+        node=_text(buffer.node) if buffer.node else "",
+        created_at=created_at,
+        changed_at=created_at if buffer.changed_at == created_at else buffer.changed_at,
+    )

@@ -1,0 +1,226 @@
+"""burst_buffer.conf as text: its lines become settings, and every fault names file, line, column and remedy.
+
+The grammar is that of Slurm's configuration files: `Key=Value` pairs, one or several in a line, values without blanks
+or in double quotes, names without regard to case, `#` begins a comment (`\\#` does not), a `\\` at the end of a line
+continues it. `Include FILE` is resolved by whoever reads the disk (`include_of`), since nobody does here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from replica.limits import SETTING_CHARACTERS_MAX, SETTINGS_MAX
+from replica.site_keys import Key, ValueFault, find_key, parse_value, unknown_key_remedy
+
+_PAIR = re.compile(r"""\s*(?P<key>[A-Za-z0-9_.]+)\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^\s"]+))(?=\s|$)""")
+_KEY = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<equals>=?)")
+_INCLUDE = re.compile(r"\s*include\s+(?P<file>\S+)\s*$", re.IGNORECASE)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of a file, without its end; `number` counts from 1."""
+
+    file: str
+    number: int
+    text: str
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One key with its value as it was written, and where; `line` 0 where it comes from no file."""
+
+    key: str
+    value: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    """Where the value begins, counted in characters from 1."""
+
+    def place(self, offset: int = 0) -> str:
+        """Return the place of a character of the value, for people."""
+        return place_in(self.file, self.line, self.column + offset) if self.line else self.key
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that is wrong in a file."""
+
+    place: str
+    sentence: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.sentence}; {self.remedy}"
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """What a file says; usable only where there are no faults."""
+
+    settings: tuple[Setting, ...]
+    faults: tuple[Fault, ...]
+
+
+def place_in(file: str, line: int, column: int) -> str:
+    """Return a place in a file, for people."""
+    return f"{file} line {line}, column {column}"
+
+
+def lines_of(text: str, file: str) -> list[Line]:
+    """Return the lines of a file's text."""
+    return [Line(file, number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1)]
+
+
+def include_of(line: Line) -> str | None:
+    """Return the file that the line includes, as it is written; None for any other line."""
+    found = _INCLUDE.match("".join(character for character, _ in _kept(line.text)))
+    return found.group("file").strip('"') if found else None
+
+
+def parse_lines(lines: Iterable[Line]) -> Parsed:
+    """Return the settings of a file, and everything that is wrong in it."""
+    settings: dict[str, Setting] = {}
+    faults: list[Fault] = []
+    for joined in _joined(lines):
+        _parse_joined(joined, settings, faults)
+    if len(settings) > SETTINGS_MAX:
+        faults.append(Fault("file", f"there are {len(settings)} settings", f"write at most {SETTINGS_MAX}"))
+    return Parsed(tuple(settings.values()), tuple(faults))
+
+
+def parse_text(text: str, file: str = "burst_buffer.conf") -> Parsed:
+    """Return the settings of one file's text that includes no other."""
+    return parse_lines(lines_of(text, file))
+
+
+class _Joined:
+    """Lines that continue each other as one text, which knows where each character came from."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._places: list[tuple[Line, int]] = []
+        """For each character its line, and its column counted from 1."""
+
+    def add(self, line: Line) -> bool:
+        """Append a line without its comment; return whether it is continued."""
+        kept = _kept(line.text)
+        continues = bool(kept) and kept[-1][0] == "\\"
+        if continues:
+            kept.pop()
+        self.text += "".join(character for character, _ in kept)
+        self._places.extend((line, column) for _, column in kept)
+        return continues
+
+    def at(self, offset: int) -> tuple[str, int, int]:
+        """Return file, line and column of a character; of the last one for an offset behind the end."""
+        line, column = self._places[min(offset, len(self._places) - 1)]
+        return line.file, line.number, column
+
+    def place(self, offset: int) -> str:
+        return place_in(*self.at(offset))
+
+
+def _kept(text: str) -> list[tuple[str, int]]:
+    """Return the characters before the comment, each with its column; an escaped # has lost its backslash."""
+    kept: list[tuple[str, int]] = []
+    index = 0
+    while index < len(text) and text[index] != "#":
+        escaped = text[index : index + 2] == "\\#"
+        index += escaped
+        kept.append((text[index], index + 1))
+        index += 1
+    return kept
+
+
+def _joined(lines: Iterable[Line]) -> Iterable[_Joined]:
+    joined = _Joined()
+    for line in lines:
+        if not joined.add(line):
+            yield joined
+            joined = _Joined()
+    if joined.text:
+        yield joined
+
+
+def _parse_joined(joined: _Joined, settings: dict[str, Setting], faults: list[Fault]) -> None:
+    text, position = joined.text, 0
+    while text[position:].strip():
+        found = _PAIR.match(text, position)
+        if found is None:
+            faults.append(_unreadable(joined, position))
+            return
+        position = found.end()
+        _take(joined, found, settings, faults)
+
+
+def _take(joined: _Joined, found: re.Match[str], settings: dict[str, Setting], faults: list[Fault]) -> None:
+    name = found.group("key")
+    group = "plain" if found.group("quoted") is None else "quoted"
+    value, value_at, key_at = found.group(group), found.start(group), found.start("key")
+    key = find_key(name)
+    if key is None:
+        faults.append(Fault(joined.place(key_at), f"the key {name!r} is unknown", unknown_key_remedy(name)))
+        return
+    first = settings.get(key.name)
+    if first is not None:
+        remedy = f"leave one: the first is at {first.place()}"
+        faults.append(Fault(joined.place(key_at), f"{key.name} is written twice", remedy))
+        return
+    if len(value) > SETTING_CHARACTERS_MAX:
+        sentence = f"{key.name} has {len(value)} characters"
+        faults.append(Fault(joined.place(value_at), sentence, f"write at most {SETTING_CHARACTERS_MAX}"))
+        return
+    try:
+        parse_value(key, value)
+    except ValueFault as fault:
+        faults.append(Fault(joined.place(value_at + fault.offset), fault.sentence, fault.remedy))
+    file, line, column = joined.at(value_at)
+    settings[key.name] = Setting(key.name, value, file, line, column)
+
+
+def _unreadable(joined: _Joined, position: int) -> Fault:
+    text = joined.text
+    start = position + len(text[position:]) - len(text[position:].lstrip())
+    found = _KEY.match(text, position)
+    word = text[start:].split()[0]
+    if found is None:
+        return Fault(joined.place(start), f"{word[:48]!r} is no key", "write Key=Value")
+    name = found.group("key")
+    if not found.group("equals"):
+        known = find_key(name)
+        if known is not None:
+            return Fault(joined.place(found.start("key")), f"{name} has no =", f"write {known.name}=VALUE")
+        if name.lower() == "include":
+            return Fault(joined.place(start), "Include shares its line with something else", "write Include FILE alone")
+        remedy = "write Key=Value; a value with blanks stands in double quotes"
+        return Fault(joined.place(start), f"{word[:48]!r} is no Key=Value", remedy)
+    rest = text[found.end() :].lstrip()
+    value_at = min(len(text) - len(rest), max(len(text) - 1, 0))
+    if not rest:
+        return Fault(joined.place(value_at), f"{name} has no value", "write one after =, or leave the key out")
+    return Fault(joined.place(value_at), f"the quotes of {name} are not closed or not at its ends", f'write {name}="…"')
+
+
+class SettingFault(Exception):
+    """A setting that cannot be used; the place, the sentence and what would be right."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def values_of(settings: Iterable[Setting]) -> Mapping[str, tuple[Key, object, Setting]]:
+    """Return key name -> its key, its value and the setting; SettingFault for the first that cannot be used."""
+    found: dict[str, tuple[Key, object, Setting]] = {}
+    for setting in settings:
+        key = find_key(setting.key)
+        if key is None:
+            remedy = unknown_key_remedy(setting.key)
+            raise SettingFault(Fault(setting.place(), f"the key {setting.key[:64]!r} is unknown", remedy))
+        if key.name in found:
+            raise SettingFault(Fault(setting.place(), f"{key.name} is written twice", "leave one of them"))
+        try:
+            found[key.name] = (key, parse_value(key, setting.value), setting)
+        except ValueFault as fault:
+            raise SettingFault(Fault(setting.place(fault.offset), fault.sentence, fault.remedy)) from None
+    return found

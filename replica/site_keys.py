@@ -1,0 +1,282 @@
+"""The keys of the configuration: what each is called, which record holds it, how its value is read and written.
+
+Slurm's keys are those of burst_buffer.conf, every one that its plugins know, the dead ones of the generic plugin
+included. Forebay's own keys say what burst_buffer.conf cannot. Names are without regard to case.
+"""
+
+from __future__ import annotations
+
+import difflib
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from replica.names import name_fault
+from replica.sites import FLAGS, PROVIDERS, RESTART_POLICIES, ordered_flags, program_fault
+from replica.units import SizeError, format_slurm_size, parse_size
+
+PROVIDER_PREFIX = "burst_buffer/"
+"""How slurm.conf writes a provider: BurstBufferType=burst_buffer/lua."""
+
+DIGITS_MAX = 18
+"""Digits of a number, count: more than any bound has, and few enough for a signed 64-bit field."""
+
+
+class Owner(StrEnum):
+    """Which record holds a key's value."""
+
+    SITE = "site"
+    POLICY = "policy"
+    FLAG = "flag"
+    """A flag of the site that has a key of its own."""
+
+
+class Kind(StrEnum):
+    """How a value is written."""
+
+    NUMBER = "a whole number"
+    SECONDS = "a whole number of seconds"
+    SIZE = "a size, such as 16MiB"
+    USERS = "names or ids, separated by commas"
+    DENIED = "names or ids, separated by colons"
+    FLAGS = "flags, separated by commas"
+    PROGRAM = "an absolute path"
+    WORD = "one word"
+    TEXT = "a text"
+    YES_NO = "yes or no"
+    PROVIDER = "burst_buffer/NAME"
+    RESTART = "forebay or slurm"
+    ROOTS = "absolute directories, separated by commas"
+
+
+class Key(msgspec.Struct, frozen=True):
+    """One key. `about` says in words what it does; `is_slurm`: it is a key of burst_buffer.conf."""
+
+    name: str
+    owner: Owner
+    field: str
+    kind: Kind
+    about: str
+    is_slurm: bool = True
+
+
+class ValueFault(ValueError):
+    """A value that cannot be read: `offset` is where in it, counted in characters from 0."""
+
+    def __init__(self, sentence: str, remedy: str, offset: int = 0) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.remedy = remedy
+        self.offset = offset
+
+
+def _program(name: str, field: str, about: str) -> Key:
+    return Key(name, Owner.SITE, field, Kind.PROGRAM, about)
+
+
+def _own(name: str, owner: Owner, field: str, kind: Kind, about: str) -> Key:
+    return Key(name, owner, field, kind, about, is_slurm=False)
+
+
+_GENERIC = "program of the generic provider"
+
+KEYS: tuple[Key, ...] = (
+    Key("AllowUsers", Owner.SITE, "allow_users", Kind.USERS, "who alone may ask for a buffer; not with DenyUsers"),
+    _program("CreateBuffer", "create_buffer", f"{_GENERIC}: makes a buffer"),
+    Key("DefaultPool", Owner.SITE, "default_pool", Kind.WORD, "the pool of requests that name none"),
+    Key("DenyUsers", Owner.SITE, "deny_users", Kind.DENIED, "who may not ask for a buffer; not with AllowUsers"),
+    _program("DestroyBuffer", "destroy_buffer", f"{_GENERIC}: removes a buffer"),
+    Key("Directive", Owner.SITE, "directive", Kind.WORD, "the word after # in scripts of the lua provider"),
+    Key("Flags", Owner.SITE, "flags", Kind.FLAGS, f"some of {', '.join(FLAGS)}"),
+    _program("GetSysState", "get_sys_state", "tells pools and performs the datawarp provider's operations"),
+    _program("GetSysStatus", "get_sys_status", "answers `forebay bbstat`"),
+    Key("Granularity", Owner.SITE, "granularity", Kind.SIZE, "granularity of a pool that comes without one"),
+    Key("OtherTimeout", Owner.POLICY, "other_timeout_s", Kind.SECONDS, "for setup, pre-run, post-run and teardown"),
+    Key("PollInterval", Owner.SITE, "poll_interval_s", Kind.SECONDS, "between two questions to a busy operation"),
+    Key("Pools", Owner.SITE, "pools", Kind.TEXT, "kept without effect, as in Slurm: use `forebay pool add`"),
+    Key("PrivateData", Owner.FLAG, "PrivateData", Kind.YES_NO, "users see their own buffers only (also a flag)"),
+    Key("StageInTimeout", Owner.POLICY, "stage_in_timeout_s", Kind.SECONDS, "for stage-in"),
+    Key("StageOutTimeout", Owner.POLICY, "stage_out_timeout_s", Kind.SECONDS, "for stage-out"),
+    _program("StartStageIn", "start_stage_in", f"{_GENERIC}: begins stage-in"),
+    _program("StartStageOut", "start_stage_out", f"{_GENERIC}: begins stage-out"),
+    _program("StopStageIn", "stop_stage_in", f"{_GENERIC}: ends stage-in"),
+    _program("StopStageOut", "stop_stage_out", f"{_GENERIC}: ends stage-out"),
+    Key("ValidateTimeout", Owner.SITE, "validate_timeout_s", Kind.SECONDS, "for the check of a submit"),
+    _own("AllowRoot", Owner.POLICY, "allow_root", Kind.YES_NO, "whether the user root may submit"),
+    _own("ArrayStageCount", Owner.SITE, "array_stage_count", Kind.NUMBER, "tasks of an array that stage at a time"),
+    _own("BurstBufferType", Owner.SITE, "provider", Kind.PROVIDER, f"the provider: {', '.join(PROVIDERS)}"),
+    _own("Destinations", Owner.POLICY, "destinations", Kind.ROOTS, "where jobs may stage out to; %u is the user"),
+    _own("FinishedJobsKept", Owner.POLICY, "finished_jobs_kept", Kind.NUMBER, "finished jobs kept in the state"),
+    _own(
+        "HoldOversized", Owner.SITE, "hold_oversized", Kind.YES_NO, "whether what exceeds its pool waits or is refused"
+    ),
+    _own("LuaScript", Owner.SITE, "lua_script", Kind.PROGRAM, "the burst_buffer.lua of the lua provider"),
+    _own("MaxPasses", Owner.POLICY, "max_passes", Kind.NUMBER, "how often smaller requests may pass the first in line"),
+    _own("OperationsPerStage", Owner.POLICY, "operations_per_stage_max", Kind.NUMBER, "operations at once in a stage"),
+    _own(
+        "PreRunRequeues", Owner.SITE, "pre_run_requeues", Kind.NUMBER, "requeues after a failed pre-run before a hold"
+    ),
+    _own(
+        "RequeueOnNodeFail", Owner.SITE, "requeue_on_node_fail", Kind.YES_NO, "whether jobs of a failed node wait again"
+    ),
+    _own("RestartPolicy", Owner.SITE, "restart_policy", Kind.RESTART, "what a new leader does with operations"),
+    _own("RetryBackoff", Owner.POLICY, "retry_backoff_s", Kind.SECONDS, "before the first retry, doubled each time"),
+    _own("RetryBackoffMax", Owner.POLICY, "retry_backoff_max_s", Kind.SECONDS, "the longest wait before a retry"),
+    _own("Sources", Owner.POLICY, "sources", Kind.ROOTS, "where jobs may stage in from; %u is the user"),
+    _own("StagedHoldTime", Owner.POLICY, "staged_hold_time_s", Kind.SECONDS, "until a held job's buffer is removed"),
+    _own("StageRetries", Owner.POLICY, "stage_retries", Kind.NUMBER, "retries of an operation before the job is held"),
+)
+"""Every key, Slurm's first, each part by name."""
+
+_BY_NAME = {key.name.lower(): key for key in KEYS}
+
+_ELSEWHERE = {
+    "altpool": "make further pools with `forebay pool add`",
+    "gres": "make pools with `forebay pool add NAME --unit count`",
+    "jobsizelimit": "limits by job are limits of users, accounts and QOS",
+    "usersizelimit": "limits by user are limits of users, accounts and QOS",
+    "prioboostalloc": "the priority takes the size of a request into account by its own settings",
+    "prioboostuse": "the priority takes the size of a request into account by its own settings",
+    "bb_array_stage_cnt": "write ArrayStageCount=10",
+    "restart_policy": "write RestartPolicy=slurm",
+    "mailprog": "which program sends mail is said in forebay.toml, [mail]",
+}
+"""Keys of other releases or other files, and what says the same here."""
+
+
+def find_key(name: str) -> Key | None:
+    """Return the key of this name, without regard to case; None if there is none."""
+    return _BY_NAME.get(name.lower())
+
+
+def unknown_key_remedy(name: str) -> str:
+    """Return what would be right instead of a key that is unknown."""
+    elsewhere = _ELSEWHERE.get(name.lower())
+    if elsewhere is not None:
+        return elsewhere
+    near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
+    if near:
+        return f"did you mean {_BY_NAME[near[0]].name}?"
+    return (
+        f"the keys are {', '.join(key.name for key in KEYS if key.is_slurm)}, and Forebay's own (docs/configuration.md)"
+    )
+
+
+def parse_value(key: Key, text: str) -> Any:
+    """Return the value that `text` says for `key`; ValueFault where it says none. Bounds are checked by the records."""
+    if not text:
+        raise ValueFault(f"{key.name} has no value", f"write {key.kind.value}, or apply a file that leaves it out")
+    match key.kind:
+        case Kind.NUMBER | Kind.SECONDS:
+            return _number(key, text)
+        case Kind.SIZE:
+            try:
+                return parse_size(text)
+            except SizeError as error:
+                raise ValueFault(error.sentence, error.remedy, error.offset) from None
+        case Kind.USERS | Kind.DENIED:
+            return _users(key, text)
+        case Kind.FLAGS:
+            return _flags(text)
+        case Kind.YES_NO:
+            return _yes_no(key, text)
+        case Kind.PROGRAM:
+            return _program_path(key, text)
+        case Kind.PROVIDER:
+            return _choice(key, text.lower().removeprefix(PROVIDER_PREFIX), PROVIDERS)
+        case Kind.RESTART:
+            return _choice(key, text.lower(), RESTART_POLICIES)
+        case Kind.ROOTS:
+            return tuple(root for root in text.split(",") if root)
+        case Kind.WORD:
+            fault = name_fault(text.removeprefix("#") if key.field == "directive" else text)
+            if fault is not None or text.startswith("#"):
+                raise ValueFault(f"{key.name} {fault or 'starts with #'}", "write one word, without #")
+            return text
+        case Kind.TEXT:
+            return text
+
+
+def format_value(key: Key, value: Any) -> str:
+    """Return a value as it is written in a file; "" where it is not written at all (nothing was said)."""
+    match key.kind:
+        case Kind.SIZE:
+            return format_slurm_size(value)
+        case Kind.USERS | Kind.FLAGS | Kind.ROOTS:
+            return ",".join(value)
+        case Kind.DENIED:
+            return ":".join(value)
+        case Kind.YES_NO:
+            return "yes" if value else "no"
+        case Kind.PROVIDER:
+            return f"{PROVIDER_PREFIX}{value}"
+        case _:
+            return str(value)
+
+
+def _number(key: Key, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueFault(f"{key.name} is {text!r}", f"write {key.kind.value}")
+    if len(text) > 1 and text[0] == "0":
+        raise ValueFault(f"{key.name} is {text!r}, which Slurm reads as octal", "write it without a leading 0")
+    if len(text) > DIGITS_MAX:
+        raise ValueFault(f"{key.name} has {len(text)} digits", f"write {key.kind.value} that fits")
+    return int(text)
+
+
+def _users(key: Key, text: str) -> tuple[str, ...]:
+    if key.kind is Kind.USERS and ":" in text:
+        raise ValueFault(f"{key.name} has a colon", "separate users with commas", text.index(":"))
+    found: dict[str, None] = {}
+    offset = 0
+    for user in text.replace(":", ",").split(","):
+        fault = name_fault(user) if user else None
+        if fault is not None:
+            raise ValueFault(f"a user name {fault}", f"write {key.kind.value}", offset)
+        if user:
+            found[user] = None
+        offset += len(user) + 1
+    if not found:
+        raise ValueFault(f"{key.name} names nobody", f"write {key.kind.value}, or leave the key out")
+    return tuple(found)
+
+
+def _flags(text: str) -> tuple[str, ...]:
+    known = {flag.lower(): flag for flag in FLAGS}
+    found: list[str] = []
+    offset = 0
+    for word in text.split(","):
+        if word:
+            flag = known.get(word.lower())
+            if flag is None:
+                near = difflib.get_close_matches(word.lower(), known, n=1)
+                remedy = f"did you mean {known[near[0]]}?" if near else f"use some of {', '.join(FLAGS)}"
+                raise ValueFault(f"the flag {word!r} is unknown", remedy, offset)
+            found.append(flag)
+        offset += len(word) + 1
+    if "DisablePersistent" in found and "EnablePersistent" in found:
+        raise ValueFault("DisablePersistent and EnablePersistent contradict each other", "leave out one of them")
+    return ordered_flags(found)
+
+
+def _yes_no(key: Key, text: str) -> bool:
+    word = text.lower()
+    if word in ("yes", "true", "1", "on"):
+        return True
+    if word in ("no", "false", "0", "off"):
+        return False
+    raise ValueFault(f"{key.name} is {text!r}", "write yes or no")
+
+
+def _program_path(key: Key, text: str) -> str:
+    fault = program_fault(text)
+    if fault is not None:
+        raise ValueFault(f"{key.name} {fault}", "write the absolute path of a program, without ..")
+    return text
+
+
+def _choice(key: Key, word: str, allowed: tuple[str, ...]) -> str:
+    if word not in allowed:
+        raise ValueFault(f"{key.name} has {word!r}", f"use one of {', '.join(allowed)}")
+    return word

@@ -1,0 +1,271 @@
+"""The site's configuration that came with feature level 3: what burst_buffer.conf says, and what providers need.
+
+One truth for each setting: `Policy` holds what it always held (StageInTimeout, StageOutTimeout, OtherTimeout, retries,
+passes, roots), `Site` the rest, `Pool.is_default` which pool is the default. `replica.site_file` reads them all from a
+file and `replica.configuration` changes them together. A cluster that never configured anything has no Site record, and
+`State.site` is then `DEFAULT_SITE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from replica.limits import MESSAGE_CHARACTERS_MAX, PATH_BYTES_MAX, SITE_USERS_MAX
+from replica.names import name_fault
+from replica.refusals import Refusal, RefusalCode
+from replica.units import SIZE_BYTES_MAX
+
+PROVIDERS = ("native", "lua", "datawarp", "generic")
+"""What may perform a cluster's operations, one for the whole cluster (Slurm: BurstBufferType)."""
+
+FLAGS = ("DisablePersistent", "EmulateCray", "EnablePersistent", "PrivateData", "SetExecHost", "TeardownFailure")
+"""The flags of burst_buffer.conf, in the order in which `show burst` lists them."""
+
+RESTART_POLICIES = ("forebay", "slurm")
+"""What a new leader does with operations: nothing (forebay), or start them again as Slurm does (SEMANTICS.md)."""
+
+DATAWARP_SYS_STATE = "/opt/cray/dw_wlm/default/bin/dw_wlm_cli"
+DATAWARP_SYS_STATUS = "/opt/cray/dws/default/bin/dwstat"
+"""Where Slurm's datawarp plugin looks for its two programs when burst_buffer.conf does not say."""
+
+SECONDS_MAX = 2_073_600
+"""Largest timeout of a provider, seconds: Slurm's lua plugin takes no more (24 days)."""
+
+SITE_KEY = "site"
+"""The key of the one record in `State.sites`."""
+
+
+class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The configuration of the site beyond Policy. A field is appended at the end, with a default, until level 3 is
+    released; after that only a new record may hold more.
+    """
+
+    provider: str = "native"
+    """Who performs operations: one of PROVIDERS (BurstBufferType=burst_buffer/NAME)."""
+    allow_users: tuple[str, ...] = ()
+    """Users (names or ids) who alone may ask for a buffer; empty: all."""
+    deny_users: tuple[str, ...] = ()
+    """Users (names or ids) who may not ask for a buffer."""
+    directive: str = "BB_LUA"
+    """The word after `#` in scripts of the lua provider."""
+    flags: tuple[str, ...] = ("DisablePersistent",)
+    """Some of FLAGS, in their order."""
+    get_sys_state: str = ""
+    """The program that tells the state of the system; empty: the provider's own (`get_sys_state_of`)."""
+    get_sys_status: str = ""
+    """The program behind `forebay bbstat`; empty: the provider's own (`get_sys_status_of`)."""
+    validate_timeout_s: int = 5
+    poll_interval_s: int = 15
+    """Seconds between two questions to an operation that said it is busy."""
+    granularity: int = 1
+    """Granularity of a pool that comes without one, in its units."""
+    pools: str = ""
+    """`Pools=` as it was written; without effect, as in Slurm: pools come from the provider or from commands."""
+    create_buffer: str = ""
+    destroy_buffer: str = ""
+    start_stage_in: str = ""
+    start_stage_out: str = ""
+    stop_stage_in: str = ""
+    stop_stage_out: str = ""
+    """The six programs of the generic provider."""
+    default_pool: str = ""
+    """The pool that becomes the default one as soon as it is there (DefaultPool= of a provider that tells which pools
+    there are). Empty: none is awaited. Which one *is* the default, Pool.is_default alone says.
+    """
+    lua_script: str = ""
+    """Path of the site's burst_buffer.lua; empty: beside the configuration of whoever runs it."""
+    pre_run_requeues: int = 0
+    """How often a job whose pre-run failed is requeued by itself before it is held; 0: held at once, as documented."""
+    restart_policy: str = "forebay"
+    """One of RESTART_POLICIES."""
+    hold_oversized: bool = False
+    """Whether a request for more than its pool has in all waits (as Slurm's does for some pools) instead of being
+    refused.
+    """
+    array_stage_count: int = 10
+    """Tasks of one array that stage at a time (bb_array_stage_cnt)."""
+    requeue_on_node_fail: bool = False
+    """Whether a job whose node failed under it waits again by itself, unless it was submitted with --no-requeue."""
+    revision: int = 0
+    """The revision at which this record or the policy was changed last, 0 for never: what `--expect-revision` is
+    compared with. Set by `fold`, never by a command.
+    """
+
+
+DEFAULT_SITE = Site()
+"""The configuration of a cluster where nobody configured anything."""
+
+
+class Configured(Protocol):
+    """Whatever has the site's configuration: a State, a Draft, Facts."""
+
+    @property
+    def site(self) -> Site: ...
+
+
+# Questions that others ask ------------------------------------------------------------------------------------------
+
+
+def teardown_on_failure(site: Site) -> bool:
+    """Whether a job whose stage-in failed for good is torn down before it is held (Flags=TeardownFailure)."""
+    return "TeardownFailure" in site.flags
+
+
+def private_data(site: Site) -> bool:
+    """Whether users see only what is their own (Flags=PrivateData)."""
+    return "PrivateData" in site.flags
+
+
+def users_may_make_persistent(site: Site) -> bool:
+    """Whether others than operators may create and destroy persistent buffers (Flags=EnablePersistent)."""
+    return "EnablePersistent" in site.flags
+
+
+def persistent_refusal(site: Site, *, is_operator: bool, place: str = "") -> Refusal | None:
+    """Return why somebody may not create or destroy persistent buffers at all, or None. Who owns which is not asked
+    here. The sentence is Slurm's.
+    """
+    if is_operator or users_may_make_persistent(site):
+        return None
+    return Refusal(
+        RefusalCode.PERMISSION_DENIED,
+        "Burst Buffer permission denied",
+        "only operators create and destroy persistent buffers here; the site may let everybody do it with "
+        "Flags=EnablePersistent",
+        place,
+    )
+
+
+def buffer_user_refusal(site: Site, user: str, uid: int | None = None) -> Refusal | None:
+    """Return why the user may not ask for a buffer, or None. `uid` where it is known: a list may name ids, too.
+
+    The sentences are Slurm's. Jobs without a buffer are not asked.
+    """
+    known = {user} if uid is None else {user, str(uid)}
+    if site.allow_users and known.isdisjoint(site.allow_users):
+        return Refusal(
+            RefusalCode.PERMISSION_DENIED,
+            "User not found in AllowUsers",
+            "ask an operator to add the user to AllowUsers, or submit without a burst buffer",
+            "user",
+        )
+    if not known.isdisjoint(site.deny_users):
+        return Refusal(
+            RefusalCode.PERMISSION_DENIED,
+            "User found in DenyUsers",
+            "ask an operator to take the user out of DenyUsers, or submit without a burst buffer",
+            "user",
+        )
+    return None
+
+
+def get_sys_state_of(site: Site) -> str:
+    """Return the program that tells the state of the system, empty for none: as `show burst` prints it."""
+    return site.get_sys_state or (DATAWARP_SYS_STATE if site.provider == "datawarp" else "")
+
+
+def get_sys_status_of(site: Site) -> str:
+    """Return the program behind `bbstat`, empty for none: as `show burst` prints it."""
+    return site.get_sys_status or (DATAWARP_SYS_STATUS if site.provider == "datawarp" else "")
+
+
+def flags_text(site: Site) -> str:
+    """Return the flags as `show burst` prints them after `Flags=`; empty where there are none."""
+    return ",".join(site.flags)
+
+
+# What a record may hold -----------------------------------------------------------------------------------------------
+
+_NUMBERS: dict[str, tuple[int, int]] = {
+    "validate_timeout_s": (1, SECONDS_MAX),
+    "poll_interval_s": (1, SECONDS_MAX),
+    "granularity": (1, SIZE_BYTES_MAX),
+    "pre_run_requeues": (0, 1_000),
+    "array_stage_count": (1, 100_000),
+}
+
+_PROGRAMS = (
+    "get_sys_state",
+    "get_sys_status",
+    "create_buffer",
+    "destroy_buffer",
+    "start_stage_in",
+    "start_stage_out",
+    "stop_stage_in",
+    "stop_stage_out",
+    "lua_script",
+)
+"""Fields that name a program by its absolute path: it runs on other machines, in no particular directory."""
+
+
+def check_site(site: Site) -> Refusal | None:
+    """Return why the configuration cannot be used, or None; `place` is `site.FIELD`."""
+    for field, (least, most) in _NUMBERS.items():
+        value = getattr(site, field)
+        if not least <= value <= most:
+            return _invalid(field, f"{field} is {value}", f"use a number from {least} to {most}")
+    for field in _PROGRAMS:
+        fault = program_fault(getattr(site, field))
+        if fault is not None:
+            return _invalid(field, f"{field} {fault}", "write the absolute path of a program, without ..")
+    for field, chosen, allowed in (
+        ("provider", (site.provider,), PROVIDERS),
+        ("restart_policy", (site.restart_policy,), RESTART_POLICIES),
+        ("flags", site.flags, FLAGS),
+    ):
+        for word in chosen:
+            if word not in allowed:
+                return _invalid(field, f"{field} has {word!r}", f"use one of {', '.join(allowed)}")
+    return _check_words(site)
+
+
+def _check_words(site: Site) -> Refusal | None:
+    if site.flags != ordered_flags(site.flags):
+        return _invalid("flags", "the flags are not in their order", f"write them as {','.join(FLAGS)} are")
+    if "DisablePersistent" in site.flags and "EnablePersistent" in site.flags:
+        return _invalid("flags", "DisablePersistent and EnablePersistent contradict each other", "leave out one")
+    if site.allow_users and site.deny_users:
+        return _invalid("deny_users", "there are both AllowUsers and DenyUsers", "use only one of them")
+    for field in ("allow_users", "deny_users"):
+        users = getattr(site, field)
+        if len(users) > SITE_USERS_MAX:
+            return _invalid(field, f"{field} has {len(users)} users", f"list at most {SITE_USERS_MAX}")
+        for user in users:
+            fault = name_fault(user)
+            if fault is not None:
+                return _invalid(field, f"a user name {fault}", "write names or ids")
+    for field in ("directive", "default_pool"):
+        fault = name_fault(getattr(site, field)) if getattr(site, field) or field == "directive" else None
+        if fault is not None:
+            return _invalid(field, f"{field} {fault}", "write one word")
+    if len(site.pools) > MESSAGE_CHARACTERS_MAX:
+        return _invalid("pools", "pools is too long", f"use at most {MESSAGE_CHARACTERS_MAX} characters")
+    return None
+
+
+def ordered_flags(flags: Iterable[str]) -> tuple[str, ...]:
+    """Return the flags once each, in the order of FLAGS; unknown ones are left out."""
+    given = set(flags)
+    return tuple(flag for flag in FLAGS if flag in given)
+
+
+def program_fault(path: str) -> str | None:
+    """Return what is wrong with the path of a program, in words that follow its field's name, or None."""
+    if not path:
+        return None
+    if not path.startswith("/"):
+        return f"{path!r} is not an absolute path"
+    if len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
+        return f"is longer than {PATH_BYTES_MAX} bytes"
+    if any(ord(character) < 32 or ord(character) == 127 for character in path):
+        return f"{path!r} has a control character"
+    if ".." in path.split("/"):
+        return f"{path!r} has .. in it"
+    return None
+
+
+def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
+    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"site.{field}")

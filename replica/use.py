@@ -1,0 +1,113 @@
+"""What counts against limits, licences and reservations: a derived index, kept up to date by `fold`, never walked.
+
+A job counts as submitted until it is over; its nodes, CPUs and licences count while it runs, from the order to run to
+the end of post-run; its space counts while its buffer holds it. Staging takes space and nothing else (SPUR.md, 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from replica.buffers import Buffer, BufferState
+from replica.jobs import ENDED, Job, JobState
+from replica.options import JobOptions
+
+UseKey = tuple[str, str, str, str, str]
+"""What is counted, of whom (a: account, q: QOS, qa: account in a QOS, l: licence, r: reservation), its name, the user
+(or the account, for qa), and the pool; empty: of all users, in all pools.
+"""
+
+SECONDS_PER_MINUTE = 60
+
+ON_CPUS = frozenset({JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED})
+
+
+class Standing(NamedTuple):
+    """On whose behalf a job is there: all jobs with the same one have the same limits. Made by `standing_of`."""
+
+    user: str
+    account: str
+    qos: str
+    licenses: tuple[tuple[str, int], ...]
+    reservation: str
+    nodes: int
+
+
+def standing_of(job: Job, options: JobOptions | None) -> Standing | None:
+    """Return the job's standing; None for one without account, QOS, licences and reservation."""
+    return None if options is None else standing_with(job.spec.user, options)
+
+
+def standing_with(user: str, options: JobOptions) -> Standing | None:
+    """Return the standing of a job of the user with these options, as `standing_of`."""
+    if not (options.account or options.qos or options.licenses or options.reservation):
+        return None
+    return Standing(user, options.account, options.qos, options.licenses, options.reservation, options.nodes)
+
+
+def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
+    """Whether CPUs of the job's node are taken: from the order to run to the end of post-run."""
+    return job.state in ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
+
+
+def minutes_of(time_limit_s: int) -> int:
+    """Return a time limit in minutes, rounded up, as limits count it."""
+    return -(-time_limit_s // SECONDS_PER_MINUTE)
+
+
+def submitted_use(standing: Standing) -> Iterator[tuple[UseKey, int]]:
+    """Yield what a job counts for as long as it is not over."""
+    if standing.qos:
+        yield ("submitted", "q", standing.qos, standing.user, ""), 1
+
+
+def running_use(standing: Standing, cpus: int) -> Iterator[tuple[UseKey, int]]:
+    """Yield what a job counts for while it runs."""
+    user, account, qos, nodes = standing.user, standing.account, standing.qos, standing.nodes
+    if account:
+        yield ("jobs", "a", account, user, ""), 1
+        yield ("nodes", "a", account, "", ""), nodes
+        yield ("nodes", "a", account, user, ""), nodes
+    if qos:
+        yield ("jobs", "q", qos, user, ""), 1
+        yield ("nodes", "q", qos, "", ""), nodes
+        yield ("cpus", "q", qos, "", ""), cpus
+    for name, count in standing.licenses:
+        yield ("licenses", "l", name, "", ""), count
+
+
+def holding_use(standing: Standing, pool: str, size_bytes: int, time_limit_s: int) -> Iterator[tuple[UseKey, int]]:
+    """Yield what a job counts for while it holds space."""
+    user, account, qos = standing.user, standing.account, standing.qos
+    if standing.reservation:
+        yield ("bb", "r", standing.reservation, "", pool), size_bytes
+    if not account and not qos:
+        return
+    minutes = size_bytes * minutes_of(time_limit_s)
+    for name in (pool, ""):
+        if account:
+            yield ("bb", "a", account, "", name), size_bytes
+            yield ("bb", "a", account, user, name), size_bytes
+            yield ("minutes", "a", account, "", name), minutes
+            yield ("minutes", "a", account, user, name), minutes
+        if qos:
+            yield ("bb", "q", qos, "", name), size_bytes
+            yield ("bb", "q", qos, user, name), size_bytes
+            yield ("bb", "qa", qos, account, name), size_bytes
+            yield ("minutes", "q", qos, "", name), minutes
+
+
+def use_of(job: Job, buffer: Buffer | None, options: JobOptions | None) -> dict[UseKey, int]:
+    """Return what one job counts for now."""
+    standing = standing_of(job, options)
+    found: dict[UseKey, int] = {}
+    if standing is None:
+        return found
+    if job.state not in ENDED:
+        found.update(submitted_use(standing))
+    if takes_cpus(job, buffer):
+        found.update(running_use(standing, job.spec.cpus))
+    if buffer is not None and buffer.held_bytes:
+        found.update(holding_use(standing, buffer.pool, buffer.held_bytes, job.spec.time_limit_s))
+    return {key: amount for key, amount in found.items() if amount}

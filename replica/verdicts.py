@@ -1,0 +1,42 @@
+"""What a gate says of a job: a reason, byte for byte as Slurm spells it, a sentence, and the figures behind it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Reason(StrEnum):
+    """Slurm's names for why a job waits, byte for byte, as far as Forebay gives them. Those of limits are in
+    `replica.accounting`.
+    """
+
+    NONE = "None"
+    PRIORITY = "Priority"
+    RESOURCES = "Resources"
+    DEPENDENCY = "Dependency"
+    DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
+    NODE_DOWN = "NodeDown"
+    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"
+    JOB_HELD_USER = "JobHeldUser"
+    JOB_HELD_ADMIN = "JobHeldAdmin"
+    BEGIN_TIME = "BeginTime"
+    DEADLINE = "DeadLine"
+    RESERVATION = "Reservation"
+    RESERVATION_DELETED = "ReservationDeleted"
+    INVALID_ACCOUNT = "InvalidAccount"
+    INVALID_QOS = "InvalidQOS"
+    LICENSES = "Licenses"
+    JOB_ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
+    BURST_BUFFER_RESOURCES = "BurstBufferResources"
+    BURST_BUFFER_STAGE_IN = "BurstBufferStageIn"
+    BURST_BUFFER_OPERATION = "BurstBufferOperation"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What one gate says of one job: the reason as it is shown, a sentence, and the figures behind it."""
+
+    reason: str
+    sentence: str
+    figures: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,300 @@
+"""An agent whose cluster has a site's own provider: which operations make up a stage, and what survives whose death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster.processes import all_pids, environment_variables, start_time
+from replica.buffers import Access
+from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.jobs import JobState
+from replica.options import CreatePersistent, DestroyPersistent
+from replica.orders import Order
+from replica.provision import Provision
+from tests.cluster.agent.conftest import Site
+from tests.cluster.agent.double import script_of, shown
+from tests.cluster.agent.test_agent import until
+from tests.cluster.providers.conftest import Programs, pairs
+
+OPERATIONS = (
+    ("stage_in", "setup"),
+    ("stage_in", "data_in"),
+    ("stage_in", "paths"),
+    ("run", "pre_run"),
+    ("post_run", "post_run"),
+    ("stage_out", "data_out"),
+    ("teardown", "teardown"),
+)
+
+
+class ProvidedSite:
+    """A node and a site's programs on it."""
+
+    def __init__(self, site: Site, directory: Path) -> None:
+        directory.mkdir()
+        self.site = site
+        self.programs = Programs(directory)
+
+    def configure(self) -> None:
+        """Write [provider] as it has become."""
+        rows = ", ".join(f'{name} = "{value}"' for name, value in self.programs.variables.items())
+        self.site.configure(more=f"[provider]\nenvironment = {{ {rows} }}")
+
+    def order(self, attempt: int, stage: str, *actions: str, provider: str = "lua", **fields: object) -> Order:
+        """Return an order for job 7 whose directives carry the actions."""
+        words = " ".join(f"do={action}" for action in actions)
+        lines = (f"#BB_LUA pool=fast capacity=2K {words}", f"#DW jobdw capacity=2K {words}")
+        provision = Provision(
+            provider=provider,
+            lua_script=str(self.programs.script),
+            get_sys_state=str(self.programs.command),
+            poll_interval_s=1,
+            other_timeout_s=60,
+        )
+        standard: dict[str, object] = {
+            "script": script_of(*lines, 'echo "$BB_PLACE $DW_JOB_STRIPED $FOREBAY_JOB_DIR"'),
+            "provision": provision,
+            "pool": "fast",
+            "capacity_bytes": 2048,
+        }
+        return self.site.order(7, attempt, stage, **(standard | fields))
+
+    def operations(self) -> list[str]:
+        """Return the names of what was called."""
+        return [call.split()[0] for call in self.programs.calls()]
+
+    def left(self) -> list[int]:
+        """Return the living processes of calls and workers."""
+        found = []
+        for pid in all_pids():
+            variables = environment_variables(pid)
+            mine = any(variable.startswith(b"FOREBAY_OPERATION=") for variable in variables)
+            if mine and self._storage() in b" ".join(variables) and start_time(pid) is not None:
+                found.append(pid)
+        return found
+
+    def _storage(self) -> bytes:
+        return (self.site.home / "storage-id").read_bytes().strip()
+
+
+@pytest.fixture
+def provided(site: Site, tmp_path: Path) -> ProvidedSite:
+    """A node with a site's programs."""
+    place = ProvidedSite(site, tmp_path / "programs")
+    place.configure()
+    return place
+
+
+def test_a_job_has_its_operations_in_order_and_its_script_the_variables_of_paths(provided: ProvidedSite) -> None:
+    provided.programs.variables["SITE_SIZE"] = "4KiB"
+    provided.configure()
+
+    async def story() -> None:
+        async with provided.site.running() as (controller, _):
+            await controller.order(provided.order(1, "stage_in"))
+            assert await controller.result(7, 1) == OperationDone(size_bytes=4096)
+            await controller.order(provided.order(2, "run"))
+            await controller.result(7, 2, ScriptStarted)
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert shown(provided.site.destinations / "forebay-7.out") == "/bb/7 /bb/striped \n"
+            for attempt, stage in ((3, "post_run"), (4, "stage_out"), (5, "teardown")):
+                await controller.order(provided.order(attempt, stage, hurry=stage == "teardown"))
+                assert await controller.result(7, attempt) == OperationDone()
+            assert provided.operations() == [
+                "setup",
+                "data_in",
+                "real_size",
+                "paths",
+                "pre_run",
+                "post_run",
+                "data_out",
+                "teardown",
+            ]
+            assert provided.programs.calls()[-1].split()[3] == "true", "hurry"
+            for place in ("calls", "operations", "steps"):
+                assert os.listdir(provided.site.home / place) == [], place
+
+    asyncio.run(story())
+
+
+def test_datawarp_makes_and_removes_persistent_buffers_before_setup(provided: ProvidedSite) -> None:
+    creates = (CreatePersistent("alpha", 1048576, "fast", (Access.STRIPED,), "scratch"),)
+    destroys = (DestroyPersistent("beta", True),)
+
+    async def story() -> None:
+        async with provided.site.running() as (controller, _):
+            await controller.order(
+                provided.order(1, "stage_in", provider="datawarp", creates=creates, destroys=destroys)
+            )
+            assert await controller.result(7, 1) == OperationDone()
+            calls = [call.split() for call in provided.programs.calls()]
+            assert [call[1] for call in calls] == [
+                "teardown",
+                "create_persistent",
+                "setup",
+                "data_in",
+                "real_size",
+                "paths",
+            ]
+            assert calls[0][3] == "beta" and calls[0][-1] == "--hurry"
+            assert calls[1][2:] == [
+                *("-c", "CLI", "-t", "alpha", "-u", str(os.geteuid())),
+                *("-C", "fast:1048576", "-a", "striped", "-T", "scratch"),
+            ]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("stage", "operation"), OPERATIONS)
+def test_what_fails_is_reported_with_its_operation_and_its_message(
+    provided: ProvidedSite, stage: str, operation: str
+) -> None:
+    async def story() -> None:
+        async with provided.site.serving() as controller:
+            await controller.order(provided.order(1, stage, f"{operation}:fail:no_space"))
+            assert await controller.result(7, 1) == OperationFailed("no space", False, operation)
+            assert provided.operations()[-1] == operation
+            # The next attempt is a beginning, whatever the last one left.
+            await controller.order(provided.order(2, stage))
+            result = await controller.result(7, 2)
+            assert isinstance(result, OperationDone | ScriptEnded), result
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("stage", "operation"), OPERATIONS)
+def test_an_agent_that_is_killed_in_an_operation_begins_it_again_and_leaves_nothing_of_the_first(
+    provided: ProvidedSite, stage: str, operation: str
+) -> None:
+    async def story() -> None:
+        async with provided.site.running() as (controller, agent):
+            await controller.order(provided.order(1, stage, f"{operation}:fork:600"))
+            await until(lambda: provided.operations()[-1:] == [operation])
+            before = provided.left()
+            assert before
+            await provided.site.kill_agent(agent)
+            await controller.order(provided.order(2, stage))
+            provided.site.start_agent()
+            result = await controller.result(7, 2)
+            assert isinstance(result, OperationDone | ScriptEnded), result
+            assert not set(before) & set(provided.left())
+            assert provided.operations().count(operation) == 2
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("ordered", "action"), pairs(OPERATIONS, ("fork", "spin")))
+def test_an_operation_that_nobody_wants_any_more_is_ended_before_the_next_begins(
+    provided: ProvidedSite, ordered: tuple[str, str], action: str
+) -> None:
+    stage, operation = ordered
+
+    async def story() -> None:
+        async with provided.site.serving() as controller:
+            await controller.order(provided.order(1, stage, f"{operation}:{action}:600"))
+            await until(lambda: provided.operations()[-1:] == [operation])
+            await controller.order(provided.order(2, "teardown", hurry=True))
+            assert await controller.result(7, 2) == OperationDone()
+            assert provided.operations()[-1] == "teardown"
+            assert provided.left() == []
+            assert [report for report in controller.accepted if report.attempt == 1] == []
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_run_whose_pre_run_is_under_way_is_cancelled_without_its_script(provided: ProvidedSite) -> None:
+    async def story() -> None:
+        async with provided.site.serving() as controller:
+            await controller.order(provided.order(1, "run", "pre_run:deaf:600"))
+            await until(lambda: provided.operations()[-1:] == ["pre_run"])
+            await controller.order(provided.order(1, "run", "pre_run:deaf:600", cancel=True))
+            assert await controller.result(7, 1) == ScriptEnded(JobState.CANCELLED)
+            assert provided.left() == [] and not (provided.site.destinations / "forebay-7.out").exists()
+
+    asyncio.run(story())
+
+
+def test_pre_run_is_not_repeated_for_a_script_that_runs(provided: ProvidedSite) -> None:
+    script = script_of("#BB_LUA pool=fast", "until [ -e gate ]; do sleep 0.05; done")
+
+    async def story() -> None:
+        async with provided.site.running() as (controller, agent):
+            await controller.order(provided.order(1, "run", script=script))
+            await controller.result(7, 1, ScriptStarted)
+            await provided.site.kill_agent(agent)
+            await controller.order(provided.order(1, "run", script=script, started=True))
+            provided.site.start_agent()
+            await controller.wait(lambda: len(controller.registrations) == 2)
+            (provided.site.destinations / "gate").touch()
+            assert await controller.result(7, 1) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert provided.operations() == ["pre_run"]
+
+    asyncio.run(story())
+
+
+def test_sigterm_to_the_agent_ends_its_operations(provided: ProvidedSite) -> None:
+    async def story() -> None:
+        async with provided.site.running() as (controller, agent):
+            await controller.order(provided.order(1, "stage_in", "setup:fork:600"))
+            await until(lambda: provided.operations() == ["setup"])
+            agent.send_signal(signal.SIGTERM)
+            assert await provided.site.ended(agent) == 0
+            assert provided.left() == []
+
+    asyncio.run(story())
+
+
+def test_what_a_finished_operation_left_running_outlives_the_next_ones(provided: ProvidedSite) -> None:
+    async def story() -> None:
+        async with provided.site.serving() as controller:
+            await controller.order(provided.order(1, "stage_in", "setup:background:600"))
+            assert await controller.result(7, 1) == OperationDone()
+            left = provided.left()
+            assert len(left) == 1
+            await controller.order(provided.order(2, "post_run"))
+            assert await controller.result(7, 2) == OperationDone()
+            assert provided.left() == left
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    asyncio.run(story())
+
+
+def test_what_a_script_says_is_in_the_agents_log_with_its_job_and_cannot_forge_a_line(provided: ProvidedSite) -> None:
+    provided.programs.script.write_text(
+        "function slurm_bb_setup()\n"
+        "  slurm.log_info('hello')\n"
+        "  return slurm.ERROR, 'no\\n1970-01-01 INFO forged'\n"
+        "end\n"
+    )
+
+    async def story() -> None:
+        async with provided.site.running() as (controller, _):
+            await controller.order(provided.order(1, "stage_in"))
+            assert await controller.result(7, 1) == OperationFailed("no\n1970-01-01 INFO forged", False, "setup")
+            said = shown(provided.site.directory / "agent.log")
+            assert " INFO cluster.providers.saying: job 7: slurm_bb_setup: info: hello\n" in said
+            assert "failed: no\\n1970-01-01 INFO forged\n" in said and "\n1970" not in said
+
+    asyncio.run(story())
+
+
+def test_a_program_that_others_may_change_is_not_run(provided: ProvidedSite) -> None:
+    provided.programs.script.chmod(0o777)
+
+    async def story() -> None:
+        async with provided.site.serving() as controller:
+            await controller.order(provided.order(1, "stage_in"))
+            failed = await controller.result(7, 1)
+            assert isinstance(failed, OperationFailed) and failed.final and failed.operation == "setup"
+            assert "others may write to" in failed.message and "chmod go-w" in failed.message
+            assert provided.operations() == []
+
+    asyncio.run(story())

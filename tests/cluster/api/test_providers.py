@@ -1,0 +1,63 @@
+"""A cluster with a site's own provider, over HTTP: validation at submit, pools, bbstat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.config import Config
+from tests.cluster.provided import configure, provided, script
+from tests.cluster.rig import Rig, story
+
+
+@story
+async def test_a_submit_is_validated_by_the_script_and_refused_with_its_words(config: Config, tmp_path: Path) -> None:
+    config, programs = provided(config, tmp_path / "programs")
+    async with Rig(config) as rig:
+        await configure(rig, programs)
+        try:
+            good = await rig.ask("POST", "/v1/jobs", rig.job(script=script()))
+            assert good.status == 201, good.body
+            bad = await rig.ask("POST", "/v1/jobs", rig.job(script=script("process:fail:not_for_you")))
+            assert (bad.status, bad.code) == (400, "provider_refused")
+            assert bad.sentence == "burst_buffer/lua: not for you"
+            slow = await rig.ask("POST", "/v1/jobs", rig.job(script=script("process:spin")))
+            assert (slow.status, slow.sentence) == (400, "burst_buffer/lua: Timeout @ 2000 msec")
+            asked = len(programs.calls())
+            plain = await rig.ask("POST", "/v1/jobs", rig.job(script="#!/bin/sh\ntrue\n"))
+            assert plain.status == 201 and len(programs.calls()) == asked, "no buffer, no question"
+            again = rig.job(script=script())
+            for _ in range(2):
+                assert (await rig.ask("POST", "/v1/jobs", again)).status == 201
+            assert len(programs.calls()) == asked + 1, "a retry is not validated again"
+            many = {
+                "commands": [
+                    {"type": "submit_job", **rig.job(script=script(action))}
+                    for action in ("x:1", "process:fail:no", "y:2")
+                ]
+            }
+            bulk = await rig.ask("POST", "/v1/commands", many)
+            assert [row["status"] for row in bulk.body["results"]] == [201, 400, 201], bulk.body
+            programs.script.write_text("this is no Lua\n")
+            broken = await rig.ask("POST", "/v1/jobs", rig.job(script=script()))
+            assert broken.status == 400 and "syntax error" in broken.sentence
+        finally:
+            await rig.service.providing.close()
+
+
+@story
+async def test_bbstat_is_what_the_provider_says_or_that_it_failed(config: Config, tmp_path: Path) -> None:
+    config, programs = provided(config, tmp_path / "programs")
+    async with Rig(config) as rig:
+        native = await rig.ask("GET", "/v1/bbstat")
+        assert (native.status, native.code) == (409, "wrong_state")
+        await configure(rig, programs)
+        try:
+            said = await rig.ask("GET", '/v1/bbstat?arguments=["arg1","arg2"]')
+            assert (said.status, said.body["text"]) == (200, "arg1 arg2\n")
+            for arguments in ("{}", '["a",1]', "[" * 5000, '["' + "a" * 2000 + '"]'):
+                assert (await rig.ask("GET", f"/v1/bbstat?arguments={arguments}")).status in (400, 414, 431)
+            programs.script.write_text('function slurm_bb_get_status() return slurm.ERROR, "down" end\n')
+            failed = await rig.ask("GET", "/v1/bbstat")
+            assert (failed.status, failed.sentence) == (409, "Error running slurm_bb_get_status: down")
+        finally:
+            await rig.service.providing.close()

@@ -1,0 +1,86 @@
+"""`forebay pool …` for pools in use: what is sent, how amounts are printed, and what a person is warned of."""
+
+import json
+
+import msgspec
+import pytest
+
+from cluster.cli.exits import ExitCode
+from cluster.client.configuration_views import PoolRemovedAnswer
+from cluster.client.views import PoolsAnswer, PoolView
+from tests.cluster.cli.double import Double, forebay
+
+GIB = 2**30
+FAST = PoolView(
+    name="fast", quantity_bytes=96 * GIB, granularity_bytes=GIB, held_bytes=32 * GIB, free_bytes=64 * GIB,
+    is_default=True, buffers=2, revision=9,
+)  # fmt: skip
+NODES = PoolView(
+    name="nodes", quantity_bytes=40, granularity_bytes=1, held_bytes=0, free_bytes=40, unit="nodes", revision=9
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "sent"),
+    [
+        (("resize", "fast", "96GiB"), {"quantity": "96GiB"}),
+        (("drain", "fast"), {"out_of_service": "all"}),
+        (("drain", "fast", "8GiB"), {"out_of_service": "8GiB"}),
+        (("resume", "fast"), {"out_of_service": "0"}),
+        (("granularity", "fast", "1GiB"), {"granularity": "1GiB"}),
+        (("default", "fast"), {"default": True}),
+        (("default", "fast", "--off"), {"default": False}),
+        (("unit", "fast", "nodes"), {"unit": "nodes"}),
+    ],
+)
+def test_each_command_changes_what_it_names_and_nothing_else(
+    double: Double, words: tuple[str, ...], sent: dict[str, object]
+) -> None:
+    double.answer("POST", "/v1/pools/fast/change", FAST)
+    result = forebay(double.config, "pool", *words)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    (asked,) = double.asked
+    del asked.body["command_id"]
+    assert {key: value for key, value in asked.body.items() if value is not None} == sent
+    assert result.stdout == (
+        "Pool fast: total 96GiB, free 64GiB, held 32GiB by 2, out of service 0, granularity 1GiB, default\n"
+    )
+
+
+def test_a_pool_of_nodes_is_added_and_printed_in_nodes(double: Double) -> None:
+    double.answer("POST", "/v1/pools/nodes/add", NODES)
+    result = forebay(double.config, "pool", "add", "nodes", "--quantity", "40N", "--unit", "nodes")
+    assert result.stdout == "Pool nodes: total 40N, free 40N, held 0N by 0, out of service 0N, granularity 1N\n"
+    assert (double.asked[0].body["unit"], double.asked[0].body["granularity"]) == ("nodes", None)
+    result = forebay(double.config, "pool", "add", "nodes", "--quantity", "40GiB", "--unit", "nodes")
+    assert result.exit_code == ExitCode.BAD_INPUT and "--quantity, character 1" in result.stderr
+    assert len(double.asked) == 1
+
+
+def test_a_person_is_told_that_more_is_held_than_there_is(double: Double) -> None:
+    shrunk = msgspec.structs.replace(FAST, quantity_bytes=20 * GIB + 5, free_bytes=0, overcommitted_bytes=12 * GIB)
+    double.answer("POST", "/v1/pools/fast/change", shrunk)
+    result = forebay(double.config, "pool", "resize", "fast", "20GiB")
+    assert "12GiB more is held than is in service" in result.stderr
+    assert "the last 5 cannot be given to anybody" in result.stderr
+    result = forebay(double.config, "pool", "resize", "fast", "20GiB", "--json")
+    assert json.loads(result.stdout)["overcommitted_bytes"] == 12 * GIB
+
+
+def test_one_pool_is_shown_or_is_not_there(double: Double) -> None:
+    double.answer("GET", "/v1/pools", PoolsAnswer(revision=9, pools=(FAST, NODES)))
+    assert forebay(double.config, "pool", "show", "nodes").stdout.startswith("Pool nodes: total 40N")
+    assert forebay(double.config, "pool", "show", "none").exit_code == ExitCode.NOT_FOUND
+    assert "40N" in forebay(double.config, "pool", "list").stdout
+
+
+def test_a_pool_is_removed_or_the_holders_are_named(double: Double) -> None:
+    double.answer("POST", "/v1/pools/nodes/remove", PoolRemovedAnswer(revision=9, removed="nodes", pools=(FAST,)))
+    result = forebay(double.config, "pool", "remove", "nodes")
+    assert result.exit_code == ExitCode.OK and "fast" in result.stdout and "96GiB" in result.stdout
+    assert json.loads(forebay(double.config, "pool", "remove", "nodes", "--json").stdout)["removed"] == "nodes"
+    double.refuse(
+        "POST", "/v1/pools/fast/remove", 409, "wrong_state", "pool 'fast' is in use: job 1 of alan holds 1GiB"
+    )
+    result = forebay(double.config, "pool", "remove", "fast")
+    assert result.exit_code == ExitCode.REFUSED and "job 1 of alan" in result.stderr

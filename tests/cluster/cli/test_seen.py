@@ -1,0 +1,96 @@
+"""`forebay burst` and `forebay queue` as they are typed: text, one line, JSON, formats, and what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cluster.cli.exits import ExitCode
+from cluster.client.burst_views import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView
+from cluster.client.views import JobsAnswer
+from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.views import JOBS
+
+KIB = 1024
+BURST = BurstAnswer(
+    revision=9, name="lua", default_pool=None, granularity=1, flags="DisablePersistent",
+    stage_in_timeout_s=86_400, stage_out_timeout_s=86_400, validate_timeout_s=5, other_timeout_s=300,
+    pools=(BurstPoolView(name="pool1", unit="bytes", granularity=KIB, total=100 * KIB, free=99 * KIB, used=KIB),),
+    buffers=(
+        BurstBufferView(
+            job_id=1, create_time="2026-11-20T22:10:45.500000Z", pool="pool1", unit="bytes", size=KIB,
+            state="allocated", buffer_state="running", user="bbu1", uid=20001,
+        ),
+    ),
+    uses=(BurstUseView(user="bbu1", uid=20001, unit="bytes", used=KIB),),
+)  # fmt: skip
+
+TEXT = """\
+Name=lua DefaultPool=(null) Granularity=1 TotalSpace=0 FreeSpace=0 UsedSpace=0
+  PoolName[0]=pool1 Granularity=1KiB TotalSpace=100KiB FreeSpace=99KiB UsedSpace=1KiB
+  Flags=DisablePersistent
+  StageInTimeout=86400 StageOutTimeout=86400 ValidateTimeout=5 OtherTimeout=300
+  GetSysState=(null)
+  GetSysStatus=(null)
+  Allocated Buffers:
+    JobID=1 CreateTime=2026-11-20T22:10:45 Pool=pool1 Size=1KiB State=allocated UserID=bbu1(20001)
+  Per User Buffer Use:
+    UserID=bbu1(20001) Used=1KiB
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+
+
+def test_burst_prints_what_scontrol_show_burst_prints(double: Double) -> None:
+    double.answer("GET", "/v1/burst", BURST)
+    result = forebay(double.config, "burst")
+    assert (result.exit_code, result.stdout) == (0, TEXT)
+
+
+def test_burst_on_one_line_is_the_same_words(double: Double) -> None:
+    double.answer("GET", "/v1/burst", BURST)
+    assert forebay(double.config, "burst", "-o").stdout == " ".join(TEXT.split()) + "\n"
+
+
+def test_burst_with_json_prints_the_answer(double: Double) -> None:
+    double.answer("GET", "/v1/burst", BURST)
+    assert msgspec.json.decode(forebay(double.config, "burst", "--json").stdout, type=BurstAnswer) == BURST
+
+
+def test_a_number_that_the_replica_does_not_know_is_looked_up_here(double: Double) -> None:
+    unknown = msgspec.structs.replace(BURST.uses[0], user="root", uid=None)
+    double.answer("GET", "/v1/burst", msgspec.structs.replace(BURST, uses=(unknown,)))
+    assert "    UserID=root(0) Used=1KiB\n" in forebay(double.config, "burst").stdout
+
+
+def test_names_of_other_people_do_not_take_the_terminal_over(double: Double) -> None:
+    evil = msgspec.structs.replace(BURST.uses[0], user="a\x1b[2J\nb")
+    double.answer("GET", "/v1/burst", msgspec.structs.replace(BURST, uses=(evil,)))
+    assert "UserID=a\\x1b[2J\\nb(20001)" in forebay(double.config, "burst").stdout
+
+
+def test_queue_asks_for_jobs_that_have_not_ended_and_lists_them_as_squeue_does(double: Double) -> None:
+    double.answer("GET", r"/v1/jobs\?.*", JOBS)
+    lines = forebay(double.config, "queue").stdout.splitlines()
+    assert lines[0] == "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)"
+    assert lines[1] == "                42    (null)     sort    alice PD       0:00      1 (BurstBufferResources)"
+    assert "COMPLETED" not in double.asked[-1].target and "PENDING" in double.asked[-1].target
+
+
+def test_queue_chooses_states_jobs_and_columns(double: Double) -> None:
+    double.answer("GET", r"/v1/jobs\?.*", JOBS)
+    result = forebay(double.config, "queue", "-t", "all", "-j", "42", "--noheader", "-o", "%i:%t:%5r|%.4u")
+    assert result.stdout == "42:PD:Burst|alic\n"
+    assert "state=" not in double.asked[-1].target
+    found = forebay(double.config, "queue", "--json", "-j", "42").stdout
+    assert [job.job_id for job in msgspec.json.decode(found, type=JobsAnswer).jobs] == [42]
+
+
+@pytest.mark.parametrize("layout", ["%!", "%", "%99999i", "%Y", "x" * 2_000])
+def test_a_format_that_cannot_be_read_is_refused(double: Double, layout: str) -> None:
+    result = forebay(double.config, "queue", "-o", layout)
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "--format" in result.stderr

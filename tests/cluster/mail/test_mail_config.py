@@ -1,0 +1,49 @@
+"""The table [mail]: off by default, and nothing in it is guessed at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.address import Address
+from cluster.mail_config import NO_MAIL, MailConfig, is_address, read_mail
+from cluster.toml_table import ConfigError, Table
+
+
+def read(**values: object) -> MailConfig:
+    return read_mail(Table(Path("forebay.toml"), "mail", values))
+
+
+def test_mail_is_off_where_nothing_is_said() -> None:
+    assert read() == NO_MAIL == MailConfig()
+
+
+def test_a_program_or_the_mail_server_of_this_machine_may_be_named() -> None:
+    assert read(program="/usr/bin/mail").program == "/usr/bin/mail"
+    found = read(smtp="127.0.0.1:25", sender="forebay@example.org", domain="example.org")
+    assert found == MailConfig("", Address("127.0.0.1", 25), "forebay@example.org", "example.org")
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"program": "mail"}, "mail.program"),
+        ({"program": "/usr/../bin/mail"}, "mail.program"),
+        ({"program": "/usr/bin/mail", "smtp": "127.0.0.1:25"}, "mail.smtp"),
+        ({"smtp": "10.0.0.5:25"}, "mail.smtp"),
+        ({"smtp": "localhost"}, "mail.smtp"),
+        ({"sender": "a b"}, "mail.sender"),
+        ({"domain": "a..b"}, "mail.domain"),
+        ({"smpt": "127.0.0.1:25"}, "mail.smpt"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(values: dict[str, object], place: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(**values)
+    assert refused.value.key == place
+
+
+@pytest.mark.parametrize("text", ["alice", "alice@example.org", "a.b+c@x-y.z"])
+def test_an_address_is_plain(text: str) -> None:
+    assert is_address(text)

@@ -1,0 +1,109 @@
+"""A site's programs, copied to a directory of the test's own, and what was called of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from cluster.clock import SystemClock
+from cluster.processes import all_pids, become_subreaper, environment_variables
+from cluster.providers import Local, Provider, Subject, provider_for
+from replica.provision import Provision
+
+HERE = Path(__file__).parent
+
+EVERY_PAIR = os.environ.get("FOREBAY_EVERY_PAIR", "")
+"""Not empty: tests of operations and ways to hang walk the whole product; else each operation and each way is there."""
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+SCRIPT = "#!/bin/sh\n#BB_LUA pool=fast capacity=2K\n#DW jobdw capacity=2K\ntrue\n"
+
+
+def pairs(some: Sequence[A], others: Sequence[B]) -> list[tuple[A, B]]:
+    """Return pairs in which everything of both occurs: the whole product is a process each, for minutes."""
+    if EVERY_PAIR:
+        return list(itertools.product(some, others))
+    longest = max(len(some), len(others))
+    return list(itertools.islice(zip(itertools.cycle(some), itertools.cycle(others), strict=False), longest))
+
+
+class Programs:
+    """One site."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "calls.log"
+        self.directory = directory / "calls"
+        self.directory.mkdir()
+        self.script = directory / "burst_buffer.lua"
+        self.command = directory / "dw_wlm_cli"
+        self.status = directory / "dwstat"
+        for file in (self.script, self.command, self.status):
+            shutil.copy(HERE / file.name, file)
+            file.chmod(0o755)
+        self.variables = {"SITE_LOG": str(self.log)}
+
+    @property
+    def marker(self) -> str:
+        """What every process of this site's calls has in its environment."""
+        return f"SITE_LOG={self.log}"
+
+    def provider(self, name: str, **settings: object) -> Provider:
+        """Return a provider with these programs; `settings` are those of Provision."""
+        provision = Provision(
+            provider=name,
+            lua_script=str(self.script),
+            get_sys_state=str(self.command),
+            get_sys_status=str(self.status),
+            poll_interval_s=0,
+        )
+        # Not through `convert`: a test may have a timeout of a part of a second.
+        provision = msgspec.structs.replace(provision, **settings)
+        return provider_for(provision, self.local, SystemClock())
+
+    @property
+    def local(self) -> Local:
+        """What the machine's configuration says."""
+        return Local(environment=tuple(self.variables.items()))
+
+    def subject(self, *actions: str, **fields: object) -> Subject:
+        """Return a job whose directives carry the actions, for example `setup:fail:no_space`."""
+        words = " ".join(f"do={action}" for action in actions)
+        standard: dict[str, object] = {
+            "job": 7,
+            "name": "n",
+            "user": "alice",
+            "uid": 1001,
+            "gid": 2002,
+            "workdir": "/home/alice",
+            "script": f"#!/bin/sh\n#BB_LUA pool=fast capacity=2K {words}\n#DW jobdw capacity=2K {words}\ntrue\n",
+            "pool": "fast",
+            "size": 2048,
+            "has_size": True,
+            "node": "n1",
+        }
+        return msgspec.convert(standard | fields, type=Subject)
+
+    def calls(self) -> list[str]:
+        """Return what was called, with this test's directory as D."""
+        text = self.log.read_text() if self.log.exists() else ""
+        return text.replace(str(self.directory), "D").splitlines()
+
+    def left(self) -> list[int]:
+        """Return the living processes of this site's calls."""
+        return [pid for pid in all_pids() if pid != os.getpid() and self.marker.encode() in environment_variables(pid)]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    """A site's programs; this process adopts what its calls leave, as a worker does."""
+    become_subreaper()
+    return Programs(tmp_path)

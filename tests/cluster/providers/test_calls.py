@@ -1,0 +1,241 @@
+"""What a replica asks its provider: from worker processes, bounded, nothing left behind; and the watch over pools."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster.processes import all_pids, descendants, environment_variables
+from cluster.providers import OperationError, PoolReport
+from cluster.providers.calls import Calls, TooManyCalls
+from cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MAX
+from cluster.providers.pool_watch import changes
+from cluster.providers.private_directory import PREFIX
+from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
+from replica.commands import ChangePool
+from replica.pool_units import PoolUnit
+from replica.pools import Pool
+from replica.provision import Provision
+from replica.sites import SITE_KEY, Site
+from replica.state import EMPTY, State
+from tests.cluster.agent.conftest import ROOT
+from tests.cluster.providers.conftest import Programs
+from tests.cluster.rig import story, until
+
+
+def request(programs: Programs, *actions: str, operation: str = "process", timeout_s: int = 30) -> CallRequest:
+    """Return a question about a job with these actions."""
+    provision = Provision(provider="lua", lua_script=str(programs.script))
+    values: dict[str, Any] = {"validate_timeout_s": timeout_s, "other_timeout_s": timeout_s}
+    return CallRequest(
+        operation=msgspec.convert(operation, type=Any),
+        provision=msgspec.structs.replace(provision, **values),
+        local=programs.local,
+        subject=programs.subject(*actions, user="nobody-of-this-name"),
+        user="root",
+        arguments=("a", "b"),
+    )
+
+
+@story
+async def test_validation_pools_and_status_are_answered_by_a_worker_that_is_kept(programs: Programs) -> None:
+
+    calls, before = Calls(), set(descendants(os.getpid()))
+    assert (await calls.ask(request(programs), 30)).failed == ""
+    worker = set(descendants(os.getpid())) - before
+    assert len(worker) == 1
+    pools = (await calls.ask(request(programs, operation="pools"), 30)).pools
+    assert pools == (PoolReport(name="fast", quantity=5, granularity=1048576),)
+    assert (await calls.ask(request(programs, operation="get_status"), 30)).text == "a b\n"
+    with pytest.raises(OperationError) as raised:
+        await calls.ask(request(programs, "process:fail:not_allowed"), 30)
+    assert (raised.value.operation, raised.value.message) == ("process", "not allowed")
+    assert set(descendants(os.getpid())) - before == worker
+    assert programs.calls()[0].split()[2:4] == ["65534", "2002"], "a user who is not known here is nobody"
+    await calls.close()
+    assert set(descendants(os.getpid())) == before
+
+
+@story
+async def test_many_questions_are_asked_by_a_few_workers_and_too_many_are_refused(programs: Programs) -> None:
+
+    calls, before = Calls(), set(descendants(os.getpid()))
+    tasks = [
+        asyncio.create_task(calls.ask(request(programs, "process:sleep:600"), 600))
+        for _ in range(CALLS_MAX + CALLS_WAITING_MAX)
+    ]
+    while len(programs.calls()) < CALLS_MAX:
+        await asyncio.sleep(0.02)
+    with pytest.raises(TooManyCalls):
+        await calls.ask(request(programs), 30)
+    for task in tasks:
+        task.cancel()
+    assert all(isinstance(one, BaseException) for one in await asyncio.gather(*tasks, return_exceptions=True))
+    await calls.close()
+    assert set(descendants(os.getpid())) == before and programs.left() == []
+    assert CALLS_IDLE_MAX < CALLS_MAX
+
+
+@pytest.mark.parametrize("action", ["spin", "fork:600", "deaf:600"])
+def test_a_validation_that_hangs_is_over_at_its_time(programs: Programs, action: str) -> None:
+    async def ask() -> None:
+        calls = Calls()
+        try:
+            with pytest.raises(OperationError) as raised:
+                await calls.ask(request(programs, f"process:{action}", timeout_s=1), 1)
+            assert raised.value.message == "Timeout @ 1000 msec"
+        finally:
+            await calls.close()
+
+    asyncio.run(ask())
+    assert programs.left() == []
+
+
+@story
+async def test_a_worker_that_is_killed_fails_its_question_and_the_next_one_is_answered(programs: Programs) -> None:
+
+    calls, before = Calls(), set(descendants(os.getpid()))
+    asked = asyncio.create_task(calls.ask(request(programs, "process:sleep:600"), 600))
+    while not programs.calls():
+        await asyncio.sleep(0.02)
+    for pid in set(descendants(os.getpid())) - before:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(OperationError, match="the worker failed"):
+        await asked
+    assert (await calls.ask(request(programs), 30)).failed == ""
+    await calls.close()
+
+
+class Worker:
+    """A worker process whose temporary directory is the test's."""
+
+    def __init__(self, temporary: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cluster.providers.worker", str(os.getpid())],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def tell(self, question: CallRequest) -> None:
+        """Ask."""
+        assert self.process.stdin is not None
+        data = msgspec.json.encode(question)
+        self.process.stdin.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+        self.process.stdin.flush()
+
+    def answer(self) -> CallAnswer:
+        """Wait for its answer."""
+        assert self.process.stdout is not None
+        length = int.from_bytes(self.process.stdout.read(LENGTH_BYTES), "big")
+        return msgspec.json.decode(self.process.stdout.read(length), type=CallAnswer)
+
+    def end(self) -> str:
+        """Let it come to its end and return its log."""
+        _, said = self.process.communicate()
+        return said.decode()
+
+
+def of_call(directory: Path) -> list[int]:
+    """Return the living processes that a call with this directory started."""
+    return [pid for pid in all_pids() if f"FOREBAY_OPERATION={directory.name}".encode() in environment_variables(pid)]
+
+
+@story
+async def test_what_a_killed_replicas_call_left_is_ended_and_removed_before_the_next_one(
+    programs: Programs, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    others = temporary / f"{PREFIX}somebody"
+    others.mkdir(mode=0o755)
+    first, live = Worker(temporary), Worker(temporary)
+    first.tell(request(programs, "process:fork:600"))
+    await until(lambda: len(programs.calls()) == 1)
+    (mine,) = set(temporary.iterdir()) - {others}
+    live.tell(request(programs, "process:sleep:600"))
+    await until(lambda: len(programs.calls()) == 2)
+    (going_on,) = set(temporary.iterdir()) - {mine, others}
+    assert {directory.stat().st_mode & 0o777 for directory in (mine, going_on)} == {0o700}
+    await until(lambda: bool(of_call(mine) and of_call(going_on)))
+    first.process.kill()
+    first.process.wait()
+    assert mine.exists() and of_call(mine)
+    second = Worker(temporary)
+    second.tell(request(programs))
+    assert second.answer().failed == ""
+    assert set(temporary.iterdir()) == {going_on, others}, "only what nobody holds is removed"
+    assert of_call(going_on) and not of_call(mine)
+    live.process.send_signal(signal.SIGTERM)
+    live.end()
+    assert programs.left() == [] and set(temporary.iterdir()) == {others}
+    second.end()
+
+
+def test_what_a_script_says_is_in_the_log_a_line_each_and_tells_a_terminal_nothing(
+    programs: Programs, tmp_path: Path
+) -> None:
+    programs.script.write_text(
+        "function slurm_bb_pools() slurm.log_info('a\\27[31m b') print('first\\nsecond') return slurm.SUCCESS end\n"
+    )
+    worker = Worker(tmp_path)
+    worker.tell(request(programs, operation="pools"))
+    assert worker.answer().failed == ""
+    said = [line.split(": ", 1)[1] for line in worker.end().splitlines()]
+    assert said == ["slurm_bb_pools: first", "slurm_bb_pools: second", "slurm_bb_pools: info: a\\x1b[31m b"]
+
+
+def state_with(*pools: Pool, site: Site) -> State:
+    """Return a State with these pools."""
+    found = msgspec.structs.replace(EMPTY, sites=EMPTY.sites.set(SITE_KEY, site))
+    for pool in pools:
+        found = msgspec.structs.replace(found, pools=found.pools.set(pool.name, pool))
+    return found
+
+
+def test_only_what_changed_about_a_pool_is_a_command() -> None:
+    lua = Site(provider="lua")
+    reports = (
+        PoolReport(name="new", quantity=3, granularity=1024),
+        PoolReport(name="same", quantity=2, granularity=10),
+        PoolReport(name="more", quantity=4, granularity=10),
+        PoolReport(name="units", quantity=4, granularity=1, is_bytes=False),
+    )
+    state = state_with(Pool("same", 20, 10), Pool("more", 20, 10), Pool("gone", 5, 1), Pool("own", 5, 1), site=lua)
+    assert list(changes(state, reports, frozenset({"gone", "more"}))) == [
+        ChangePool("new", exists=False, quantity=3072, granularity=1024, unit=PoolUnit.BYTES),
+        ChangePool("more", quantity=40, granularity=10),
+        ChangePool("units", exists=False, quantity=4, granularity=1, unit=PoolUnit.COUNT),
+        ChangePool("gone", quantity=0),
+    ]
+    assert list(changes(state_with(Pool("same", 20, 10), site=lua), reports[1:2], frozenset())) == []
+
+
+def test_the_first_pool_of_datawarp_is_the_default_unless_the_site_names_one() -> None:
+    reports = (
+        PoolReport(name="first", quantity=1, granularity=1),
+        PoolReport(name="second", quantity=1, granularity=1),
+    )
+    for site, default in (
+        (Site(provider="datawarp"), "first"),
+        (Site(provider="datawarp", default_pool="second"), "second"),
+        (Site(provider="lua"), None),
+    ):
+        found = changes(state_with(site=site), reports, frozenset())
+        named = [c.pool for c in found if isinstance(c, ChangePool) and c.is_default]
+        assert named == ([] if default is None else [default])
+
+
+def test_a_replica_does_not_even_load_what_forks() -> None:
+    code = "import cluster.serve, sys; print('cluster.providers.guard' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

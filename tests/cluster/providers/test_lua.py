@@ -1,0 +1,274 @@
+"""A site's burst_buffer.lua: what it is told, what it may answer, and that it can be ended whatever it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from cluster.clock import SystemClock
+from cluster.providers import OperationError, Provider, Subject
+from cluster.providers.limits import OUTPUT_BYTES_MAX
+from tests.cluster.providers.conftest import Programs, pairs
+
+JOB = ("process", "setup", "data_in", "paths", "pre_run", "post_run", "data_out", "teardown")
+"""The operations that have the job's script, in the order of a job's life."""
+
+
+BRIEFLY_S = 0.3
+"""A timeout of operations that never end by themselves, seconds."""
+
+
+def perform(provider: Provider, operation: str, subject: Subject, directory: str) -> object:
+    """Call one operation."""
+    if operation == "teardown":
+        return provider.teardown(subject, False, directory)
+    call: Callable[[Subject, str], object] = getattr(provider, operation)
+    return call(subject, directory)
+
+
+def failure_of(programs: Programs, operation: str, subject: Subject, **settings: object) -> OperationError:
+    """Return how an operation fails."""
+    with pytest.raises(OperationError) as raised:
+        perform(programs.provider("lua", **settings), operation, subject, str(programs.directory))
+    return raised.value
+
+
+def test_each_function_is_given_the_arguments_that_slurm_documents_and_those_that_newer_releases_added(
+    programs: Programs,
+) -> None:
+    lua, directory = programs.provider("lua"), str(programs.directory)
+    subject = programs.subject("x:%j")
+    for operation in JOB[:-1]:
+        perform(lua, operation, subject, directory)
+    lua.real_size(subject, directory)
+    lua.teardown(subject, True, directory)
+    assert programs.calls() == [
+        "process D/script 1001 2002 {job_id=7}",
+        "setup 7 1001 2002 fast 2048 D/script.replaced {job_id=7}",
+        "data_in 7 D/script.replaced 1001 2002 {job_id=7}",
+        "paths 7 D/script D/path 1001 2002 {job_id=7}",
+        "pre_run 7 D/script 1001 2002 {job_id=7}",
+        "post_run 7 D/script.replaced 1001 2002 {job_id=7}",
+        "data_out 7 D/script.replaced 1001 2002 {job_id=7}",
+        "real_size 7 1001 2002 {job_id=7}",
+        "teardown 7 D/script true 1001 2002",
+    ]
+
+
+def test_a_job_without_a_pool_is_set_up_with_null_and_size_zero_and_its_real_size_is_not_asked(
+    programs: Programs,
+) -> None:
+    lua, subject = programs.provider("lua"), programs.subject(pool="", size=5)
+    lua.setup(subject, str(programs.directory))
+    assert lua.real_size(subject, str(programs.directory)) is None
+    assert programs.calls() == ["setup 7 1001 2002 (null) 0 D/script {job_id=7}"]
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ("fail:no_space", "no space"),
+        ("code:3", "slurm_bb_setup returned 3 and no message"),
+        ("table", "slurm_bb_setup returned a second value that is no string"),
+        ("flag", "slurm_bb_setup returned a second value that is no string"),
+        ("raise:broken", ": broken"),
+        ("leave", "slurm_bb_setup ended with code 7 before it returned"),
+        ("grow", "of memory"),
+        ("read", "read 5"),
+        ("python", "nil"),
+    ],
+)
+def test_what_a_function_returns_or_does_becomes_the_message_of_its_failure(
+    programs: Programs, action: str, message: str
+) -> None:
+    error = failure_of(programs, "setup", programs.subject(f"setup:{action}"))
+    assert error.operation == "setup"
+    assert message in error.message
+
+
+@pytest.mark.parametrize("action", ["nothing", "code:0", "say:fine", "number"])
+def test_nothing_zero_and_zero_with_a_text_are_success(programs: Programs, action: str) -> None:
+    subject = programs.subject(f"setup:{action}")
+    programs.provider("lua").setup(subject, str(programs.directory))
+    assert [call.split()[0] for call in programs.calls()] == ["setup"]
+
+
+def test_a_script_and_what_it_runs_find_nothing_of_this_interpreters_environment(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTHONPATH", "LD_PRELOAD_OF_NOBODY", "HOME"):
+        monkeypatch.setenv(name, "/somewhere")
+    programs.script.write_text(
+        "function slurm_bb_setup()\n"
+        "  local names = {}\n"
+        "  for name in io.popen('env'):read('a'):gmatch('([%w_]+)=') do names[#names + 1] = name end\n"
+        "  table.sort(names)\n"
+        "  return slurm.ERROR, tostring(os.getenv('PYTHONPATH')) .. ' ' .. table.concat(names, ' ')\n"
+        "end\n"
+    )
+    first, *names = failure_of(programs, "setup", programs.subject()).message.split()
+    assert first == "nil"
+    # PWD, SHLVL and _ are the shell's own.
+    allowed = {"PATH", "LANG", "LC_ALL", "TMPDIR", "FOREBAY_OPERATION", "SITE_LOG", "PWD", "OLDPWD", "SHLVL", "_"}
+    assert {"PATH", "SITE_LOG"} <= set(names) <= allowed
+
+
+def test_a_function_that_is_missing_is_named(programs: Programs) -> None:
+    programs.script.write_text("function slurm_bb_pools() return slurm.SUCCESS end\n")
+    for operation in JOB:
+        error = failure_of(programs, operation, programs.subject())
+        function = {"process": "slurm_bb_job_process", "teardown": "slurm_bb_job_teardown"}.get(
+            operation, f"slurm_bb_{operation}"
+        )
+        assert error.message == f"the function {function} is missing in {programs.script}"
+
+
+def test_a_script_of_an_older_slurm_without_the_polling_functions_stages(programs: Programs) -> None:
+    programs.script.write_text("function slurm_bb_data_in() return slurm.SUCCESS end\n")
+    programs.provider("lua").data_in(programs.subject(), str(programs.directory))
+    assert programs.calls() == []
+
+
+def test_the_script_is_read_anew_for_each_call(programs: Programs) -> None:
+    lua = programs.provider("lua")
+    lua.setup(programs.subject(), str(programs.directory))
+    programs.script.write_text("this is no Lua\n")
+    assert "burst_buffer.lua:1: syntax error" in failure_of(programs, "setup", programs.subject()).message
+    programs.script.write_text('function slurm_bb_setup() return slurm.ERROR, "the new one" end\n')
+    assert failure_of(programs, "setup", programs.subject()).message == "the new one"
+
+
+def test_precompiled_lua_is_refused(programs: Programs) -> None:
+    programs.script.write_bytes(b"\x1bLua" + bytes(40))
+    assert "attempt to load" in failure_of(programs, "setup", programs.subject()).message
+
+
+def test_busy_is_asked_again_until_it_is_over(programs: Programs) -> None:
+    programs.provider("lua").data_in(programs.subject("busy:3"), str(programs.directory))
+    assert (programs.directory.parent / "calls.log.7").read_text() == "3"
+
+
+def test_what_stays_busy_past_the_time_of_its_stage_fails_in_slurms_words(programs: Programs) -> None:
+    error = failure_of(programs, "data_in", programs.subject("busy:1000000"), stage_in_timeout_s=BRIEFLY_S)
+    assert error.operation == "data_in"
+    assert error.message.startswith(("Poll exceeded time limit", "Timeout @"))
+
+
+@pytest.mark.parametrize(("operation", "action"), pairs(JOB, ("sleep:60", "deaf:60", "fork:60", "spin")))
+def test_every_function_is_ended_at_its_time_whatever_it_does_and_leaves_nothing(
+    programs: Programs, operation: str, action: str
+) -> None:
+    before_s = SystemClock().monotonic_s()
+    error = failure_of(
+        programs,
+        operation,
+        programs.subject(f"{operation}:{action}"),
+        validate_timeout_s=BRIEFLY_S,
+        other_timeout_s=BRIEFLY_S,
+        stage_in_timeout_s=BRIEFLY_S,
+        stage_out_timeout_s=BRIEFLY_S,
+    )
+    assert SystemClock().monotonic_s() - before_s < 30
+    assert (error.operation, error.message) == (operation, "Timeout @ 300 msec")
+    assert programs.left() == []
+
+
+def test_a_flood_of_output_neither_stops_the_call_nor_fills_memory(programs: Programs) -> None:
+    assert 40_000 * 101 > 4 * OUTPUT_BYTES_MAX
+    programs.provider("lua").setup(programs.subject("setup:flood"), str(programs.directory))
+    assert len(programs.calls()) == 1
+
+
+def test_what_a_call_that_succeeded_left_running_goes_on(programs: Programs) -> None:
+    programs.provider("lua").setup(programs.subject("setup:background:60"), str(programs.directory))
+    left = programs.left()
+    assert len(left) == 1
+    with pytest.raises(OperationError):
+        programs.provider("lua", other_timeout_s=BRIEFLY_S).pre_run(
+            programs.subject("pre_run:sleep:60"), str(programs.directory)
+        )
+    assert programs.left() == left, "only what the later call started was ended with it"
+    os.kill(left[0], signal.SIGKILL)
+    os.waitpid(left[0], 0)
+
+
+def test_the_variables_of_paths_are_read(programs: Programs) -> None:
+    found = programs.provider("lua").paths(programs.subject(), str(programs.directory))
+    assert found == (("BB_PLACE", "/bb/7"), ("DW_JOB_STRIPED", "/bb/striped"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no equals", "line 1 of the path file is not NAME=value"),
+        ("\\n1A=b", "line 2 of the path file is not NAME=value"),
+        ("FOREBAY_STEP=x", "line 1 of the path file sets FOREBAY_STEP"),
+        ("A=\\255", "not UTF-8 at byte 2"),
+    ],
+)
+def test_a_path_file_that_is_wrong_is_refused_with_its_line(programs: Programs, text: str, message: str) -> None:
+    programs.script.write_text(
+        f'function slurm_bb_paths(_, _, path) local f = io.open(path, "w") f:write("{text}") f:close() end\n'
+    )
+    assert message in failure_of(programs, "paths", programs.subject()).message
+
+
+@pytest.mark.parametrize(("said", "size"), [("2KiB", 2048), ("10000", 10000), ("", None)])
+def test_the_real_size_is_what_the_function_returned(programs: Programs, said: str, size: int | None) -> None:
+    programs.variables["SITE_SIZE"] = said
+    assert programs.provider("lua").real_size(programs.subject(), str(programs.directory)) == size
+
+
+def test_a_real_size_that_is_none_fails(programs: Programs) -> None:
+    programs.variables["SITE_SIZE"] = "-5"
+    assert "slurm_bb_real_size returned no size" in failure_of(programs, "real_size", programs.subject()).message
+
+
+def test_pools_and_status_are_what_the_script_says(programs: Programs) -> None:
+    lua = programs.provider("lua")
+    pools = lua.pools(str(programs.directory))
+    assert pools is not None
+    assert [(pool.name, pool.quantity, pool.granularity) for pool in pools] == [("fast", 5, 1048576)]
+    assert lua.get_status(("a", "b"), 1, 2, str(programs.directory)) == "a b\n"
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ("{", "not the JSON"),
+        ('{"pools": 1}', "not the JSON"),
+        ('{"pools": [{"id": "a", "quantity": -1}]}', "quantity -1"),
+        ('{"pools": [{"id": "a", "quantity": 1, "granularity": 0}]}', "granularity 0"),
+        ('{"pools": [{"id": "a/b", "quantity": 1}]}', "the id of a pool"),
+        ('{"pools": [{"id": "a", "quantity": 1}, {"id": "a", "quantity": 1}]}', "twice"),
+        (
+            '{"pools": [{"id": "a", "quantity": 9223372036854775807, "granularity": 1024}]}',
+            "quantity 9223372036854775807",
+        ),
+    ],
+)
+def test_pools_that_make_no_sense_are_refused(programs: Programs, pools: str, message: str) -> None:
+    programs.script.write_text(f"function slurm_bb_pools() return slurm.SUCCESS, [[{pools}]] end\n")
+    with pytest.raises(OperationError, match=message):
+        programs.provider("lua").pools(str(programs.directory))
+
+
+def test_a_call_ended_by_sigterm_to_its_worker_leaves_nothing(programs: Programs) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end(_number: int, _frame: object) -> None:
+        raise Ended
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(Ended):
+            programs.provider("lua").setup(programs.subject("setup:fork:60"), str(programs.directory))
+        assert programs.left() == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,172 @@
+"""What was typed at Slurm becomes what is typed at Forebay, and what cannot is named with its line."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from conforming.acting import perform  # noqa: E402
+from conforming.cluster import Cluster  # noqa: E402
+from conforming.commands import NoSuchCommand, administering, steering, submission  # noqa: E402
+from conforming.compare import Outcome  # noqa: E402
+from conforming.differences import Differences  # noqa: E402
+from conforming.run import Run  # noqa: E402
+from conforming.setting import setting_of  # noqa: E402
+from conforming.sightings import act_name, look  # noqa: E402
+from conforming.transcript import Act, parse  # noqa: E402
+from conforming.words import jobs_named, parse_command  # noqa: E402
+
+HEAD = "[   0.000] # trace here  wall 2026-11-20T22:10:45.054\n"
+
+
+def a_run(directory: Path, body: str = "") -> Run:
+    """A run whose cluster was never founded: jobs 5, 6, 7 and task 4_2 are known to Forebay as ten more."""
+    (transcript,) = parse(HEAD + body, "a.txt")
+    cluster = Cluster(directory, nodes=1, cpus=1, users=("ann",))
+    run = Run(transcript, setting_of(transcript), cluster, Differences(()))
+    run.numbers = {"5": 15, "6": 16, "7": 17, "4_2": 12}
+    return run
+
+
+@pytest.mark.parametrize(
+    ("command", "jobs"),
+    [
+        ("scancel 5", ["5"]),
+        ("scancel 5 6,7", ["5", "6", "7"]),
+        ("scancel --hurry 4_[1-3,7]", ["4_1", "4_2", "4_3", "4_7"]),
+        ("scontrol hold 5,6", ["5", "6"]),
+        ("scontrol update job 9 Priority=5000", ["9"]),
+        ("scontrol update JobId=9 Priority=5000 Comment=a,5", ["9"]),
+        ("scontrol release jobid=4_2", ["4_2"]),
+        ("scontrol show job 7", ["7"]),
+        ("scontrol show job=7", ["7"]),
+        ("scancel -u ann", []),
+        ("squeue -j 5", []),
+    ],
+)
+def test_the_jobs_that_a_command_names_are_read(command: str, jobs: list[str]) -> None:
+    assert jobs_named(parse_command(command)) == jobs
+
+
+@pytest.mark.parametrize(
+    ("command", "typed"),
+    [
+        ("scancel 5 6", [["job", "cancel", "15", "16"]]),
+        ("scancel -H 4_2", [["job", "cancel", "--hurry", "12"]]),
+        ("scancel --hurry --quiet 7", [["job", "cancel", "--hurry", "17"]]),
+        ("scontrol suspend 5", [["job", "suspend", "15"]]),
+        ("scontrol resume 5", [["job", "resume", "15"]]),
+        ("scontrol requeue 5,6", [["job", "requeue", "15", "16"]]),
+        ("scontrol requeuehold 5", [["job", "requeue", "15"], ["job", "hold", "15"]]),
+        ("scontrol hold 5", [["job", "hold", "15"]]),
+        ("scontrol uhold 5", [["job", "hold", "15"]]),
+        ("scontrol release 5", [["job", "release", "15"]]),
+        ("scontrol update JobId=5 BurstBuffer=", [["job", "update", "15", "--burstbuffer="]]),
+    ],
+)
+def test_what_is_done_to_jobs_is_typed_with_forebays_numbers(
+    tmp_path: Path, command: str, typed: list[list[str]]
+) -> None:
+    parsed = parse_command(command)
+    name = act_name(parsed)
+    assert name is not None
+    assert steering(Act(1, 0.0, "ann", command), parsed, name, a_run(tmp_path)) == typed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("-n1 -t1", ["--time=1"]),
+        ("--time 5 --ntasks=2 -c 3", ["--time=5", "--cpus=6"]),
+        ("-N0", ["--nodes=0"]),
+        ("-N1-2 --mem=4G -o /dev/null", []),
+        ("--array=1-4%2 --dependency=afterok:5,afterburstbuffer:6", ["--dependency=afterok:15,afterburstbuffer:16"]),
+        ("-A lab -q high -L matlab:2 --reservation=r", ["--account=lab", "--qos=high", "--licenses=matlab:2"]),
+        ("--begin=now+60 --nice --no-requeue -H", ["--begin=now+60", "--nice=100", "--no-requeue", "--hold"]),
+        ("--mail-type=ALL --mail-user=a@b --comment=x", ["--mail-type=ALL", "--mail-user=a@b", "--comment=x"]),
+        ("--bb 'capacity=1G pool=p'", ["--bb=capacity=1G pool=p"]),
+        ("--export=ALL,A=1 --deadline=now+1hour", ["--export=A=1", "--deadline=now+1hour"]),
+    ],
+)
+def test_options_of_sbatch_are_typed_by_forebays_names(tmp_path: Path, options: str, words: list[str]) -> None:
+    command = f"sbatch {options}"
+    typed, script = submission(
+        Act(1, 0.0, "ann", command, "#!/bin/sh\ntrue\n"), parse_command(command), a_run(tmp_path)
+    )
+    assert [word for word in words if word not in typed] == []
+    assert typed[-1] == "-" and script == "#!/bin/sh\ntrue\n"
+    assert not [word for word in typed if word.startswith(("--mem", "-N", "--nodes=1"))]
+
+
+@pytest.mark.parametrize("program", ["srun", "salloc"])
+def test_what_runs_interactively_is_submitted_as_a_script(tmp_path: Path, program: str) -> None:
+    command = f"{program} --bb='#BB_LUA pool=p capacity=2K' -n1 bash -c 'echo $X; true'"
+    typed, script = submission(Act(3, 0.0, "ann", command), parse_command(command), a_run(tmp_path))
+    assert "--bb=#BB_LUA pool=p capacity=2K" in typed
+    assert script == "#!/bin/bash\nbash -c 'echo $X; true'\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("scontrol update NodeName=n1 State=DRAIN Reason=x", ["node", "drain", "n1", "--reason=x"]),
+        ("scontrol update nodename=n1 state=resume", ["node", "resume", "n1"]),
+        (
+            "scontrol create reservation ReservationName=r starttime=now duration=60 users=ann burstbuffer=lua:p:60K",
+            ["reservation", "set", "r", "--end=2026-11-20T23:00:00+00:00", "--users=ann", "--burst-buffer=lua:p:60K"],
+        ),
+        ("scontrol delete ReservationName=r", ["reservation", "delete", "r"]),
+    ],
+)
+def test_what_is_done_to_nodes_and_reservations_is_typed(command: str, words: list[str]) -> None:
+    now = datetime(2026, 11, 20, 22, 0, 0, tzinfo=UTC)
+    assert administering(Act(1, 0.0, "", command), parse_command(command), now) == words
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "scontrol reconfigure",
+        "scontrol update PartitionName=debug State=DOWN",
+        "scontrol create reservation ReservationName=r starttime=noon duration=60 burstbuffer=1G",
+        "sacctmgr -i add account lab",
+        "sbatch --test-only job.sh",
+        "sbatch -n many job.sh",
+        "scancel --partition=debug",
+        "scancel 4_[1-9999999]",
+        "echo 'no end",
+    ],
+)
+def test_a_command_that_cannot_be_repeated_fails_with_its_line_and_is_not_left_out(
+    tmp_path: Path, command: str
+) -> None:
+    run = a_run(tmp_path)
+    asyncio.run(perform(run, Act(42, 0.0, "", command)))
+    (step,) = run.steps
+    assert (step.outcome, step.line, step.expected) == (Outcome.FAILED, 42, command)
+    assert step.note
+
+
+def test_an_option_that_forebay_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchCommand, match="'het-group'"):
+        submission(Act(1, 0.0, "", ""), parse_command("sbatch --het-group=1 job.sh"), a_run(tmp_path))
+
+
+def test_a_cancel_of_a_users_jobs_is_known_of_each_of_them() -> None:
+    body = (
+        "[   0.100] $ [ann] sbatch -n1 job.sh\nSubmitted batch job 5\n"
+        "[   0.200] $ [bob] sbatch -n1 job.sh\nSubmitted batch job 6\n"
+        "[   0.300] $ scancel -u ann\n\n"
+        "[   0.400]   job 5: JobState=CANCELLED (squeue CANCELLED/CA) Reason=None BB= \n"
+        "[   0.500]   job 6: JobState=PENDING (squeue PENDING/PD) Reason=None BB= \n"
+        "[   0.600]   job 6: JobState=RUNNING (squeue RUNNING/R) Reason=None BB= \n"
+    )
+    (transcript,) = parse(HEAD + body, "a.txt")
+    seen = look(transcript, "lua").seen
+    assert seen["5"][-1].where.act == "cancel" and seen["6"][-1].where.act == "submit"
+    assert seen["6"][-1].where.after == "PENDING None -"

@@ -1,0 +1,129 @@
+"""The comparison of what Slurm was seen to show with all that Forebay showed: what counts, and what is set aside."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from conforming.compare import Outcome, Seen, Shown, compare_sequences  # noqa: E402
+from conforming.differences import Difference, Differences, Kind, Situation  # noqa: E402
+
+NONE = Differences(())
+LUA = Situation("lua", "submit", "sbatch", "#BB_LUA pool=p")
+
+
+def seen(*texts: str, torn: bool = False) -> list[Seen]:
+    found = []
+    for number, text in enumerate(texts, start=1):
+        state, reason, buffer, *held = (None if word == "?" else word for word in text.split())
+        found.append(Seen(number, float(number), state, reason, "" if buffer == "-" else buffer, bool(held), torn, LUA))
+    return found
+
+
+def shown(*texts: str | tuple[str, float]) -> list[Shown]:
+    found, at_s = [], 0.0
+    for number, one in enumerate(texts, start=1):
+        text, lasted_s = one if isinstance(one, tuple) else (one, 5.0)
+        state, reason, buffer, *held = text.split()
+        found.append(Shown(number, at_s, lasted_s, state, reason, "" if buffer == "-" else buffer, bool(held)))
+        at_s += lasted_s
+    return found
+
+
+def row(kind: Kind, slurm: str = "", forebay: str = "", situation: str = "", provider: str = ".*") -> Difference:
+    pattern = re.compile
+    return Difference(
+        "a-row", kind, "what", "SEMANTICS", pattern(provider), pattern(situation), pattern(slurm), pattern(forebay)
+    )
+
+
+def outcomes(a: list[Seen], b: list[Shown], rows: Differences = NONE) -> list[Outcome]:
+    return [step.outcome for step in compare_sequences(a, b, rows)]
+
+
+LIFE = (
+    "PENDING BurstBufferResources pending",
+    "PENDING BurstBufferStageIn staging-in",
+    "PENDING None staged-in",
+    "CONFIGURING None pre-run",
+    "RUNNING None running",
+    "STAGE_OUT burst_buffer/lua:_Stage-out_in_progress post-run",
+    "STAGE_OUT burst_buffer/lua:_Stage-out_in_progress staging-out",
+    "COMPLETED None teardown",
+    "COMPLETED None complete",
+)
+
+
+def test_the_same_life_matches_step_by_step() -> None:
+    assert outcomes(seen(*LIFE), shown(*LIFE)) == [Outcome.MATCHED] * len(LIFE)
+
+
+def test_spaces_of_a_reason_and_a_newline_left_by_a_provider_make_no_difference() -> None:
+    one = Shown(1, 0.0, 5.0, "STAGE_OUT", "burst_buffer/lua: Stage-out in progress\n", "post-run")
+    assert outcomes(seen(LIFE[5]), [one]) == [Outcome.MATCHED]
+
+
+@pytest.mark.parametrize("missing", range(1, len(LIFE) - 1))
+def test_a_short_state_that_no_sampler_saw_is_set_aside(missing: int) -> None:
+    whole: list[str | tuple[str, float]] = list(LIFE)
+    whole[missing] = (LIFE[missing], 0.3)
+    steps = outcomes(seen(*LIFE[:missing], *LIFE[missing + 1 :]), shown(*whole))
+    assert steps.count(Outcome.ASIDE) == 1 and steps.count(Outcome.MATCHED) == len(LIFE) - 1
+
+
+@pytest.mark.parametrize("missing", range(1, len(LIFE) - 1))
+def test_a_long_state_that_slurm_never_showed_fails(missing: int) -> None:
+    steps = outcomes(seen(*LIFE[:missing], *LIFE[missing + 1 :]), shown(*LIFE))
+    assert steps.count(Outcome.FAILED) == 1
+
+
+@pytest.mark.parametrize("missing", range(len(LIFE)))
+def test_a_state_that_forebay_never_showed_fails_unless_the_sample_was_torn(missing: int) -> None:
+    rest = shown(*LIFE[:missing], *LIFE[missing + 1 :])
+    whole = seen(*LIFE)
+    assert outcomes(whole, rest).count(Outcome.FAILED) == 1
+    torn = [*whole[:missing], *seen(LIFE[missing], torn=True), *whole[missing + 1 :]]
+    assert Outcome.FAILED not in outcomes(torn, rest)
+
+
+@pytest.mark.parametrize("at", range(len(LIFE) - 1))
+def test_two_states_the_other_way_round_fail(at: int) -> None:
+    swapped = [*LIFE]
+    swapped[at], swapped[at + 1] = swapped[at + 1], swapped[at]
+    assert Outcome.FAILED in outcomes(seen(*LIFE), shown(*swapped))
+
+
+def test_another_reason_fails_and_a_row_declares_it() -> None:
+    slurm, forebay = seen("PENDING BurstBufferStageIn staged-in"), shown("PENDING None staged-in")
+    assert Outcome.FAILED in outcomes(slurm, forebay)
+    rows = Differences((row(Kind.SHOWN, r"PENDING BurstBufferStageIn staged-in", r"PENDING \S+ staged-in"),))
+    assert outcomes(slurm, forebay, rows) == [Outcome.DECLARED]
+
+
+@pytest.mark.parametrize(("situation", "provider"), [("act=cancel;", ".*"), ("", "datawarp")])
+def test_a_row_applies_only_to_its_provider_and_situation(situation: str, provider: str) -> None:
+    rows = Differences((row(Kind.SHOWN, "PENDING A x", "PENDING B x", situation, provider),))
+    assert Outcome.FAILED in outcomes(seen("PENDING A x"), shown("PENDING B x"), rows)
+
+
+def test_what_only_one_side_shows_can_be_declared() -> None:
+    rows = Differences((row(Kind.MISSING, slurm="PENDING A x"), row(Kind.EXTRA, forebay="PENDING B x")))
+    steps = outcomes(seen("PENDING A x", "RUNNING None -"), shown("PENDING B x", "RUNNING None -"), rows)
+    assert sorted(steps) == [Outcome.DECLARED, Outcome.DECLARED, Outcome.MATCHED]
+
+
+def test_what_a_sample_does_not_tell_is_not_compared() -> None:
+    assert outcomes(seen("PENDING ? ?"), shown("PENDING BurstBufferResources pending")) == [Outcome.MATCHED]
+
+
+def test_a_listing_that_repeats_what_was_seen_is_no_second_step_of_forebay() -> None:
+    steps = outcomes(seen("RUNNING None running", "RUNNING None ?"), shown("RUNNING None running"))
+    assert steps == [Outcome.MATCHED, Outcome.MATCHED]
+
+
+def test_a_hold_that_only_one_side_has_fails() -> None:
+    assert Outcome.FAILED in outcomes(seen("PENDING None pending held"), shown("PENDING None pending"))

@@ -1,0 +1,165 @@
+"""Runs the grammar of requests over cases out of a seed, and says of each what it should have been."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Final
+
+from msgspec.structs import replace
+
+from replica.buffers import BufferRequest
+from replica.directives import DirectiveRefused, Reading, read_request
+from replica.grammar.printing import format_request
+from replica.options import BufferOptions
+from tests.fuzzing.generator import Case, make_case
+from tests.fuzzing.oracle import nonsense
+
+HANG_S: Final = 5.0
+"""Seconds of CPU that one case may take: a thousand times what it takes, so that only a hang reaches it."""
+
+FAULTS_SHOWN: Final = 5
+"""Cases that are printed before a run ends, count."""
+
+
+class Hang(Exception):
+    """A case took longer than HANG_S."""
+
+
+def check_case(case: Case) -> str | None:
+    """Return what is wrong with what the grammar says of a case, or None."""
+    try:
+        reading = _read(case)
+    except DirectiveRefused as refused:
+        refusal = refused.refusal
+        if not refusal.sentence or not refusal.remedy or not refusal.place:
+            return f"refused without sentence, remedy or place: {refusal}"
+        if len(refusal.sentence) > 1_000 or len(refusal.remedy) > 1_000:
+            return "a refusal that nobody can read"
+        return None
+    wrong = nonsense(case, reading.request, reading.options)
+    if wrong is not None:
+        return f"accepted: {wrong}"
+    if reading.request is None:
+        return None
+    return _printed_wrongly(case, reading) or _shown_wrongly(case, reading)
+
+
+def _read(case: Case) -> Reading:
+    return read_request(case.script, case.bb, case.bbf, provider=case.provider, directive=case.directive)
+
+
+def asked(request: BufferRequest | None, options: BufferOptions | None) -> tuple[object, object]:
+    """Return a request without what only says where it stood."""
+    if request is None:
+        return None, None
+    if options is not None:
+        options = replace(
+            options,
+            creates=tuple(replace(record, place="") for record in options.creates),
+            destroys=tuple(replace(record, place="") for record in options.destroys),
+            lists=tuple(replace(record, place="") for record in options.lists),
+            directives_kind=options.directives_kind if options.directives_kind in ("lua", "spur") else "",
+        )
+        if options == BufferOptions():
+            options = None
+    return replace(request, text="", places=()), options
+
+
+def _printed_wrongly(case: Case, reading: Reading) -> str | None:
+    """Return how a native request does not read back as it was printed, or None."""
+    if case.provider != "native" or reading.request is None:
+        return None
+    bb, bbf = format_request(reading.request, reading.options)
+    try:
+        again = read_request("", bb, bbf)
+    except DirectiveRefused as refused:
+        return f"printed as {bb!r} {bbf!r}, which is refused: {refused}"
+    before, after = asked(reading.request, reading.options), asked(again.request, again.options)
+    return None if before == after else f"printed as {bb!r} {bbf!r}, read back as {after} instead of {before}"
+
+
+def _shown_wrongly(case: Case, reading: Reading) -> str | None:
+    """Return how the text that people are shown does not ask for the same, or None."""
+    if reading.request is None:
+        return None
+    lines = reading.request.text.split("\n")
+    bb = "\n".join(line for line in lines if not line.startswith("#"))
+    bbf = "\n".join(line for line in lines if line.startswith("#"))
+    try:
+        again = read_request("", bb, bbf, provider=case.provider, directive=case.directive)
+    except DirectiveRefused as refused:
+        return f"shown as {reading.request.text!r}, which is refused: {refused}"
+    before, after = asked(reading.request, reading.options), asked(again.request, again.options)
+    return None if before == after else f"shown as {reading.request.text!r}, read back as {after} instead of {before}"
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    def hang(number: int, frame: object) -> None:
+        raise Hang
+
+    previous = signal.signal(signal.SIGPROF, hang)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until the time or the number of cases is over; 1 where something is wrong."""
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description="Fuzz the grammar of burst-buffer requests.")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to run")
+    parser.add_argument("--seed", type=int, default=1, help="where the randomness begins")
+    parser.add_argument("--cases", type=int, default=0, help="how many cases at most; 0: as many as there is time for")
+    chosen = parser.parse_args(arguments)
+    started = time.monotonic()
+    count, accepted, faults, slowest_s = 0, 0, 0, 0.0
+    with _bounded():
+        while time.monotonic() - started < chosen.seconds and (not chosen.cases or count < chosen.cases):
+            case = make_case(Random(f"{chosen.seed}:{count}"))
+            before = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, HANG_S)
+            try:
+                wrong = check_case(case)
+            except Hang:
+                wrong = f"took more than {HANG_S} s"
+            except Exception:  # Whatever it is, it is what is looked for.
+                wrong = traceback.format_exc()
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            slowest_s = max(slowest_s, time.process_time() - before)
+            if wrong is not None:
+                faults += 1
+                print(f"seed {chosen.seed} case {count}: {wrong}\n  {case}")
+                if faults >= FAULTS_SHOWN:
+                    break
+            elif _is_accepted(case):
+                accepted += 1
+            count += 1
+    print(
+        json.dumps(
+            {
+                "seed": chosen.seed,
+                "cases": count,
+                "accepted": accepted,
+                "faults": faults,
+                "seconds": round(time.monotonic() - started, 1),
+                "slowest_ms": round(slowest_s * 1000, 1),
+            }
+        )
+    )
+    return 1 if faults or not count else 0
+
+
+def _is_accepted(case: Case) -> bool:
+    try:
+        return _read(case).request is not None
+    except DirectiveRefused:
+        return False

@@ -1,0 +1,291 @@
+"""Job arrays: one entry for all tasks, throttles before anything is reserved, commands about some of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replica import commands as c
+from replica import events as e
+from replica import limits
+from replica.array_commands import job_of_task, parse_reference, shown_reference
+from replica.arrays import ArrayFault, compressed, parse_array, shown_id
+from replica.jobs import Dependency, DependencyKind, Hold, JobState
+from replica.options import BufferOptions, CreatePersistent, JobOptions
+from replica.refusals import Refusal, RefusalCode
+from replica.site_file import Setting
+from tests.replica.world import OPERATOR, World, user
+
+
+def throttled(number: int) -> JobOptions:
+    return JobOptions(array_throttle=number)
+
+
+def tasks_of(world: World, array: int) -> list[int]:
+    return [job for _, job in sorted(world.state.arrays[array].items())]
+
+
+def reasons(world: World, array: int) -> list[str]:
+    return [world.reason(job) for job in tasks_of(world, array)]
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks", "throttle"),
+    [
+        ("1-3", (1, 2, 3), 0),
+        ("0-10:5", (0, 5, 10), 0),
+        ("1,4,7", (1, 4, 7), 0),
+        ("7,1-3:2%2", (1, 3, 7), 2),
+        ("1000", (1000,), 0),
+    ],
+)
+def test_an_array_is_read_as_slurm_reads_it(text: str, tasks: tuple[int, ...], throttle: int) -> None:
+    assert parse_array(text) == (tasks, throttle)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "1-", "-1", "1-3:0", "1,1", "1-3,2", "1001", "1%", "1%0", "1%x", "1-3%-1", "²", "1 2"]
+)
+def test_what_is_no_array_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ArrayFault, match=r"\w+ \w+"):
+        parse_array(text)
+
+
+@pytest.mark.parametrize("text", ["12", "12_3", "12_[1-4]", "12_[1-4,7]"])
+def test_a_reference_is_read_and_shown_alike(text: str) -> None:
+    assert shown_reference(*parse_reference(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "x", "1_", "_1", "1_[", "1_[]", "1_1_1", "1-3", "1_[3-1]", "1_x"])
+def test_what_names_no_job_is_refused(text: str) -> None:
+    with pytest.raises(ArrayFault):
+        parse_reference(text)
+
+
+def test_tasks_in_a_row_are_shown_as_a_range() -> None:
+    assert compressed((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
+    assert compressed(()) == ""
+
+
+def test_an_array_is_one_entry_and_each_task_has_a_buffer_of_its_own() -> None:
+    world = World({"fast": 100})
+    before = len(world.ledger)
+    array = world.submit("capacity=10", array=(1, 2, 3))
+    made = world.ledger[before].entries[0].events
+    assert len(made) == 1 and isinstance(made[0], e.ArraySubmitted)
+    assert tasks_of(world, array) == [array, array + 1, array + 2]
+    assert world.state.next_job == array + 3
+    assert [world.shown(job)[2] for job in tasks_of(world, array)] == ["staging-in"] * 3
+    assert world.free() == 70
+    assert [shown_id(job, world.state.options.get(job)) for job in tasks_of(world, array)] == ["1_1", "1_2", "1_3"]
+    for job in tasks_of(world, array):
+        world.finish(job)
+    assert world.free() == 100
+
+
+def test_what_has_symbols_is_expanded_for_each_task() -> None:
+    world = World({"fast": 100})
+    script = "#!/bin/sh\n#DW jobdw capacity=10 type=scratch access_mode=striped\n" + (
+        "#DW stage_in type=file source=/in/%A.%a destination=$DW_JOB_STRIPED/%j\ntrue\n"
+    )
+    array = world.submit(script=script, array=(3, 8), output="%A_%a.out")
+    first, second = tasks_of(world, array)
+    assert [world.state.jobs[job].spec.output for job in (first, second)] == ["/out/1_3.out", "/out/1_8.out"]
+    assert world.state.buffers[first].request.stage_in[0].outside == "/in/1.3"
+    assert world.state.buffers[second].request.stage_in[0].outside == "/in/1.8"
+    assert world.state.buffers[second].request.stage_in[0].inside == f"$DW_JOB_STRIPED/{second}"
+    other = world.submit(array=(1, 2))
+    assert world.state.jobs[other + 1].spec.output == f"/out/forebay-{other}_2.out"
+
+
+def test_a_throttled_task_neither_stages_nor_reserves() -> None:
+    """SPUR.md: an array with a throttle, pool 160, 60 each."""
+    world = World({"fast": 160})
+    array = world.submit("capacity=60", array=(1, 2, 3), options=throttled(1))
+    assert reasons(world, array) == ["BurstBufferStageIn", "JobArrayTaskLimit", "JobArrayTaskLimit"]
+    assert world.free() == 100
+    first, second, third = tasks_of(world, array)
+    world.done(first)
+    assert world.state.jobs[first].state is JobState.CONFIGURING
+    assert reasons(world, array)[1:] == ["JobArrayTaskLimit"] * 2
+    world.done(first)
+    # Its script has ended: its results are still there, but it no longer counts.
+    assert reasons(world, array)[1:] == ["BurstBufferStageIn", "JobArrayTaskLimit"]
+    assert world.free() == 40
+
+
+def test_a_throttle_holds_for_tasks_without_a_buffer_and_keeps_nobody_else_back() -> None:
+    world = World(cpus=8)
+    array = world.submit(array=tuple(range(6)), options=throttled(2))
+    other = world.submit()
+    states = [world.state.jobs[job].state for job in tasks_of(world, array)]
+    assert states == [JobState.CONFIGURING] * 2 + [JobState.PENDING] * 4
+    assert reasons(world, array)[2:] == ["JobArrayTaskLimit"] * 4
+    assert world.state.jobs[other].state is JobState.CONFIGURING
+    world.finish(array)
+    assert world.state.jobs[array + 2].state is JobState.CONFIGURING
+
+
+def test_a_held_task_takes_no_room_from_the_others() -> None:
+    world = World(cpus=8)
+    array = world.submit(array=(1, 2, 3), options=throttled(1), hold=Hold.USER)
+    world.settle(c.ReleaseJob(array, (2, 3)), user())
+    assert reasons(world, array) == ["JobHeldUser", "None", "JobArrayTaskLimit"]
+
+
+def test_only_so_many_tasks_hold_space_before_they_start() -> None:
+    """Transcript 10: of 30 tasks ten are staged, the others wait with BurstBufferResources."""
+    world = World({"fast": 1_000}, cpus=1)
+    array = world.submit("capacity=1", array=tuple(range(1, 31)))
+    assert reasons(world, array) == ["BurstBufferStageIn"] * 10 + ["BurstBufferResources"] * 20
+    world.done(array)
+    assert reasons(world, array).count("BurstBufferStageIn") == 10  # one has started, so an eleventh stages
+    assert not isinstance(world.settle(c.ConfigureSite((Setting("ArrayStageCount", "12"),), partial=True)), Refusal)
+    assert reasons(world, array).count("BurstBufferStageIn") == 12
+
+
+@pytest.mark.parametrize(
+    ("tasks", "cancelled"),
+    [(None, {1, 2, 3, 4}), ((2,), {2}), ((2, 4), {2, 4})],
+)
+def test_cancelling_names_the_array_or_some_of_its_tasks(tasks: tuple[int, ...] | None, cancelled: set[int]) -> None:
+    world = World({"fast": 100})
+    array = world.submit("capacity=10", array=(1, 2, 3, 4))
+    world.settle(c.CancelJob(array, tasks=tasks), user())
+    over = {task for task, job in world.state.arrays[array].items() if world.state.jobs[job].state.name == "CANCELLED"}
+    assert over == cancelled
+
+
+def test_holding_and_releasing_a_whole_array_is_one_entry() -> None:
+    world = World(cpus=1)
+    array = world.submit(array=(1, 2, 3))
+    world.settle(c.HoldJob(array), user())
+    assert reasons(world, array) == ["None", "JobHeldUser", "JobHeldUser"]  # the first runs already
+    assert isinstance(world.settle(c.HoldJob(array, (1,)), user()), Refusal)
+    world.settle(c.ReleaseJob(array, (3,)), user())
+    assert reasons(world, array) == ["None", "JobHeldUser", "Resources"]
+    assert isinstance(world.settle(c.CancelJob(array), user("ada")), Refusal)
+
+
+def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
+    world = World()
+    array, single = world.submit(array=(1, 2)), world.submit()
+    for command, words in (
+        (c.CancelJob(array, tasks=(1, 9)), "no task 9"),
+        (c.CancelJob(single, tasks=(1,)), "no array"),
+        (c.CancelJob(77, tasks=(1,)), "no job 77"),
+    ):
+        refusal = world.settle(command, OPERATOR)
+        assert isinstance(refusal, Refusal) and words in refusal.sentence
+
+
+@pytest.mark.parametrize(
+    ("array", "options", "words"),
+    [
+        ((1, 1), JobOptions(), "ascending"),
+        ((2, 1), JobOptions(), "ascending"),
+        ((limits.ARRAY_SIZE_MAX,), JobOptions(), "too large"),
+        ((1, 2), JobOptions(nodes=0, buffer=BufferOptions("bb", (CreatePersistent("a", 1),))), "Node count"),
+        ((), throttled(2), "no array"),
+        ((), JobOptions(array_job=3), "decided by the controller"),
+        ((1,), throttled(-1), "throttle"),
+    ],
+)
+def test_an_array_that_cannot_be_is_refused(array: tuple[int, ...], options: JobOptions, words: str) -> None:
+    refusal = World().try_submit(array=array, options=options)
+    assert isinstance(refusal, Refusal) and words in refusal.sentence
+
+
+def test_an_array_waits_for_the_feature_level_and_is_bounded_in_bytes() -> None:
+    refusal = World(level=2).try_submit(array=(1, 2))
+    assert isinstance(refusal, Refusal) and "feature level 3" in refusal.sentence
+    script = "#!/bin/sh\n#DW jobdw capacity=1 type=scratch access_mode=striped\n" + "".join(
+        f"#DW stage_in type=file source=/in/{'x' * 200}{n}.%a destination=$DW_JOB_STRIPED/{n}\n" for n in range(400)
+    )
+    large = World().try_submit(script=script + "true\n", array=tuple(range(1_000)))
+    assert isinstance(large, Refusal) and large.code is RefusalCode.LIMIT_EXCEEDED and "too large" in large.sentence
+
+
+def test_the_largest_array_is_one_entry_below_the_bound_of_a_batch() -> None:
+    world = World({"fast": 10_000})
+    array = world.submit("capacity=1", array=tuple(range(limits.ARRAY_SIZE_MAX)), script="#!/bin/sh\n" + "#" * 99_999)
+    assert len(world.state.arrays[array]) == limits.ARRAY_SIZE_MAX
+    world.settle(c.CancelJob(array), user())
+    assert {job.state for job in world.state.jobs.values()} == {JobState.CANCELLED}
+
+
+def test_a_purged_task_leaves_the_index_and_the_last_one_takes_the_array_along() -> None:
+    world = World(cpus=8, finished_jobs_kept=0)
+    array = world.submit(array=(1, 2))
+    world.finish(array)
+    assert dict(world.state.arrays[array]) == {2: array + 1}
+    assert job_of_task(world.state, array, None) == array + 1
+    world.finish(array + 1)
+    assert array not in world.state.arrays
+
+
+# Dependencies on arrays ----------------------------------------------------------------------------------------------
+
+
+def fail(world: World, job: int) -> None:
+    world.report(job, c.ScriptStarted())
+    world.report(job, c.ScriptEnded(JobState.FAILED, 1))
+
+
+def after(kind: DependencyKind, job: int) -> dict[str, Any]:
+    return {"dependencies": (Dependency(kind, job),)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "all_ok", "one_failed"),
+    [
+        (DependencyKind.AFTER_OK, "None", "DependencyNeverSatisfied"),
+        (DependencyKind.AFTER_NOT_OK, "DependencyNeverSatisfied", "None"),
+        (DependencyKind.AFTER_ANY, "None", "None"),
+    ],
+)
+def test_a_dependency_on_an_array_is_one_on_all_its_tasks(kind: DependencyKind, all_ok: str, one_failed: str) -> None:
+    for ending, expected in (("ok", all_ok), ("failed", one_failed)):
+        world = World(cpus=8)
+        array = world.submit(array=(1, 2))
+        waiter = world.submit(**after(kind, array))
+        assert world.state.jobs[waiter].spec.dependencies == (Dependency(kind.of_all, array),)
+        assert world.reason(waiter) == "Dependency"
+        world.finish(array)
+        assert world.reason(waiter) == "Dependency"
+        if ending == "ok":
+            world.finish(array + 1)
+        else:
+            fail(world, array + 1)
+        assert world.reason(waiter) == expected
+
+
+def test_a_dependency_on_one_task_is_on_that_task_alone() -> None:
+    world = World(cpus=8)
+    array = world.submit(array=(4, 5))
+    waiter = world.submit(after_tasks=(c.AfterTask(DependencyKind.AFTER_OK, array, 4),))
+    assert world.reason(waiter) == "Dependency"
+    world.finish(array)
+    assert world.reason(waiter) == "None"
+    refusal = world.try_submit(after_tasks=(c.AfterTask(DependencyKind.AFTER_OK, array, 6),))
+    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
+
+
+def test_a_kind_for_arrays_is_refused_where_there_is_no_array_so_below_the_level_too() -> None:
+    for world in (World(), World(level=2)):
+        job = world.submit()
+        for kind in DependencyKind:
+            if kind.of_array:
+                refusal = world.try_submit(**after(kind, job))
+                assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
+
+
+def test_after_an_array_means_after_all_its_tasks_have_started() -> None:
+    world = World(cpus=8)
+    array = world.submit(array=(1, 2), options=throttled(1))
+    waiter = world.submit(**after(DependencyKind.AFTER, array))
+    world.finish(array)
+    assert world.reason(waiter) == "Dependency"
+    world.report(array + 1, c.ScriptStarted())
+    assert world.reason(waiter) == "None"

@@ -1,0 +1,252 @@
+"""Persistent buffers: created, used, destroyed and owned; their space, and what outlives what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replica import commands as c
+from replica.buffers import BufferState
+from replica.directives import parse_request
+from replica.jobs import Hold, JobSpec
+from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
+from replica.pending import Reason
+from replica.refusals import Refusal, RefusalCode
+from replica.site_file import Setting
+from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
+
+CREATES_LAKE = BufferOptions(creates=(CreatePersistent("lake", 40),))
+USES_LAKE = BufferOptions(uses=("lake",))
+DESTROYS_LAKE = BufferOptions(destroys=(DestroyPersistent("lake"),))
+
+
+def world(**fields: Any) -> World:
+    """A site that lets users create and destroy."""
+    made = World(**fields)
+    made.settle(c.ConfigureSite(settings=(Setting("Flags", "EnablePersistent"),), partial=True))
+    assert "EnablePersistent" in made.state.site.flags
+    return made
+
+
+def asks(
+    here: World, options: BufferOptions, *, who: str = "alan", bb: str = "", actor: c.Actor | None = None, **more: Any
+) -> int | Refusal:
+    spec = {"name": "job", "user": who, "script": SCRIPT, "workdir": "/out", "time_limit_s": 60}
+    request = parse_request(SCRIPT, bb) or parse_request(SCRIPT, "capacity=1")
+    assert request is not None
+    if not bb:
+        from msgspec.structs import replace
+
+        request = replace(request, capacity_bytes=0, text="#BB persistent")
+    fields = {key: more.pop(key) for key in tuple(more) if key in JobSpec.__struct_fields__}
+    submit = c.SubmitJob(JobSpec(**{**spec, **fields}), request, Hold.NONE, JobOptions(buffer=options, **more))
+    return here.settle(submit, actor or user(who))
+
+
+def submitted(here: World, options: BufferOptions, **more: Any) -> int:
+    job = asks(here, options, **more)
+    assert isinstance(job, int), job
+    return job
+
+
+def lake(here: World) -> str:
+    return here.state.persistent["lake"].state.word if "lake" in here.state.persistent else "none"
+
+
+def made(here: World, **more: Any) -> int:
+    job = submitted(here, CREATES_LAKE, nodes=0, **more)
+    here.finish(job)
+    assert lake(here) == "allocated"
+    return job
+
+
+def test_a_persistent_buffer_holds_its_space_from_allocating_to_deleted_and_outlives_its_jobs() -> None:
+    here = world()
+    job = submitted(here, CREATES_LAKE, nodes=0)
+    assert (lake(here), here.free()) == ("allocating", 60)
+    assert [create.name for create in here.order(job).creates] == ["lake"]
+    here.done(job)
+    assert (lake(here), here.free()) == ("allocated", 60)
+    assert here.state.jobs[job].state.name == "COMPLETED"
+    here.finish(job)
+    assert (lake(here), here.free()) == ("allocated", 60)
+    remover = submitted(here, DESTROYS_LAKE, nodes=0)
+    assert (lake(here), here.free()) == ("deleting", 60)
+    assert [destroy.name for destroy in here.order(remover).destroys] == ["lake"]
+    here.done(remover)
+    assert (lake(here), here.free()) == ("none", 100)
+    here.finish(remover)
+    assert here.state.jobs[remover].state.name == "COMPLETED"
+
+
+def test_a_job_of_no_nodes_runs_no_script() -> None:
+    here = world()
+    job = submitted(here, CREATES_LAKE, nodes=0)
+    here.done(job)
+    assert here.order(job).stage == "teardown"
+    assert here.state.jobs[job].started_at == 0
+
+
+def test_a_job_waits_until_the_buffer_that_it_uses_is_allocated_and_then_runs_where_it_is() -> None:
+    here = world(nodes=3)
+    waiter = submitted(here, USES_LAKE)
+    assert here.shown(waiter) == ("PENDING", Reason.BURST_BUFFER_RESOURCES, "pending")
+    maker = submitted(here, CREATES_LAKE, nodes=0)
+    assert here.state.jobs[waiter].node == ""
+    here.done(maker)
+    where = here.state.persistent["lake"].node
+    assert here.state.jobs[waiter].node == where
+    assert here.order(waiter).uses == ("lake",)
+
+
+def test_jobs_share_a_buffer_and_it_is_not_destroyed_while_one_works_with_it() -> None:
+    here = world()
+    made(here)
+    users = [submitted(here, USES_LAKE), submitted(here, USES_LAKE, who="ben")]
+    remover = submitted(here, DESTROYS_LAKE, nodes=0)
+    for job in users:
+        assert lake(here) == "allocated"
+        assert "use the persistent buffer lake" in here_why(here, remover)
+        here.finish(job)
+    assert lake(here) == "deleting"
+    later = submitted(here, USES_LAKE)
+    assert here.shown(later)[2] == "pending"
+    here.finish(remover)
+    assert "no persistent buffer lake yet" in here_why(here, later)
+
+
+def here_why(here: World, job: int) -> str:
+    from replica.queries import verdict_of
+
+    return verdict_of(here.state, job).sentence
+
+
+def test_the_same_owner_and_name_again_succeeds_and_takes_nothing_more() -> None:
+    here = world()
+    first = made(here)
+    again = submitted(here, CREATES_LAKE, nodes=0)
+    here.finish(again)
+    assert here.state.jobs[again].state.name == "COMPLETED"
+    assert (here.free(), here.state.persistent["lake"].job) == (60, first)
+
+
+def test_a_name_that_another_user_owns_holds_the_job_with_slurms_words_and_a_release_tries_again() -> None:
+    here = world()
+    made(here, who="ben")
+    job = submitted(here, CREATES_LAKE)
+    assert here.shown(job) == ("PENDING", "Burst buffer create_persistent error", "pending")
+    assert "Duplicate buffer name" in here.state.jobs[job].comment
+    assert here.free() == 60
+    here.finish(submitted(here, DESTROYS_LAKE, who="ben", nodes=0))
+    here.settle(c.ReleaseJob(job), user())
+    assert here.shown(job)[2] == "staging-in"
+    assert here.state.persistent["lake"].user == "alan"
+
+
+def test_only_the_owner_or_an_operator_destroys_and_others_are_held() -> None:
+    here = world()
+    made(here, who="ben")
+    job = submitted(here, DESTROYS_LAKE, nodes=0)
+    denied = "burst_buffer/native: Delete buffer lake permission denied"
+    assert here.shown(job) == ("PENDING", denied, "pending")
+    forged = submitted(here, DESTROYS_LAKE, nodes=0, by_operator=True)
+    assert here.shown(forged) == ("PENDING", denied, "pending")
+    here.finish(submitted(here, DESTROYS_LAKE, nodes=0, actor=OPERATOR))
+    assert lake(here) == "none"
+
+
+def test_destroying_an_unknown_name_succeeds() -> None:
+    here = world()
+    job = submitted(here, DESTROYS_LAKE, nodes=0)
+    here.finish(job)
+    assert here.state.jobs[job].state.name == "COMPLETED"
+
+
+def test_users_may_neither_create_nor_destroy_unless_the_site_says_so_and_operators_may() -> None:
+    here = World()
+    for options in (CREATES_LAKE, DESTROYS_LAKE):
+        refusal = asks(here, options, nodes=0)
+        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+    assert isinstance(asks(here, CREATES_LAKE, nodes=0, actor=OPERATOR), int)
+
+
+def test_a_creator_that_is_cancelled_before_the_buffer_is_there_leaves_nothing_of_it() -> None:
+    here = world()
+    job = submitted(here, CREATES_LAKE)
+    here.settle(c.CancelJob(job), user())
+    assert (lake(here), here.free()) == ("deleting", 60)
+    assert [destroy.name for destroy in here.order(job).destroys] == ["lake"]
+    here.finish(job)
+    assert (lake(here), here.free()) == ("none", 100)
+
+
+def test_a_creation_that_fails_holds_the_job_and_its_space_and_a_release_tries_again() -> None:
+    here = world(stage_retries=0)
+    job = submitted(here, CREATES_LAKE)
+    here.report(job, c.OperationFailed("no room", operation="create_persistent"))
+    assert here.shown(job) == ("PENDING", "Burst buffer create_persistent error", "staging-in")
+    assert (lake(here), here.free()) == ("allocating", 60)
+    here.settle(c.ReleaseJob(job), user())
+    here.done(job)
+    assert lake(here) == "allocated"
+
+
+def test_who_wants_more_than_is_free_is_first_in_line_and_is_not_passed_without_bound() -> None:
+    here = world(max_passes=1)
+    holder = here.submit("capacity=80", time_limit_s=999)
+    maker = submitted(here, BufferOptions(creates=(CreatePersistent("lake", 100),)))
+    passing = [here.submit("capacity=10", time_limit_s=9999) for _ in range(3)]
+    assert [here.state.buffers[job].state.word for job in passing] == ["staging-in", "pending", "pending"]
+    for job in (holder, passing[0]):
+        here.settle(c.CancelJob(job), user())
+        here.finish(job)
+    assert here.shown(maker)[2] == "staging-in"
+
+
+def test_a_buffer_and_the_jobs_that_name_it_survive_an_agent_that_is_replaced() -> None:
+    here = world()
+    job = submitted(here, CREATES_LAKE)
+    here.register("n1", instance="i2")
+    assert here.order(job).attempt == 2
+    here.finish(job)
+    assert lake(here) == "allocated"
+
+
+def test_an_operator_clears_a_buffer_that_cannot_be_removed_and_nobody_else() -> None:
+    here = world()
+    made(here)
+    job = submitted(here, USES_LAKE)
+    for actor in (user(), agent("n1")):
+        assert isinstance(here.settle(c.ClearBuffer(name="lake", discard=True), actor), Refusal)
+    busy = here.settle(c.ClearBuffer(name="lake", discard=True))
+    assert isinstance(busy, Refusal) and "1 jobs use" in busy.sentence
+    here.finish(job)
+    assert isinstance(here.settle(c.ClearBuffer(name="lake")), Refusal)
+    assert not isinstance(here.settle(c.ClearBuffer(name="lake", discard=True)), Refusal)
+    assert (lake(here), here.free()) == ("none", 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (BufferOptions(creates=(CreatePersistent("1st", 1),)), "starts with a digit"),
+        (BufferOptions(creates=(CreatePersistent("../x", 1),)), "'../x'"),
+        (BufferOptions(creates=(CreatePersistent("lake", 1), CreatePersistent("lake", 2))), "names lake twice"),
+        (BufferOptions(uses=("lake",), destroys=(DestroyPersistent("lake"),)), "creates or uses"),
+        (BufferOptions(uses=tuple(f"b{n}" for n in range(65))), "there are 65 persistentdw"),
+    ],
+)
+def test_names_that_cannot_be_are_refused_before_a_job_waits_for_them(options: BufferOptions, words: str) -> None:
+    refusal = asks(world(), options)
+    assert isinstance(refusal, Refusal) and words in refusal.sentence
+
+
+@pytest.mark.parametrize("state", list(BufferState))
+def test_a_persistent_buffer_has_no_state_of_a_jobs_buffer(state: BufferState) -> None:
+    from replica.buffers import TRANSITIONS
+    from replica.persistent import PERSISTENT_STATES
+
+    leads_to = {after for (before, _), after in TRANSITIONS.items() if before is state}
+    if state in PERSISTENT_STATES:
+        assert leads_to <= PERSISTENT_STATES | {BufferState.DELETED}

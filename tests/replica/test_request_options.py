@@ -1,0 +1,284 @@
+"""What only the state can say of a request: pools and what they count, no nodes, who may, swap, symbols in arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replica import commands as c
+from replica.directives import read_request
+from replica.jobs import JobSpec
+from replica.options import JobOptions
+from replica.pool_units import PoolUnit
+from replica.refusals import Refusal, RefusalCode
+from replica.site_file import Setting
+from tests.replica.world import OPERATOR, World, user
+
+MIB = 1024**2
+
+
+def world(**settings: str) -> World:
+    """A site with a pool of bytes (the default), one of nodes and one of plain units."""
+    made = World(pools={"fast": 100 * MIB}, granularity=MIB)
+    for name, unit in (("racks", PoolUnit.NODES), ("slots", PoolUnit.COUNT)):
+        added = c.ChangePool(name, exists=False, quantity=8, granularity=2, unit=unit)
+        assert not isinstance(made.settle(added), Refusal)
+    if settings:
+        wanted = tuple(Setting(key, value) for key, value in settings.items())
+        assert not isinstance(made.settle(c.ConfigureSite(wanted, partial=True)), Refusal)
+    return made
+
+
+def submit(
+    made: World, *lines: str, bb: str = "", who: str = "alan", actor: c.Actor | None = None,
+    tasks: tuple[int, ...] = (), **options: Any,
+) -> Refusal | int:  # fmt: skip
+    script = "\n".join(["#!/bin/sh", *lines, "true", ""])
+    site = made.state.site
+    reading = read_request(script, bb, provider=site.provider, directive=site.directive)
+    spec = JobSpec("job", who, script, "/out", 60)
+    asked = JobOptions(buffer=reading.options, **options)
+    return made.settle(c.SubmitJob(spec, reading.request, options=asked, array=tasks), actor or user(who))
+
+
+def refused(made: World, *lines: str, **more: Any) -> Refusal:
+    found = submit(made, *lines, **more)
+    assert isinstance(found, Refusal) and found.remedy
+    return found
+
+
+def taken(made: World, *lines: str, **more: Any) -> int:
+    found = submit(made, *lines, **more)
+    assert isinstance(found, int), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "column", "says"),
+    [
+        ("#DW jobdw capacity=1M pool=nope", RefusalCode.UNKNOWN_POOL, 23, "there is no pool 'nope'"),
+        ("#DW jobdw capacity=101M", RefusalCode.CAPACITY_OVER_TOTAL, 11, "101MiB is more than pool fast has in"),
+        ("#DW jobdw capacity=9 pool=slots", RefusalCode.CAPACITY_OVER_TOTAL, 11, "9 is more than pool slots has in"),
+        ("#DW jobdw capacity=9N pool=racks", RefusalCode.CAPACITY_OVER_TOTAL, 11, "9N is more than pool racks"),
+        ("#DW jobdw capacity=2N", RefusalCode.INVALID_CAPACITY, 11, "its pool counts bytes"),
+        ("#DW jobdw capacity=2N pool=slots", RefusalCode.INVALID_CAPACITY, 11, "its pool counts plain units"),
+        ("#DW jobdw capacity=2K pool=slots", RefusalCode.INVALID_CAPACITY, 11, "its pool counts plain units"),
+        ("#DW jobdw capacity=2K pool=racks", RefusalCode.INVALID_CAPACITY, 11, "its pool counts nodes"),
+        ("#DW swap 1M pool=slots", RefusalCode.INVALID_CAPACITY, 13, "swap is asked of a pool that does not"),
+        ("#DW swap 3M", RefusalCode.INVALID_DIRECTIVE, 5, "swap is not set up"),
+    ],
+)  # fmt: skip
+def test_what_no_pool_can_give_is_refused_where_it_stands(line: str, code: RefusalCode, column: int, says: str) -> None:
+    found = refused(world(), line)
+    assert (found.code, found.place) == (code, f"script line 2, column {column}")
+    assert says in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "pool", "granted", "units"),
+    [
+        ("#DW jobdw capacity=1025K", "fast", 2 * MIB, None),
+        ("#DW jobdw capacity=3", "fast", MIB, None),
+        ("#DW jobdw capacity=3 pool=slots", "slots", 4, "count"),
+        ("#DW jobdw capacity=3N pool=racks", "racks", 4, "count"),
+        ("#DW jobdw capacity=3 pool=racks", "racks", 4, "count"),
+    ],
+)
+def test_a_request_is_rounded_up_in_what_its_pool_counts(line: str, pool: str, granted: int, units: str | None) -> None:
+    made = world()
+    job = taken(made, line)
+    buffer, options = made.state.buffers[job], made.state.options.get(job)
+    assert (buffer.pool, buffer.granted_bytes) == (pool, granted)
+    assert (None if options is None or options.buffer is None else options.buffer.units) == units
+
+
+def test_swap_and_capacity_are_held_together() -> None:
+    made = world(BurstBufferType="datawarp")
+    job = taken(made, "#DW swap 3M", "#DW jobdw capacity=5M")
+    assert made.state.buffers[job].granted_bytes == 8 * MIB
+    alone = taken(made, "#DW swap 3M")
+    options = made.state.options[alone].buffer
+    assert (made.state.buffers[alone].granted_bytes, options and options.units) == (3 * MIB, "bytes")
+    assert "not set up" in refused(world(), "#DW swap 3M").sentence
+
+
+def test_a_bare_number_needs_no_record_and_no_feature_level() -> None:
+    made = World(pools={"fast": 100}, level=2)
+    job = taken(made, "#DW jobdw capacity=40")
+    assert job not in made.state.options
+    assert "feature level 3" in refused(made, "#DW jobdw capacity=1 colour=red").sentence
+
+
+CREATE = "#BB create_persistent name=alpha capacity=10M"
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "place", "says"),
+    [
+        ((), {}, "nodes", "Node count specification invalid"),
+        (("#DW jobdw capacity=1M",), {}, "script line 2, column 11", "may only create or destroy persistent buffers"),
+        ((CREATE, "#DW jobdw capacity=1M"), {}, "script line 3, column 11", "may only create or destroy"),
+        ((CREATE, "#DW persistentdw name=beta"), {}, "nodes", "may only create or destroy"),
+        ((CREATE, "#DW swap 1M"), {}, "script line 3, column 5", "may only create or destroy"),
+        ((CREATE,), {"tasks": (1, 2)}, "array", "a job of zero nodes cannot be an array"),
+    ],
+)
+def test_a_job_of_no_nodes_may_only_make_or_remove_persistent_buffers(
+    lines: tuple[str, ...], options: dict[str, Any], place: str, says: str
+) -> None:
+    found = refused(world(Flags="EnablePersistent"), *lines, nodes=0, **options)
+    assert says in found.sentence and found.place == place
+
+
+def test_a_job_of_no_nodes_that_makes_a_persistent_buffer_is_taken() -> None:
+    made = world(Flags="EnablePersistent")
+    job = taken(made, CREATE, nodes=0)
+    assert made.state.options[job].nodes == 0
+
+
+@pytest.mark.parametrize("nodes", [-1, 2])
+def test_a_job_runs_on_one_node(nodes: int) -> None:
+    found = refused(world(), nodes=nodes)
+    assert found.place == "nodes" and "runs on one" in found.sentence
+
+
+def test_a_lua_job_of_no_nodes_is_refused_as_in_slurm() -> None:
+    made = world(BurstBufferType="burst_buffer/lua")
+    assert refused(made, "#BB_LUA pool=fast capacity=1K", nodes=0).code is RefusalCode.INVALID_DIRECTIVE
+
+
+@pytest.mark.parametrize("line", [CREATE, "#BB destroy_persistent name=alpha"])
+def test_only_operators_touch_persistent_buffers_unless_the_site_says_so(line: str) -> None:
+    made = world()
+    found = refused(made, line)
+    assert (found.code, found.sentence) == (RefusalCode.PERMISSION_DENIED, "Burst Buffer permission denied")
+    assert found.place.startswith("script line 2, column ")
+    assert taken(made, line, actor=OPERATOR)
+    assert taken(world(Flags="EnablePersistent"), line)
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "says"),
+    [
+        ("#BB create_persistent name=a capacity=1M pool=nope", 30, "there is no pool"),
+        ("#BB create_persistent name=a capacity=101M", 30, "more than pool fast"),
+        ("#BB create_persistent name=a capacity=2N", 30, "counts bytes"),
+    ],
+)
+def test_a_persistent_buffer_that_no_pool_can_hold_is_refused(line: str, column: int, says: str) -> None:
+    found = refused(world(Flags="EnablePersistent"), line)
+    assert says in found.sentence and found.place == f"script line 2, column {column}"
+
+
+@pytest.mark.parametrize(
+    ("key", "users", "sentence"),
+    [("AllowUsers", "brenda", "User not found in AllowUsers"), ("DenyUsers", "alan", "User found in DenyUsers")],
+)
+def test_a_user_who_is_not_allowed_is_refused_a_buffer_and_nothing_else(key: str, users: str, sentence: str) -> None:
+    made = world(**{key: users})
+    assert refused(made, "#DW jobdw capacity=1M").sentence == sentence
+    assert taken(made)
+
+
+def test_root_is_refused_with_slurms_sentence() -> None:
+    found = refused(world(), "#DW jobdw capacity=1M", who="root", actor=OPERATOR)
+    assert (found.code, found.sentence) == (
+        RefusalCode.ROOT_NOT_ALLOWED, "User root can not allocate burst buffers",
+    )  # fmt: skip
+
+
+def test_a_lua_pool_is_looked_at_even_where_nothing_is_asked_of_it() -> None:
+    made = world(BurstBufferType="burst_buffer/lua")
+    assert refused(made, "#BB_LUA pool=nosuch").code is RefusalCode.UNKNOWN_POOL
+    job = taken(made, "#BB_LUA pool=fast")
+    assert (made.state.buffers[job].pool, made.state.buffers[job].granted_bytes) == ("", 0)
+
+
+def test_an_oversized_request_waits_where_the_site_wants_that() -> None:
+    assert taken(world(HoldOversized="yes"), "#DW jobdw capacity=101M")
+
+
+STAGE = "#DW stage_in type=file source=/in/%A/%a/%j/%u/%x destination=$FOREBAY_JOB_DIR/%%%a"
+
+
+def test_every_symbol_is_replaced_in_an_array_and_a_task_has_none_outside_of_one() -> None:
+    made = world()
+    array = taken(made, STAGE, tasks=(3, 5))
+    for number, task in enumerate((3, 5)):
+        transfer = made.state.buffers[array + number].request.stage_in[0]
+        assert transfer.outside == f"/in/{array}/{task}/{array + number}/alan/job"
+        assert transfer.inside == f"$FOREBAY_JOB_DIR/%{task}"
+    found = refused(made, STAGE)
+    assert "the symbol %a" in found.sentence and found.place == "script line 2, column 24"
+
+
+def test_two_backslashes_keep_the_symbols_of_the_rest_of_the_line() -> None:
+    made = world()
+    job = taken(made, r"#DW stage_in type=file source=/in/%u\\%j destination=$FOREBAY_JOB_DIR/%j")
+    transfer = made.state.buffers[job].request.stage_in[0]
+    assert (transfer.outside, transfer.inside) == ("/in/alan%j", "$FOREBAY_JOB_DIR/%j")
+
+
+@pytest.mark.parametrize(
+    ("line", "bb", "place", "says", "remedy"),
+    [
+        ("#DW stage_in type=list source=/in/%u/list destination=$FOREBAY_JOB_DIR/%j", "", "script line 2, column 24",
+         "a stage_in of what a file lists (type=list) is not carried out", "one stage_in for each file (type=file)"),
+        ("#DW stage_out type=list source=/in/list destination=/out/x", "", "script line 2, column 25",
+         "a stage_out of what a file lists (type=list) is not carried out", "one stage_out for each file (type=file)"),
+        ("", "capacity=0.01;stage_in:cp /in/a $X", "--bb",
+         "a command of stage_in is not carried out", "run the command in the script"),
+        ("", "stage_out:rm -r x", "--bb",
+         "a command of stage_out is not carried out", "write #DW stage_out type=file"),
+    ],
+)  # fmt: skip
+def test_what_the_agents_would_not_carry_out_is_refused_instead_of_left_out(
+    line: str, bb: str, place: str, says: str, remedy: str
+) -> None:
+    made = world()
+    found = refused(made, line, bb=bb)
+    assert (found.code, found.place) == (RefusalCode.INVALID_DIRECTIVE, place)
+    assert says in found.sentence and remedy in found.remedy
+    assert not made.state.jobs
+
+
+def test_spurs_form_without_commands_is_taken() -> None:
+    made = world()
+    job = taken(made, bb="capacity=0.01;capacity=0.02;")
+    assert made.state.buffers[job].granted_bytes == 31 * MIB
+
+
+def test_a_list_stays_beneath_the_roots() -> None:
+    made = world()
+    for line in (
+        "#DW stage_in type=list source=/etc/list destination=$FOREBAY_JOB_DIR/x",
+        "#DW stage_out type=list source=/in/list destination=/etc/x",
+    ):
+        assert refused(made, line).code is RefusalCode.PATH_NOT_ALLOWED
+    line = "#DW stage_in type=list source=/in/%j/list destination=$FOREBAY_JOB_DIR/x"
+    assert "share their lists" in refused(made, line, tasks=(1, 2)).sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"mail_types": ("sometimes",)}, "mail_types"),
+        ({"mail_user": "-x@y"}, "mail_user"),
+        ({"mail_user": "a\nb"}, "mail_user"),
+        ({"mail_user": "x" * 400}, "mail_user"),
+        ({"comment": "x" * 2000}, "comment"),
+        ({"comment": "a\x1bb"}, "comment"),
+        ({"partition": "a b"}, "partition"),
+    ],
+)
+def test_an_option_that_can_never_be_is_refused_by_its_field(options: dict[str, Any], place: str) -> None:
+    assert refused(world(), **options).place == place
+
+
+def test_what_a_job_asks_for_is_kept_with_it() -> None:
+    made = world()
+    wanted: dict[str, Any] = {"mail_types": ("stage_out",), "mail_user": "alan@example.org", "comment": "a b"}
+    job = taken(made, **wanted, requeue=False, singleton=True)
+    assert made.state.options[job] == JobOptions(**wanted, requeue=False, singleton=True)
+    assert made.state.options.get(taken(made)) is None

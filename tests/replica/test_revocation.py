@@ -1,0 +1,138 @@
+"""Staged buffers taken back for a job that should start sooner: when, for whom, how often, never in vain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replica import commands as c
+from replica import events as e
+from replica.accounting import SchedulingRules
+from replica.jobs import Hold
+from tests.replica.test_accounting import changed
+from tests.replica.world import OPERATOR, World, user
+
+
+def staged_behind_a_full_node(**rules: Any) -> tuple[World, int, int]:
+    """A world where a staged job waits for the CPUs of n1, whose script runs long, while n2 is idle."""
+    world = World({"fast": 100}, nodes=2, cpus=4)
+    if rules:
+        changed(world, c.SetSchedulingRules(SchedulingRules(**rules)))
+    world.settle(c.DrainNode("n2", "x"))
+    long = world.submit(cpus=4, time_limit_s=100_000)
+    world.report(long, c.ScriptStarted())
+    waiting = world.submit("capacity=80", cpus=2)
+    world.done(waiting)
+    assert world.reason(waiting) == "Resources"
+    world.settle(c.ResumeNode("n2"))
+    return world, long, waiting
+
+
+def revoked(world: World, job: int) -> bool:
+    return world.state.buffers[job].state.word == "teardown"
+
+
+def test_a_staged_job_that_does_not_start_gives_way_to_one_that_could_run_at_once_with_an_event_that_says_why() -> None:
+    world, _, waiting = staged_behind_a_full_node()
+    urgent = world.submit("capacity=60", priority=9)
+    assert not revoked(world, waiting)
+    world.advance(301)
+    assert revoked(world, waiting)
+    events = [event for batch in world.ledger for entry in batch.entries for event in entry.events]
+    assert e.RevokedFor(waiting, urgent) in events
+    (why,) = [event.reason for event in events if isinstance(event, e.AllocationRevoked)]
+    assert why == f"job {urgent} should start sooner, and this one did not start"
+    world.done(waiting)
+    assert world.shown(urgent)[2] == "staging-in"
+    assert world.shown(waiting)[2] == "pending"
+    world.finish(urgent)
+    world.done(waiting)
+    assert world.state.jobs[waiting].state.name == "CONFIGURING"
+
+
+def test_nobody_gives_way_to_the_same_priority_or_to_one_that_could_not_run_either() -> None:
+    world, _, waiting = staged_behind_a_full_node()
+    world.submit("capacity=60", priority=1)
+    world.advance(400)
+    assert not revoked(world, waiting)
+    world, _, waiting = staged_behind_a_full_node()
+    world.submit("capacity=60", priority=9, cpus=4)
+    world.settle(c.DrainNode("n2", "x"))
+    world.advance(400)
+    assert not revoked(world, waiting)
+
+
+def test_nothing_is_taken_back_in_vain_or_while_enough_is_on_its_way() -> None:
+    world, _, waiting = staged_behind_a_full_node()
+    other = world.submit("capacity=20", time_limit_s=100_000)
+    world.submit("capacity=90", priority=9)
+    world.advance(400)
+    assert not revoked(world, waiting)
+    assert world.state.buffers[other].held_bytes
+
+
+def test_a_job_gives_way_only_so_often_in_its_whole_life() -> None:
+    world, _, waiting = staged_behind_a_full_node(revocations_max=1, revoke_after_s=0)
+    first = world.submit("capacity=60", priority=8)
+    assert revoked(world, waiting)
+    world.done(waiting)
+    world.finish(first)
+    blocker = world.submit(cpus=4, priority=9, time_limit_s=100_000)
+    world.report(blocker, c.ScriptStarted())
+    world.done(waiting)
+    world.register("n3", cpus=4)
+    world.submit("capacity=60", priority=9)
+    world.advance(10_000)
+    assert not revoked(world, waiting)
+    assert world.state.revocations[waiting] == 1
+
+
+def test_a_held_job_s_staged_buffer_may_be_taken_back_for_a_higher_priority() -> None:
+    world = World({"fast": 100}, nodes=1, cpus=4)
+    held = world.submit("capacity=80")
+    world.settle(c.HoldJob(held), user())
+    urgent = world.submit("capacity=60", priority=9)
+    world.advance(301)
+    assert revoked(world, held)
+    world.done(held)
+    assert world.shown(urgent)[2] == "staging-in"
+    world.settle(c.ReleaseJob(held), user())
+    world.finish(urgent)
+    world.finish(held)
+
+
+def test_a_buffer_whose_stage_in_failed_is_kept_for_whoever_looks() -> None:
+    world = World({"fast": 100}, stage_retries=0)
+    failed = world.submit("capacity=80")
+    world.report(failed, c.OperationFailed("x"))
+    assert world.state.jobs[failed].hold is Hold.SYSTEM
+    world.submit("capacity=60", priority=9)
+    world.advance(1_000)
+    assert not revoked(world, failed)
+
+
+def test_a_site_that_wants_no_revocation_has_none_and_none_happens_below_level_3() -> None:
+    world, _, waiting = staged_behind_a_full_node(revocations_max=0)
+    world.submit("capacity=60", priority=9)
+    world.advance(400)
+    assert not revoked(world, waiting)
+    older = World({"fast": 100}, nodes=1, level=2)
+    held = older.submit("capacity=80")
+    older.settle(c.HoldJob(held), OPERATOR)
+    older.submit("capacity=60", priority=9)
+    older.advance(1_000)
+    assert not revoked(older, held)
+
+
+def test_whoever_gives_way_no_job_starves() -> None:
+    world = World({"fast": 100}, nodes=2, cpus=1)
+    changed(world, c.SetSchedulingRules(SchedulingRules(revocations_max=2, revoke_after_s=0)))
+    jobs = [world.submit(f"capacity={40 + 20 * (n % 3)}", priority=n % 4, time_limit_s=50) for n in range(12)]
+    for _ in range(400):
+        for job in jobs:
+            if job in world.state.unfinished and any(
+                order.job == job for order in world.orders(world.state.jobs[job].node)
+            ):
+                world.done(job)
+        world.advance(7)
+    assert not world.state.unfinished
+    assert all(count <= 2 for count in world.state.revocations.values())

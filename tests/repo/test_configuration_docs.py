@@ -1,0 +1,45 @@
+"""docs/configuration.md and the example files say what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replica import commands as c
+from replica.configuration import DEFAULT_POLICY, file_text, wanted_of, written_value
+from replica.refusals import Refusal
+from replica.site_file import parse_text
+from replica.site_keys import KEYS, Key, Owner
+from replica.sites import DEFAULT_SITE
+from tests.replica.world import World
+from tests.repo.tree import ROOT
+
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("burst_buffer*.conf"))
+
+
+def row(key: Key) -> str:
+    """Return the key's row in the page."""
+    default = "" if key.owner is Owner.FLAG else written_value(key, DEFAULT_SITE, DEFAULT_POLICY)
+    return f"| `{key.name}` | {key.kind.value} | {f'`{default}`' if default else ''} | {key.about} |"
+
+
+def test_the_page_has_the_row_of_every_key_and_no_other() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `") and not line.startswith("| `forebay ")]
+    assert rows == [row(key) for key in KEYS]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_accepted_and_applied(path: Path) -> None:
+    parsed = parse_text(path.read_text(encoding="utf-8"), path.name)
+    assert parsed.faults == () and parsed.settings
+    world = World()
+    assert world.settle(c.ConfigureSite(parsed.settings)) == 0
+    again = parse_text(file_text(world.state))
+    assert not isinstance(wanted_of(world.state, again.settings), Refusal)
+
+
+def test_the_page_links_to_every_example() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert EXAMPLES and all(f"(examples/{path.name})" in page for path in EXAMPLES)

@@ -1,0 +1,28 @@
+"""Bugs to plant in what came with feature level 3, which only clusters that were raised to it can show: see `bugs`."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+from replica import persistent_pass
+from replica.persistent import PersistentBuffer
+
+
+def persistent_space_not_counted() -> list[Any]:
+    """What a persistent buffer holds is taken for free (law 8)."""
+    return [patch.object(PersistentBuffer, "held_bytes", property(lambda self: 0))]
+
+
+def destroyed_while_used() -> list[Any]:
+    """A persistent buffer is removed although jobs work with it."""
+    original = persistent_pass._waits_for_names
+
+    def blind(*given: Any) -> str:
+        sentence = original(*given)
+        return "" if " jobs use the persistent buffer " in sentence else sentence
+
+    return [patch.object(persistent_pass, "_waits_for_names", blind)]
+
+
+PLANTS_OF_WHOLE = (persistent_space_not_counted, destroyed_while_used)

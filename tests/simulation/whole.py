@@ -1,0 +1,168 @@
+"""What people ask for from feature level 3 on: persistent buffers, arrays, runs that are stopped or begin again, pools
+and the site's configuration. Below that level the same requests are refused, which is tried now and then too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from replica import commands as c
+from replica import features
+from replica.buffers import Access, BufferRequest
+from replica.jobs import Hold, JobState
+from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
+from replica.refusals import Refusal
+from replica.site_file import Setting
+from replica.sites import persistent_refusal
+from replica.state import State
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import SimClient
+
+GRAIN_BYTES = 1 << 20
+NAMES = ("lake", "pond", "mere")
+LAKES = "lakes"
+"""The pool that most persistent buffers are made in: the others are full of jobs, which they never pass."""
+OPERATIONS = {
+    "stage_in": ("", "setup", "data_in", "paths", "create_persistent", "destroy_persistent"),
+    "post_run": ("", "post_run"),
+    "stage_out": ("", "data_out"),
+    "teardown": ("", "teardown"),
+}
+"""What of a stage can fail, by name."""
+
+
+def is_whole(state: State) -> bool:
+    """Whether the cluster is at the level at which all of this is allowed."""
+    return state.feature_level >= features.BURST_BUFFERS_WHOLE
+
+
+def idea(client: SimClient) -> c.Request:
+    """Return something to ask for."""
+    rng, state = client.rng, client.world.oracle.state
+    if is_whole(state) and isinstance(persistent_refusal(state.site, is_operator=False, place=""), Refusal):
+        if rng.random() < 0.5:
+            return client.request(_configuration(client, persistent=True), operator=True)
+    draw = rng.random()
+    if draw < 0.40 or not client.jobs:
+        return client.request(persistent(client), operator=rng.random() < 0.1)
+    if draw < 0.50:
+        return client.request(array(client))
+    job = rng.choice(client.jobs[-4:])
+    operator = rng.random() < 0.7
+    if draw < 0.64:
+        return client.request(c.SuspendJob(_one_of(client, JobState.RUNNING) or job), operator=operator)
+    if draw < 0.72:
+        return client.request(c.ResumeJob(_one_of(client, JobState.SUSPENDED) or job), operator=operator)
+    if draw < 0.86:
+        wanted = rng.choice((JobState.RUNNING, JobState.CONFIGURING, JobState.SUSPENDED, JobState.PENDING))
+        return client.request(c.RequeueJob(_one_of(client, wanted) or job), operator=operator)
+    if draw < 0.90:
+        by_name = c.ClearBuffer(name=rng.choice(NAMES), discard=rng.random() < 0.3)
+        stuck = [one for one in sorted(state.unfinished) if state.jobs[one].stuck]
+        by_job = c.ClearBuffer(rng.choice(stuck or [job]), discard=rng.random() < 0.5)
+        return client.request(rng.choice((by_name, by_job)), operator=True)
+    if draw < 0.93:
+        tasks = rng.choice((None, (0,), (1, 2)))
+        of_array = rng.choice(sorted(state.arrays)) if state.arrays else job
+        return client.request(rng.choice((c.CancelJob(of_array, tasks=tasks), c.HoldJob(of_array, tasks))))
+    if draw < 0.98:
+        return client.request(_pool_change(client), operator=True)
+    return client.request(_configuration(client, persistent=rng.random() < 0.9), operator=True)
+
+
+def _one_of(client: SimClient, wanted: JobState) -> int:
+    """Return a job that is in this state and has not only just been submitted, 0 if there is none."""
+    state = client.world.oracle.state
+    found = sorted(
+        job for jobs in state.on_node.values() for job in jobs if job in state.jobs and state.jobs[job].state is wanted
+    )
+    return client.rng.choice(found) if found else 0
+
+
+def persistent(client: SimClient) -> c.SubmitJob:
+    """Make a job that creates, uses or destroys persistent buffers."""
+    rng = client.rng
+    creates = destroys = uses = ""
+    match rng.randrange(4):
+        case 0:
+            creates = rng.choice(NAMES)
+        case 1:
+            destroys = rng.choice(NAMES)
+        case 2:
+            uses = rng.choice(NAMES)
+        case _:
+            creates = uses = rng.choice(NAMES)
+    pool = rng.choice((LAKES, LAKES, LAKES, "", "slow"))
+    create = CreatePersistent(creates, rng.randrange(1, 3) * GRAIN_BYTES, pool, (Access.STRIPED,), "scratch", "line 2")
+    buffer = BufferOptions(
+        directives_kind="bb",
+        creates=(create,) if creates else (),
+        destroys=(DestroyPersistent(destroys, rng.random() < 0.5, "line 2"),) if destroys else (),
+        uses=(uses,) if uses else (),
+    )
+    options = JobOptions(nodes=1 if uses or rng.random() < 0.3 else 0, requeue=rng.random() < 0.9, buffer=buffer)
+    made = client.submission()
+    request = made.request if options.nodes and rng.random() < 0.4 else _nothing_of_its_own()
+    return replace(made, request=request, options=options)
+
+
+def _nothing_of_its_own() -> BufferRequest:
+    return BufferRequest(
+        pool="", capacity_bytes=0, access=(Access.STRIPED,), type="scratch", stage_in=(), stage_out=(), text="#BB",
+    )  # fmt: skip
+
+
+def destroyer(client: SimClient, name: str) -> c.SubmitJob:
+    """Make a job that removes a persistent buffer, whoever may own it, and does nothing else."""
+    buffer = BufferOptions(directives_kind="bb", destroys=(DestroyPersistent(name, True, "line 2"),))
+    made = client.submission()
+    return replace(
+        made, request=_nothing_of_its_own(), hold=Hold.NONE, options=JobOptions(nodes=0, buffer=buffer)
+    )  # fmt: skip
+
+
+def array(client: SimClient) -> c.SubmitJob:
+    """Make a job array, some of which may be under way at once."""
+    rng = client.rng
+    made = client.submission()
+    options = JobOptions(array_throttle=rng.choice((0, 1, 2)), requeue=rng.random() < 0.9)
+    return replace(made, options=options, array=tuple(range(rng.randrange(2, 5))))
+
+
+def _pool_change(client: SimClient) -> c.Command:
+    rng = client.rng
+    match rng.randrange(4):
+        case 0:
+            return c.RemovePool(rng.choice(("slow", "spare", "spare")))
+        case 1:
+            return c.ChangePool("spare", exists=False, quantity=4 * GRAIN_BYTES, granularity=GRAIN_BYTES)
+        case 2:
+            return c.ChangePool("fast", out_of_service=rng.choice((0, 1, 3)) * GRAIN_BYTES)
+        case _:
+            return c.ChangePool("fast", quantity=rng.choice((6, 8, 10)) * GRAIN_BYTES)
+
+
+def _configuration(client: SimClient, *, persistent: bool) -> c.ConfigureSite:
+    rng = client.rng
+    flags = ["EnablePersistent"] if persistent else ["DisablePersistent"]
+    if rng.random() < 0.4:
+        flags.append("TeardownFailure")
+    settings = (
+        Setting("Flags", ",".join(flags)),
+        Setting("PreRunRequeues", str(rng.randrange(3))),
+        Setting("RestartPolicy", rng.choice(("forebay", "forebay", "slurm"))),
+        Setting("OperationsPerStage", rng.choice(("1", "2", "128"))),
+        Setting("MaxPasses", str(rng.choice((6, 8, 10)))),
+    )
+    return c.ConfigureSite(settings, True)
+
+
+def raised(client: SimClient) -> c.RaiseFeatureLevel:
+    """Return the command to raise the level, of an operator who has seen that all members run the present release."""
+    oracle = client.world.oracle
+    members = oracle.members.newest
+    known = () if members is None else tuple((one.id, features.FEATURE_LEVEL_KNOWN) for one in members.members())
+    return c.RaiseFeatureLevel(oracle.state.feature_level + 1, known)
