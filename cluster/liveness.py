@@ -113,6 +113,10 @@ def _is_current(row: Transfer, state: State) -> bool:
     return job is not None and job.node == row.node and job.attempt == row.attempt
 
 
+_ABOUT_EVERY_NODE = (PolicySet, SiteConfigured)
+"""Events after which every node may have other orders."""
+
+
 class OrderWatch:
     """At which revision each node's orders may have changed last, and who waits to hear of it."""
 
@@ -132,7 +136,7 @@ class OrderWatch:
         touched: set[str] = set()
         for entry in batch.entries:
             for event in entry.events:
-                if isinstance(event, PolicySet | SiteConfigured):
+                if isinstance(event, _ABOUT_EVERY_NODE):
                     touched.update(after.nodes)
                 job_id = job_of(event)
                 if job_id is None:

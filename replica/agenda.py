@@ -72,6 +72,11 @@ EVENTS_ABOUT_NONE = (
 )
 """Events that are not about one job: about a node, about every job, or about nothing that is kept here."""
 
+_EVENTS_OF_THEIR_OWN = frozenset(
+    (*NODE_EVENTS, *RESERVATION_EVENTS, *EVENTS_ABOUT_ALL, *EVENTS_ABOUT_NONE, e.ArraySubmitted)
+)
+"""All events that are not simply about one job, which nearly every event of a busy cluster is: found at one look."""
+
 
 class Agenda:
     """An index of one State for scheduling passes; `advance` takes it to the next."""
@@ -128,7 +133,10 @@ class Agenda:
         """Become the index of `state`, which is what `events` made of the present one."""
         self.state = state
         for event in events:
-            if isinstance(event, NODE_EVENTS):
+            if type(event) not in _EVENTS_OF_THEIR_OWN:
+                # What it does to other jobs, such as being passed, is not kept here but looked up.
+                self._touched.add(event.job)  # type: ignore[union-attr]  # all others have one (test_agenda)
+            elif isinstance(event, NODE_EVENTS):
                 self._touched_nodes.add(event.node)
                 if isinstance(event, e.NodeCameBack):
                     self._touched.update(event.jobs)
@@ -140,12 +148,8 @@ class Agenda:
                 self._touched_nodes.update(state.nodes)
                 self._touched.update(state.unfinished)
                 self._changed_arrays.update(self._lines)
-            elif not isinstance(event, EVENTS_ABOUT_NONE):
-                # What it does to other jobs, such as being passed, is not kept here but looked up.
-                if isinstance(event, e.ArraySubmitted):
-                    self._touched.update(e.jobs_of(event))
-                else:
-                    self._touched.add(event.job)
+            elif isinstance(event, e.ArraySubmitted):
+                self._touched.update(e.jobs_of(event))
 
     def prepare(self, jobs_max: int) -> bool:
         """Look at up to so many jobs that were touched; return whether none is left, so that a pass is cheap now."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from cluster.providers.log_lines import one_line
 from replica.commands import OperationDone, OperationFailed, OperationResult, ScriptEnded, ScriptStarted
 from replica.orders import Order
+from replica.plain import plain
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MOVING: Final = ("stage_in", "stage_out")
@@ -29,12 +29,12 @@ def result_said(stage: str, result: OperationResult) -> str:
         case OperationDone(files, size_bytes):
             return f"done: {count(files, 'file')}, {figure(size_bytes)}" if stage in _MOVING else "done"
         case OperationFailed(message, final):
-            return f"failed: {one_line(message)}{'; it is not tried again by itself' if final else ''}"
+            return f"failed: {plain(message)}{'; it is not tried again by itself' if final else ''}"
         case ScriptStarted():
             return "started"
         case ScriptEnded(state, exit_code, number, message):
             how = f"signal {_signal(number)}" if number else f"exit code {exit_code}"
-            return f"ended: {state.name}, {how}{f': {one_line(message)}' if message else ''}"
+            return f"ended: {state.name}, {how}{f': {plain(message)}' if message else ''}"
 
 
 def figure(size_bytes: int) -> str:

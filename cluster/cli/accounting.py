@@ -7,10 +7,11 @@ import click
 
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JOB_ID, JSON_OPTION
-from cluster.cli.output import plain, show, show_json, table
+from cluster.cli.output import show, show_json, table
 from cluster.cli.session import session
 from cluster.client import Client
 from cluster.client import accounting_views as v
+from replica.plain import plain
 
 _T = TypeVar("_T")
 

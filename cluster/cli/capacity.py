@@ -4,12 +4,13 @@ import click
 
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import note, plain, show, show_json, size
+from cluster.cli.output import note, show, show_json, size
 from cluster.cli.session import session
 from cluster.cli.tables import buffers_table, nodes_table, pools_table, transfers_table
 from cluster.client import Client
 from cluster.client.requests import PoolRequest
 from cluster.client.views import PoolView
+from replica.plain import plain
 from replica.units import SizeError, parse_size
 
 

@@ -9,7 +9,7 @@ import msgspec
 from cluster.certificates import Certificate, certificate_of, certificates_in
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import note, plain, show, show_json, table
+from cluster.cli.output import note, show, show_json, table
 from cluster.cli.session import session
 from cluster.cli.tables import moment
 from cluster.clock import format_instant
@@ -17,6 +17,7 @@ from cluster.config import OPERATOR_NAME, Config
 from cluster.founding import replica_hosts
 from cluster.identity import NAME_RULE, Role, is_name
 from cluster.pki import AUTHORITY_NAME, CERTIFICATE_MODE, PkiRefused, issue, load_authority
+from replica.plain import plain
 from replica.units import MICROSECONDS_PER_SECOND
 
 EXPIRY_NOTICE_DAYS: Final = 60

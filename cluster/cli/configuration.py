@@ -7,11 +7,12 @@ import click
 from cluster.cli.config_file import read_settings, settings_of
 from cluster.cli.exits import bad_input
 from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import note, plain, show_json
+from cluster.cli.output import note, show_json
 from cluster.cli.session import session
 from cluster.client import Client
 from cluster.client.configuration_views import CompareAnswer
 from replica.features import BURST_BUFFERS_WHOLE
+from replica.plain import plain
 from replica.site_file import Setting
 
 NOTHING = "(nothing)"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from cluster.cli.moments import format_duration
-from cluster.cli.output import plain, size
+from cluster.cli.output import size
 from cluster.cli.tables import run_time_s
 from cluster.client.burst_views import NO_VALUE, Zone, local_time, owner
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
@@ -18,6 +18,7 @@ from cluster.client.views import JobView
 from cluster.clock import format_instant, parse_instant
 from cluster.identities import group_name, uid_of
 from replica.jobs import ENDED, JobState
+from replica.plain import plain
 from replica.units import Instant, seconds
 
 INDENT: Final = "\n   "

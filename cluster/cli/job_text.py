@@ -7,11 +7,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cluster.cli.moments import format_span
-from cluster.cli.output import plain, table
+from cluster.cli.output import table
 from cluster.cli.tables import moment
 from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
 from cluster.clock import parse_instant
 from replica.jobs import ENDED
+from replica.plain import plain
 from replica.units import Instant
 
 BAR_CELLS: Final = 32

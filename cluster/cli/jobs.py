@@ -13,7 +13,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import exit_with, report
 from cluster.cli.job_block import job_block
 from cluster.cli.job_text import timeline, why_text
-from cluster.cli.output import note, plain, show, show_json, stdout_console
+from cluster.cli.output import note, show, show_json, stdout_console
 from cluster.cli.session import failure_of, session
 from cluster.cli.tables import jobs_table
 from cluster.client import ApiError, Client
@@ -21,6 +21,7 @@ from cluster.client.views import JobsAnswer, JobView
 from replica.array_commands import parse_reference, shown_reference
 from replica.arrays import ArrayFault
 from replica.jobs import ENDED, JobState
+from replica.plain import plain
 
 LIMIT: Final = 1_000
 """Jobs that are listed when nobody says otherwise, count."""

@@ -8,12 +8,13 @@ import msgspec
 from cluster.address import Address, AddressError
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import Cell, fields_table, note, plain, show, show_json, table
+from cluster.cli.output import Cell, fields_table, note, show, show_json, table
 from cluster.cli.session import config_failure, session
 from cluster.cli.tables import members_table, snapshot_fields
 from cluster.client import ApiError, Client
 from cluster.client.views import MembersAnswer, MemberView, StatusView
 from cluster.config import Config, ConfigError, ReplicaConfig
+from replica.plain import plain
 
 DIGEST_DIGITS_SHOWN = 16
 """Digits of a digest in a table: enough to see a difference; `--json` has all 64."""

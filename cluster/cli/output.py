@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from replica.plain import plain
 from replica.units import format_size
 
 WIDTH_WITHOUT_TERMINAL: Final = 1_000
@@ -32,16 +33,6 @@ ROWS_STYLED_MAX: Final = 1_000
 """Rows of a table for which colours and folding are worth waiting, count: about half a second."""
 
 Cell = str | int | None | Text
-
-
-def plain(text: str) -> str:
-    """Return the text with each character that is not printable as an escape, such as `\\x1b`."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
 
 
 def stdout_console() -> Console:

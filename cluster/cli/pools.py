@@ -4,12 +4,13 @@ import click
 
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import note, plain, show, show_json, table
+from cluster.cli.output import note, show, show_json, table
 from cluster.cli.session import session
 from cluster.cli.tables import unit_in
 from cluster.client import Client
 from cluster.client.configuration_views import PoolAddRequest, PoolChangeRequest, UnitWord
 from cluster.client.views import PoolView
+from replica.plain import plain
 from replica.pool_units import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.units import SizeError
 

@@ -12,13 +12,14 @@ from cluster.cli.exits import bad_input
 from cluster.cli.job_block import job_number, shown_node
 from cluster.cli.jobs import JSON_OPTION, LIMIT, LIMIT_MAX, UNFINISHED, listed, states_of
 from cluster.cli.moments import format_duration, format_elapsed
-from cluster.cli.output import note, plain, show_json
+from cluster.cli.output import note, show_json
 from cluster.cli.session import session
 from cluster.cli.tables import run_time_s, state_code
 from cluster.client.burst_views import NO_VALUE, local_time
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.client.views import JobView
 from replica.jobs import JobState
+from replica.plain import plain
 from replica.units import Instant
 
 STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"

@@ -6,10 +6,11 @@ from typing import Final
 from rich.text import Text
 
 from cluster.cli.moments import format_elapsed
-from cluster.cli.output import NOTHING, Listing, plain, readable_size, size, table, text_of
+from cluster.cli.output import NOTHING, Listing, readable_size, size, table, text_of
 from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView, TransferView
 from cluster.clock import parse_instant
 from replica.jobs import JobState
+from replica.plain import plain
 from replica.pool_units import PoolUnit, format_amount, unit_of
 from replica.units import MICROSECONDS_PER_SECOND, Instant
 

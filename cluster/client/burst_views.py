@@ -13,6 +13,7 @@ from typing import Final
 
 from cluster.client.views import View
 from cluster.clock import parse_instant
+from replica.plain import plain
 from replica.pool_units import PoolUnit, format_slurm_amount
 from replica.units import MICROSECONDS_PER_SECOND
 
@@ -208,7 +209,4 @@ def _word(text: str | None) -> str:
 
 def _text(text: str | None) -> str:
     """Return a text whose characters no terminal obeys: names and paths come from other people."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text or ""
-    )
+    return plain(text or "")

@@ -12,6 +12,7 @@ from typing import Final
 from cluster.clock import format_instant
 from replica.jobs import JobState
 from replica.mails import Mail, MailKind, message_name
+from replica.plain import plain
 
 MESSAGE_ID_DOMAIN: Final = "forebay"
 """Right of the @ in a Message-ID: the same on every replica, unlike a host name."""
@@ -47,7 +48,7 @@ _SENTENCES: Final = {
 
 def subject_of(mail: Mail) -> str:
     """Return the subject: `SLURM Job_id=12 Name=my_app Staged Out, StageOut time 00:05:07`."""
-    parts = [f"{_job(mail)} Name={_printable(mail.name)[:NAME_CHARACTERS_MAX]} {_WORDS[mail.kind]}"]
+    parts = [f"{_job(mail)} Name={plain(mail.name)[:NAME_CHARACTERS_MAX]} {_WORDS[mail.kind]}"]
     # A job that never ran has no run time.
     if mail.duration_s or mail.result is not JobState.CANCELLED:
         parts.append(f"{_TIMES[mail.kind]} {_duration(mail.duration_s)}")
@@ -81,7 +82,7 @@ def message_id(cluster_id: str, mail: Mail) -> str:
 def body_of(cluster: str, cluster_id: str, mail: Mail) -> str:
     """Return the text below the subject."""
     return (
-        f"Job {mail.job} ({_printable(mail.name)[:NAME_CHARACTERS_MAX]}) of the cluster {_printable(cluster)}: "
+        f"Job {mail.job} ({plain(mail.name)[:NAME_CHARACTERS_MAX]}) of the cluster {plain(cluster)}: "
         f"{_SENTENCES[mail.kind]}.\n"
         f"Time: {format_instant(mail.at)}\n"
         f"Message: {message_id(cluster_id, mail)} (a mail with the same one is the same mail, sent twice)\n"
@@ -99,11 +100,3 @@ def message_of(cluster: str, cluster_id: str, mail: Mail, *, sender: str, recipi
     # ASCII alone, whatever a job is called: not every server takes more.
     message.set_content(body_of(cluster, cluster_id, mail), cte="quoted-printable")
     return message.as_bytes()
-
-
-def _printable(text: str) -> str:
-    """Return a text on one line: names come from users, and a line of theirs must not become a header."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )

@@ -6,7 +6,7 @@ import logging
 
 from cluster.providers.guard import Finished
 from cluster.providers.limits import LOGGED_BYTES_MAX
-from cluster.providers.log_lines import one_line
+from replica.plain import plain
 
 logger = logging.getLogger(__name__)
 
@@ -24,4 +24,4 @@ def log_output(what: str, finished: Finished) -> None:
     for stream in (finished.printed, finished.complained):
         for line in stream[:LOGGED_BYTES_MAX].decode("utf-8", "replace").splitlines():
             if line.strip():
-                logger.info("%s: %s", one_line(what), one_line(line.rstrip()))
+                logger.info("%s: %s", plain(what), plain(line.rstrip()))
