@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +35,7 @@ from cluster.providers.pool_watch import PoolWatch
 from cluster.raising import FirstRaise
 from cluster.restarting import Restarting
 from cluster.storage import Storage
+from cluster.transfer_totals import TransferTotals
 from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
 from replica.commit import Batch
 from replica.refusals import RefusalCode
@@ -43,7 +44,9 @@ from replica.state import State
 from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant
 from wal.configuration import Placed
+from wal.filling import Handed, fill
 from wal.journal import Entry
+from wal.records import Gap
 
 LOGGER = logging.getLogger(__name__)
 
@@ -107,6 +110,7 @@ class Controller:
         self.past = Past(self.chronicle, base=storage.state, base_index=storage.index, snapshots=storage.snapshots)
         self.liveness = Liveness(clock, node_down_s=node_down_s)
         self.orders = OrderWatch(storage.state.revision)
+        self.transfer_totals = TransferTotals()
         self.engine = make_engine(self, self._on_change, fail)
         self.levels = FeatureLevels(name, self.engine)
         self.membership = Membership(config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied)
@@ -257,6 +261,10 @@ class Controller:
             future.add_done_callback(lambda done: call_soon(loop, self._saved, image, done))
         return future
 
+    def fill_history(self, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
+        """Give the ledger entries that a snapshot replaced; return what is left of the gap (`wal.filling.fill`)."""
+        return fill(self._storage.environment, gap, handed)
+
     # What consensus calls
 
     def apply(self, index: int, term: int, data: bytes) -> None:
@@ -284,6 +292,8 @@ class Controller:
         self.past.applied(index, after)
         if batch is not None and not void:
             self.orders.applied(before, batch, after)
+            if before.transfers is not after.transfers:
+                self.transfer_totals.applied(batch)
         self.chronicle.append(
             Applied(index, term, digest, before.revision, after.revision, batch, void, len(data), configuration)
         )

@@ -13,7 +13,8 @@ import msgspec
 
 from cluster.clock import Clock
 from replica.commit import Batch
-from replica.events import PolicySet, SiteConfigured, job_of
+from replica.events import FeatureLevelRaised, PolicySet, SiteConfigured, TransferRulesSet, job_of
+from replica.governing import has_shares, rules_in_force
 from replica.state import State
 from replica.units import Instant, Revision
 
@@ -46,6 +47,13 @@ class Transfer(msgspec.Struct, frozen=True):
     bytes_total: int
     rate_bytes_s: float
     updated_at: Instant
+    directories_done: int = 0
+    retries: int = 0
+    resumed_files: int = 0
+    resumed_bytes: int = 0
+    phase: str = ""
+    file: str = ""
+    waiting: bool = False
 
 
 class Liveness:
@@ -113,8 +121,18 @@ def _is_current(row: Transfer, state: State) -> bool:
     return job is not None and job.node == row.node and job.attempt == row.attempt
 
 
-_ABOUT_EVERY_NODE = (PolicySet, SiteConfigured)
+_ABOUT_EVERY_NODE = frozenset((PolicySet, SiteConfigured, TransferRulesSet, FeatureLevelRaised))
 """Events after which every node may have other orders."""
+
+
+def _shared_with(before: State, after: State) -> Iterable[str]:
+    """Return the nodes whose share of a rate may have changed: those that move data, as transfers begin and end."""
+    if before.moving is after.moving:
+        return ()
+    rules = rules_in_force(after)
+    if rules is None or not has_shares(rules):
+        return ()
+    return [node for user, node in after.moving if node and not user]
 
 
 class OrderWatch:
@@ -134,17 +152,18 @@ class OrderWatch:
     def applied(self, before: State, batch: Batch, after: State) -> None:
         """Note whose orders the batch may have changed."""
         touched: set[str] = set()
+        jobs: set[int] = set()
         for entry in batch.entries:
             for event in entry.events:
-                if isinstance(event, _ABOUT_EVERY_NODE):
+                if type(event) in _ABOUT_EVERY_NODE:
                     touched.update(after.nodes)
-                job_id = job_of(event)
-                if job_id is None:
-                    continue
-                for state in (before, after):
-                    job = state.jobs.get(job_id)
-                    if job is not None and job.node:
-                        touched.add(job.node)
+                jobs.add(job_of(event) or 0)  # 0 is no job's
+        for former in (before.jobs, after.jobs):
+            for job_id in jobs:
+                job = former.get(job_id)
+                if job is not None and job.node:
+                    touched.add(job.node)
+        touched.update(_shared_with(before, after))
         for node in touched:
             self._changed[node] = after.revision
             self._wake(node)

@@ -113,6 +113,22 @@ class Past:
                 if step.applied.index >= index:
                     yield step
 
+    async def entries(self, from_revision: int) -> AsyncIterator[Applied]:
+        """Walk over the applied entries from the one that settled `from_revision` on, without states: to the last one
+        that is applied when the walk begins. LookupError where they are not held, PastBusy as for other questions.
+        """
+        last_index = self._chronicle.last_index
+        index = self._chronicle.index_of(max(1, from_revision))
+        async with self._turn():
+            while index <= last_index:
+                chunk = list(self._chronicle.read(index, limit=min(SLICE_ENTRIES, last_index - index + 1)))
+                if not chunk:
+                    return
+                for applied in chunk:
+                    yield applied
+                index = chunk[-1].index + 1
+                await asyncio.sleep(0)
+
     async def _walk(self, start: _Point, last_index: int) -> AsyncIterator[Step]:
         index, state = start.index, start.state
         done = 0

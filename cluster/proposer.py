@@ -164,7 +164,7 @@ class Proposer:
         # command that comes in before the change is told is refused when it is.
         if not self._open:
             raise NotLeading(self._engine.leader)
-        weight_bytes = _weight_bytes(request)
+        weight_bytes = _weight_bytes(request) if type(request.command) is SubmitJob else ENTRY_OVERHEAD_BYTES
         if len(self._queue) >= QUEUE_COMMANDS_MAX or self._queue_bytes + weight_bytes > QUEUE_BYTES_MAX:
             self.counts.queue_full += 1
             raise QueueFull(f"{len(self._queue)} commands are waiting")

@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,9 +23,10 @@ import uvloop
 
 from cluster.address import Address
 from cluster.api import Server, Service
+from cluster.backfill import Backfill
 from cluster.channel import ChannelServer
 from cluster.client import Client
-from cluster.client.views import StatusView
+from cluster.client.views import HandedView, StatusView
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
@@ -191,6 +192,14 @@ class Replica:
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
         self._client = Client.from_config(config, name, clock=clock, deadline_s=PEER_ANSWER_S)
         self.controller.checkpoints = Checkpoints(name, self._peers, self._digests_of, fail)
+        self.backfill = Backfill(
+            self.controller.ledger,
+            fill=self.controller.fill_history,
+            journal_fill=lambda: self.controller.journal_fill,
+            peers=self._peers,
+            ask=self._history_of,
+            fail=fail,
+        )
         self.controller.levels.ask = self._status_of
         self.controller.levels.version = release()
         self.controller.mailer = mailer_of(self.controller, config)
@@ -223,6 +232,7 @@ class Replica:
                 await self.channel.start()
             await self.controller.start()
             self.controller.checkpoints.start()
+            self.backfill.start()
         except OSError as error:
             await self.stop()
             raise Refused(
@@ -237,6 +247,7 @@ class Replica:
         await self.controller.membership.hand_over()
         self.collector.stop()
         await self.controller.checkpoints.stop()
+        await self.backfill.stop()
         if self.channel is not None:
             await self.channel.stop()
         await self.server.stop()
@@ -249,6 +260,9 @@ class Replica:
 
     async def _digests_of(self, peer: str) -> Mapping[int, str]:
         return (await self._client.digests(self._api_of(peer))).digests
+
+    async def _history_of(self, peer: str, last: int) -> Iterable[HandedView]:
+        return (await self._client.history_before(last, replica=self._api_of(peer))).entries
 
     async def _status_of(self, peer: str) -> StatusView:
         return await self._client.status(self._api_of(peer))

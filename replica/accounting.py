@@ -34,6 +34,8 @@ class LimitKind(IntEnum):
 
     GRP_BB = 1
     """Space held by all together."""
+    GRP_BB_MINUTES = 2
+    """Space times the time that it was held, ever (`replica.consumption`); from feature level 4 on."""
     GRP_BB_RUN_MINUTES = 3
     """Space held by all together, times the time limits of the jobs that hold it."""
     MAX_BB_PER_JOB = 4
@@ -61,6 +63,7 @@ class LimitKind(IntEnum):
 
 _WORDS = {
     LimitKind.GRP_BB: "GrpBB",
+    LimitKind.GRP_BB_MINUTES: "GrpBBMinutes",
     LimitKind.GRP_BB_RUN_MINUTES: "GrpBBRunMinutes",
     LimitKind.MAX_BB_PER_JOB: "MaxBBPerJob",
     LimitKind.MAX_BB_PER_NODE: "MaxBBPerNode",
@@ -85,6 +88,7 @@ _COUNTS = frozenset(
 QOS_REASONS: Mapping[LimitKind, str] = MappingProxyType(
     {
         LimitKind.GRP_BB: "QOSGrpBB",
+        LimitKind.GRP_BB_MINUTES: "QOSGrpBBMinutes",
         LimitKind.GRP_BB_RUN_MINUTES: "QOSGrpBBRunMinutes",
         LimitKind.MAX_BB_PER_JOB: "QOSMaxBBPerJob",
         LimitKind.MAX_BB_PER_NODE: "QOSMaxBBPerNode",
@@ -102,6 +106,7 @@ QOS_REASONS: Mapping[LimitKind, str] = MappingProxyType(
 ACCOUNT_REASONS: Mapping[LimitKind, str] = MappingProxyType(
     {
         LimitKind.GRP_BB: "AssocGrpBB",
+        LimitKind.GRP_BB_MINUTES: "AssocGrpBBMinutes",
         LimitKind.GRP_BB_RUN_MINUTES: "AssocGrpBBRunMinutes",
         LimitKind.MAX_BB_PER_JOB: "AssocMaxBBPerJob",
         LimitKind.MAX_BB_PER_NODE: "AssocMaxBBPerNode",
@@ -231,7 +236,15 @@ def limits_for_each(accounts: Accounts, name: str, user: str) -> tuple[Limit, ..
     return tuple(found.values())
 
 
-_GROUP = frozenset({LimitKind.GRP_BB, LimitKind.GRP_BB_RUN_MINUTES, LimitKind.GRP_NODES, LimitKind.GRP_CPUS})
+_GROUP = frozenset(
+    {
+        LimitKind.GRP_BB,
+        LimitKind.GRP_BB_MINUTES,
+        LimitKind.GRP_BB_RUN_MINUTES,
+        LimitKind.GRP_NODES,
+        LimitKind.GRP_CPUS,
+    }
+)
 
 
 def is_of_group(limit: Limit) -> bool:

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from replica import commands as c
 from replica import events as e
 from replica.accounting import (
+    Limit,
+    LimitKind,
     check_account,
     check_asked,
     check_license,
@@ -17,7 +19,7 @@ from replica.accounting import (
     check_rules,
     with_members_sorted,
 )
-from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.headroom import alone_over, submit_over
 from replica.jobs import JobSpec
 from replica.limits import ACCOUNTS_MAX, LICENSES_MAX, QOS_MAX, RESERVATIONS_MAX
@@ -47,9 +49,17 @@ def _full(what: str, most: int) -> Refusal:
     return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {most} of them", "delete what nobody uses", what)
 
 
+def _limits_too_new(state: Facts, limits: tuple[Limit, ...], place: str) -> Refusal | None:
+    if not any(limit.kind is LimitKind.GRP_BB_MINUTES for limit in limits):
+        return None
+    return level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, LimitKind.GRP_BB_MINUTES.word, place)
+
+
 def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> Changed:
     account = command.account
-    refusal = check_account(state.accounts, account)
+    refusal = check_account(state.accounts, account) or _limits_too_new(
+        state, (*account.limits, *(limit for member in account.members for limit in member.limits)), "account.limits"
+    )
     if refusal is not None:
         return refusal
     if account.name not in state.accounts and len(state.accounts) >= ACCOUNTS_MAX:
@@ -74,7 +84,7 @@ def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> Chan
 
 def _set_qos(state: Facts, command: c.SetQos, at: Instant) -> Changed:
     qos = command.qos
-    refusal = check_qos(qos)
+    refusal = check_qos(qos) or _limits_too_new(state, qos.limits, "qos.limits")
     if refusal is not None:
         return refusal
     if qos.name not in state.qos and len(state.qos) >= QOS_MAX:
@@ -182,22 +192,33 @@ def admitted_options(
     if refusal is not None:
         return refusal
     rules, user = rules_of(state), spec.user
-    if not options.account and rules.default_account:
-        account = state.accounts.get(rules.default_account)
-        if account is not None and account.member(user) is not None:
-            options = replace(options, account=account.name)
+    account = "" if options.account else default_account(state, user)
+    if account:
+        options = replace(options, account=account)
     if not options.qos and rules.default_qos:
         qos = state.qos.get(rules.default_qos)
         if qos is not None and qos.admits(user, options.account):
             options = replace(options, qos=qos.name)
-    return _admission_refusal(state, user, options, at, jobs) or options
+    return _admission_refusal(state, user, options, jobs) or options
+
+
+def default_account(state: Facts, user: str) -> str:
+    """Return the account of a job of the user that names none; empty for none."""
+    name = rules_of(state).default_account
+    account = state.accounts.get(name) if name else None
+    return name if account is not None and account.member(user) is not None else ""
 
 
 def _asks(options: JobOptions) -> bool:
     return bool(options.account or options.qos or options.licenses or options.reservation or options.nice)
 
 
-def _admission_refusal(state: Facts, user: str, options: JobOptions, at: Instant, jobs: int) -> Refusal | None:
+def readmission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) -> Refusal | None:
+    """Return why jobs that are there may not have these options from here on; `jobs` of them come to the QOS anew."""
+    return _admission_refusal(state, user, options, jobs)
+
+
+def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) -> Refusal | None:
     """Return why a job may not have these options, or None. The first sentences are Slurm's."""
     account = state.accounts.get(options.account) if options.account else None
     if options.account and account is None:
@@ -211,7 +232,7 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, at: Instant
         return _unknown("qos", options.qos, sorted(state.qos))
     if qos is not None and not qos.admits(user, options.account):
         return _denied("qos", f"user {user} may not use QOS {qos.name}")
-    over = None if qos is None else submit_over(state, qos, user, jobs)
+    over = None if qos is None or not jobs else submit_over(state, qos, user, jobs)
     if over is not None:
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,

@@ -34,12 +34,22 @@ from collections.abc import Iterable
 from itertools import islice
 
 from replica import events as e
+from replica.agenda_events import (
+    CHANGES,
+    EVENTS_ABOUT_ALL,
+    EVENTS_OF_THEIR_OWN,
+    NODE_EVENTS,
+    POOL_EVENTS,
+    RESERVATION_EVENTS,
+)
+from replica.agenda_nodes import AgendaNodes
 from replica.agenda_parts import Milestone, More, Part, keep, keep_in_set, part_of
 from replica.agenda_pass import AgendaPass, Group, Key, NodeUse, Queue
 from replica.agenda_waiters import Waiters
 from replica.arrays import ArrayUse
 from replica.due import reservation_instants, reservations_due
 from replica.jobs import JobState
+from replica.judging import usable_in
 from replica.pending import buffer_gate, early_gate, later_reason
 from replica.revocation import Victim
 from replica.scheduling import REPLAN_S, still, waits_for_space
@@ -47,35 +57,6 @@ from replica.sorted_keys import SortedKeys
 from replica.state import State
 from replica.units import NEVER, Instant, seconds
 from replica.verdicts import Verdict
-
-NODE_EVENTS = (e.NodeRegistered, e.NodeDrained, e.NodeResumed, e.NodeWentDown, e.NodeCameBack)
-RESERVATION_EVENTS = (e.ReservationSet, e.ReservationDeleted, e.ReservationStarted, e.ReservationEnded)
-EVENTS_ABOUT_ALL = (
-    e.ClusterFounded,
-    e.PolicySet,
-    e.SiteConfigured,
-    e.AccountSet,
-    e.AccountDeleted,
-    e.QosSet,
-    e.QosDeleted,
-    e.SchedulingRulesSet,
-)
-EVENTS_ABOUT_NONE = (
-    e.PoolSet,
-    e.PoolRemoved,
-    e.PoolUnitSet,
-    e.FeatureLevelRaised,
-    e.MailSent,
-    e.MailDropped,
-    e.LicenseSet,
-    e.LicenseDeleted,
-)
-"""Events that are not about one job: about a node, about every job, or about nothing that is kept here."""
-
-_EVENTS_OF_THEIR_OWN = frozenset(
-    (*NODE_EVENTS, *RESERVATION_EVENTS, *EVENTS_ABOUT_ALL, *EVENTS_ABOUT_NONE, e.ArraySubmitted)
-)
-"""All events that are not simply about one job, which nearly every event of a busy cluster is: found at one look."""
 
 
 class Agenda:
@@ -85,6 +66,8 @@ class Agenda:
         """Begin the index of `state`; `prepare` or the first question looks at every job once."""
         self.state = state
         self._touched: set[int] = set(state.unfinished)
+        self._changed: set[int] = set()
+        """Those of them that may depend on others than before."""
         self._touched_nodes: set[str] = set(state.nodes)
         self._parts: dict[int, Part] = {}
         self.queues: dict[Queue, SortedKeys[Key]] = {}
@@ -102,8 +85,8 @@ class Agenda:
         self._size_counts: dict[tuple[str, int], int] = {}
         self.timers: SortedKeys[tuple[int, int]] = SortedKeys()
         self.holds: dict[str, SortedKeys[Key]] = {}
-        self.queued: dict[int, SortedKeys[tuple[int, int]]] = {}
-        """Stage -> who waits for a turn of it, first come first."""
+        self.queued: dict[int, dict[str, SortedKeys[tuple[Instant, int]]]] = {}
+        """Stage -> user -> who waits for a turn of it, first come first."""
         self._space_parts = 0
         """Candidates for space, those that their arrays keep back included."""
         self._lines: dict[int, SortedKeys[Key]] = {}
@@ -117,12 +100,7 @@ class Agenda:
         self._waiters = Waiters()
         self.purgeable: SortedKeys[int] = SortedKeys(sorted(state.finished))
         """Finished jobs that nobody depends on."""
-        self.up: dict[str, NodeUse] = {}
-        """Node that is up -> its CPUs, how many of them are free, and how many jobs are on it."""
-        self.by_free: SortedKeys[tuple[int, str]] = SortedKeys()
-        """(-free CPUs, node) of the nodes that are up."""
-        self.by_jobs: dict[int, SortedKeys[tuple[int, str]]] = {}
-        """CPUs of a node -> (jobs on it, node) of those that are up."""
+        self.nodes = AgendaNodes()
         self.ready: set[str] = set()
         """Nodes that are up and whose first job in line could run."""
         self._changed_nodes: set[str] = set()
@@ -131,9 +109,9 @@ class Agenda:
 
     def advance(self, state: State, events: Iterable[e.Event]) -> None:
         """Become the index of `state`, which is what `events` made of the present one."""
-        self.state = state
+        former, self.state = self.state, state
         for event in events:
-            if type(event) not in _EVENTS_OF_THEIR_OWN:
+            if type(event) not in EVENTS_OF_THEIR_OWN:
                 # What it does to other jobs, such as being passed, is not kept here but looked up.
                 self._touched.add(event.job)  # type: ignore[union-attr]  # all others have one (test_agenda)
             elif isinstance(event, NODE_EVENTS):
@@ -150,6 +128,23 @@ class Agenda:
                 self._changed_arrays.update(self._lines)
             elif isinstance(event, e.ArraySubmitted):
                 self._touched.update(e.jobs_of(event))
+            elif isinstance(event, CHANGES):
+                self._touched.add(event.job)
+                self._changed.add(event.job)
+                if isinstance(event, e.JobUpdated) and event.change.name is not None:
+                    self._touched |= self._waiters.renamed(former, state, event.job)
+            elif isinstance(event, POOL_EVENTS):
+                pool = event.pool.name if isinstance(event, e.PoolSet) else event.pool
+                self._touched |= self._between(pool, *sorted((usable_in(former, pool), usable_in(state, pool))))
+
+    def _between(self, pool: str, low: int, high: int) -> set[int]:
+        """Return who waits for more than `low` and at most `high` bytes of a pool."""
+        if low == high:
+            return set()
+        names = [queue for queue in self.queues if queue[:2] in (("space", pool), ("large", pool))]
+        found = {key[1] for queue in names for key in self.queues[queue] if low < key[2] <= high}
+        # Tasks that their arrays keep back stand in no queue.
+        return found | {key[1] for line in self._lines.values() for key in line if low < key[2] <= high}
 
     def prepare(self, jobs_max: int) -> bool:
         """Look at up to so many jobs that were touched; return whether none is left, so that a pass is cheap now."""
@@ -166,6 +161,7 @@ class Agenda:
             return False
         if self._changed_arrays:
             self._index_arrays()
+        self.nodes.follow(self.state.partitions)
         if self._changed_nodes:
             self._index_nodes()
         return True
@@ -181,7 +177,9 @@ class Agenda:
         job = state.jobs.get(job_id)
         if job is not None and job_id in state.unfinished:
             after = part_of(state, job, state.buffers.get(job_id), self._queue_names)
-            if before is None:
+            if job_id in self._changed:
+                self._forget(job_id)
+            if before is None or job_id in self._changed:
                 for other in self._waiters.depend(state, job):
                     self.purgeable.discard(other)
                 self._note_reservation(job_id, True)
@@ -191,20 +189,25 @@ class Agenda:
             after = None
             if before is not None:
                 del self._parts[job_id]
-                for other in self._waiters.depend_no_longer(job_id):
-                    if other in state.finished:
-                        self.purgeable.discard(other)
-                        self.purgeable.add(other)
-                self._note_reservation(job_id, False)
+                self._forget(job_id)
             milestone = Milestone.GONE if job is None else Milestone.FINISHED
             # It may have come and gone since the last look, or be here already.
             self.purgeable.discard(job_id)
             if job is not None and not self._waiters.is_awaited(job_id):
                 self.purgeable.add(job_id)
+        self._changed.discard(job_id)
         self._replace(job_id, before, after)
         reached = 0 if before is None else before.milestone
         follows = self._waiters.wait_for_name(state, job_id, job if after is not None else None)
         return follows | self._waiters.reached(job_id, reached, milestone)
+
+    def _forget(self, job_id: int) -> None:
+        """Forget whom the job depends on, and which reservation it is of."""
+        for other in self._waiters.depend_no_longer(job_id):
+            if other in self.state.finished:
+                self.purgeable.discard(other)
+                self.purgeable.add(other)
+        self._note_reservation(job_id, False)
 
     def _note_reservation(self, job_id: int, enters: bool) -> None:
         if not enters:
@@ -226,7 +229,7 @@ class Agenda:
                 continue
             sign = 1 if enters else -1
             if part.queue is not None and part.key is not None:
-                self._space_parts += sign * (part.queue[0] in ("space", "named"))
+                self._space_parts += sign * (part.queue[0] in ("space", "large", "named"))
                 if part.more is not None and part.more.array:
                     keep(self._lines, part.more.array, part.key, enters)
                     self._changed_arrays.add(part.more.array)
@@ -252,7 +255,10 @@ class Agenda:
         if more.victim is not None:
             keep(self.victims, more.victim_in, more.victim, sign > 0)
         if more.turn is not None:
-            keep(self.queued, more.turn_of, more.turn, sign > 0)
+            waiting = self.queued.setdefault(more.turn_of, {})
+            keep(waiting, more.turn_user, more.turn, sign > 0)
+            if not waiting:
+                del self.queued[more.turn_of]
 
     def _queue(self, queue: Queue, key: Key, enters: bool) -> None:
         group, keys = queue[:2], self.queues.get(queue)
@@ -318,35 +324,21 @@ class Agenda:
         for name in self._changed_nodes:
             node = self.state.nodes.get(name)
             up = node is not None and not node.down and not node.drained
-            self.put_node(
+            self.nodes.put(
                 name,
                 (node.cpus, node.cpus - self._cpus_taken.get(name, 0), len(self._jobs_on.get(name, ())))
                 if up and node is not None
                 else None,
             )
             front = self.fronts.get(("node", name))
-            # One with a standing may be kept back by a limit: then those behind it have their turn.
-            if up and front and (front.first[0][2] <= self.up[name][1] or front.first[1][3] is not None):
+            # One of this standing may be kept back by a limit: then those behind it have their turn.
+            standing = front.first[1][3] if front else None
+            limited = standing is not None and standing.limits_runs
+            if up and front and (front.first[0][2] <= self.nodes.up[name][1] or limited):
                 self.ready.add(name)
             else:
                 self.ready.discard(name)
         self._changed_nodes = set()
-
-    def put_node(self, name: str, after: NodeUse | None) -> None:
-        """Have the index say of a node what `after` says; None: it is not up."""
-        before = self.up.get(name)
-        if before == after:
-            return
-        if before is not None:
-            cpus, free, jobs = before
-            del self.up[name]
-            self.by_free.discard((-free, name))
-            keep(self.by_jobs, cpus, (jobs, name), False)
-        if after is not None:
-            cpus, free, jobs = after
-            self.up[name] = after
-            self.by_free.add((-free, name))
-            keep(self.by_jobs, cpus, (jobs, name), True)
 
     # What it is asked ------------------------------------------------------------------------------------------------
 
@@ -359,7 +351,7 @@ class Agenda:
         finally:
             # What was given to nodes on trial. The events, once they are settled, take it for good.
             for name, before in nodes.items():
-                self.put_node(name, before)
+                self.nodes.put(name, before)
 
     def verdicts_of(self, job_ids: Iterable[int], at: Instant) -> dict[int, Verdict]:
         """Return what `scheduling.plan` says at `at` of these jobs, which must not be over: at the cost of a pass."""
@@ -383,7 +375,7 @@ class Agenda:
                 turn.run(asked)
             finally:
                 for name, before in nodes.items():
-                    self.put_node(name, before)
+                    self.nodes.put(name, before)
             found |= turn.verdicts
         return found
 
@@ -420,26 +412,31 @@ class Agenda:
     def contents(self) -> dict[str, object]:
         """Return the whole index in a form that can be compared: for the tests' laws."""
         self._catch_up()
-        return self._waiters.contents() | {
-            "parts": dict(self._parts),
-            "queues": {queue: list(keys) for queue, keys in self.queues.items()},
-            "fronts": {group: list(fronts) for group, fronts in self.fronts.items()},
-            "jobs_of": dict(self._jobs_of),
-            "victims": {pool: list(victims) for pool, victims in self.victims.items()},
-            "sizes": {pool: list(sizes) for pool, sizes in self.sizes.items()},
-            "size_counts": dict(self._size_counts),
-            "timers": list(self.timers),
-            "holds": {pool: list(keys) for pool, keys in self.holds.items()},
-            "queued": {stage: list(places) for stage, places in self.queued.items()},
-            "lines": {array: list(keys) for array, keys in self._lines.items()},
-            "shown": dict(self._shown),
-            "array_use": {array: (use.active, use.ahead) for array, use in self._array_use.items()},
-            "space_parts": self._space_parts,
-            "jobs_on": dict(self._jobs_on),
-            "cpus_taken": {node: cpus for node, cpus in self._cpus_taken.items() if cpus},
-            "purgeable": list(self.purgeable),
-            "up": dict(self.up),
-            "by_free": list(self.by_free),
-            "by_jobs": {cpus: list(keys) for cpus, keys in self.by_jobs.items()},
-            "ready": set(self.ready),
-        }
+        return (
+            self._waiters.contents()
+            | self.nodes.contents()
+            | {
+                "parts": dict(self._parts),
+                "queues": {queue: list(keys) for queue, keys in self.queues.items()},
+                "fronts": {group: list(fronts) for group, fronts in self.fronts.items()},
+                "jobs_of": dict(self._jobs_of),
+                "victims": {pool: list(victims) for pool, victims in self.victims.items()},
+                "sizes": {pool: list(sizes) for pool, sizes in self.sizes.items()},
+                "size_counts": dict(self._size_counts),
+                "timers": list(self.timers),
+                "holds": {pool: list(keys) for pool, keys in self.holds.items()},
+                "queued": {
+                    (stage, user): list(places)
+                    for stage, lines in self.queued.items()
+                    for user, places in lines.items()
+                },
+                "lines": {array: list(keys) for array, keys in self._lines.items()},
+                "shown": dict(self._shown),
+                "array_use": {array: (use.active, use.ahead) for array, use in self._array_use.items()},
+                "space_parts": self._space_parts,
+                "jobs_on": dict(self._jobs_on),
+                "cpus_taken": {node: cpus for node, cpus in self._cpus_taken.items() if cpus},
+                "purgeable": list(self.purgeable),
+                "ready": set(self.ready),
+            }
+        )

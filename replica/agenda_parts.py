@@ -9,8 +9,9 @@ from replica.arrays import is_active, is_ahead, is_gated, is_waiting
 from replica.buffers import HOLDING, Buffer, BufferState
 from replica.due import due_at
 from replica.jobs import ENDED, DependencyKind, Job, JobState
-from replica.judging import place_of
+from replica.judging import nodes_of, place_of, usable_in
 from replica.line import run_until
+from replica.options import JobOptions
 from replica.pending import early_gate
 from replica.persistent_pass import names_of
 from replica.revocation import Victim, victim_of
@@ -19,6 +20,7 @@ from replica.sorted_keys import SortedKeys
 from replica.state import State
 from replica.state_index import is_finished
 from replica.turns import queue_place, waits_for_turn
+from replica.units import Instant
 from replica.use import standing_of, takes_cpus
 
 
@@ -27,9 +29,10 @@ class More(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     array: int = 0
     """The array whose room it needs, if it stands in a queue."""
-    turn: tuple[int, int] | None = None
+    turn: tuple[Instant, int] | None = None
     """Its place among those that wait for a turn of `turn_of`."""
     turn_of: int = 0
+    turn_user: str = ""
     active_of: int = 0
     """The array against whose throttle it counts."""
     ahead: bool = False
@@ -87,32 +90,21 @@ def part_of(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Que
     if job.state is JobState.PENDING and early_gate(state, job) is None:
         place, standing = place_of(state, job), standing_of(job, options)
         if buffer is None:
-            queue, key = ("any", "", spec.cpus, standing), (*place, spec.cpus)
+            queue, key = ("any", nodes_of(state, job.id), spec.cpus, standing), (*place, spec.cpus)
         elif buffer.state is BufferState.STAGED_IN:
             queue, key = ("node", job.node, 0, standing), (*place, spec.cpus)
         elif waits_for_space(job, buffer):
             size_bytes = buffer.granted_bytes
             pool = buffer.pool if size_bytes else ""
             queue, key = ("space", pool, spec.cpus, standing), (*place, size_bytes)
+            if size_bytes > usable_in(state, pool):
+                # Nobody gives it so much, so no pass looks at it until its pool has grown.
+                queue = ("large", pool, 0, None)
             if names_of(state, job.id) is not None:
                 queue, key = ("named", "", 0, None), (*place, 0)
-    array = 0
     if queue is not None:
         queue = queue_names.setdefault(queue, queue)
-        if is_gated(options, job.has_buffer) and is_waiting(job, buffer) and options is not None:
-            array = options.array_job
-    turn_of = waits_for_turn(job, buffer)
-    active_of = options.array_job if options is not None and is_active(job, buffer) else 0
-    victim = victim_of(state, job, buffer)
-    more = More(
-        array=array,
-        turn=None if turn_of is None or buffer is None else queue_place(job, buffer),
-        turn_of=0 if turn_of is None else int(turn_of),
-        active_of=active_of,
-        ahead=active_of > 0 and is_ahead(job, buffer),
-        victim=victim,
-        victim_in=buffer.pool if victim is not None and buffer is not None else "",
-    )
+    more = _more_of(state, job, buffer, options, queued=queue is not None)
     holds = buffer is not None and buffer.state in HOLDING and buffer.granted_bytes > 0
     return Part(
         queue=queue,
@@ -123,7 +115,29 @@ def part_of(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Que
         pool=buffer.pool if holds and buffer is not None else "",
         hold=(run_until(job, buffer), buffer.granted_bytes, job.id) if holds and buffer is not None else None,
         milestone=milestone_of(job, is_finished(job, buffer)),
-        more=None if more == NO_MORE else more,
+        more=None if more is NO_MORE or more == NO_MORE else more,
+    )
+
+
+def _more_of(state: State, job: Job, buffer: Buffer | None, options: JobOptions | None, *, queued: bool) -> More:
+    """Return what most jobs have nothing of."""
+    if options is None and (buffer is None or buffer.state is BufferState.PENDING):
+        return NO_MORE  # no array, no operation, nothing that could be taken from it
+    array = 0
+    if queued and is_gated(options, job.has_buffer) and is_waiting(job, buffer) and options is not None:
+        array = options.array_job
+    turn_of = waits_for_turn(job, buffer)
+    active_of = options.array_job if options is not None and is_active(job, buffer) else 0
+    victim = victim_of(state, job, buffer)
+    return More(
+        array=array,
+        turn=None if turn_of is None or buffer is None else queue_place(job, buffer),
+        turn_of=0 if turn_of is None else int(turn_of),
+        turn_user="" if turn_of is None else job.spec.user,
+        active_of=active_of,
+        ahead=active_of > 0 and is_ahead(job, buffer),
+        victim=victim,
+        victim_in=buffer.pool if victim is not None and buffer is not None else "",
     )
 
 

@@ -23,6 +23,7 @@ from replica.judging import (
     available,
     end_of,
     given_of,
+    nodes_of,
     place_of,
     place_verdict,
     reservation_of,
@@ -30,16 +31,16 @@ from replica.judging import (
     space_answer,
     space_verdict,
     take_note,
-    usable_in,
     wish_of,
 )
 from replica.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
-from replica.line import DRAINING, Head, drain_us, release_at, start_of
+from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, start_of
+from replica.partitions import AnyNode, place_name
 from replica.persistent_pass import judge_named, names_of
 from replica.pools import free_bytes
 from replica.revocation import revocation_events, victims_for
 from replica.scheduling import still, waits_for_space
-from replica.turns import QUEUED_STAGES, with_turns
+from replica.turns import QUEUED_STAGES, Turns, turns_given, with_turns
 from replica.units import Instant
 from replica.use import Standing
 from replica.verdicts import Verdict
@@ -51,12 +52,13 @@ Key = tuple[int, int, int]
 """-priority, job, and what is asked for: bytes of a pool or CPUs."""
 
 Queue = tuple[str, str, int, Standing | None]
-"""What is waited for, and on whose behalf: ("space", pool, CPUs), ("node", name, 0) or ("any", "", CPUs), and the
-standing, which limits, licences and reservations go by.
+"""What is waited for, and on whose behalf: ("space", pool, CPUs), ("node", name, 0) or ("any", partition, CPUs), and
+the standing, which limits, licences, reservations and partitions go by. ("named", "", 0): persistent buffers. In
+("large", pool, 0) are those who ask for more than the pool has in service: no pass looks at them.
 """
 
 Group = tuple[str, str]
-"""The queues for the same thing: ("space", pool), ("node", name) or ("any", "")."""
+"""The queues for the same thing: ("space", pool), ("node", name) or ("any", partition)."""
 
 NodeUse = tuple[int, int, int]
 """CPUs of a node that is up, how many of them are free, and how many jobs are on it."""
@@ -84,12 +86,12 @@ class AgendaPass:
         self.nodes = nodes
         self.done: set[int] = set()
         """Jobs that something was due for: what follows is for the next pass."""
-        self.turns: dict[int, int] = dict(agenda.state.operations)
+        self.turns = Turns(agenda.state.operations)
         self.held: dict[str, int] = {}
         """Pool -> bytes that this pass gave away."""
         self.heads: dict[str, Head] = {}
         self.waiting_nodes: dict[str, int] = {}
-        self.waiting_anywhere = 0
+        self.any_node = AnyNode(agenda.state.partitions)
         self.headroom = Headroom(agenda.state, at)
         self.turned_away: dict[tuple[str, int, Standing | None], int] = {}
         self._to_open: set[str] = set()
@@ -98,7 +100,6 @@ class AgendaPass:
         """Queues in which nobody further back can get anything."""
         self._free_later: dict[tuple[str, int], int] = {}
         """(pool, instant) -> what is given back by then by those who hold it now."""
-        self.cpus_max = max(agenda.by_jobs, default=0)
         self.asked: list[tuple[Place, int]] = []
         """Candidates whose verdicts are asked for, the next one last."""
         self.verdicts: dict[int, Verdict] = {}
@@ -147,7 +148,7 @@ class AgendaPass:
                 heapreplace(streams, (*following, iterator))
             while self._to_open:
                 group = "node", self._to_open.pop()
-                if group not in opened and group[1] in self.agenda.up and group in self.agenda.fronts:
+                if group not in opened and group[1] in self.agenda.nodes.up and group in self.agenda.fronts:
                     opened.add(group)
                     iterator = self._merged(group)
                     heappush(streams, (*next(iterator), iterator))
@@ -191,17 +192,16 @@ class AgendaPass:
 
     def _give_turns(self) -> None:
         for stage in QUEUED_STAGES:
-            for _, job_id in self.agenda.queued.get(stage, ()):
-                if self.is_full or self.turns.get(stage, 0) >= self.state.policy.operations_per_stage_max:
-                    break
-                if job_id not in self.done:
-                    self.events.append(e.OperationOrdered(job_id, stage))
-                    self.turns[stage] = self.turns.get(stage, 0) + 1
+            lines = self.agenda.queued.get(stage)
+            if lines:
+                room = EVENTS_PER_PASS_MAX - len(self.events)
+                given = turns_given(self.state, self.turns, stage, lines, lambda job: job not in self.done, room)
+                self.events.extend(given)
 
     def _open_groups(self, lines: set[str]) -> Iterator[Group]:
-        fronts, up = self.agenda.fronts, self.agenda.up
+        fronts, up = self.agenda.fronts, self.agenda.nodes.up
         for group in fronts:
-            if group[0] != "node":
+            if group[0] not in ("node", "large"):
                 yield group
         for name in self.agenda.ready | lines:
             if name in up and ("node", name) in fronts:
@@ -218,7 +218,7 @@ class AgendaPass:
         while True:
             while front is not None and (not opened or front[0] < opened[0][0]):
                 first, queue = front
-                if queue[2] <= self.cpus_max:
+                if queue[2] <= self._cpus_max_of(queue):
                     iterator = iter(queues[queue])
                     heappush(opened, (next(iterator), queue, iterator))
                 front = next(fronts, None)
@@ -244,7 +244,7 @@ class AgendaPass:
         return 0 if known is None else free_bytes(known, held)
 
     def node_use(self, node: str) -> tuple[int, int] | None:
-        use = self.agenda.up.get(node)
+        use = self.agenda.nodes.up.get(node)
         return None if use is None else use[:2]
 
     def waits_for_node(self, node: str, place: Place) -> int:
@@ -258,19 +258,28 @@ class AgendaPass:
             return 0
         return int(first[1])
 
-    def has_node_for(self, cpus: int, place: Place) -> bool:
-        return self._node_for(cpus, place) is not None
+    def cpus_max_in(self, partition: str) -> int:
+        return self.agenda.nodes.of(partition).cpus_max
 
-    def _node_for(self, cpus: int, place: Place) -> str | None:
-        for free, name in self.agenda.by_free:
+    def _cpus_max_of(self, queue: Queue) -> int:
+        """Return the CPUs of the largest node that those of a queue may run on."""
+        partition = "" if queue[3] is None else queue[3].partition
+        return self.cpus_max_in(place_name(self.state.partitions, partition)) if queue[2] else 0
+
+    def has_node_for(self, cpus: int, place: Place, partition: str) -> bool:
+        return self._node_for(cpus, place, partition) is not None
+
+    def _node_for(self, cpus: int, place: Place, partition: str) -> str | None:
+        for free, name in self.agenda.nodes.of(partition).by_free:
             if -free < cpus:
                 break
-            if not self.waits_for_node(name, place):
+            if not self.waits_for_node(name, place) and not self.any_node.first_for(name):
                 return str(name)
         return None
 
     def free_cpus(self) -> Iterable[tuple[str, int]]:
-        return ((name, self.agenda.up[name][1]) for name in sorted(self.agenda.up))
+        up = self.agenda.nodes.up
+        return ((name, up[name][1]) for name in sorted(up))
 
     # Space -----------------------------------------------------------------------------------------------------------
 
@@ -283,7 +292,7 @@ class AgendaPass:
         # Those of a reservation come first and have space of their own: what is over for them is not for others.
         over = _Follows.NOT_THIS_QUEUE if wish.reservation else _Follows.NOBODY
         smallest = self.agenda.sizes[pool].first
-        if usable_in(self.state, pool) < smallest or (pool in self.heads and available(self, wish) < smallest):
+        if pool in self.heads and available(self, wish) < smallest:
             return over
         if run_verdict(self, standing, cpus) is not None:
             return _Follows.NOT_THIS_QUEUE
@@ -299,15 +308,14 @@ class AgendaPass:
             self._revoke_for(wish)
         if answer is SpaceAnswer.GIVEN:
             counted = head is not None and head.let_pass(size_bytes, end_of(self, wish), self.at)
-            node = self.fewest_jobs(job.spec.cpus)
-            cpus, cpus_free, jobs = self.agenda.up[node]
+            node = self.fewest_jobs(job.spec.cpus, nodes_of(self.state, job_id))
+            cpus, cpus_free, jobs = self.agenda.nodes.up[node]
             self._give(node, (cpus, cpus_free, jobs + 1))
             self.held[pool] = self.held.get(pool, 0) + size_bytes
-            self.turns[e.Stage.STAGE_IN] = self.turns.get(e.Stage.STAGE_IN, 0) + 1
             allocated = e.BufferAllocated(job_id, node, job.attempt + 1)
             if head is not None:
                 allocated = e.BufferAllocated(job_id, node, job.attempt + 1, head.job, counted, head.start_at)
-            self.events.append(allocated)
+            self.events.extend(with_turns(self.state, self.turns, (allocated,)))
         return _Follows.NEXT
 
     def _revoke_for(self, wish: Wish) -> None:
@@ -330,7 +338,7 @@ class AgendaPass:
         assert options is not None
         answer = judge_named(self, job, buffer, options)
         self.named += 1
-        self.events.extend(answer.events)
+        self.events.extend(with_turns(self.state, self.turns, answer.events))
         if answer.first_for is not None:
             pool, size_bytes = answer.first_for
             self.heads[pool] = self.head_of(job, pool, size_bytes, self.free_in(pool))
@@ -339,19 +347,16 @@ class AgendaPass:
             self.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, job.spec.time_limit_s)
             for pool, size_bytes in answer.needs:
                 self.held[pool] = self.held.get(pool, 0) + size_bytes
-            cpus, cpus_free, jobs = self.agenda.up[answer.node]
+            cpus, cpus_free, jobs = self.agenda.nodes.up[answer.node]
             self._give(answer.node, (cpus, cpus_free, jobs + 1))
-            self.turns[e.Stage.STAGE_IN] = self.turns.get(e.Stage.STAGE_IN, 0) + 1
         return _Follows.NEXT if self.named < CANDIDATES_BEHIND_MAX else _Follows.NOBODY
 
-    def fewest_jobs(self, cpus: int) -> str:
-        """Return the node with the fewest jobs that has so many CPUs; there must be one."""
-        by_jobs = self.agenda.by_jobs
-        return min(keys.first for has, keys in by_jobs.items() if has >= cpus)[1]
+    def fewest_jobs(self, cpus: int, partition: str) -> str:
+        return self.agenda.nodes.of(partition).fewest_jobs(cpus)
 
     def _give(self, node: str, after: NodeUse) -> None:
-        self.nodes.setdefault(node, self.agenda.up[node])
-        self.agenda.put_node(node, after)
+        self.nodes.setdefault(node, self.agenda.nodes.up[node])
+        self.agenda.nodes.put(node, after)
 
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> Head:
         """Return the first in line for a pool, with when it should get its space if every holder uses its time."""
@@ -372,6 +377,8 @@ class AgendaPass:
         drains_us = drain_us(self.state, pool)
         overdue: list[int] | None = []
         for until, size_bytes, _ in self.agenda.holds.get(pool, ()):
+            if until == NOBODY_KNOWS:
+                break
             if overdue is not None:
                 if until <= self.at:
                     overdue.append(size_bytes)
@@ -387,12 +394,12 @@ class AgendaPass:
     def _run_where_its_data_is(self, key: Key, queue: Queue) -> _Follows:
         """Run the candidate if it may run; return who behind it could."""
         _, node, _, standing = queue
-        if self.waiting_anywhere:
+        if self.any_node.first_for(node):
             return _Follows.NOBODY
         if run_verdict(self, standing, key[2]) is not None:
             # Not for this queue: in that of a node are jobs with different numbers of CPUs.
             return _Follows.NEXT
-        use = self.agenda.up[node]
+        use = self.agenda.nodes.up[node]
         if use[0] < key[2]:
             return _Follows.NEXT
         pre_runs = self.turns.get(e.Stage.RUN, 0)
@@ -405,20 +412,21 @@ class AgendaPass:
         return _Follows.NEXT
 
     def _run_anywhere(self, key: Key, queue: Queue) -> _Follows:
-        if self.waiting_anywhere:
+        partition = queue[1]
+        if self.any_node.first_in(partition):
             return _Follows.NOBODY
         if run_verdict(self, queue[3], key[2]) is not None:
             return _Follows.NOT_THIS_QUEUE
-        node = self._node_for(key[2], key[:2])
+        node = self._node_for(key[2], key[:2], partition)
         if node is None:
-            self.waiting_anywhere = key[1]
+            self.any_node.wait(partition, key[1])
             return _Follows.NOBODY
         if not self.is_full:
             self._run(key, node, queue[3])
         return _Follows.NEXT
 
     def _run(self, key: Key, node: str, standing: Standing | None) -> None:
-        cpus, free, jobs = self.agenda.up[node]
+        cpus, free, jobs = self.agenda.nodes.up[node]
         self._give(node, (cpus, free - key[2], jobs))
         self.headroom.give_run(standing, key[2])
         job = self.state.jobs[key[1]]

@@ -98,6 +98,22 @@ class Waiters:
         self._first_of[first] = group
         return {first}
 
+    def renamed(self, former: State, state: State, job_id: int) -> set[int]:
+        """Return whose gate may be another one now that a job has another name: who is first of its former name, and
+        who was first of the present one.
+        """
+        found: set[int] = set()
+        group = self._first_of.pop(job_id, None)
+        if group is not None and group in self._singletons:
+            first = _first(state, group)
+            if first:
+                self._first_of[first] = group
+                found.add(first)
+        job = state.jobs.get(job_id)
+        if job is not None:
+            found.add(_first(former, (job.spec.user, job.spec.name)))
+        return {one for one in found if one in state.jobs}
+
     def contents(self) -> dict[str, object]:
         """Return it in a form that can be compared."""
         return {

@@ -14,14 +14,20 @@ import msgspec
 
 from replica.accounting import Account, License, Qos, SchedulingRules
 from replica.buffers import BufferRequest
+from replica.commands_changes import DeletePartition as DeletePartition
+from replica.commands_changes import ResetUsage as ResetUsage
+from replica.commands_changes import SetPartition as SetPartition
+from replica.commands_changes import UpdateJob as UpdateJob
 from replica.events import Stage
-from replica.jobs import DependencyKind, Hold, JobSpec, JobState
+from replica.job_changes import AfterTask as AfterTask
+from replica.jobs import Hold, JobSpec, JobState
 from replica.options import NO_OPTIONS, JobOptions
 from replica.policy import Policy
 from replica.pool_units import PoolUnit
 from replica.pools import Pool
 from replica.reservations import Reservation
 from replica.site_file import Setting
+from replica.transfers import TransferCheckpoint, TransferReceipt
 
 
 class ActorRole(IntEnum):
@@ -133,14 +139,6 @@ class MarkNodeBack(msgspec.Struct, frozen=True):
     node: str
 
 
-class AfterTask(msgspec.Struct, frozen=True, array_like=True):
-    """A dependency on one task of an array: `afterok:1_3`."""
-
-    kind: DependencyKind
-    array: int
-    task: int
-
-
 class SubmitJob(msgspec.Struct, frozen=True):
     """Make a job, or a job array."""
 
@@ -151,6 +149,8 @@ class SubmitJob(msgspec.Struct, frozen=True):
     array: tuple[int, ...] = ()
     """The tasks of an array, ascending; empty: one job."""
     after_tasks: tuple[AfterTask, ...] = ()
+    any_of: bool = False
+    """Whether one of the dependencies is enough (`?`)."""
 
 
 class CancelJob(msgspec.Struct, frozen=True):
@@ -220,6 +220,8 @@ class OperationDone(msgspec.Struct, frozen=True, tag="done"):
     files: int = 0
     size_bytes: int = 0
     digest: str = ""
+    receipt: TransferReceipt | None = None
+    """What was moved; the attempt and stage in it are those of the report. Kept from feature level 4 on."""
 
 
 class OperationFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -233,6 +235,8 @@ class OperationFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
     final: bool = False
     operation: str = ""
+    receipt: TransferReceipt | None = None
+    """What was moved before it failed."""
 
 
 class ScriptStarted(msgspec.Struct, frozen=True, tag="started"):
@@ -250,7 +254,13 @@ class ScriptEnded(msgspec.Struct, frozen=True, tag="ended"):
     message: str = ""
 
 
-OperationResult = OperationDone | OperationFailed | ScriptStarted | ScriptEnded
+class OperationReached(msgspec.Struct, frozen=True, tag="reached"):
+    """A transfer goes on, and so much of it is durable; said once a minute at most. Ignored below feature level 4."""
+
+    checkpoint: TransferCheckpoint
+
+
+OperationResult = OperationDone | OperationFailed | ScriptStarted | ScriptEnded | OperationReached
 
 
 class ReportOperation(msgspec.Struct, frozen=True):
@@ -373,6 +383,10 @@ Command = (
     | RemovePool
     | ConfigureSite
     | SettleMails
+    | SetPartition
+    | DeletePartition
+    | ResetUsage
+    | UpdateJob
 )
 
 

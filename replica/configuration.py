@@ -8,22 +8,24 @@ name of one that is not there yet. Which record holds which value: `replica.site
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
+from replica.governing import rules_of
 from replica.limits import SETTINGS_MAX
 from replica.policy import Policy, check_policy
 from replica.pool_changes import default_pool_events
 from replica.refusals import Refusal, RefusalCode
 from replica.site_file import Setting, SettingFault, values_of
-from replica.site_keys import KEYS, Key, Owner, format_value
+from replica.site_keys import KEYS, Key, Owner, ValueFault, format_value
 from replica.sites import DEFAULT_SITE, Site, check_site, ordered_flags
 from replica.state import Facts
+from replica.transfers import DEFAULT_TRANSFER_RULES, TransferRules, check_transfer_rules
 
 DEFAULT_POLICY = Policy()
 
@@ -39,6 +41,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     site: Site
     policy: Policy
+    transfers: TransferRules
     default_pool: str = ""
     """The pool that becomes the default one; empty: none is named, or it is not there yet (`site.default_pool`)."""
 
@@ -58,14 +61,14 @@ def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = Fals
         sentence = f"there are {len(given)} settings"
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"change at most {SETTINGS_MAX} at once", "settings")
     try:
-        values = values_of(given)
+        values = values_of(given, partial_default(state) if partial else None)
     except SettingFault as error:
         fault = error.fault
         return Refusal(RefusalCode.INVALID_FIELD, fault.sentence, fault.remedy, fault.place)
     site, policy = state.site, state.policy
     if not partial:
         site, policy = _slurm_defaults(site, policy)
-    changes: dict[Owner, dict[str, Any]] = {Owner.SITE: {}, Owner.POLICY: {}, Owner.FLAG: {}}
+    changes: dict[Owner, dict[str, Any]] = {owner: {} for owner in Owner}
     for key, value, _ in values.values():
         changes[key.owner][key.field] = value
     site = replace(site, **changes[Owner.SITE])
@@ -82,12 +85,25 @@ def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = Fals
     if partial:
         site = _one_list(site, changes[Owner.SITE])
     policy = replace(policy, **changes[Owner.POLICY])
-    refusal = _refusal(state, site, policy)
+    transfers = replace(rules_of(state), **changes[Owner.TRANSFERS])
+    refusal = _refusal(state, site, policy) or check_transfer_rules(transfers)
     if refusal is not None:
         return _placed(refusal, values)
     if site.default_pool in state.pools:
-        return Wanted(replace(site, default_pool=""), policy, site.default_pool)
-    return Wanted(site, policy)
+        return Wanted(replace(site, default_pool=""), policy, transfers, site.default_pool)
+    return Wanted(site, policy, transfers)
+
+
+def partial_default(state: Facts) -> Callable[[Key], object]:
+    """Return who says what a key is set to by `KEY=` in a partial change: its default."""
+
+    def default_of(key: Key) -> object:
+        if key.field == "default_pool" and _present_default(state):
+            pool = _present_default(state)
+            raise ValueFault(f"{pool} is the default pool", f"use `forebay pool set {pool} --no-default`")
+        return value_of(key, DEFAULT_SITE, DEFAULT_POLICY)
+
+    return default_of
 
 
 def _slurm_defaults(site: Site, policy: Policy) -> tuple[Site, Policy]:
@@ -102,9 +118,9 @@ def _slurm_defaults(site: Site, policy: Policy) -> tuple[Site, Policy]:
 
 def _one_list(site: Site, named: Mapping[str, Any]) -> Site:
     """Naming one of AllowUsers and DenyUsers alone replaces the other."""
-    if "allow_users" in named and "deny_users" not in named:
+    if named.get("allow_users") and "deny_users" not in named:
         return replace(site, deny_users=())
-    if "deny_users" in named and "allow_users" not in named:
+    if named.get("deny_users") and "allow_users" not in named:
         return replace(site, allow_users=())
     return site
 
@@ -166,28 +182,38 @@ def configuration_events(
         return wanted
     events: list[e.Event] = []
     if wanted.site != state.site:
-        changed = ", ".join(change.key for change in differences(state, wanted) if not _is_policy(change.key))
+        changed = ", ".join(change.key for change in differences(state, wanted) if _owner(change.key) is Owner.SITE)
         refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, f"what is configured ({changed})")
         if refusal is not None:
             return refusal
         events.append(e.SiteConfigured(replace(wanted.site, revision=0)))
     if wanted.policy != state.policy:
         events.append(e.PolicySet(wanted.policy))
+    if wanted.transfers != rules_of(state):
+        changed = ", ".join(
+            change.key for change in differences(state, wanted) if _owner(change.key) is Owner.TRANSFERS
+        )
+        refusal = level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, f"what is configured ({changed})")
+        if refusal is not None:
+            return refusal
+        events.append(e.TransferRulesSet(wanted.transfers))
     if wanted.default_pool:
         events.extend(default_pool_events(state, wanted.default_pool))
     return tuple(events)
 
 
-def _is_policy(name: str) -> bool:
-    return any(key.name == name and key.owner is Owner.POLICY for key in KEYS)
+def _owner(name: str) -> Owner | None:
+    return next((key.owner for key in KEYS if key.name == name), None)
 
 
 # How it is shown ------------------------------------------------------------------------------------------------------
 
 
-def value_of(key: Key, site: Site, policy: Policy) -> Any:
+def value_of(key: Key, site: Site, policy: Policy, transfers: TransferRules = DEFAULT_TRANSFER_RULES) -> Any:
     """Return the value of a key."""
     match key.owner:
+        case Owner.TRANSFERS:
+            return getattr(transfers, key.field)
         case Owner.SITE:
             return getattr(site, key.field)
         case Owner.POLICY:
@@ -196,9 +222,9 @@ def value_of(key: Key, site: Site, policy: Policy) -> Any:
             return key.field in site.flags
 
 
-def written_value(key: Key, site: Site, policy: Policy) -> str:
+def written_value(key: Key, site: Site, policy: Policy, transfers: TransferRules = DEFAULT_TRANSFER_RULES) -> str:
     """Return the value of a key as it is written in a file; "" where nothing is written for it."""
-    value = value_of(key, site, policy)
+    value = value_of(key, site, policy, transfers)
     return "" if value in ("", ()) else format_value(key, value)
 
 
@@ -212,8 +238,8 @@ def differences(state: Facts, wanted: Wanted) -> tuple[Difference, ...]:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        before = written_value(key, site_before, state.policy)
-        after = written_value(key, site_after, wanted.policy)
+        before = written_value(key, site_before, state.policy, rules_of(state))
+        after = written_value(key, site_after, wanted.policy, wanted.transfers)
         if before != after:
             found.append(Difference(key.name, before, after))
     return tuple(found)
@@ -239,7 +265,7 @@ def file_text(state: Facts, *, slurm_only: bool = False) -> str:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        value = written_value(key, site, state.policy)
+        value = written_value(key, site, state.policy, rules_of(state))
         is_default = value == written_value(key, DEFAULT_SITE, DEFAULT_POLICY)
         if not value or (slurm_only and is_default):
             continue

@@ -18,17 +18,18 @@ from replica.decide_cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
 from replica.decide_jobs import JOBS_BY_KEY
 from replica.decisions import Accepted as Accepted
 from replica.decisions import Decision as Decision
+from replica.partition_changes import PARTITION_CHANGES
 from replica.refusals import Refusal, RefusalCode
 from replica.scheduling import events_of_pass
 from replica.state import Facts, State
-from replica.turns import BEGINNINGS, QUEUED_STAGES, with_turns
+from replica.turns import BEGINNINGS, QUEUED_STAGES, Turns, with_turns
 from replica.units import Instant
 
 
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
     """Return what `request` leads to at `state` and `at`. TypeError where it takes a whole State: see `is_by_key`."""
-    command, actor = request.command, request.actor
-    kind = type(command)
+    command: Any = request.command
+    actor, kind = request.actor, type(command)
     if actor.role not in _WHO_MAY[kind] or (kind in _AGENT_ONLY and not _is_own_node(actor, command)):
         return Refusal(
             RefusalCode.PERMISSION_DENIED,
@@ -39,7 +40,10 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
         return Refusal(RefusalCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")
     by_key = _BY_KEY.get(kind)
     if by_key is not None:
-        return _in_turn(state, _of_each(by_key, state, actor, command, at))
+        # Most commands are about one job: only what names an array goes the longer way.
+        array = kind in _OF_ARRAYS and (command.tasks is not None or command.job in state.arrays)
+        decision = _of_each(by_key, state, actor, command, at) if array else by_key(state, actor, command, at)
+        return _in_turn(state, decision)
     if not isinstance(state, State):
         raise TypeError(f"deciding {c.kind_of(command)} walks over jobs and takes a whole State")
     return _BY_WALKING[kind](state, actor, command, at)
@@ -49,15 +53,13 @@ def _of_each(
     decide_one: Callable[[Facts, c.Actor, Any, Instant], Decision],
     state: Facts,
     actor: c.Actor,
-    command: c.Command,
+    command: Any,
     at: Instant,
 ) -> Decision:
     """Decide a command; one about an array for each of its tasks that are meant, all in one entry.
 
     It is refused if it is for each of them, with the words about the first.
     """
-    if not isinstance(command, _OF_ARRAYS):
-        return decide_one(state, actor, command, at)
     jobs = members(state, command.job, command.tasks)
     if jobs is None:
         return decide_one(state, actor, command, at)
@@ -73,15 +75,20 @@ def _of_each(
     return Accepted(events)
 
 
-_OF_ARRAYS = c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob
+_OF_ARRAYS = frozenset((c.CancelJob, c.HoldJob, c.ReleaseJob, c.SuspendJob, c.ResumeJob, c.RequeueJob))
 """Commands that may be about an array or some of its tasks."""
 
 
 def _in_turn(state: Facts, decision: Decision) -> Decision:
     """Have operations wait that begin while all turns of their stage are taken."""
-    if isinstance(decision, Refusal) or not any(type(event) in BEGINNINGS for event in decision.events):
+    if isinstance(decision, Refusal):
         return decision
-    turns: dict[int, int] = {stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES}
+    for event in decision.events:
+        if type(event) in BEGINNINGS:
+            break
+    else:
+        return decision
+    turns = Turns({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
     return Accepted(with_turns(state, turns, decision.events))
 
 
@@ -117,6 +124,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.RegisterNode: _AGENT,
     c.ReportOperation: _AGENT,
     **dict.fromkeys(CHANGES, _OPERATOR),
+    **dict.fromkeys(PARTITION_CHANGES, _OPERATOR),
     c.SubmitJob: _PEOPLE,
     c.CancelJob: _PEOPLE,
     c.HoldJob: _PEOPLE,
@@ -124,6 +132,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.SuspendJob: _PEOPLE,
     c.ResumeJob: _PEOPLE,
     c.RequeueJob: _PEOPLE,
+    c.UpdateJob: _PEOPLE,
     c.ClearBuffer: _OPERATOR,
     c.RestartOperations: _CONTROLLER,
 }

@@ -16,6 +16,7 @@ from replica.configuration import configuration_events
 from replica.decisions import NOTHING, Accepted, Decision, accepted
 from replica.limits import CPUS_MAX, MESSAGE_CHARACTERS_MAX, NODES_MAX, POOLS_MAX
 from replica.names import name_fault
+from replica.partition_changes import PARTITION_CHANGES, changed_partitions
 from replica.policy import check_policy
 from replica.pool_changes import changed_pool, pool_refusal, removed_pool, set_pool_events
 from replica.refusals import Refusal, RefusalCode
@@ -81,6 +82,10 @@ def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: 
 
 def _change_accounting(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
     return accepted(changed(state, command, at))
+
+
+def _change_partitions(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
+    return accepted(changed_partitions(state, command))
 
 
 def _set_policy(state: Facts, actor: c.Actor, command: c.SetPolicy, at: Instant) -> Decision:
@@ -200,6 +205,7 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.RegisterNode: _register_node,
     c.RaiseFeatureLevel: _raise_feature_level,
     **dict.fromkeys(CHANGES, _change_accounting),
+    **dict.fromkeys(PARTITION_CHANGES, _change_partitions),
 }
 """Command -> what decides it by looking things up."""
 

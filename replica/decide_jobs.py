@@ -13,7 +13,8 @@ import msgspec
 from replica import commands as c
 from replica import events as e
 from replica import features
-from replica.accounting_changes import admitted_options, limits_refusal
+from replica.accounting_changes import admitted_options, default_account, limits_refusal
+from replica.array_commands import members
 from replica.array_submission import array_refusal, array_submitted, with_arrays
 from replica.buffers import BufferState
 from replica.decide_runs import (
@@ -25,11 +26,15 @@ from replica.decide_runs import (
     suspended,
     with_operator_noted,
 )
+from replica.decide_transfers import reached, recorded
+from replica.decide_updates import updated
 from replica.decisions import NOTHING, Accepted, Decision, accepted
+from replica.job_changes import NO_TERMS, JobTerms
 from replica.jobs import ENDED, Hold, Job, JobState
 from replica.limits import MAILS_SETTLED_MAX
 from replica.mails import settling_events
 from replica.options import NO_OPTIONS
+from replica.partitions import chosen_partition
 from replica.refusals import Refusal, RefusalCode
 from replica.request_options import with_options_decided
 from replica.staging import active_stage, failed, pre_run_failed, script_ended, succeeded, unwound, waiting_stage
@@ -54,6 +59,13 @@ def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant)
     if isinstance(resolved, Refusal):
         return resolved
     command = resolved
+    terms = _terms(state, command)
+    if isinstance(terms, Refusal):
+        return terms
+    placed = _in_a_partition(state, command)
+    if isinstance(placed, Refusal):
+        return placed
+    command = placed
     options = admitted_options(state, command.spec, command.options, at, max(1, len(command.array)))
     if isinstance(options, Refusal):
         return options
@@ -63,16 +75,48 @@ def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant)
         array = array_submitted(state, actor, command)
         if isinstance(array, Refusal):
             return array
-        return limits_refusal(state, array, command.options) or Accepted((array,))
+        return limits_refusal(state, array, command.options) or Accepted(
+            (array, *_said(terms, array.job, len(command.array)))
+        )
     submitted = job_submitted(state, actor, command)
     if isinstance(submitted, Refusal):
         return submitted
     refusal = limits_refusal(state, submitted, command.options)
     if refusal is not None:
         return refusal
+    said = _said(terms, submitted.job, 1)
     if command.options == NO_OPTIONS:
-        return Accepted((submitted,))
-    return Accepted((submitted, e.JobOptionsGiven(submitted.job, command.options)))
+        return Accepted((submitted, *said))
+    return Accepted((submitted, e.JobOptionsGiven(submitted.job, command.options), *said))
+
+
+def _in_a_partition(state: Facts, command: c.SubmitJob) -> c.SubmitJob | Refusal:
+    """Return the submit with the partition that it goes to, or why it may not."""
+    options = command.options
+    if not state.partitions:
+        return command
+    # The default account counts, too: a partition may be for the jobs of some accounts only.
+    account = options.account or default_account(state, command.spec.user)
+    chosen = chosen_partition(state.partitions, options.partition, command.spec.user, account)
+    if isinstance(chosen, Refusal):
+        return chosen
+    if chosen == options.partition:
+        return command
+    return msgspec.structs.replace(command, options=msgspec.structs.replace(options, partition=chosen))
+
+
+def _terms(state: Facts, command: c.SubmitJob) -> JobTerms | Refusal:
+    """Return how the conditions of a submit are to be read, or why they cannot be."""
+    conditions = len(command.spec.dependencies) + command.options.singleton
+    if not command.any_of or conditions < 2:
+        return NO_TERMS
+    what = "a job that waits for one of several (?)"
+    refusal = features.level_refusal(state.feature_level, features.TRANSFERS_AND_PARTITIONS, what, "dependencies")
+    return JobTerms(any_of=True) if refusal is None else refusal
+
+
+def _said(terms: JobTerms, job_id: int, tasks: int) -> tuple[e.Event, ...]:
+    return () if terms == NO_TERMS else (e.JobTermsGiven(job_id, terms, tasks),)
 
 
 def _find_job(state: Facts, actor: c.Actor, job_id: int) -> Job | Refusal:
@@ -192,6 +236,24 @@ def _requeue_job(state: Facts, actor: c.Actor, command: c.RequeueJob, at: Instan
     return job if isinstance(job, Refusal) else accepted(requeued(state, actor, job))
 
 
+def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant) -> Decision:
+    jobs = members(state, command.job, command.tasks)
+    if isinstance(jobs, Refusal):
+        return jobs
+    events: list[e.Event] = []
+    refusals: list[Refusal] = []
+    wanted = (command.job,) if jobs is None else jobs
+    for job_id in wanted:
+        job = _find_job(state, actor, job_id)
+        # All of them count at once where a QOS allows only so many jobs.
+        changed = job if isinstance(job, Refusal) else updated(state, actor, job, command, len(wanted))
+        if isinstance(changed, Refusal):
+            refusals.append(changed)
+        else:
+            events.extend(changed)
+    return refusals[0] if len(refusals) == len(wanted) else Accepted(tuple(events))
+
+
 def _clear_buffer(state: Facts, actor: c.Actor, command: c.ClearBuffer, at: Instant) -> Decision:
     if command.name:
         return accepted(cleared_persistent(state, actor, command.name, command.discard))
@@ -234,12 +296,14 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
         if starting and isinstance(result, c.OperationFailed) and state.feature_level >= features.BURST_BUFFERS_WHOLE:
             return Accepted(pre_run_failed(state, job, result.message))
     elif buffer is not None:
+        if isinstance(result, c.OperationReached):
+            return Accepted(reached(state, job, stage, result, at))
         if isinstance(result, c.OperationDone):
-            return Accepted(succeeded(state, job, buffer, stage, result.files, result.size_bytes, result.digest))
+            follows = succeeded(state, job, buffer, stage, result.files, result.size_bytes, result.digest)
+            return Accepted((*recorded(state, job, stage, result.receipt), *follows))
         if isinstance(result, c.OperationFailed):
-            return Accepted(
-                failed(state, job, stage, result.message, at, final=result.final, operation=result.operation)
-            )
+            follows = failed(state, job, stage, result.message, at, final=result.final, operation=result.operation)
+            return Accepted((*recorded(state, job, stage, result.receipt), *follows))
     return Refusal(
         RefusalCode.INVALID_FIELD,
         f"a {type(result).__name__} is no answer to {stage.word}",
@@ -267,6 +331,7 @@ JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.SuspendJob: _suspend_job,
     c.ResumeJob: _resume_job,
     c.RequeueJob: _requeue_job,
+    c.UpdateJob: _update_job,
     c.ClearBuffer: _clear_buffer,
     c.RestartOperations: _restart_operations,
     c.ReportOperation: _report_operation,

@@ -6,11 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from replica import consumption, name_groups
 from replica import events as e
-from replica import name_groups
 from replica.buffers import HOLDING, Buffer, BufferInput, IllegalTransition, step
 from replica.commit import Receipt
 from replica.failures import LedgerViolation
+from replica.features import TRANSFERS_AND_PARTITIONS
+from replica.governing import TRANSFERS, counted_under
 from replica.jobs import ENDED, Job
 from replica.nodes import Node
 from replica.options import JobOptions
@@ -20,7 +22,7 @@ from replica.state import State
 from replica.state_index import Groups, is_finished
 from replica.turns import takes_turn
 from replica.units import Instant, Revision
-from replica.use import UseKey, use_of
+from replica.use import UseKey, standing_of, use_of
 
 _DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
 """Fields of a job that the derived maps depend on."""
@@ -60,6 +62,11 @@ class Draft:
         self.persistent = state.persistent
         self.extras = state.extras.mutate()
         self.mails = state.mails
+        self.partitions = state.partitions
+        self.consumed = state.consumed
+        self.terms = state.terms.mutate()
+        self.transfer_rules = state.transfer_rules
+        self.transfers = state.transfers.mutate()
         self._using = Groups(state.using)
         self.using = self._using.groups
         self.held_bytes = state.held_bytes.mutate()
@@ -72,6 +79,7 @@ class Draft:
         self.arrays = state.arrays.mutate()
         self.named = state.named.mutate()
         self.use = state.use.mutate()
+        self.moving = state.moving.mutate()
 
     def finish(self) -> State:
         """Return the next State; the draft must not be used afterwards."""
@@ -95,6 +103,11 @@ class Draft:
             persistent=self.persistent,
             extras=self.extras.finish(),
             mails=self.mails,
+            partitions=self.partitions,
+            consumed=self.consumed,
+            terms=self.terms.finish(),
+            transfer_rules=self.transfer_rules,
+            transfers=self.transfers.finish(),
             using=self.using.finish(),
             sites=self.sites,
             pool_units=self.pool_units,
@@ -114,6 +127,7 @@ class Draft:
             arrays=self.arrays.finish(),
             named=self.named.finish(),
             use=self.use.finish(),
+            moving=self.moving.finish(),
         )
 
     @property
@@ -145,7 +159,13 @@ class Draft:
         was_on = former.node if former is not None and job.id in self.unfinished else ""
         former_stage = None if former is None else takes_turn(former, self.buffers.get(job.id))
         self.jobs[job.id] = job
-        self._count_turn(former_stage, takes_turn(job, buffer))
+        stage = takes_turn(job, buffer)
+        self._count_turn(former_stage, stage)
+        moved, moves = former_stage in TRANSFERS, stage in TRANSFERS
+        if moved or moves:
+            self._count_moving(
+                job.spec.user, former.node if moved and former is not None else "", job.node if moves else ""
+            )
         self._keep_name(job, former is not None and former.state not in ENDED, job.state not in ENDED)
         if buffer is not None and buffer is not (before := self.buffers.get(job.id)):
             difference = buffer.held_bytes - (0 if before is None else before.held_bytes)
@@ -156,6 +176,8 @@ class Draft:
                     before.pool if before is not None and before.held_bytes else "",
                     buffer.pool if buffer.held_bytes else "",
                 )
+                if options is not None and before is not None and not buffer.held_bytes:
+                    self._consume(job, before, options)
             self._count_use(before, buffer)
             self.buffers[job.id] = buffer
         over = is_finished(job, buffer)
@@ -177,6 +199,18 @@ class Draft:
                 else:
                     del self.operations[int(stage)]
 
+    def _count_moving(self, user: str, before: str, after: str) -> None:
+        """Have a transfer of the user count on the node `after` instead of `before`; "" is nowhere."""
+        if before == after:
+            return
+        for node, difference in ((before, -1), (after, 1)):
+            for key in counted_under(user, node) if node else ():
+                count = self.moving.get(key, 0) + difference
+                if count:
+                    self.moving[key] = count
+                else:
+                    del self.moving[key]
+
     def _keep_name(self, job: Job, was_there: bool, is_there: bool) -> None:
         if was_there == is_there:
             return
@@ -190,6 +224,18 @@ class Draft:
                 self.named[user] = names
             else:
                 del self.named[user]
+
+    def rename(self, job: Job, name: str) -> None:
+        """Have a job that is not over stand under another name; its record is for the caller to change."""
+        user = job.spec.user
+        self.named[user] = name_groups.joined(name_groups.left(self.named[user], job.spec.name, job.id), name, job.id)
+
+    def _consume(self, job: Job, given_back: Buffer, options: JobOptions) -> None:
+        """Add what a buffer that has just given back its space has used of it."""
+        standing = standing_of(job, options)
+        # Not below the level that knows of it: members of an earlier release must have the same state.
+        if standing is not None and self.feature_level >= TRANSFERS_AND_PARTITIONS:
+            self.consumed = consumption.with_given_back(self.consumed, standing, given_back, self.at)
 
     def hold(self, pool: str, difference_bytes: int) -> None:
         """Have more or less of a pool held."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from replica import events as e
 from replica.buffers import Buffer, BufferState
 from replica.jobs import Hold, Job, JobState
-from replica.provision import NATIVE
-from replica.staging import active_stage, failed, timeout_at, timeout_s, unwound, waiting_stage
+from replica.partitions import is_in, place_name
+from replica.staging import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
 from replica.state import Facts
 from replica.units import NEVER, Instant, seconds
 
@@ -46,7 +46,7 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     if buffer is not None and not _is_down(state, job):
         for instant in (
             job.retry_at,
-            timeout_at(state.policy, job, buffer, provided=state.site.provider != NATIVE),
+            timeout_at(state, job, buffer),
             _revocation(state, job, buffer)[0],
         ):
             if instant != NEVER:
@@ -68,11 +68,11 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
         stage = waiting_stage(job, buffer)
         assert stage is not None
         return (e.StageRetried(job.id, stage, job.attempt + 1, f"retry {job.failures} of {policy.stage_retries}"),)
-    late_at = timeout_at(policy, job, buffer, provided=state.site.provider != NATIVE)
+    late_at = timeout_at(state, job, buffer)
     if late_at != NEVER and late_at <= at:
         stage = active_stage(job, buffer)
         assert stage is not None
-        return failed(state, job, stage, f"Timeout @ {timeout_s(policy, stage) * 1000} msec", at)
+        return failed(state, job, stage, timeout_message(state, stage), at)
     revoked_at, reason = _revocation(state, job, buffer)
     if revoked_at != NEVER and revoked_at <= at:
         return (
@@ -98,6 +98,12 @@ def _revocation(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
         return _AT_ONCE, f"node {job.node} is drained"
     if node is not None and node.cpus < job.spec.cpus:
         return _AT_ONCE, f"node {job.node} has only {node.cpus} CPUs now"
+    options = state.options.get(job.id) if state.partitions else None
+    if options is not None and job.node:
+        nodes = place_name(state.partitions, options.partition)
+        # Of a partition that is no more, nobody can say which nodes it had: what is staged stays until one is named.
+        if nodes in state.partitions and not is_in(state.partitions, nodes, job.node):
+            return _AT_ONCE, f"node {job.node} is not in partition {options.partition}"
     limit_s = state.policy.staged_hold_time_s
     if limit_s and job.hold is not Hold.NONE:
         return Instant(job.held_at + seconds(limit_s)), f"held for longer than StagedHoldTime, {limit_s} s"

@@ -7,14 +7,17 @@ long as nobody comes before it, since scripts mostly end before their limit. Wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, nsmallest
 
 import msgspec
 
 from replica.buffers import Buffer, BufferState
+from replica.job_changes import NO_TERMS
 from replica.jobs import ENDED, Hold, Job, JobState
-from replica.judging import place_of
-from replica.line import drain_us, release_at, run_until
+from replica.judging import nodes_of, place_of, usable_in
+from replica.line import NOBODY_KNOWS, drain_us, release_at, run_until
+from replica.partitions import is_in
 from replica.pending import early_gate
 from replica.pools import free_bytes
 from replica.rates import rates_of
@@ -26,6 +29,14 @@ from replica.verdicts import Reason
 
 AHEAD_MAX = 2_000
 """Jobs before one that an estimate looks at, count; with more before it, its start is not known."""
+
+NODES_ASKED_MAX = 100_000
+"""Times that an estimate asks a node when it has CPUs, count: some 50 ms, during which a replica does nothing else."""
+
+Ahead = Callable[[tuple[int, int], str | None], list[int] | None]
+"""Says which candidates stand before a place, in order: those for space of a pool, or (None) for CPUs. None: more than
+AHEAD_MAX.
+"""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -49,8 +60,13 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.start_at != NEVER
 
 
-def estimate(state: State, job_id: int, at: Instant) -> Estimate:
-    """Return when the job should start, as of `at`. KeyError for a job that is not in the state."""
+def estimate(state: State, job_id: int, at: Instant, ahead: Ahead | None = None) -> Estimate:
+    """Return when the job should start, as of `at`. KeyError for a job that is not in the state.
+
+    `ahead` knows who stands before it (`replica.agenda_ahead`); without it, this walks over all jobs.
+    """
+    if ahead is None:
+        ahead = _walk(state)
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if job.state is not JobState.PENDING:
         return Estimate(job.started_at or (at if job.state is JobState.CONFIGURING else NEVER), ())
@@ -62,7 +78,7 @@ def estimate(state: State, job_id: int, at: Instant) -> Estimate:
             return Estimate(NEVER, tuple(steps))
         ready_at = max(ready_at, step.until)
     if buffer is not None and buffer.state is not BufferState.STAGED_IN:
-        space = _space(state, job, buffer, at)
+        space = _space(state, job, buffer, at, ahead)
         if space is not None:
             steps.append(space)
             if space.until == NEVER:
@@ -74,7 +90,7 @@ def estimate(state: State, job_id: int, at: Instant) -> Estimate:
             began_at = buffer.changed_at if buffer.state is BufferState.STAGING_IN else ready_at
             ready_at = max(ready_at, began_at + takes_us)
             steps.append(Step("stage_in", Instant(ready_at), sentence))
-    cpus = _cpus(state, job, Instant(ready_at))
+    cpus = _cpus(state, job, Instant(ready_at), ahead)
     steps.append(cpus)
     return Estimate(cpus.until, tuple(steps))
 
@@ -88,15 +104,10 @@ def _early(state: State, job: Job, at: Instant) -> list[Step]:
     steps: list[Step] = []
     if job.spec.begin_at > at:
         steps.append(Step("begin_time", job.spec.begin_at, "its begin time"))
-    for dependency in job.spec.dependencies:
-        other = state.jobs.get(dependency.job)
-        if other is None or other.state in ENDED:
-            continue
-        if other.started_at == NEVER:
-            return [*steps, Step("dependency", NEVER, f"it waits for job {other.id}, which has not started")]
-        pool = state.buffers[other.id].pool if other.id in state.buffers else ""
-        over_at = release_at(other.started_at + seconds(other.spec.time_limit_s), at, drain_us(state, pool))
-        steps.append(Step("dependency", Instant(over_at), f"job {other.id} is over at its time limit"))
+    waits = _dependencies(state, job, at)
+    if any(step.until == NEVER for step in waits):
+        return [*steps, next(step for step in waits if step.until == NEVER)]
+    steps += waits
     options = state.options.get(job.id)
     reservation = None if options is None else state.reservations.get(options.reservation)
     if reservation is not None and not reservation.active:
@@ -108,28 +119,50 @@ def _early(state: State, job: Job, at: Instant) -> list[Step]:
     return steps
 
 
-def _ahead(state: State, job: Job, pool: str | None) -> list[Job] | None:
-    """Return the candidates before the job, in order: those for space of `pool`, or (None) for CPUs; None: too many."""
-    place = place_of(state, job)
-    found: list[tuple[tuple[int, int], Job]] = []
-    for other_id in state.unfinished:
-        other, buffer = state.jobs[other_id], state.buffers.get(other_id)
-        if other.state is not JobState.PENDING or other_id == job.id:
+def _dependencies(state: State, job: Job, at: Instant) -> list[Step]:
+    """Return until when the job waits for others: for all of them, or where one is enough for the first one."""
+    found: list[Step] = []
+    for dependency in job.spec.dependencies:
+        other = state.jobs.get(dependency.job)
+        if other is None or other.state in ENDED:
             continue
-        if pool is None:
-            if buffer is not None and buffer.state is not BufferState.STAGED_IN:
+        if other.started_at == NEVER:
+            found.append(Step("dependency", NEVER, f"it waits for job {other.id}, which has not started"))
+            continue
+        pool = state.buffers[other.id].pool if other.id in state.buffers else ""
+        over_at = release_at(other.started_at + seconds(other.spec.time_limit_s), at, drain_us(state, pool))
+        found.append(Step("dependency", Instant(over_at), f"job {other.id} is over at its time limit"))
+    if not state.terms.get(job.id, NO_TERMS).any_of:
+        return found
+    known = [step for step in found if step.until != NEVER]
+    return [min(known, key=lambda step: step.until)] if known else found[:1]
+
+
+def _walk(state: State) -> Ahead:
+    """Return who says which candidates are before a job by walking over all jobs."""
+
+    def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
+        found: list[tuple[int, int]] = []
+        for other_id in state.unfinished:
+            other, buffer = state.jobs[other_id], state.buffers.get(other_id)
+            if other.state is not JobState.PENDING:
                 continue
-        elif not waits_for_space(other, buffer) or buffer is None or buffer.pool != pool:
-            continue
-        stands = place_of(state, other)
-        if stands < place and early_gate(state, other) is None:
-            found.append((stands, other))
-    if len(found) > AHEAD_MAX:
-        return None
-    return [other for _, other in nsmallest(len(found), found, key=lambda one: one[0])]
+            if pool is None:
+                if buffer is not None and buffer.state is not BufferState.STAGED_IN:
+                    continue
+            elif not waits_for_space(other, buffer) or buffer is None or not buffer.granted_bytes:
+                continue
+            elif buffer.pool != pool or buffer.granted_bytes > usable_in(state, pool):
+                continue
+            stands = place_of(state, other)
+            if stands < place and early_gate(state, other) is None:
+                found.append(stands)
+        return None if len(found) > AHEAD_MAX else [job_id for _, job_id in nsmallest(len(found), found)]
+
+    return ahead
 
 
-def _space(state: State, job: Job, buffer: Buffer, at: Instant) -> Step | None:
+def _space(state: State, job: Job, buffer: Buffer, at: Instant, ahead_of: Ahead) -> Step | None:
     """Return until when the job waits for space; None where it has it, or needs none."""
     if buffer.state is BufferState.STAGING_IN or not buffer.granted_bytes:
         return None
@@ -138,26 +171,27 @@ def _space(state: State, job: Job, buffer: Buffer, at: Instant) -> Step | None:
     pool, size_bytes = state.pools.get(buffer.pool), buffer.granted_bytes
     if pool is None or size_bytes > pool.usable_bytes:
         return Step("space", NEVER, f"pool {buffer.pool} never has {format_size(size_bytes)}")
-    ahead = _ahead(state, job, buffer.pool)
+    ahead = ahead_of(place_of(state, job), buffer.pool)
     if ahead is None:
         return Step("space", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for pool {pool.name}")
     free = free_bytes(pool, state.held_bytes.get(pool.name, 0))
     drains_us, stages_us = drain_us(state, pool.name), rates_of(state.rates.get(pool.name), pool.name).stage_in.mean_us
     releases = [
-        (release_at(run_until(state.jobs[other], state.buffers[other]), at, drains_us), state.buffers[other].held_bytes)
+        (release_at(until, at, drains_us), state.buffers[other].held_bytes)
         for other in state.holders.get(pool.name, ())
+        if (until := run_until(state.jobs[other], state.buffers[other])) != NOBODY_KNOWS
     ]
     heapify(releases)
     now: int = at
-    for other in (*ahead, job):
-        wanted = state.buffers[other.id].granted_bytes
+    for other in (*ahead, job.id):
+        wanted = state.buffers[other].granted_bytes
         while free < wanted:
             if not releases:
-                return Step("space", NEVER, f"job {other.id} waits for space that nobody gives back")
+                return Step("space", NEVER, f"job {other} waits for space that nobody gives back")
             instant, given = heappop(releases)
             now, free = max(now, instant), free + given
         free -= wanted
-        heappush(releases, (now + stages_us + seconds(other.spec.time_limit_s) + drains_us, wanted))
+        heappush(releases, (now + stages_us + seconds(state.jobs[other].spec.time_limit_s) + drains_us, wanted))
     before = f"; {len(ahead)} jobs are before it" if ahead else ""
     return Step("space", Instant(now), f"{format_size(size_bytes)} of pool {pool.name} are free{before}")
 
@@ -174,20 +208,25 @@ def _stage_in(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
     return takes_us, f"stage-ins of its pool move {rate} ({measured.count} measured)"
 
 
-def _cpus(state: State, job: Job, ready_at: Instant) -> Step:
+def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
     """Return until when the job waits for CPUs, once it is ready for them."""
-    ahead = _ahead(state, job, None)
+    ahead = ahead_of(place_of(state, job), None)
     if ahead is None:
         return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for CPUs")
     nodes = {name: _NodeLine(state, name) for name, node in state.nodes.items() if not node.down and not node.drained}
-    for other in (*ahead, job):
+    if len(ahead) * len(nodes) > NODES_ASKED_MAX:
+        sentence = f"{len(ahead)} jobs are before it in line for the CPUs of {len(nodes)} nodes: too many to say"
+        return Step("cpus", NEVER, sentence)
+    for other in (*(state.jobs[other_id] for other_id in ahead), job):
         buffer = state.buffers.get(other.id)
         bound = other.node if buffer is not None and other.node else ""
         asked_at = ready_at if other is job else state.at
+        partition = nodes_of(state, other.id)
         starts = [
             (start_at, name)
             for name, line in nodes.items()
-            if (not bound or name == bound) and (start_at := line.start_of(other.spec.cpus, asked_at)) is not None
+            if (name == bound if bound else is_in(state.partitions, partition, name))
+            and (start_at := line.start_of(other.spec.cpus, asked_at)) is not None
         ]
         if not starts:
             if other is not job:

@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from replica.events_changes import (
+    BufferRequestChanged,
+    JobTermsGiven,
+    JobUpdated,
+    PartitionDeleted,
+    PartitionSet,
+    UsageReset,
+)
 from replica.events_cluster import (
     ClusterFounded,
     FeatureLevelRaised,
@@ -81,6 +89,7 @@ from replica.events_scheduling import (
     ReservationStarted,
     SchedulingRulesSet,
 )
+from replica.events_transfers import TransferCheckpointed, TransferRecorded, TransferRulesSet
 
 Event = (
     ClusterFounded
@@ -147,6 +156,15 @@ Event = (
     | RevokedFor
     | MailDropped
     | MailSent
+    | PartitionSet
+    | PartitionDeleted
+    | UsageReset
+    | JobTermsGiven
+    | JobUpdated
+    | BufferRequestChanged
+    | TransferRulesSet
+    | TransferRecorded
+    | TransferCheckpointed
 )
 
 
@@ -159,6 +177,8 @@ def jobs_of(event: Event) -> Sequence[int]:
     """Return the jobs an event is about."""
     if type(event) is ArraySubmitted:
         return range(event.job, event.job + len(event.tasks))
+    if type(event) is JobTermsGiven:
+        return range(event.job, event.job + event.tasks)
     job = job_of(event)
     return () if job is None else (job,)
 
@@ -170,6 +190,7 @@ __all__ = [
     "ArraySubmitted",
     "BufferAllocated",
     "BufferCleared",
+    "BufferRequestChanged",
     "CancelRequested",
     "ClusterFounded",
     "DeadlineMissed",
@@ -186,6 +207,8 @@ __all__ = [
     "JobResumed",
     "JobSubmitted",
     "JobSuspended",
+    "JobTermsGiven",
+    "JobUpdated",
     "LicenseDeleted",
     "LicenseSet",
     "MailDropped",
@@ -198,6 +221,8 @@ __all__ = [
     "OperationOrdered",
     "OperationQueued",
     "OperationsRestarted",
+    "PartitionDeleted",
+    "PartitionSet",
     "PersistentCreated",
     "PersistentDeleted",
     "PersistentDeletionStarted",
@@ -230,6 +255,10 @@ __all__ = [
     "StagedOut",
     "TeardownStarted",
     "TornDown",
+    "TransferCheckpointed",
+    "TransferRecorded",
+    "TransferRulesSet",
+    "UsageReset",
     "job_of",
     "jobs_of",
 ]

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import msgspec
 
 from replica.buffers import Access
 from replica.jobs import JobState
+from replica.stages import Stage as Stage
 from replica.units import NEVER, Instant
-
-
-class Stage(IntEnum):
-    """An operation that an agent performs for a buffer; the numbers are wire numbers."""
-
-    STAGE_IN = 1
-    RUN = 2
-    POST_RUN = 3
-    STAGE_OUT = 4
-    TEARDOWN = 5
-
-    @property
-    def word(self) -> str:
-        """As in orders and reports, for example `stage_in`."""
-        return self.name.lower()
 
 
 class BufferAllocated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=12):

@@ -37,6 +37,7 @@ LEVELS: tuple[Level, ...] = (
     Level(1, "0.1.0.dev0", "everything that a cluster could do before there were feature levels"),
     Level(2, "0.1.0", "feature levels themselves: a release that is too old names the one that is needed"),
     Level(3, "0.2.0", "burst buffers as Slurm documents them whole"),
+    Level(4, "0.3.0", "transfers with receipts, partitions, changes of waiting jobs"),
 )
 """Every level there ever was, in order. Append only."""
 
@@ -46,6 +47,10 @@ earlier release."""
 
 BURST_BUFFERS_WHOLE = 3
 """The level from which on jobs may have options, buffers may be persistent, and all that belongs to them."""
+
+TRANSFERS_AND_PARTITIONS = 4
+"""The level from which on transfers leave receipts and follow rules, there are partitions, and jobs change while they
+wait."""
 
 EVENT_LEVELS: Mapping[type, int] = {
     e.FeatureLevelRaised: 2,
@@ -83,6 +88,15 @@ EVENT_LEVELS: Mapping[type, int] = {
     e.RevokedFor: BURST_BUFFERS_WHOLE,
     e.MailDropped: BURST_BUFFERS_WHOLE,
     e.MailSent: BURST_BUFFERS_WHOLE,
+    e.TransferRulesSet: TRANSFERS_AND_PARTITIONS,
+    e.PartitionSet: TRANSFERS_AND_PARTITIONS,
+    e.PartitionDeleted: TRANSFERS_AND_PARTITIONS,
+    e.UsageReset: TRANSFERS_AND_PARTITIONS,
+    e.JobTermsGiven: TRANSFERS_AND_PARTITIONS,
+    e.JobUpdated: TRANSFERS_AND_PARTITIONS,
+    e.BufferRequestChanged: TRANSFERS_AND_PARTITIONS,
+    e.TransferRecorded: TRANSFERS_AND_PARTITIONS,
+    e.TransferCheckpointed: TRANSFERS_AND_PARTITIONS,
 }
 """The level that an event came with; 1 for all that are not here. The cluster is at it once the event is folded."""
 

@@ -11,9 +11,11 @@ from replica import events as e
 from replica import features, mails
 from replica.draft import Draft as Draft
 from replica.failures import LedgerViolation as LedgerViolation
+from replica.fold_changes import CHANGE_FOLDS
 from replica.fold_cluster import CLUSTER_FOLDS
 from replica.fold_jobs import JOB_FOLDS
 from replica.fold_scheduling import SCHEDULING_FOLDS
+from replica.fold_transfers import TRANSFER_FOLDS
 from replica.fold_whole import FOLDS as FOLDS_OF_WHOLE_BUFFERS
 from replica.state import State
 from replica.units import Instant
@@ -37,7 +39,9 @@ _FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     **CLUSTER_FOLDS,
     **JOB_FOLDS,
     **SCHEDULING_FOLDS,
+    **CHANGE_FOLDS,
     **FOLDS_OF_WHOLE_BUFFERS,
+    **TRANSFER_FOLDS,
 }
 _FOLDS |= {e.MailSent: mails.fold_sent, e.MailDropped: mails.fold_dropped}
 _FOLDS |= {kind: mails.owing(_FOLDS[kind]) for kind in mails.OWING}

@@ -231,6 +231,10 @@ def _job_purged(draft: Draft, event: e.JobPurged) -> None:
         del draft.buffers[event.job]
     if event.job in draft.extras:
         del draft.extras[event.job]
+    if event.job in draft.terms:
+        del draft.terms[event.job]
+    if event.job in draft.transfers:
+        del draft.transfers[event.job]
     options = draft.options.get(event.job)
     if options is not None:
         del draft.options[event.job]

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import immutables
 from msgspec.structs import replace
 
+from replica import consumption
 from replica import events as e
 from replica.accounting import RULES_KEY, Account, License, Qos, SchedulingRules, with_members_sorted
 from replica.buffers import Buffer
@@ -29,6 +30,7 @@ class Drafted(Protocol):
     scheduling_rules: immutables.Map[str, SchedulingRules]
     rates: immutables.Map[str, Rates]
     revocations: immutables.Map[int, int]
+    consumed: consumption.Consumed
 
 
 def _without(records: immutables.Map[str, V], name: str, what: str) -> immutables.Map[str, V]:
@@ -43,6 +45,7 @@ def _account_set(draft: Drafted, event: e.AccountSet) -> None:
 
 def _account_deleted(draft: Drafted, event: e.AccountDeleted) -> None:
     draft.accounts = _without(draft.accounts, event.account, "account")
+    draft.consumed = consumption.without(draft.consumed, "a", event.account)
 
 
 def _qos_set(draft: Drafted, event: e.QosSet) -> None:
@@ -51,6 +54,7 @@ def _qos_set(draft: Drafted, event: e.QosSet) -> None:
 
 def _qos_deleted(draft: Drafted, event: e.QosDeleted) -> None:
     draft.qos = _without(draft.qos, event.qos, "QOS")
+    draft.consumed = consumption.without(draft.consumed, "q", event.qos)
 
 
 def _license_set(draft: Drafted, event: e.LicenseSet) -> None:

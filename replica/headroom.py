@@ -21,6 +21,7 @@ from replica.accounting import (
     limits_for_each,
 )
 from replica.buffers import Buffer
+from replica.consumption import consumed_key
 from replica.jobs import Job
 from replica.options import JobOptions
 from replica.reservations import Reservation, left_of
@@ -103,7 +104,7 @@ def alone_over(state: Facts, standing: Standing, pool: str, size: int, time_limi
             if asked < limit.value:
                 return Over(scope, limit, 0, asked)
             continue
-        if kind in (LimitKind.GRP_BB_RUN_MINUTES, LimitKind.MAX_BB_MINUTES_PER_JOB):
+        if kind in (LimitKind.GRP_BB_MINUTES, LimitKind.GRP_BB_RUN_MINUTES, LimitKind.MAX_BB_MINUTES_PER_JOB):
             asked = size * minutes_of(time_limit_s)
         elif kind is LimitKind.MAX_BB_PER_NODE:
             asked = -(-size // max(1, standing.nodes))
@@ -150,6 +151,7 @@ class Headroom:
         self._limits: dict[Standing, tuple[tuple[Scope, Limit], ...]] = {}
         """What `_limits_of` says: it walks over accounts and their members, and many candidates have one standing."""
         self._set_aside: dict[tuple[str, str], int] = {}
+        self._used_up: dict[tuple[Scope, str], int] = {}
 
     # What is in use
 
@@ -229,6 +231,16 @@ class Headroom:
             return self._of_tree(what, scope.name, pool)
         return self.used(what, "q" if scope.kind == "q" else "a", scope.name, scope.user, pool)
 
+    def _consumed(self, scope: Scope, pool: str) -> int:
+        """Return what all whom a limit is for have used up together."""
+        known = self._used_up.get((scope, pool))
+        if known is None:
+            whose = "q" if scope.kind == "q" else "a"
+            names = self._tree(scope.name) if scope.kind == "a" else (scope.name,)
+            keys = (consumed_key(whose, name, scope.user, pool) for name in names)
+            known = self._used_up[scope, pool] = sum(self._state.consumed.get(key, 0) for key in keys)
+        return known
+
     def space_gate(self, standing: Standing | None, pool: str, size_bytes: int, time_limit_s: int) -> Verdict | None:
         """Return which limit of space that is held keeps back a job that asks for so much, or None."""
         if standing is None or not size_bytes or not (standing.account or standing.qos):
@@ -242,6 +254,10 @@ class Headroom:
                 used = self._group("bb", scope, name)
             elif limit.kind is LimitKind.GRP_BB_RUN_MINUTES:
                 used, asked = self._group("minutes", scope, name), size_bytes * minutes_of(time_limit_s)
+            elif limit.kind is LimitKind.GRP_BB_MINUTES:
+                # With the whole time limits of those who hold space: nobody has to be ended when it is reached.
+                used = self._consumed(scope, name) + self._group("minutes", scope, name)
+                asked = size_bytes * minutes_of(time_limit_s)
             elif limit.kind is LimitKind.MAX_BB_PER_USER:
                 used = self.used("bb", "q", qos, standing.user, name)
             elif limit.kind is LimitKind.MAX_BB_PER_ACCOUNT:

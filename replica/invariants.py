@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from replica.buffers import BEFORE_RUN, BufferState
-from replica.features import BURST_BUFFERS_WHOLE
 from replica.jobs import ENDED, JobState
 from replica.later_maps import LATER_MAPS
 from replica.persistent import PERSISTENT_STATES
@@ -35,6 +34,8 @@ def check(state: State) -> list[str]:
         faults.append("the indexes of jobs by node and by pool do not match the jobs")
     if derived.use != state.use:
         faults.append("the index of what counts against limits does not match the jobs")
+    if derived.moving != state.moving:
+        faults.append("the index of transfers under way does not match the jobs")
     if derived.operations != state.operations or derived.arrays != state.arrays or derived.named != state.named:
         faults.append("the indexes of operations, of arrays or of names do not match the jobs")
     for pool in sorted(held_bytes(state)):
@@ -51,6 +52,11 @@ def check(state: State) -> list[str]:
 
 def _later_faults(state: State) -> list[str]:
     faults = [f"the options of job {job_id} have no job" for job_id in state.options if job_id not in state.jobs]
+    faults.extend(f"the terms of job {job_id} have no job" for job_id in state.terms if job_id not in state.jobs)
+    named = ((name, one.name) for name, one in state.partitions.items())
+    faults.extend(f"the partition {own!r} is kept under the name {name!r}" for name, own in named if own != name)
+    if sum(one.is_default for one in state.partitions.values()) > 1:
+        faults.append("there are several default partitions")
     unknown = (job_id for job_id in state.extras if job_id not in state.jobs)
     faults.extend(f"there is more of job {job_id}, which does not exist" for job_id in unknown)
     for name, buffer in state.persistent.items():
@@ -65,12 +71,16 @@ def _later_faults(state: State) -> list[str]:
         faults.append(
             f"there are configurations of {', '.join(sorted(set(state.sites) - {SITE_KEY}))}, not of the site"
         )
-    if state.feature_level < BURST_BUFFERS_WHOLE:
-        faults.extend(
-            f"there are {later.field} below feature level {BURST_BUFFERS_WHOLE}"
-            for later in LATER_MAPS
-            if getattr(state, later.field)
-        )
+    faults.extend(
+        f"there are transfers of job {job_id}, which does not exist"
+        for job_id in state.transfers
+        if job_id not in state.jobs
+    )
+    faults.extend(
+        f"there are {later.field} below feature level {later.level}"
+        for later in LATER_MAPS
+        if state.feature_level < later.level and getattr(state, later.field)
+    )
     return faults
 
 

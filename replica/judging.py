@@ -16,9 +16,11 @@ from replica.headroom import Headroom
 from replica.jobs import Job
 from replica.limits import CANDIDATES_BEHIND_MAX, TURNED_AWAY_MAX
 from replica.line import Head, expected_end
+from replica.partitions import AnyNode, is_in, place_name
 from replica.pending import Reason, Verdict
 from replica.priority import order_of
-from replica.state import State
+from replica.state import Facts, State
+from replica.turns import Turns
 from replica.units import NEVER, Instant, format_size
 from replica.use import Standing, standing_of
 
@@ -37,12 +39,10 @@ class Turn(Protocol):
     state: State
     at: Instant
     heads: dict[str, Head]
-    turns: dict[int, int]
+    turns: Turns
     """Stage -> the operations of it that are under way."""
-    cpus_max: int
-    """CPUs of the largest node that is up."""
-    waiting_anywhere: int
-    """The job that waits for CPUs of any node, 0 for none."""
+    any_node: AnyNode
+    """Who waits for CPUs of any node."""
     headroom: Headroom
     """What limits, licences and reservations still allow."""
     turned_away: dict[tuple[str, int, Standing | None], int]
@@ -67,8 +67,11 @@ class Turn(Protocol):
     def waits_for_node(self, node: str, place: Place) -> int:
         """Return the job before `place` that waits for CPUs of the node, 0 for none."""
 
-    def has_node_for(self, cpus: int, place: Place) -> bool:
-        """Whether a node that nobody before `place` waits for has so many free CPUs."""
+    def cpus_max_in(self, partition: str) -> int:
+        """Return the CPUs of the largest node of a partition (`place_name`) that is up; 0 if none is."""
+
+    def has_node_for(self, cpus: int, place: Place, partition: str) -> bool:
+        """Whether a node of the partition that nobody before `place` waits for has so many free CPUs."""
 
     def free_cpus(self) -> Iterable[tuple[str, int]]:
         """Yield each node that is up, by name, with its free CPUs."""
@@ -120,6 +123,11 @@ class Wish(NamedTuple):
     def reservation(self) -> str:
         """The reservation that it is of, or empty."""
         return "" if self.standing is None else self.standing.reservation
+
+    @property
+    def partition(self) -> str:
+        """The partition that it is of, or empty."""
+        return "" if self.standing is None else self.standing.partition
 
     @property
     def queue(self) -> tuple[str, int, Standing | None]:
@@ -212,7 +220,7 @@ def space_answer(turn: Turn, wish: Wish) -> SpaceAnswer:
         return SpaceAnswer.LIMITED
     if turn.turns.get(e.Stage.STAGE_IN, 0) >= policy.operations_per_stage_max:
         return SpaceAnswer.STAGES_FULL
-    if wish.job.spec.cpus > turn.cpus_max:
+    if wish.job.spec.cpus > turn.cpus_max_in(place_name(turn.state.partitions, wish.partition)):
         # Before it can become the first in line: who cannot be placed must not keep others from the pool.
         return SpaceAnswer.NO_NODE
     if wish.size_bytes > usable_in(turn.state, wish.pool):
@@ -240,7 +248,8 @@ def take_note(turn: Turn, wish: Wish, answer: SpaceAnswer) -> Head | None:
     head = head_before(turn, wish)
     if head is not None and answer not in NOT_IN_LINE:
         head.behind += 1
-    if answer in GATED:
+    if answer in GATED and wish.size_bytes <= usable_in(turn.state, wish.pool):
+        # Those who ask for more than their pool ever has are not looked at one by one (`agenda_parts`).
         turn.turned_away[wish.queue] = turn.turned_away.get(wish.queue, 0) + 1
     elif answer is SpaceAnswer.NOT_ENOUGH and wish.pool not in turn.heads:
         turn.heads[wish.pool] = turn.head_of(wish.job, wish.pool, wish.size_bytes, available(turn, wish))
@@ -273,7 +282,8 @@ def space_verdict(turn: Turn, job: Job, buffer: Buffer) -> Verdict:
         SpaceAnswer.GIVEN: "the job may have its space now",
         SpaceAnswer.NEXT_PASS: "the job may have its space in the next pass",
         SpaceAnswer.STAGES_FULL: f"{under_way} stage-ins are under way, and no more may be",
-        SpaceAnswer.NO_NODE: "no node that is up could hold the job",
+        SpaceAnswer.NO_NODE: "no node that is up could hold the job"
+        + (f" in partition {wish.partition}" if place_name(turn.state.partitions, wish.partition) else ""),
         SpaceAnswer.TOO_LARGE: (
             f"it asks for more than its pool has in service now, {format_size(usable_in(turn.state, wish.pool))}"
         ),
@@ -305,21 +315,28 @@ class PlaceAnswer(Enum):
     LIMITED = auto()
 
 
+def nodes_of(state: Facts, job_id: int) -> str:
+    """Return the nodes that a job may run on, as the `place_name` of its partition."""
+    options = state.options.get(job_id)
+    return "" if options is None else place_name(state.partitions, options.partition)
+
+
 def place_answer(turn: Turn, job: Job, buffer: Buffer | None) -> PlaceAnswer:
-    """Return what the candidate is told: a job runs where its data is, or anywhere if it has none."""
+    """Return what the candidate is told: a job runs where its data is, or anywhere in its partition if it has none."""
     state, cpus, place = turn.state, job.spec.cpus, place_of(turn.state, job)
     if run_verdict(turn, standing_of(job, state.options.get(job.id)), cpus) is not None:
         return PlaceAnswer.LIMITED
     if buffer is None:
-        could, first = cpus <= turn.cpus_max, turn.waiting_anywhere
-        fits = not first and turn.has_node_for(cpus, place)
+        nodes = nodes_of(state, job.id)
+        could, first = cpus <= turn.cpus_max_in(nodes), turn.any_node.first_in(nodes)
+        fits = not first and turn.has_node_for(cpus, place, nodes)
     else:
         node = state.nodes.get(job.node)
         if node is not None and node.down:
             return PlaceAnswer.NODE_DOWN
         use = turn.node_use(job.node)
         could = use is not None and use[0] >= cpus
-        first = turn.waiting_anywhere or turn.waits_for_node(job.node, place)
+        first = turn.any_node.first_for(job.node) or turn.waits_for_node(job.node, place)
         fits = not first and use is not None and use[1] >= cpus
     if fits:
         full = turn.turns.get(e.Stage.RUN, 0) >= state.policy.operations_per_stage_max
@@ -354,11 +371,21 @@ def place_verdict(turn: Turn, job: Job, buffer: Buffer | None) -> Verdict:
             sentence = f"the job's data is on node {job.node}, which is down"
             return Verdict(Reason.NODE_DOWN, sentence, (("node", job.node),))
         case PlaceAnswer.NO_NODE:
-            return Verdict(Reason.REQ_NODE_NOT_AVAIL, "no node that is up has so many CPUs", (("cpus", str(cpus)),))
+            figures: tuple[tuple[str, str], ...] = (("cpus", str(cpus)), *_partition_figure(turn, job))
+            return Verdict(Reason.REQ_NODE_NOT_AVAIL, "no node that is up has so many CPUs", figures)
         case PlaceAnswer.AFTER_OTHERS:
-            first = turn.waiting_anywhere or turn.waits_for_node(job.node, place_of(turn.state, job))
+            if buffer is None:
+                first = turn.any_node.first_in(nodes_of(turn.state, job.id))
+            else:
+                first = turn.any_node.first_for(job.node) or turn.waits_for_node(job.node, place_of(turn.state, job))
             return Verdict(Reason.PRIORITY, f"job {first} has priority", (("first_in_line", str(first)),))
         case PlaceAnswer.NOT_ENOUGH:
-            free = ",".join(f"{name}:{free}" for name, free in turn.free_cpus())
-            figures = (("cpus", str(cpus)), ("free_cpus", free))
+            partitions, nodes = turn.state.partitions, nodes_of(turn.state, job.id)
+            free = ",".join(f"{name}:{free}" for name, free in turn.free_cpus() if is_in(partitions, nodes, name))
+            figures = (("cpus", str(cpus)), ("free_cpus", free), *_partition_figure(turn, job))
             return Verdict(Reason.RESOURCES, "no node has enough free CPUs for the job", figures)
+
+
+def _partition_figure(turn: Turn, job: Job) -> tuple[tuple[str, str], ...]:
+    nodes = nodes_of(turn.state, job.id)
+    return (("partition", nodes),) if nodes else ()

@@ -9,12 +9,15 @@ from __future__ import annotations
 import msgspec
 
 from replica.accounting import Account, AccountUser, License, Limit, Qos, SchedulingRules
+from replica.job_changes import JobTerms
 from replica.job_extras import JobExtra
 from replica.limits import (
     ACCOUNTS_MAX,
+    CONSUMED_MAX,
     JOBS_IN_STATE_MAX,
     LICENSES_MAX,
     MAILS_OWED_MAX,
+    PARTITIONS_MAX,
     PERSISTENT_BUFFERS_MAX,
     POOLS_MAX,
     QOS_MAX,
@@ -22,11 +25,13 @@ from replica.limits import (
 )
 from replica.mails import Mail
 from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
+from replica.partitions import Partition
 from replica.persistent import PersistentBuffer
 from replica.pool_units import PoolUnit
 from replica.rates import Measured, Rates
 from replica.reservations import Reservation, ReservedSpace
 from replica.sites import Site
+from replica.transfers import JobTransfers, LeftOut, TransferCheckpoint, TransferReceipt, TransferRules
 
 
 class LaterMap(msgspec.Struct, frozen=True):
@@ -37,6 +42,8 @@ class LaterMap(msgspec.Struct, frozen=True):
     key: type
     record: type
     records_max: int
+    level: int = 3
+    """The feature level that it came with: it is empty below (`replica.features` has what the numbers stand for)."""
 
 
 LATER_MAPS: tuple[LaterMap, ...] = (
@@ -53,6 +60,11 @@ LATER_MAPS: tuple[LaterMap, ...] = (
     LaterMap("rates", 18, str, Rates, POOLS_MAX + 1),
     LaterMap("revocations", 19, int, int, JOBS_IN_STATE_MAX),
     LaterMap("mails", 40, str, Mail, MAILS_OWED_MAX),
+    LaterMap("transfer_rules", 50, str, TransferRules, 1, level=4),
+    LaterMap("transfers", 51, int, JobTransfers, JOBS_IN_STATE_MAX, level=4),
+    LaterMap("partitions", 60, str, Partition, PARTITIONS_MAX, level=4),
+    LaterMap("consumed", 61, str, int, CONSUMED_MAX, level=4),
+    LaterMap("terms", 62, int, JobTerms, JOBS_IN_STATE_MAX, level=4),
 )
 
 LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
@@ -75,5 +87,12 @@ LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
     Rates,
     JobExtra,
     Mail,
+    TransferRules,
+    JobTransfers,
+    TransferReceipt,
+    LeftOut,
+    TransferCheckpoint,
+    Partition,
+    JobTerms,
 )
 """Every kind of record in those maps. Append only: positions are wire numbers (law 12)."""

@@ -127,5 +127,18 @@ MAIL_USER_CHARACTERS_MAX = 320
 MAILS_OWED_MAX = 10_000
 """Mails that were not sent yet, count: a mailer that is away for hours; what happens beyond it is told to nobody."""
 
+PARTITIONS_MAX = 256
+"""Partitions, count: a scheduling pass has a line for each, and a site has a dozen."""
+
+PARTITION_NODES_CHARACTERS_MAX = 256 * 1024
+"""The names of one partition's nodes, users or accounts, characters: all there may be with short names, and well below
+BATCH_BYTES_MAX."""
+
+CONSUMED_MAX = 1_000_000
+"""Records of what was used of burst buffers, count: what accounts, their users and QOS used of each pool."""
+
+DEPENDENCY_CHAIN_MAX = 1_000
+"""Jobs that are looked at for a circle when the dependencies of a waiting job change, count."""
+
 MAILS_SETTLED_MAX = 256
 """Mails that one command settles, count: a batch stays small."""

@@ -13,6 +13,9 @@ from replica.units import NEVER, Instant, seconds
 DRAINING = 0
 """In place of `run_until` of a job whose script has ended: it only drains."""
 
+NOBODY_KNOWS = 2**62
+"""In place of `run_until` of a job whose stage-out or teardown waits for somebody to release it."""
+
 
 _BEING_REMOVED = (BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
 
@@ -66,9 +69,9 @@ class Head:
 
 
 def run_until(job: Job, buffer: Buffer) -> int:
-    """Return when the job that holds `buffer` should be over at the latest, or DRAINING."""
+    """Return when the job that holds `buffer` should be over at the latest, or DRAINING, or NOBODY_KNOWS."""
     if job.state in ENDED or job.state is JobState.STAGE_OUT or buffer.state in _BEING_REMOVED:
-        return DRAINING
+        return NOBODY_KNOWS if job.stuck else DRAINING
     # A job that has not started counts from its last step, not from now: else its end would move with every pass.
     since = job.started_at if job.started_at != NEVER else buffer.changed_at
     return since + seconds(job.spec.time_limit_s)

@@ -5,6 +5,8 @@ Most names belong to one job: such a group is the number of that job alone, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import immutables
 import msgspec
 
@@ -29,6 +31,11 @@ _NO_NAMES: immutables.Map[str, NameGroup] = immutables.Map()
 def first_of(group: NameGroup) -> int:
     """Return the first job of a group."""
     return group if isinstance(group, int) else group.first
+
+
+def members_of(group: NameGroup) -> Iterator[int]:
+    """Yield the jobs of a group, in no order."""
+    return iter((group,) if isinstance(group, int) else group.jobs)
 
 
 def joined(names: immutables.Map[str, NameGroup] | None, name: str, job_id: int) -> immutables.Map[str, NameGroup]:

@@ -6,16 +6,21 @@ operation. (job, attempt) names an order for ever.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from replica.buffers import Access, Buffer, BufferState, Transfer
 from replica.events import Stage
+from replica.governing import TRANSFERS, cap_s, node_bytes_s, rules_in_force, shares_of
 from replica.job_extras import NO_EXTRA
 from replica.jobs import Job, JobState
 from replica.options import CreatePersistent, DestroyPersistent, JobOptions
 from replica.pool_units import PoolUnit
 from replica.provision import Provision, provision_of
+from replica.special_transfers import SpecialTransfers, special_transfers
 from replica.state import State
+from replica.transfers import RateShares, TransferRules
 from replica.turns import waits_for_turn
 
 _STAGE_OF = {
@@ -83,6 +88,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     gid: int = 0
     """The group that the job asked for; 0: its user's own."""
     options: JobOptions | None = None
+    special: SpecialTransfers | None = None
+    """stage_in, stage_out with the native provider: what is to be moved beside `transfers`, and how."""
+    rules: TransferRules | None = None
+    """stage_in, stage_out with the native provider, from feature level 4 on: how to move data. None: as before."""
+    shares: RateShares | None = None
+    """With `rules`: how fast it may go here and now."""
 
 
 def stage_of(job: Job, buffer: Buffer | None) -> Stage | None:
@@ -100,6 +111,7 @@ def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:
 def orders_for(state: State, node: str) -> tuple[Order, ...]:
     """Return what the node's agent has to do at this state, by job id."""
     orders = []
+    governed = _governed(state, node)
     for job_id in sorted(state.on_node.get(node, ())):
         job = state.jobs[job_id]
         buffer = state.buffers.get(job_id)
@@ -107,11 +119,23 @@ def orders_for(state: State, node: str) -> tuple[Order, ...]:
             continue
         stage = stage_of(job, buffer)
         if stage is not None:
-            orders.append(_order(state, job, buffer, stage))
+            orders.append(_order(state, job, buffer, stage, governed if stage in TRANSFERS else None))
     return tuple(orders)
 
 
-def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage) -> Order:
+class _Governed(NamedTuple):
+    """By what a node's transfers are governed."""
+
+    rules: TransferRules
+    node_bytes_s: int | None
+
+
+def _governed(state: State, node: str) -> _Governed | None:
+    rules = rules_in_force(state)
+    return None if rules is None else _Governed(rules, node_bytes_s(state, rules, node))
+
+
+def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed: _Governed | None) -> Order:
     policy, spec = state.policy, job.spec
     transfers: tuple[Transfer, ...] = ()
     roots: tuple[str, ...] = ()
@@ -125,6 +149,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage) -> Order
         elif stage is Stage.STAGE_OUT:
             transfers, timeout_s = buffer.request.stage_out, policy.stage_out_timeout_s
             roots = expand_roots(policy.destinations, spec.user)
+        timeout_s = cap_s(state, stage) or timeout_s
     running = stage is Stage.RUN
     options = state.options.get(job.id)
     provision = None if buffer is None else provision_of(state)
@@ -162,6 +187,11 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage) -> Order
         pool_is_bytes=buffer is None or state.pool_units.get(buffer.pool, PoolUnit.BYTES) is PoolUnit.BYTES,
         gid=0 if options is None else options.gid,
         options=None if provision is None else options,
+        special=special_transfers(state, job, buffer, stage),
+        rules=None if governed is None else governed.rules,
+        shares=None
+        if governed is None
+        else shares_of(state, governed.rules, spec.user, job.node, governed.node_bytes_s),
     )
 
 

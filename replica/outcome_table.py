@@ -18,6 +18,7 @@ from replica.buffers import Buffer, BufferRequest, BufferState
 from replica.decide import decide
 from replica.features import FEATURE_LEVEL_KNOWN
 from replica.fold import fold
+from replica.job_changes import JobChange
 from replica.jobs import ENDED, Hold, Job, JobSpec, JobState
 from replica.nodes import Node
 from replica.orders import stage_of
@@ -85,6 +86,8 @@ def happenings(job: Job, buffer: Buffer) -> dict[str, tuple[c.Actor, c.Command]]
         "suspend": c.SuspendJob(job.id),
         "resume": c.ResumeJob(job.id),
         "requeue": c.RequeueJob(job.id),
+        "update": c.UpdateJob(job.id, JobChange(comment="another")),
+        "update --bb": c.UpdateJob(job.id, request=BufferRequest("fast", 9, (), "", (), (), "capacity=9")),
         "buffer clear": c.ClearBuffer(job.id),
         "buffer clear --discard": c.ClearBuffer(job.id, discard=True),
     }
@@ -167,6 +170,7 @@ def _shown(before: State, after: State) -> str:
     notes = [
         word
         for word, true in (
+            ("changed", after.options != before.options or buffer.request != before.buffers[1].request),
             ("held", job.hold is not was.hold and job.hold is not Hold.NONE),
             ("failed", job.stuck and not was.stuck),
             ("ending", (job.cancelled or (extra is not None and extra.requeueing)) and not was.cancelled),

@@ -1,8 +1,8 @@
 """Why a job waits: the gates in their order, and the reason that each gives.
 
 The gate that keeps a job back and the gate that names its reason are the same call (SPUR.md), so what is shown is what
-was decided. Order: hold, deadline, begin time, dependency, reservation, account and QOS limits, licences, burst buffer,
-placement. There are no partitions. What depends on what others have in use is asked in `judging`, with a `Headroom`.
+was decided. Order: hold, deadline, begin time, partition, dependency, reservation, account and QOS limits, licences,
+burst buffer, placement. What depends on what others have in use is asked in `judging`, with a `Headroom`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import immutables
 
 from replica.buffers import Buffer, BufferState
 from replica.headroom import standing_gate
+from replica.job_changes import NO_TERMS
 from replica.job_extras import NO_EXTRA
 from replica.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobState
 from replica.name_groups import first_of
 from replica.options import JobOptions
+from replica.partitions import partition_gate
 from replica.state import Facts, State
 from replica.state_index import is_finished
 from replica.turns import waits_for_turn
@@ -27,10 +29,14 @@ from replica.verdicts import Verdict as Verdict
 
 def early_gate(state: State, job: Job) -> Verdict | None:
     """Return the first gate before the burst buffer that keeps a pending job back, or None."""
-    early = _hold(state, job) or _deadline(job) or _begin(job) or _dependency(state, job)
-    if early is not None or job.id not in state.options:
+    options = state.options.get(job.id)
+    early = _hold(state, job) or _deadline(job) or _begin(job)
+    if early is None and options is not None:
+        early = partition_gate(state.partitions, job, options)
+    early = early or _dependency(state, job)
+    if early is not None or options is None:
         return early
-    options, buffer = state.options[job.id], state.buffers.get(job.id)
+    buffer = state.buffers.get(job.id)
     return _reservation(state, job, options) or standing_gate(state, job, buffer, options)
 
 
@@ -79,22 +85,30 @@ def _begin(job: Job) -> Verdict | None:
     return Verdict(Reason.BEGIN_TIME, "the job's begin time has not come", (("begin_at_us", str(job.spec.begin_at)),))
 
 
-def _dependency(state: State, job: Job) -> Verdict | None:
+def _dependency(state: Facts, job: Job) -> Verdict | None:
+    if not job.spec.dependencies and job.id not in state.options:
+        return None
+    any_of = state.terms.get(job.id, NO_TERMS).any_of
     unmet: list[str] = []
+    never: list[str] = []
     for dependency in job.spec.dependencies:
         met = dependency_met(state, dependency, job.has_buffer)
-        if met:
-            continue
-        name = f"{dependency.kind.word}:{dependency.job}"
-        if met is None:
-            return Verdict(Reason.DEPENDENCY_NEVER_SATISFIED, f"{name} can no longer be met", (("dependency", name),))
-        unmet.append(name)
+        if met and any_of:
+            return None
+        if not met:
+            (never if met is None else unmet).append(f"{dependency.kind.word}:{dependency.job}")
     earlier = _earlier_of_its_name(state, job)
     if earlier:
         unmet.append(f"singleton:{earlier}")
+    elif any_of and job.id in state.options and state.options[job.id].singleton:
+        return None
+    if never and not (any_of and unmet):
+        name = "?".join(never) if any_of else never[0]
+        return Verdict(Reason.DEPENDENCY_NEVER_SATISFIED, f"{name} can no longer be met", (("dependency", name),))
     if not unmet:
         return None
-    return Verdict(Reason.DEPENDENCY, "the job waits for other jobs", (("waits_for", ",".join(unmet)),))
+    separator, sentence = ("?", "one of other jobs") if any_of else (",", "other jobs")
+    return Verdict(Reason.DEPENDENCY, f"the job waits for {sentence}", (("waits_for", separator.join(unmet)),))
 
 
 def _earlier_of_its_name(state: Facts, job: Job) -> int:

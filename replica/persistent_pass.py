@@ -19,9 +19,10 @@ import msgspec
 from replica import events as e
 from replica.buffers import Buffer, BufferState
 from replica.jobs import Job
-from replica.judging import Turn, end_of, free_for, limits_verdict, usable_in, wish_of
+from replica.judging import Turn, end_of, free_for, limits_verdict, nodes_of, usable_in, wish_of
 from replica.limits import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX
 from replica.options import BufferOptions, CreatePersistent
+from replica.partitions import is_in
 from replica.pending import Reason, Verdict
 from replica.pools import Pool
 from replica.reasons import CREATE_ERROR, delete_denied, duplicate_name
@@ -39,8 +40,10 @@ class NamedTurn(Turn, Protocol):
     named: int
     """Such jobs that had their turn in this pass."""
 
-    def fewest_jobs(self, cpus: int) -> str:
-        """Return the node that is up, has so many CPUs, and has the fewest jobs; there must be one."""
+    def fewest_jobs(self, cpus: int, partition: str) -> str:
+        """Return the node of the partition (`place_name`) that is up, has so many CPUs, and has the fewest jobs; there
+        must be one.
+        """
 
 
 class NamedAnswer(msgspec.Struct, frozen=True):
@@ -208,11 +211,16 @@ def _node(turn: NamedTurn, job: Job, options: BufferOptions) -> str | Verdict:
     if len(places) > 1:
         where = ", ".join(f"{name} on {node}" for node, name in sorted(places.items()))
         return Verdict(Reason.REQ_NODE_NOT_AVAIL, f"its persistent buffers are on different nodes: {where}")
+    nodes = nodes_of(state, job.id)
     if not places:
-        if cpus > turn.cpus_max:
-            return Verdict(Reason.BURST_BUFFER_RESOURCES, "no node that is up could hold the job")
-        return turn.fewest_jobs(cpus)
+        if cpus > turn.cpus_max_in(nodes):
+            where = f" in partition {nodes}" if nodes else ""
+            return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up could hold the job{where}")
+        return turn.fewest_jobs(cpus, nodes)
     node, name = next(iter(places.items()))
+    if not is_in(state.partitions, nodes, node):
+        sentence = f"the persistent buffer {name} is on node {node}, which is not in partition {nodes}"
+        return Verdict(Reason.PARTITION_CONFIG, sentence, (("partition", nodes), ("node", node)))
     use = turn.node_use(node)
     if use is None or use[0] < cpus:
         lacks = "is not up" if use is None else f"has only {use[0]} CPUs"

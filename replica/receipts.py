@@ -112,11 +112,13 @@ class Receipts:
 class ReceiptsDraft:
     """Receipts being added to and dropped from: what a Draft of the state holds."""
 
-    __slots__ = ("_added", "_base", "_first", "_ids", "_layer", "_newest", "_skipped", "_total")
+    __slots__ = ("_absent", "_added", "_base", "_first", "_ids", "_layer", "_newest", "_skipped", "_total")
 
     def __init__(self, base: Receipts) -> None:
         self._base = base
         self._added: dict[bytes, Receipt] = {}
+        self._absent = b""
+        """The id that was last found to have no receipt in the base: it is asked for, and then added."""
         self._ids: list[bytes] = []
         self._first = base._first
         self._total = base._total
@@ -154,6 +156,8 @@ class ReceiptsDraft:
         for by_id in self._base._newest_first:
             if key in by_id:
                 return by_id[key].revision >= self._first
+        if isinstance(key, bytes):
+            self._absent = key
         return False
 
     def __len__(self) -> int:
@@ -164,11 +168,12 @@ class ReceiptsDraft:
         added = self._added
         if command_id in added:
             raise LedgerViolation(f"command {command_id.hex()} was settled twice")
-        for by_id in self._base._newest_first:
-            if command_id in by_id:
-                if by_id[command_id].revision >= self._first:
-                    raise LedgerViolation(f"command {command_id.hex()} was settled twice")
-                break
+        if command_id is not self._absent:
+            for by_id in self._base._newest_first:
+                if command_id in by_id:
+                    if by_id[command_id].revision >= self._first:
+                        raise LedgerViolation(f"command {command_id.hex()} was settled twice")
+                    break
         if receipt.revision <= self._newest:
             raise LedgerViolation(f"the receipt of revision {receipt.revision} comes after that of {self._newest}")
         self._newest = receipt.revision

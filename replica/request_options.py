@@ -7,12 +7,15 @@ the job is submitted. Sources: SEMANTICS.md ("Refused at submit"), the burst buf
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from replica import commands as c
 from replica.buffers import BufferRequest
 from replica.directives import NATIVE, path_fault, split_inside
+from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
+from replica.grammar.paths import persistent_name
 from replica.limits import ARRAY_SIZE_MAX, MAIL_USER_CHARACTERS_MAX, MESSAGE_CHARACTERS_MAX
 from replica.mails import MAIL_TYPES
 from replica.names import name_fault
@@ -23,6 +26,8 @@ from replica.refusals import Refusal, RefusalCode
 from replica.sites import persistent_refusal
 from replica.state import Facts
 from replica.submission import Unfit, check_beneath, expand, pool_of
+from replica.transfer_choices import NO_CHOICE, TransferChoice, choices_of
+from replica.transfers import DEFAULT_TRANSFER_RULES, TRANSFER_RULES_KEY
 from replica.units import round_up
 
 _OF_ONE_TASK = re.compile("%[aj]")
@@ -147,33 +152,71 @@ def _check_persistent(state: Facts, actor: c.Actor, buffer: BufferOptions) -> No
             raise _over_total(state, record.capacity_bytes, pool, record.place)
 
 
-def _check_carried_out(state: Facts, request: BufferRequest | None, buffer: BufferOptions) -> None:
+def _check_carried_out(state: Facts, request: BufferRequest, buffer: BufferOptions) -> None:
     """Raise Unfit for what the grammar reads and Forebay's own agents do not do: such a job would run without it."""
     if state.site.provider != NATIVE:
         return
     if buffer.swap_bytes:
         raise Unfit(
             RefusalCode.INVALID_DIRECTIVE,
-            "swap is not set up by the agents of this release",
+            "swap is not set up by the provider native: Linux gives swap to everything on a node, and nodes are shared",
             "leave it out, and ask for the memory that the job needs",
-            request.places[1] if request is not None and len(request.places) > 1 else "swap",
+            request.places[1] if len(request.places) > 1 else "swap",
         )
-    for transfer in buffer.lists:
-        stage = "stage_out" if transfer.outgoing else "stage_in"
-        raise Unfit(
-            RefusalCode.INVALID_DIRECTIVE,
-            f"a {stage} of what a file lists (type=list) is not carried out by the agents of this release",
-            f"write one {stage} for each file (type=file), or one for their directory (type=directory)",
-            transfer.place,
-        )
-    for stage, command in (("stage_in", buffer.stage_in_command), ("stage_out", buffer.stage_out_command)):
-        if command:
-            raise Unfit(
-                RefusalCode.INVALID_DIRECTIVE,
-                f"a command of {stage} is not carried out by the agents of this release",
-                f"write #DW {stage} type=file source=… destination=…, or run the command in the script",
-                "--bb",
-            )
+    asked = _asked_of_agents(request, buffer)
+    if asked is None:
+        return
+    what, place = asked
+    refusal = level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, what, place)
+    if refusal is not None:
+        raise Unfit(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
+    if buffer.stage_in_command or buffer.stage_out_command:
+        _check_backend(state, "command", "--bb")
+    for choice, place in _choices(request, buffer):
+        if choice.backend:
+            _check_backend(state, choice.backend, place)
+
+
+def _asked_of_agents(request: BufferRequest, buffer: BufferOptions) -> tuple[str, str] | None:
+    """Return what agents of earlier releases would leave out, and where it stands; None if there is no such thing."""
+    if buffer.lists:
+        return "staging what a file lists (type=list)", buffer.lists[0].place
+    if buffer.stage_in_command or buffer.stage_out_command:
+        return "a command that stages", "--bb"
+    for count, transfer in enumerate((*request.stage_in, *request.stage_out), start=2):
+        if persistent_name(split_inside(transfer.inside.removeprefix("\\\\"))[0]):
+            return "staging to and from a persistent buffer", request.places[count] if request.places else ""
+    for choice, place in _choices(request, buffer):
+        if choice != NO_CHOICE:
+            return "backend= and move=", place
+    return None
+
+
+def _choices(request: BufferRequest, buffer: BufferOptions) -> Iterator[tuple[TransferChoice, str]]:
+    """Yield what is special about each transfer that has something special, and where it stands."""
+    places = [*request.places[2:], *[""] * (len(request.stage_in) + len(request.stage_out))]
+    for stage, moves, first in (
+        ("stage_in", request.stage_in, 0),
+        ("stage_out", request.stage_out, len(request.stage_in)),
+    ):
+        yield from zip(choices_of(buffer, stage, len(moves), listed=False), places[first:], strict=False)
+        lists = [transfer for transfer in buffer.lists if transfer.outgoing == (stage == "stage_out")]
+        chosen = choices_of(buffer, stage, len(lists), listed=True)
+        yield from zip(chosen, (transfer.place for transfer in lists), strict=False)
+
+
+def _check_backend(state: Facts, backend: str, place: str) -> None:
+    """Raise Unfit for a backend that the site does not allow."""
+    allowed = state.transfer_rules.get(TRANSFER_RULES_KEY, DEFAULT_TRANSFER_RULES).backends
+    if backend in allowed:
+        return
+    what = "a command that stages" if backend == "command" else f"backend={backend}"
+    raise Unfit(
+        RefusalCode.INVALID_DIRECTIVE,
+        f"{what} is not allowed on this cluster",
+        f"use one of {', '.join(allowed)}, or have an operator add {backend} to the backends of transfers",
+        place,
+    )
 
 
 def _over_total(state: Facts, asked: int, pool: Pool, place: str) -> Unfit:

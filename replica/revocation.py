@@ -17,6 +17,7 @@ from replica.features import BURST_BUFFERS_WHOLE
 from replica.jobs import Hold, Job, JobState
 from replica.judging import Place, Turn, Wish, available, place_of
 from replica.limits import REVOKED_PER_PASS_MAX
+from replica.partitions import place_name
 from replica.pending import early_gate
 from replica.priority import rules_of
 from replica.state import State
@@ -60,7 +61,8 @@ def victims_for(
     wanted = wish.size_bytes - available(turn, wish) - coming_bytes
     if wanted <= 0 or not rules.revocations_max or state.feature_level < BURST_BUFFERS_WHOLE:
         return ()
-    if turn.waiting_anywhere or not turn.has_node_for(wish.job.spec.cpus, place):
+    nodes = place_name(state.partitions, wish.partition)
+    if turn.any_node.first_in(nodes) or not turn.has_node_for(wish.job.spec.cpus, place, nodes):
         return ()
     found = _enough(turn.state, rules, turn.at, place, candidates, wanted, frozenset(done))
     return found if len(found) * EVENTS_PER_REVOCATION <= room else ()

@@ -28,6 +28,7 @@ from replica.judging import (
     Wish,
     end_of,
     given_of,
+    nodes_of,
     place_answer,
     place_of,
     place_verdict,
@@ -38,14 +39,15 @@ from replica.judging import (
     wish_of,
 )
 from replica.limits import EVENTS_PER_PASS_MAX
-from replica.line import DRAINING, Head, drain_us, release_at, run_until, start_of
+from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, run_until, start_of
 from replica.options import BufferOptions
+from replica.partitions import AnyNode, is_in
 from replica.pending import Reason, Verdict, buffer_gate, depended_on, early_gate, later_reason
 from replica.persistent_pass import judge_named, names_of
 from replica.pools import free_bytes
 from replica.revocation import revocation_events, victim_of, victims_for
 from replica.state import State
-from replica.turns import QUEUED_STAGES, queue_place, takes_turn, waits_for_turn, with_turns
+from replica.turns import QUEUED_STAGES, Turns, queue_place, takes_turn, turns_given, waits_for_turn, with_turns
 from replica.units import NEVER, Instant, seconds
 from replica.use import Standing, standing_of, takes_cpus
 
@@ -103,14 +105,14 @@ class _Pass:
         self.verdicts: dict[int, Verdict] = {}
         self.held = dict(state.held_bytes)
         self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.state.name == "UP"}
-        self.cpus_max = max((state.nodes[name].cpus for name in self.cpus_free), default=0)
+        self._cpus_max: dict[str, int] = {}
         self.assigned = dict.fromkeys(self.cpus_free, 0)
         self.heads: dict[str, Head] = {}
         self.waiting_nodes: dict[str, int] = {}
-        self.waiting_anywhere = 0
+        self.any_node = AnyNode(state.partitions)
         self.headroom = Headroom(state, at)
         self.turned_away: dict[tuple[str, int, Standing | None], int] = {}
-        self.turns: dict[int, int] = {}
+        self.turns = Turns()
         self.arrays: dict[int, ArrayUse] = {}
         self.array_tasks_before: dict[int, int] = {}
         """Array -> its waiting tasks that had their turn in this pass."""
@@ -124,13 +126,13 @@ class _Pass:
             said = {job_id: still(state, state.jobs[job_id], state.buffers.get(job_id)) for job_id in state.unfinished}
             return Plan(begin_or_end, said)
         due: list[tuple[int, int]] = []
-        queued: dict[e.Stage, list[tuple[Instant, int]]] = {stage: [] for stage in QUEUED_STAGES}
+        queued: dict[e.Stage, dict[str, list[tuple[Instant, int]]]] = {stage: {} for stage in QUEUED_STAGES}
         for job_id in sorted(state.unfinished):
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             self._account(job, buffer)
             waits_for = waits_for_turn(job, buffer)
             if waits_for is not None and buffer is not None:
-                queued[waits_for].append(queue_place(job, buffer))
+                queued[waits_for].setdefault(job.spec.user, []).append(queue_place(job, buffer))
             instant = due_at(state, job, buffer)
             if instant != NEVER and instant <= self.at:
                 due.append((instant, job_id))
@@ -142,12 +144,9 @@ class _Pass:
             self.events.extend(with_turns(state, self.turns, due_events(state, job, buffer, self.at)))
             self.verdicts[job_id] = still(state, job, buffer)
         for stage, waiting in queued.items():
-            for _, job_id in sorted(waiting):
-                if self.is_full or self.turns.get(stage, 0) >= state.policy.operations_per_stage_max:
-                    break
-                if job_id not in self.verdicts:
-                    self.events.append(e.OperationOrdered(job_id, stage))
-                    self.turns[stage] = self.turns.get(stage, 0) + 1
+            lines = {user: sorted(places) for user, places in waiting.items()}
+            room = EVENTS_PER_PASS_MAX - len(self.events)
+            self.events.extend(turns_given(state, self.turns, stage, lines, lambda job: job not in self.verdicts, room))
         candidates: list[Job] = []
         for job_id in state.unfinished:
             job = state.jobs[job_id]
@@ -203,8 +202,25 @@ class _Pass:
     def waits_for_node(self, node: str, place: Place) -> int:
         return self.waiting_nodes.get(node, 0)
 
-    def has_node_for(self, cpus: int, place: Place) -> bool:
-        return any(free >= cpus and name not in self.waiting_nodes for name, free in self.cpus_free.items())
+    def cpus_max_in(self, partition: str) -> int:
+        if partition not in self._cpus_max:
+            nodes = (self.state.nodes[name].cpus for name in self._nodes_in(partition))
+            self._cpus_max[partition] = max(nodes, default=0)
+        return self._cpus_max[partition]
+
+    def _nodes_in(self, partition: str) -> list[str]:
+        return [name for name in self.cpus_free if is_in(self.state.partitions, partition, name)]
+
+    def _free_for(self, cpus: int, partition: str) -> list[str]:
+        """Return the nodes of the partition that nobody waits for and that have so many free CPUs."""
+        return [
+            name
+            for name in self._nodes_in(partition)
+            if self.cpus_free[name] >= cpus and name not in self.waiting_nodes and not self.any_node.first_for(name)
+        ]
+
+    def has_node_for(self, cpus: int, place: Place, partition: str) -> bool:
+        return bool(self._free_for(cpus, partition))
 
     def free_cpus(self) -> Iterable[tuple[str, int]]:
         return sorted(self.cpus_free.items())
@@ -222,13 +238,12 @@ class _Pass:
         if answer is SpaceAnswer.GIVEN:
             counted = head is not None and head.let_pass(size_bytes, end_of(self, wish), self.at)
             self.held[pool] = self.held.get(pool, 0) + size_bytes
-            node = self.fewest_jobs(job.spec.cpus)
+            node = self.fewest_jobs(job.spec.cpus, nodes_of(self.state, job.id))
             self.assigned[node] += 1
-            self.turns[e.Stage.STAGE_IN] = self.turns.get(e.Stage.STAGE_IN, 0) + 1
             allocated = e.BufferAllocated(job.id, node, job.attempt + 1)
             if head is not None:
                 allocated = e.BufferAllocated(job.id, node, job.attempt + 1, head.job, counted, head.start_at)
-            self.events.append(allocated)
+            self.events.extend(with_turns(self.state, self.turns, (allocated,)))
         return verdict
 
     def _revoke_for(self, wish: Wish) -> None:
@@ -244,7 +259,7 @@ class _Pass:
     def _reserve_named(self, job: Job, buffer: Buffer, options: BufferOptions) -> Verdict:
         answer = judge_named(self, job, buffer, options)
         self.named += 1
-        self.events.extend(answer.events)
+        self.events.extend(with_turns(self.state, self.turns, answer.events))
         if answer.first_for is not None:
             pool, size_bytes = answer.first_for
             self.heads[pool] = self.head_of(job, pool, size_bytes, self.free_in(pool))
@@ -254,12 +269,11 @@ class _Pass:
             for pool, size_bytes in answer.needs:
                 self.held[pool] = self.held.get(pool, 0) + size_bytes
             self.assigned[answer.node] += 1
-            self.turns[e.Stage.STAGE_IN] = self.turns.get(e.Stage.STAGE_IN, 0) + 1
         return answer.verdict
 
-    def fewest_jobs(self, cpus: int) -> str:
-        """Return the node with the fewest jobs that has so many CPUs; there must be one."""
-        fitting = [name for name in self.cpus_free if self.state.nodes[name].cpus >= cpus]
+    def fewest_jobs(self, cpus: int, partition: str) -> str:
+        """Return the node of the partition with the fewest jobs that has so many CPUs; there must be one."""
+        fitting = [name for name in self._nodes_in(partition) if self.state.nodes[name].cpus >= cpus]
         return min(fitting, key=lambda name: (self.assigned[name], name))
 
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> Head:
@@ -272,9 +286,10 @@ class _Pass:
         """Return when those who held a part of the pool before the pass should give back how much."""
         state, drains_us = self.state, drain_us(self.state, pool)
         return [
-            (release_at(run_until(state.jobs[other], state.buffers[other]), self.at, drains_us), size_bytes)
+            (release_at(until, self.at, drains_us), size_bytes)
             for other in state.holders.get(pool, ())
             if (size_bytes := state.buffers[other].held_bytes)
+            and (until := run_until(state.jobs[other], state.buffers[other])) != NOBODY_KNOWS
         ]
 
     def free_at(self, pool: str, instant: Instant) -> int:
@@ -298,7 +313,7 @@ class _Pass:
         answer = place_answer(self, job, buffer)
         verdict = place_verdict(self, job, buffer) if self.explain else Verdict(Reason.NONE, "")
         if answer is PlaceAnswer.RUNS:
-            node = job.node if buffer is not None else self._node_with_most_free(job.spec.cpus)
+            node = job.node if buffer is not None else self._node_with_most_free(job)
             self.cpus_free[node] -= job.spec.cpus
             self.headroom.give_run(standing_of(job, self.state.options.get(job.id)), job.spec.cpus)
             self.events.append(e.RunOrdered(job.id, node, job.attempt + 1))
@@ -306,13 +321,13 @@ class _Pass:
                 self.turns[e.Stage.RUN] = self.turns.get(e.Stage.RUN, 0) + 1
         elif answer in WAITS:
             if buffer is None:
-                self.waiting_anywhere = job.id
+                self.any_node.wait(nodes_of(self.state, job.id), job.id)
             else:
                 self.waiting_nodes[job.node] = job.id
         return verdict
 
-    def _node_with_most_free(self, cpus: int) -> str:
-        fitting = [name for name, free in self.cpus_free.items() if free >= cpus and name not in self.waiting_nodes]
+    def _node_with_most_free(self, job: Job) -> str:
+        fitting = self._free_for(job.spec.cpus, nodes_of(self.state, job.id))
         return min(fitting, key=lambda name: (-self.cpus_free[name], name))
 
     # ---------------------------------------------------------------------------------------------------------------

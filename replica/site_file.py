@@ -8,7 +8,7 @@ continues it. `Include FILE` is resolved by whoever reads the disk (`include_of`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -209,8 +209,13 @@ class SettingFault(Exception):
         self.fault = fault
 
 
-def values_of(settings: Iterable[Setting]) -> Mapping[str, tuple[Key, object, Setting]]:
-    """Return key name -> its key, its value and the setting; SettingFault for the first that cannot be used."""
+def values_of(
+    settings: Iterable[Setting], default_of: Callable[[Key], object] | None = None
+) -> Mapping[str, tuple[Key, object, Setting]]:
+    """Return key name -> its key, its value and the setting; SettingFault for the first that cannot be used.
+
+    `default_of` gives the value of a key that is written without one; without it that is a fault.
+    """
     found: dict[str, tuple[Key, object, Setting]] = {}
     for setting in settings:
         key = find_key(setting.key)
@@ -220,7 +225,9 @@ def values_of(settings: Iterable[Setting]) -> Mapping[str, tuple[Key, object, Se
         if key.name in found:
             raise SettingFault(Fault(setting.place(), f"{key.name} is written twice", "leave one of them"))
         try:
-            found[key.name] = (key, parse_value(key, setting.value), setting)
+            cleared = default_of is not None and not setting.value
+            value = default_of(key) if cleared and default_of is not None else parse_value(key, setting.value)
+            found[key.name] = (key, value, setting)
         except ValueFault as fault:
             raise SettingFault(Fault(setting.place(fault.offset), fault.sentence, fault.remedy)) from None
     return found

@@ -14,10 +14,15 @@ import msgspec
 
 from replica.names import name_fault
 from replica.sites import FLAGS, PROVIDERS, RESTART_POLICIES, ordered_flags, program_fault
+from replica.transfer_template import template_fault
+from replica.transfers import ALGORITHMS, BACKENDS, TIMEOUTS, VERIFY_LEVELS
 from replica.units import SizeError, format_slurm_size, parse_size
 
 PROVIDER_PREFIX = "burst_buffer/"
 """How slurm.conf writes a provider: BurstBufferType=burst_buffer/lua."""
+
+UNLIMITED = "unlimited"
+"""How a limit on transfers that is none is written: 0 would be a pause."""
 
 DIGITS_MAX = 18
 """Digits of a number, count: more than any bound has, and few enough for a signed 64-bit field."""
@@ -30,6 +35,8 @@ class Owner(StrEnum):
     POLICY = "policy"
     FLAG = "flag"
     """A flag of the site that has a key of its own."""
+    TRANSFERS = "transfers"
+    """How data is moved."""
 
 
 class Kind(StrEnum):
@@ -48,6 +55,13 @@ class Kind(StrEnum):
     PROVIDER = "burst_buffer/NAME"
     RESTART = "forebay or slurm"
     ROOTS = "absolute directories, separated by commas"
+    RATE = "a size for each second, 0 or unlimited"
+    AT_ONCE = "a whole number or unlimited"
+    VERIFY = "none, size, digest or read_back"
+    ALGORITHM = "xxh3-128 or blake3"
+    TIMEOUTS = "progress or fixed"
+    BACKENDS = "backends, separated by commas"
+    TEMPLATE = "a command line, its program by absolute path"
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -77,6 +91,10 @@ def _program(name: str, field: str, about: str) -> Key:
 
 def _own(name: str, owner: Owner, field: str, kind: Kind, about: str) -> Key:
     return Key(name, owner, field, kind, about, is_slurm=False)
+
+
+def _moving(name: str, field: str, kind: Kind, about: str) -> Key:
+    return Key(name, Owner.TRANSFERS, field, kind, about, is_slurm=False)
 
 
 _GENERIC = "program of the generic provider"
@@ -126,6 +144,27 @@ KEYS: tuple[Key, ...] = (
     _own("Sources", Owner.POLICY, "sources", Kind.ROOTS, "where jobs may stage in from; %u is the user"),
     _own("StagedHoldTime", Owner.POLICY, "staged_hold_time_s", Kind.SECONDS, "until a held job's buffer is removed"),
     _own("StageRetries", Owner.POLICY, "stage_retries", Kind.NUMBER, "retries of an operation before the job is held"),
+    _moving(
+        "TransferAlgorithm", "algorithm", Kind.ALGORITHM, "the digest of files: the fast one, or one against tampering"
+    ),
+    _moving(
+        "TransferBackends", "backends", Kind.BACKENDS, f"some of {', '.join(BACKENDS)}; the first one is the default"
+    ),
+    _moving("TransferRate", "transfer_bytes_s", Kind.RATE, "how fast one transfer may go; 0 pauses"),
+    _moving("TransferRateOfCluster", "cluster_bytes_s", Kind.RATE, "how fast all transfers may go together"),
+    _moving("TransferRatePerNode", "node_bytes_s", Kind.RATE, "how fast the transfers of a node may go together"),
+    _moving("TransferRatePerUser", "user_bytes_s", Kind.RATE, "how fast the transfers of a user may go together"),
+    _moving("TransferReplace", "replace", Kind.YES_NO, "whether files at the destination are replaced"),
+    _moving("TransferStallTime", "stall_s", Kind.SECONDS, "how long a transfer may stand still before it is late"),
+    _moving("TransferTemplate", "template", Kind.TEMPLATE, "how the backend template calls its program"),
+    _moving("TransferTimeMax", "hard_cap_s", Kind.SECONDS, "how long a transfer may take however well it goes on"),
+    _moving(
+        "TransferTimeouts", "timeouts", Kind.TIMEOUTS, "late by progress, or after StageInTimeout and StageOutTimeout"
+    ),
+    _moving("TransferVerify", "verify", Kind.VERIFY, "what is compared before a file counts as moved"),
+    _moving("TransfersAtOnce", "cluster_at_once", Kind.AT_ONCE, "transfers under way in all"),
+    _moving("TransfersPerNode", "node_at_once", Kind.AT_ONCE, "transfers under way on a node"),
+    _moving("TransfersPerUser", "user_at_once", Kind.AT_ONCE, "transfers under way of a user"),
 )
 """Every key, Slurm's first, each part by name."""
 
@@ -171,10 +210,7 @@ def parse_value(key: Key, text: str) -> Any:
         case Kind.NUMBER | Kind.SECONDS:
             return _number(key, text)
         case Kind.SIZE:
-            try:
-                return parse_size(text)
-            except SizeError as error:
-                raise ValueFault(error.sentence, error.remedy, error.offset) from None
+            return _size(text)
         case Kind.USERS | Kind.DENIED:
             return _users(key, text)
         case Kind.FLAGS:
@@ -189,6 +225,20 @@ def parse_value(key: Key, text: str) -> Any:
             return _choice(key, text.lower(), RESTART_POLICIES)
         case Kind.ROOTS:
             return tuple(root for root in text.split(",") if root)
+        case Kind.RATE:
+            return _rate(text)
+        case Kind.AT_ONCE:
+            return None if text.lower() == UNLIMITED else _number(key, text)
+        case Kind.VERIFY:
+            return _choice(key, text.lower(), VERIFY_LEVELS)
+        case Kind.ALGORITHM:
+            return _choice(key, text.lower(), ALGORITHMS)
+        case Kind.TIMEOUTS:
+            return _choice(key, text.lower(), TIMEOUTS)
+        case Kind.TEMPLATE:
+            return _template(key, text)
+        case Kind.BACKENDS:
+            return tuple(dict.fromkeys(_choice(key, word, BACKENDS) for word in text.lower().split(",") if word))
         case Kind.WORD:
             fault = name_fault(text.removeprefix("#") if key.field == "directive" else text)
             if fault is not None or text.startswith("#"):
@@ -203,7 +253,11 @@ def format_value(key: Key, value: Any) -> str:
     match key.kind:
         case Kind.SIZE:
             return format_slurm_size(value)
-        case Kind.USERS | Kind.FLAGS | Kind.ROOTS:
+        case Kind.RATE | Kind.AT_ONCE if value is None:
+            return UNLIMITED
+        case Kind.RATE:
+            return format_slurm_size(value)
+        case Kind.USERS | Kind.FLAGS | Kind.ROOTS | Kind.BACKENDS:
             return ",".join(value)
         case Kind.DENIED:
             return ":".join(value)
@@ -213,6 +267,19 @@ def format_value(key: Key, value: Any) -> str:
             return f"{PROVIDER_PREFIX}{value}"
         case _:
             return str(value)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except SizeError as error:
+        raise ValueFault(error.sentence, error.remedy, error.offset) from None
+
+
+def _rate(text: str) -> int | None:
+    if text.lower() == UNLIMITED:
+        return None
+    return 0 if text == "0" else _size(text.removesuffix("/s"))
 
 
 def _number(key: Key, text: str) -> int:
@@ -273,6 +340,13 @@ def _program_path(key: Key, text: str) -> str:
     fault = program_fault(text)
     if fault is not None:
         raise ValueFault(f"{key.name} {fault}", "write the absolute path of a program, without ..")
+    return text
+
+
+def _template(key: Key, text: str) -> str:
+    fault = "has a double quote, which a file cannot hold" if '"' in text else template_fault(text)
+    if fault is not None:
+        raise ValueFault(f"{key.name} {fault}", f"write {key.kind.value}")
     return text
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from replica import events as e
 from replica.buffers import Buffer, BufferState
 from replica.features import BURST_BUFFERS_WHOLE
+from replica.governing import cap_s
 from replica.job_extras import NO_EXTRA
 from replica.jobs import Hold, Job, JobState
 from replica.limits import MESSAGE_CHARACTERS_MAX, PERSISTENT_PER_JOB_MAX
 from replica.options import NO_OPTIONS
 from replica.orders import stage_of
 from replica.policy import Policy
+from replica.provision import NATIVE
 from replica.reasons import failure_comment, failure_reason, operation_of
 from replica.sites import teardown_on_failure
 from replica.state import Facts
@@ -66,17 +68,29 @@ def waiting_stage(job: Job, buffer: Buffer) -> e.Stage | None:
     return e.Stage.TEARDOWN if buffer.state is BufferState.TEARDOWN_FAIL else stage_of(job, buffer)
 
 
-def timeout_at(policy: Policy, job: Job, buffer: Buffer | None, *, provided: bool = False) -> Instant:
+def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     """Return when the ordered operation is over its time, or NEVER: a script's own limit is kept by its agent.
 
-    `provided`: a provider's agent keeps the time of each operation of the stage, and names the one that took too long;
-    the leader only ends what an agent that hangs did not.
+    A provider's agent keeps the time of each operation of the stage, and names the one that took too long; so does one
+    that moves data with progress timeouts. The leader only ends what an agent that hangs did not.
     """
     stage = active_stage(job, buffer)
     if stage is None or stage is e.Stage.RUN or job.order_at == NEVER:
         return NEVER
-    limit_s = provided_limit_s(policy, stage) if provided else timeout_s(policy, stage)
+    policy, most_s = state.policy, cap_s(state, stage)
+    if state.site.provider != NATIVE:
+        limit_s = provided_limit_s(policy, stage)
+    else:
+        limit_s = most_s + PROVIDER_SLACK_S if most_s else timeout_s(policy, stage)
     return Instant(job.order_at + seconds(limit_s))
+
+
+def timeout_message(state: Facts, stage: e.Stage) -> str:
+    """Return what is said of an operation that is over its time, in Slurm's words where the time is one of Slurm's."""
+    most_s = cap_s(state, stage)
+    if most_s:
+        return f"it took longer than TransferTimeMax allows, {most_s} s"
+    return f"Timeout @ {timeout_s(state.policy, stage) * 1000} msec"
 
 
 def provided_limit_s(policy: Policy, stage: e.Stage) -> int:

@@ -14,12 +14,15 @@ import msgspec
 from replica.accounting import Account, License, Qos, SchedulingRules
 from replica.buffers import Buffer
 from replica.commit import Receipt
+from replica.consumption import Consumed
+from replica.job_changes import JobTerms
 from replica.job_extras import JobExtra
 from replica.jobs import Job
 from replica.mails import Mail
 from replica.name_groups import NameGroup
 from replica.nodes import Node
 from replica.options import JobOptions
+from replica.partitions import Partition
 from replica.persistent import PersistentBuffer
 from replica.policy import Policy
 from replica.pool_units import PoolUnit
@@ -28,6 +31,7 @@ from replica.rates import Rates
 from replica.receipts import Receipts
 from replica.reservations import Reservation
 from replica.sites import DEFAULT_SITE, SITE_KEY, Site
+from replica.transfers import JobTransfers, TransferRules
 from replica.units import NEVER, Instant, Revision
 from replica.use import UseKey
 
@@ -105,6 +109,18 @@ class Facts(Protocol):
     @property
     def mails(self) -> immutables.Map[str, Mail]: ...
     @property
+    def partitions(self) -> immutables.Map[str, Partition]: ...
+    @property
+    def consumed(self) -> Consumed: ...
+    @property
+    def terms(self) -> Lookup[int, JobTerms]: ...
+    @property
+    def transfer_rules(self) -> immutables.Map[str, TransferRules]: ...
+    @property
+    def transfers(self) -> Lookup[int, JobTransfers]: ...
+    @property
+    def moving(self) -> Lookup[tuple[str, str], int]: ...
+    @property
     def use(self) -> Lookup[UseKey, int]: ...
     @property
     def unfinished(self) -> Lookup[int, bool]: ...
@@ -166,6 +182,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Job -> how often its staged buffer was taken back for another one, where it was."""
     mails: immutables.Map[str, Mail] = immutables.Map()
     """Mails that are owed (`replica.mails`), by their key."""
+    partitions: immutables.Map[str, Partition] = immutables.Map()
+    consumed: Consumed = immutables.Map()
+    """What accounts, their users and QOS have used of burst buffers (`replica.consumption`)."""
+    terms: immutables.Map[int, JobTerms] = immutables.Map()
+    """How the conditions of jobs are to be read, where that is not as for most."""
+    transfer_rules: immutables.Map[str, TransferRules] = immutables.Map()
+    """How data is moved, under TRANSFER_RULES_KEY; nothing while nobody has said. Read as `governing.rules_of`."""
+    transfers: immutables.Map[int, JobTransfers] = immutables.Map()
+    """Receipts and the newest checkpoint of the jobs that have any."""
 
     using: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
     """Derived: name of a persistent buffer -> the jobs that work with it now, from stage-in to the end of teardown."""
@@ -187,6 +212,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Derived: user -> job name -> the jobs of `unfinished` that are not over (`singleton`)."""
     use: immutables.Map[UseKey, int] = immutables.Map()
     """Derived: what counts against limits, licences and reservations (`replica.use`)."""
+    moving: immutables.Map[tuple[str, str], int] = immutables.Map()
+    """Derived: (user, node) -> transfers under way (`replica.governing`); an empty part stands for all."""
 
     @property
     def site(self) -> Site:

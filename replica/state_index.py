@@ -6,6 +6,7 @@ import immutables
 import msgspec
 
 from replica.buffers import HOLDING, Buffer, BufferState
+from replica.governing import TRANSFERS, MovingKey, counted_under
 from replica.jobs import ENDED, Job
 from replica.name_groups import NameGroup, Several
 from replica.state import State
@@ -80,12 +81,16 @@ def derive(state: State) -> State:
         if buffer.held_bytes:
             holders.setdefault(buffer.pool, {})[job_id] = True
     operations: dict[int, int] = {}
+    moving: dict[MovingKey, int] = {}
     named: dict[str, dict[str, dict[int, bool]]] = {}
     for job_id in unfinished:
         job = state.jobs[job_id]
         stage = takes_turn(job, state.buffers.get(job_id))
         if stage is not None:
             operations[int(stage)] = operations.get(int(stage), 0) + 1
+        if stage in TRANSFERS:
+            for counted in counted_under(job.spec.user, job.node):
+                moving[counted] = moving.get(counted, 0) + 1
         if job.state not in ENDED:
             named.setdefault(job.spec.user, {}).setdefault(job.spec.name, {})[job_id] = True
     arrays: dict[int, dict[int, int]] = {}
@@ -107,6 +112,7 @@ def derive(state: State) -> State:
         using=_map_of_maps(using),
         use=immutables.Map(use),
         operations=immutables.Map(operations),
+        moving=immutables.Map(moving),
         arrays=immutables.Map({array: immutables.Map(tasks) for array, tasks in arrays.items()}),
         named=immutables.Map(
             {

@@ -10,7 +10,7 @@ from replica import limits
 from replica.buffers import BufferRequest, Transfer
 from replica.directives import path_fault, split_inside
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.jobs import JobSpec
+from replica.jobs import Dependency, JobSpec
 from replica.names import UnknownSymbol, expand_symbols, name_fault
 from replica.options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.orders import expand_roots
@@ -45,11 +45,25 @@ def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob, *, job_id:
         spec = _expanded_spec(state, command.spec, job_id, command.options)
         request, pool, granted = None, "", 0
         if command.request is not None:
-            request = _expanded_request(state, spec, command.request, job_id, command.options)
-            pool, granted = _granted(state, request, swap_bytes_of(command.options))
+            request, pool, granted = _decided(state, spec, command.request, job_id, command.options)
     except Unfit as unfit:
         return unfit.refusal
     return e.JobSubmitted(job_id, spec, request, pool, granted, command.hold)
+
+
+def request_decided(
+    state: Facts, spec: JobSpec, request: BufferRequest, job_id: int, options: JobOptions
+) -> tuple[BufferRequest, str, int]:
+    """Return what a job asks of burst buffers with its paths decided, the pool, and what it would hold there; Unfit."""
+    _check_buffer_user(state, spec.user)
+    return _decided(state, spec, request, job_id, options)
+
+
+def _decided(
+    state: Facts, spec: JobSpec, request: BufferRequest, job_id: int, options: JobOptions
+) -> tuple[BufferRequest, str, int]:
+    request = _expanded_request(state, spec, request, job_id, options)
+    return request, *_granted(state, request, swap_bytes_of(options))
 
 
 def options_refusal(state: Facts, command: c.SubmitJob) -> Refusal | None:
@@ -151,7 +165,7 @@ def _check_spec(state: Facts, actor: c.Actor, spec: JobSpec) -> None:
             "cpus",
         )
     _check_environment(spec)
-    _check_dependencies(state, spec)
+    check_dependencies(state, spec.dependencies)
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         raise Unfit(
             RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
@@ -187,15 +201,16 @@ def _check_environment(spec: JobSpec) -> None:
         )
 
 
-def _check_dependencies(state: Facts, spec: JobSpec) -> None:
-    if len(spec.dependencies) > limits.DEPENDENCIES_MAX:
+def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
+    """Raise Unfit for too many dependencies, or one on a job that is not there."""
+    if len(dependencies) > limits.DEPENDENCIES_MAX:
         raise Unfit(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are more than {limits.DEPENDENCIES_MAX} dependencies",
             "depend on fewer jobs",
             "dependencies",
         )
-    for dependency in spec.dependencies:
+    for dependency in dependencies:
         if dependency.job not in state.jobs and not dependency.kind.of_array:
             raise Unfit(
                 RefusalCode.UNKNOWN_DEPENDENCY,

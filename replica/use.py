@@ -2,6 +2,7 @@
 
 A job counts as submitted until it is over; its nodes, CPUs and licences count while it runs, from the order to run to
 the end of post-run; its space counts while its buffer holds it. Staging takes space and nothing else (SPUR.md, 4).
+A suspended job goes on counting, but the CPUs of its node are for others meanwhile (`takes_cpus`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ UseKey = tuple[str, str, str, str, str]
 
 SECONDS_PER_MINUTE = 60
 
-ON_CPUS = frozenset({JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED})
+_ON_CPUS = frozenset({JobState.CONFIGURING, JobState.RUNNING})
 
 
 class Standing(NamedTuple):
@@ -32,23 +33,37 @@ class Standing(NamedTuple):
     licenses: tuple[tuple[str, int], ...]
     reservation: str
     nodes: int
+    partition: str = ""
+
+    @property
+    def limits_runs(self) -> bool:
+        """Whether a limit or a licence may keep those of this standing from running, and not those behind them."""
+        return bool(self.account or self.qos or self.licenses)
 
 
 def standing_of(job: Job, options: JobOptions | None) -> Standing | None:
-    """Return the job's standing; None for one without account, QOS, licences and reservation."""
+    """Return the job's standing; None for one without account, QOS, licences, reservation and partition."""
     return None if options is None else standing_with(job.spec.user, options)
 
 
 def standing_with(user: str, options: JobOptions) -> Standing | None:
     """Return the standing of a job of the user with these options, as `standing_of`."""
-    if not (options.account or options.qos or options.licenses or options.reservation):
+    account, qos, partition = options.account, options.qos, options.partition
+    if not (account or qos or options.licenses or options.reservation or partition):
         return None
-    return Standing(user, options.account, options.qos, options.licenses, options.reservation, options.nodes)
+    return Standing(user, account, qos, options.licenses, options.reservation, options.nodes, partition)
 
 
 def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
-    """Whether CPUs of the job's node are taken: from the order to run to the end of post-run."""
-    return job.state in ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
+    """Whether CPUs of the job's node are taken: from the order to run to the end of post-run, but not while the job is
+    suspended. As in Slurm, a job that is resumed takes them again at once, whoever has them by then.
+    """
+    return job.state in _ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
+
+
+def is_running(job: Job, buffer: Buffer | None) -> bool:
+    """Whether the job counts as one that runs: it does while it is suspended, too."""
+    return job.state is JobState.SUSPENDED or takes_cpus(job, buffer)
 
 
 def minutes_of(time_limit_s: int) -> int:
@@ -106,7 +121,7 @@ def use_of(job: Job, buffer: Buffer | None, options: JobOptions | None) -> dict[
         return found
     if job.state not in ENDED:
         found.update(submitted_use(standing))
-    if takes_cpus(job, buffer):
+    if is_running(job, buffer):
         found.update(running_use(standing, job.spec.cpus))
     if buffer is not None and buffer.held_bytes:
         found.update(holding_use(standing, buffer.pool, buffer.held_bytes, job.spec.time_limit_s))

@@ -100,6 +100,11 @@ class Section(IntEnum):
     REVOCATIONS = 19
     EXTRAS = 30
     MAILS = 40
+    TRANSFER_RULES = 50
+    TRANSFERS = 51
+    PARTITIONS = 60
+    CONSUMED = 61
+    TERMS = 62
 
     @property
     def word(self) -> str:

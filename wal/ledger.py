@@ -151,6 +151,12 @@ class Ledger:
             raise LedgerBroken(marks.applied_index, "its digest is not the one that was recorded as applied")
         return Verified(count, first or marks.applied_index + 1, marks.applied_index, digest, gaps)
 
+    def rows_before(self, first: int, last: int) -> list[ChainRow]:
+        """Digest and revision before each of the held entries `first` to `last`. LedgerBroken if one is missing."""
+        over = self._overlay()
+        with self._env.read() as transaction:
+            return [self._chain_row(over, transaction, index - 1) for index in range(first, last + 1)]
+
     def _overlay(self) -> Overlay:
         return overlay.read(self._env)
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable
 from typing import cast
 
 import msgspec
 
 from cluster.agent.accounts import Mode
+from cluster.agent.following import Follower
 from cluster.agent.home import Home
 from cluster.agent.leftovers import SWEEP, jobs_with_leftovers
-from cluster.agent.limits import PROVIDED_WORKERS_MAX, WORKERS_MAX
-from cluster.agent.operations import Operation
+from cluster.agent.limits import (
+    HUNG_MAX,
+    ORDER_AGE_S_MAX,
+    ORPHAN_S,
+    PROVIDED_WORKERS_MAX,
+    WORKERS_MAX,
+)
+from cluster.agent.operations import MOVING, Operation
 from cluster.agent.outbox import Outbox
-from cluster.agent.progress import Rate
+from cluster.agent.progress import PHASES, Rate
 from cluster.agent.provided_step import ProvidedStep
 from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, Suspend, plan
 from cluster.agent.removal import RemovalFailed
@@ -23,16 +31,15 @@ from cluster.agent.room import GivenUp
 from cluster.agent.sentences import order_named, result_said
 from cluster.agent.step_record import StepRecord, recorded_jobs, remove_record
 from cluster.agent.steps import Step
+from cluster.agent.transfer import workspace
 from cluster.agent.work import failure
 from cluster.client.requests import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.clock import Clock
 from cluster.providers.interface import NO_LOCAL, Local
-from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
 from replica.orders import Order
 
 logger = logging.getLogger(__name__)
-
-MOVING = frozenset({"stage_in", "stage_out"})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +51,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kill_wait_s: float = 30.0
     local: Local = NO_LOCAL
     """Where this machine has the programs of the site's provider."""
+    cluster: str = ""
+    """The cluster's id."""
+    order_age_s_max: float = ORDER_AGE_S_MAX
+    """How long an order counts as standing since the agent asked for it."""
 
 
 class Activity:
@@ -58,6 +69,8 @@ class Activity:
         self.unwanted = asyncio.Event()
         """Set when nobody asks for the result any more, or when this agent is to let go of it."""
         self.rate = Rate()
+        self.waits = 0
+        """How often its rate had held it back when that was last looked at."""
         self.suspended: bool | None = None
         """Whether the script was told to stand still; None: this agent has told it neither, another one may have."""
 
@@ -65,6 +78,11 @@ class Activity:
     def known(self) -> Known:
         """The activity as the comparison with the orders sees it."""
         return Known(self.order.attempt, self.order.stage, self.finished, self.suspended)
+
+    def matches(self, order: Order) -> bool:
+        """Whether it carries out this order, and has not come to its end."""
+        mine = self.order
+        return not self.finished and (mine.attempt, mine.stage) == (order.attempt, order.stage)
 
     def suspend(self, suspended: bool) -> None:
         """Have the script stand still, or go on."""
@@ -89,15 +107,21 @@ class Activities:
         self.started_moving = asyncio.Event()
         """Set when data begins to move, so that a long poll can give way to short ones."""
         self.broken = asyncio.Event()
+        self._stand_until_s: float | None = None
+        """Until when the orders are certain to stand, on the monotonic clock."""
+        self._follower = Follower(outbox, clock, self._moving)
+        self._orphans: dict[int, float] = {}
+        """Jobs that nobody has an order for, and since when."""
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep: Operation | None = None
+        self._said_hung = False
         self._swept: set[int] = set()
         """Jobs whose leftovers this agent has looked at already: once is enough until it starts again."""
 
     def take_up(self) -> None:
         """Take up what an earlier agent left: scripts that run or have ended, and results that are not acknowledged."""
         for report in self._outbox.reports():
-            if not isinstance(report.result, ScriptStarted):
+            if not isinstance(report.result, ScriptStarted | OperationReached):
                 self._by_job[report.job] = Activity(_order_of(report), None)
         for job in recorded_jobs(self._home.steps):
             record = StepRecord(self._home.steps, job)
@@ -107,6 +131,14 @@ class Activities:
                 logger.error("steps/%s has no order.json: it is left alone, and its job can have no script here", job)
             elif job not in self._by_job:
                 self._begin(wanted.order)
+
+    def confirmed(self, asked_s: float) -> None:
+        """The orders of last time stood when they were asked for, at this monotonic time."""
+        self._stand_until_s = asked_s + self._settings.order_age_s_max
+        for order in self._orders or ():
+            activity = self._by_job.get(order.job)
+            if activity is not None and activity.matches(order) and isinstance(activity.work, Operation):
+                activity.work.stands_until(self._stand_until_s)
 
     def reconcile(self, orders: Iterable[Order] | None = None) -> None:
         """Compare what is going on with the orders that stand (None: those of last time) and do what follows."""
@@ -129,11 +161,19 @@ class Activities:
                 case Forget(job):
                     del self._by_job[job]
                 case Start(order):
+                    if order.stage in MOVING and len(self._home.hung) >= HUNG_MAX:
+                        self._say_hung()
+                        continue
                     if order.stage != RUN:
                         if workers >= (WORKERS_MAX if order.provision is None else PROVIDED_WORKERS_MAX):
                             continue
                         workers += 1
                     self._begin(order)
+        for order in self._orders:
+            activity = self._by_job.get(order.job)
+            if activity is not None and activity.matches(order) and isinstance(activity.work, Operation):
+                activity.work.change(order)
+        self._follower.follow()
         self._tidy()
 
     def progress(self) -> tuple[Progress, ...]:
@@ -144,14 +184,25 @@ class Activities:
             if activity.finished or not isinstance(activity.work, Operation):
                 continue
             counters = activity.work.counters()
-            order = activity.order
+            order, waits = activity.order, activity.work.waits
+            held, activity.waits = waits != activity.waits, waits
             rows.append(
                 Progress(
                     job=job,
                     attempt=order.attempt,
                     stage=cast(StageWord, order.stage),
+                    files_done=counters.files_done,
+                    files_total=counters.files_total,
+                    bytes_done=counters.bytes_done,
+                    bytes_total=counters.bytes_total,
                     rate_bytes_s=activity.rate.sample(counters.bytes_done, now_s),
-                    **counters._asdict(),
+                    directories_done=counters.directories_done,
+                    retries=counters.retries,
+                    resumed_files=counters.resumed_files,
+                    resumed_bytes=counters.resumed_bytes,
+                    phase=PHASES[counters.phase] if 0 <= counters.phase < len(PHASES) else "",
+                    file=activity.work.file,
+                    waiting=held,
                 )
             )
         return tuple(rows[:PROGRESS_ROWS_MAX])
@@ -159,7 +210,7 @@ class Activities:
     @property
     def moving(self) -> bool:
         """Whether data is being moved."""
-        return any(activity.order.stage in MOVING and not activity.finished for activity in self._by_job.values())
+        return bool(self._moving())
 
     def acknowledged(self, report: Report, *, accepted: bool) -> None:
         """Take note that the controller has a report."""
@@ -177,7 +228,11 @@ class Activities:
                 isinstance(activity.work, ProvidedStep) and activity.work.preparing
             ):
                 activity.unwanted.set()
-                activity.work.end()
+                if isinstance(activity.work, Operation):
+                    # What is half done is for the agent that comes next.
+                    activity.work.end(resuming=True)
+                else:
+                    activity.work.end()
             else:
                 activity.task.cancel()
             tasks.append(activity.task)
@@ -187,6 +242,8 @@ class Activities:
                 self._sweep.end()
             tasks.append(self._sweeping)
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._follower.stop()
+        await self._home.hung.let_go()
 
     # How
 
@@ -220,7 +277,11 @@ class Activities:
                 settings.copy_rate_bytes_s,
                 settings.local,
                 settings.node,
+                governor=self._follower.governor,
+                cluster=settings.cluster,
             )
+            if self._stand_until_s is not None:
+                work.stands_until(self._stand_until_s)
         logger.info("%s begins", order_named(order))
         activity = Activity(order, work)
         self._by_job[order.job] = activity
@@ -271,6 +332,31 @@ class Activities:
             self._drop(activity)
             return
         activity.finished = True
+        if order.stage in MOVING and isinstance(result, OperationDone):
+            self._forget_records(order.job, (order.stage,))
+
+    def _moving(self) -> list[Operation]:
+        """Return the operations that move data."""
+        return [
+            activity.work
+            for activity in self._by_job.values()
+            if activity.order.stage in MOVING and not activity.finished and isinstance(activity.work, Operation)
+        ]
+
+    def _say_hung(self) -> None:
+        if not self._said_hung:
+            self._said_hung = True
+            logger.error(
+                "%s processes hang in the kernel: no more data is moved on this node until what they wait for is back",
+                len(self._home.hung),
+            )
+
+    def _forget_records(self, job: int, stages: tuple[str, ...] = workspace.STAGES) -> None:
+        """Remove what transfers of a job kept in order to go on: they are complete, or nobody wants them."""
+        try:
+            workspace.forget(self._home.descriptor, job, stages)
+        except OSError as error:
+            logger.error("job %s: the records of its transfers cannot be removed: %s", job, error.strerror)
 
     def _drop(self, activity: Activity) -> None:
         """Forget an activity whose result nobody asks for."""
@@ -302,9 +388,22 @@ class Activities:
                 self._sweeping = asyncio.get_running_loop().create_task(self._sweep_all(left), name=SWEEP)
 
     def _is_orphan(self, job: int) -> bool:
-        """Whether what a stage-out left has nobody who will remove it."""
-        ordered = any(order.job == job for order in self._orders or ())
-        return not ordered and job not in self._by_job and job not in self._swept
+        """Whether what a transfer left has nobody who will go on with it or remove it.
+
+        A job that waits for its next try has no order, and nor has one that is held: its buffer is there until the
+        teardown. An hour is long for the one and short for the other.
+        """
+        if any(order.job == job for order in self._orders or ()) or job in self._by_job:
+            self._orphans.pop(job, None)
+            return False
+        if job in self._swept:
+            return False
+        since_s = self._orphans.setdefault(job, self._clock.monotonic_s())
+        try:
+            os.stat(str(job), dir_fd=self._home.buffers, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return self._clock.monotonic_s() - since_s >= ORPHAN_S
 
     async def _sweep_all(self, jobs: Iterable[int]) -> None:
         settings = self._settings
@@ -313,11 +412,14 @@ class Activities:
                 continue
             self._swept.add(job)
             order = Order(job=job, attempt=0, stage=SWEEP, user="", name="", workdir="")
-            self._sweep = Operation(self._home, order, settings.accounts, settings.copy_rate_bytes_s)
+            self._sweep = Operation(
+                self._home, order, settings.accounts, settings.copy_rate_bytes_s, cluster=settings.cluster
+            )
             try:
                 await self._sweep.run()
             except OSError as error:
-                logger.warning("job %s: what a killed stage_out left is not removed: %s", job, error.strerror)
+                logger.warning("job %s: what a transfer left is not removed: %s", job, error.strerror)
+            self._forget_records(job)
 
 
 def _order_of(report: Report) -> Order:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from replica.limits import PATH_BYTES_MAX
@@ -95,15 +96,18 @@ def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
     return Target(anchor, root, parts[len(split(root, root)) :])
 
 
-def inside_target(buffer: int, path: str) -> Target:
+def inside_target(buffer: int, path: str, persistent: Mapping[str, str] = MappingProxyType({})) -> Target:
     """Return where a path such as `$DW_JOB_STRIPED/data` lies in the buffer (an open directory, duplicated).
 
+    `persistent` has the directories of the persistent buffers that the job works with, by the variable of each.
     PathRefused otherwise.
     """
     head, _, rest = path.partition("/")
     name = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:] if head.startswith("$") else ""
+    if name in persistent:
+        return _persistent(persistent[name], head, split(rest, path))
     if name not in VARIABLES:
-        known = ", ".join(f"${known}/…" for known in VARIABLES)
+        known = ", ".join(f"${known}/…" for known in (*VARIABLES, *persistent))
         raise PathRefused(f"{path!r} is not a path in the buffer; write {known}")
     parts = split(rest, path)
     return Target(os.dup(buffer), head, parts) if not VARIABLES[name] else _inside(buffer, head, VARIABLES[name], parts)
@@ -114,6 +118,17 @@ def _inside(buffer: int, head: str, place: tuple[str, ...], parts: tuple[str, ..
         return Target(os.open(place[0], _DIRECTORY, dir_fd=buffer), head, parts)
     except OSError as error:
         raise PathRefused(f"{head} does not exist in the buffer: {error.strerror}") from error
+
+
+def _persistent(directory: str, head: str, parts: tuple[str, ...]) -> Target:
+    try:
+        return Target(os.open(directory, _DIRECTORY), head, parts)
+    except PermissionError as error:
+        raise PathRefused(
+            f"{head} is a persistent buffer that this user may not use; its owner may let others"
+        ) from error
+    except OSError as error:
+        raise PathRefused(f"{head}: the persistent buffer is not on this node: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ operations/JOB  held by the worker of the job's operation while it lives
 steps/JOB/    one run of one script (cluster.agent.steps)
 outbox/       results that the controller has not acknowledged
 spare/        room for results and locks when the disk is full (cluster.agent.spares)
-leftovers/JOB  where a stage-out may leave something if it is killed (cluster.agent.leftovers)
+leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.leftovers)
+transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.workspace)
+receipts/JOB.ATTEMPT.STAGE  a line for each file that was moved
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from cluster.agent.durable import TEMPORARY_SUFFIX, is_no_room, open_directory, 
 from cluster.agent.places import BUFFERS, CALLS, LEFTOVERS, OPERATIONS, OUTBOX, PERSISTENT, SPARE, STEPS
 from cluster.agent.room import Room
 from cluster.agent.spares import Spares
+from cluster.agent.watching import Hung
 from cluster.clock import Clock, SystemClock
 
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -63,6 +66,7 @@ class Home:
             self.calls = self._subdirectory(CALLS, _PRIVATE)
             self.persistent = self._subdirectory(PERSISTENT, mode)
             self.storage_id = self._storage_id()
+            self.hung = Hung()
             self.room = Room(str(self.path), clock or SystemClock())
             self.spares = Spares(self._subdirectory(SPARE, _PRIVATE))
         except OSError as error:

@@ -1,73 +1,91 @@
-"""Where a stage-out may leave a temporary file if it is killed, so that the file is removed whoever dies.
+"""Where a transfer may leave temporary files if it is killed, so that they are removed whoever dies.
 
-`leftovers/JOB` is there while a stage-out of the job may have left something. A line of JSON says whose it is, and a
-slot behind it holds the directory in which the worker makes temporary files, durable before the first one. One
-directory is enough: a worker goes on to the next when its file in the one before is complete or removed. The file has
-its whole size from the beginning, so that it can be a spare one, and a stage-out works on a full disk.
+`leftovers/JOB` is there while a transfer of the job may have left something in a destination: a line of JSON that says
+whose it is and which directories have a staging directory in them (cluster.agent.transfer.fence), durable before the
+worker starts. Whoever removes does so as the job's user and beneath the roots of the order: the line is not trusted
+further than the order was.
 
-The worker writes the slot as the job's user, and whoever removes does so as that user too: the name is not trusted."""
+Up to release 0.2.0 temporary files lay beside their destinations, and a slot behind the line named the directory; what
+such an agent left is removed too."""
 
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
-from cluster.agent.beneath import Identity, opened, outside_target
+from cluster.agent.beneath import Identity, PathRefused, Target, inside_target, opened, outside_target
 from cluster.agent.durable import ROOM_SUFFIX, FileRefused, is_disk_full, read_bounded, write_durably
 from cluster.agent.spares import Spares
+from cluster.agent.transfer import fence
+from cluster.agent.transfer.fence import Claimant
+from replica.buffers import TransferKind
 from replica.orders import Order
-
-SLOT_BYTES: Final = 4096
-"""Bytes of the slot for a directory, and what it begins at a multiple of: one page, written by one call; a path has no
-more bytes. Torn by a power cut it names nothing, and then no temporary file was made there yet."""
+from replica.special_transfers import NOTHING_SPECIAL
 
 SWEEP: Final = "sweep"
 """What a worker is told to do about it; no order of the controller says that."""
 
+ANY_ATTEMPT: Final = 2**63 - 1
+"""An attempt that none is newer than: of one's own, all are over when one sweeps."""
 
-class Whose(msgspec.Struct, frozen=True, kw_only=True):
-    """Of whom the directory is, and what it lies beneath."""
+_SLOT_BYTES: Final = 4096
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """Of whom it is, what it lies beneath, and in which directories."""
 
     user: str
     roots: tuple[str, ...]
+    directories: tuple[str, ...] = ()
+    """Absolute paths, and such as `$DW_PERSISTENT_STRIPED_lake/a`."""
+    uses: tuple[str, ...] = ()
+    """Persistent buffers that such paths may be in."""
+
+    def covers(self, other: Left) -> bool:
+        """Whether everything of another one is in this one."""
+        same = (self.user, self.roots, self.uses) == (other.user, other.roots, other.uses)
+        return same and set(self.directories) >= set(other.directories)
 
 
-class Left(NamedTuple):
-    """What one file of `leftovers/` says."""
-
-    whose: Whose
-    directory: bytes
-    """Empty if no temporary file was made."""
+def tag(job: int, storage_id: str) -> str:
+    """Return what the temporary names of a job begin with; `storage_id` tells nodes and clusters apart."""
+    return f".forebay-{job}-{storage_id[:8]}"
 
 
-def part_name(job: int, storage_id: str, target_digest: str) -> str:
-    """Return the temporary name of a file of a job; `storage_id` tells nodes and clusters apart."""
-    return f".forebay-{job}-{storage_id[:8]}{target_digest}.part"
+def expected(order: Order) -> Left:
+    """Return what a transfer may leave outside of the job's own buffer, which its teardown removes anyway."""
+    special = order.special or NOTHING_SPECIAL
+    outgoing = order.stage == "stage_out"
+    found: dict[str, None] = {}
+    for transfer in order.transfers:
+        path = transfer.outside if outgoing else transfer.inside
+        found[path if transfer.kind is TransferKind.DIRECTORY else posixpath.dirname(path.rstrip("/"))] = None
+    for listed in special.lists:
+        found[listed.destination] = None
+    if not outgoing:
+        found = {path: None for path in found if path.lstrip("${").startswith("DW_PERSISTENT_STRIPED_")}
+    return Left(user=order.user, roots=order.roots, directories=tuple(found), uses=order.uses)
 
 
-def begin(leftovers: int, spares: Spares, order: Order) -> int:
-    """Make the file for a stage-out in the open directory, and return it, open for a Recorder.
-
-    OSError if the disk does not take it.
-    """
-    name = str(order.job)
-    line = msgspec.json.encode(Whose(user=order.user, roots=order.roots)) + b"\n"
-    data = line.ljust(_slot_offset(line)) + bytes(SLOT_BYTES)
+def begin(leftovers: int, spares: Spares, job: int, left: Left) -> None:
+    """Make the file for a transfer in the open directory. OSError if the disk does not take it."""
+    name = str(job)
+    data = msgspec.json.encode(left) + b"\n"
     try:
         write_durably(leftovers, name, data)
     except OSError as error:
         if not is_disk_full(error) or not spares.lend(leftovers, name + ROOM_SUFFIX):
             raise
         write_durably(leftovers, name, data)
-    return os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=leftovers)
 
 
 def forget(leftovers: int, spares: Spares, job: int) -> None:
-    """Nothing can be left of the job's stage-outs any more."""
+    """Nothing can be left of the job's transfers any more."""
     spares.drop(leftovers, str(job))
 
 
@@ -83,54 +101,69 @@ def read(leftovers: int, job: int) -> Left | None:
         return None
     line, newline, _ = data.partition(b"\n")
     try:
-        whose = msgspec.json.decode(line, type=Whose)
+        left = msgspec.json.decode(line, type=Left)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileRefused(
-            f"leftovers/{job} is damaged ({error}): remove .forebay-{job}-*.part in the destinations of the job, "
-            "and then this file"
+            f"leftovers/{job} is damaged ({error}): remove .forebay-{job}-* and .forebay-*-{job} in the destinations "
+            "of the job, and then this file"
         ) from error
-    slot = _slot_offset(line + newline)
-    return Left(whose, data[slot : slot + SLOT_BYTES].partition(b"\0")[0])
+    slot = -(-len(line + newline) // _SLOT_BYTES) * _SLOT_BYTES
+    former = os.fsdecode(data[slot : slot + _SLOT_BYTES].partition(b"\0")[0].strip())
+    if not former:
+        return left
+    return msgspec.structs.replace(left, directories=(*left.directories, former))
 
 
-def _slot_offset(line: bytes) -> int:
-    return -(-len(line) // SLOT_BYTES) * SLOT_BYTES
+def sweep(
+    job: int, storage_id: str, claimant: Claimant, left: Left, persistent: Mapping[str, str], home: Identity
+) -> int:
+    """Remove the temporary files of a job, and return how many there were.
 
-
-class Recorder:
-    """A worker's side: writes down a directory before a temporary file is made in it."""
-
-    def __init__(self, descriptor: int) -> None:
-        """Take the open file."""
-        self._descriptor = descriptor
-        self._offset = os.fstat(descriptor).st_size - SLOT_BYTES
-        self._last = ""
-
-    def enter(self, directory: str) -> None:
-        """Record the absolute path of a directory, durably; OSError if the disk does not take it."""
-        if directory == self._last:
-            return
-        os.pwrite(self._descriptor, os.fsencode(directory)[: SLOT_BYTES - 1].ljust(SLOT_BYTES, b"\0"), self._offset)
-        os.fdatasync(self._descriptor)
-        self._last = directory
-
-
-def sweep(job: int, storage_id: str, directory: bytes, roots: Sequence[str], home: Identity) -> int:
-    """Remove the temporary files of a job from a directory beneath `roots`, and return how many there were.
-
-    PathRefused or OSError if it cannot be looked at; a directory that is gone has nothing in it.
+    A directory that is gone has nothing in it. One that cannot be looked at keeps no other one from being swept; then
+    PathRefused, FenceFailed or OSError says why.
     """
-    pattern = re.compile(re.escape(f".forebay-{job}-{storage_id[:8]}") + r"[0-9a-f]{16}\.part", re.ASCII)
-    path = os.fsdecode(directory)
-    if not path:
+    wrong: Exception | None = None
+    removed = 0
+    for path in left.directories:
+        try:
+            removed += _sweep_one(job, storage_id, claimant, left, path, persistent, home)
+        except (PathRefused, fence.FenceFailed, OSError) as error:
+            wrong = wrong or error
+    if wrong is not None:
+        raise wrong
+    return removed
+
+
+def _sweep_one(
+    job: int,
+    storage_id: str,
+    claimant: Claimant,
+    left: Left,
+    path: str,
+    persistent: Mapping[str, str],
+    home: Identity,
+) -> int:
+    target = _target(left, path, persistent)
+    if target is None:
         return 0
-    try:
-        os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-    with opened(outside_target(roots, path, "stage_out"), forbidden=home) as descriptor:
+    pattern = re.compile(re.escape(tag(job, storage_id)) + r"[0-9a-f]{16}\.part", re.ASCII)
+    with opened(target, forbidden=home) as descriptor:
+        removed = fence.sweep(descriptor, path, claimant)
         names = [name for name in os.listdir(descriptor) if pattern.fullmatch(name)]
         for name in names:
             os.unlink(name, dir_fd=descriptor)
         os.fsync(descriptor)
-    return len(names)
+    return removed + len(names)
+
+
+def _target(left: Left, path: str, persistent: Mapping[str, str]) -> Target | None:
+    """Return where a directory is, None if it is gone."""
+    if path.startswith("$"):
+        head, _, rest = path.partition("/")
+        root = persistent.get(head.strip("${}"), "")
+        if not root or not os.path.lexists(os.path.join(root, rest)):
+            return None
+        return inside_target(-1, path, persistent)
+    if not os.path.lexists(path):
+        return None
+    return outside_target(left.roots, path, "stage_out")

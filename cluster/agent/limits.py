@@ -28,12 +28,54 @@ allows 128 of each stage in the whole cluster, as Slurm does: only an agent that
 RESULT_BYTES_MAX: Final = 64 * 1024
 """What a worker may say about its result, bytes: a message is at most 1,024 characters."""
 
+DESCRIPTORS: Final = 4_096
+"""Files that a worker may have open, count, if the machine lets it: two for each of 512 destinations of an order, and a
+chain of directories for each of its helpers' threads."""
+
 FILE_BYTES_MAX: Final = 2 * 1024 * 1024
 """A file of the agent's own (order, status, report), bytes: an order carries a script (256 KiB) and an environment (64
 KiB), escaped."""
 
-WORKER_GRACE_S: Final = 5.0
-"""Seconds that a worker has between SIGTERM and SIGKILL: it only removes its temporary file."""
+WORKER_GRACE_S: Final = 0.4
+"""Seconds that a worker has between SIGTERM and SIGKILL: it only removes its temporary files, and cancelling is to take
+no more than a second."""
+
+PROVIDER_GRACE_S: Final = 5.0
+"""The same for a worker that runs a site's programs: it ends them first."""
+
+KILL_WAIT_S: Final = 0.4
+"""Seconds after SIGKILL until a process is taken to hang in the kernel: an ordinary one is gone within milliseconds."""
+
+ORDER_AGE_S_MAX: Final = 20.0
+"""Seconds for which an order counts as standing since the agent asked for it: less than the 30 s of silence after which
+a node's work may be given to another one. While data is moved the agent asks twice a second."""
+
+ORDER_AGE_S_MIN: Final = 2.0
+"""The same where that time is configured shorter: a few polls' worth."""
+
+HUNG_MAX: Final = 64
+"""Workers that hang in the kernel before no more data is moved on the node, count: about 25 MB each. Scripts, post-run
+and teardown go on."""
+
+LOOKS_PER_STALL: Final = 8
+"""How often a transfer is looked at within the time that it may stand still, count: so it is late by an eighth of that
+time at most."""
+
+LOCK_WAIT_S: Final = 20.0
+"""Seconds that an operation waits for what an earlier one of its job still holds, before it fails and says so: it is
+ordered again. A process that was killed is gone in less, one that hangs in the kernel may never be."""
+
+CHECKPOINT_S: Final = 60.0
+CHECKPOINT_BYTES: Final = 64 * 1024**3
+"""How often the controller is told what of a transfer is durable, seconds or bytes, whichever comes first: each is an
+entry of the ledger."""
+
+ORPHAN_S: Final = 3_600.0
+"""Seconds after which what a transfer left is removed though the job's buffer is still there and nobody ordered
+anything: longer than any pause between two tries. Then the transfer begins again instead of going on."""
+
+FOLLOW_S: Final = 1.0
+"""Seconds between two looks at what is moving, for that."""
 
 KILL_ROUNDS_MAX: Final = 200
 """How often processes of a job are looked for and killed before post-run says that one cannot be killed, count."""

@@ -7,8 +7,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,23 +15,38 @@ import msgspec
 from cluster.agent import leftovers
 from cluster.agent.accounts import Mode
 from cluster.agent.durable import FileRefused, is_disk_full, write_all
+from cluster.agent.governor import Governor
 from cluster.agent.home import Home
-from cluster.agent.limits import LOCK_RETRY_S, RESULT_BYTES_MAX, SWEEP_TIMEOUT_S, WORKER_GRACE_S
+from cluster.agent.leftovers import Left
+from cluster.agent.limits import (
+    LOCK_RETRY_S,
+    LOCK_WAIT_S,
+    PROVIDER_GRACE_S,
+    RESULT_BYTES_MAX,
+    SWEEP_TIMEOUT_S,
+    WORKER_GRACE_S,
+)
 from cluster.agent.processes import OPERATION_VARIABLE, kill_operation
 from cluster.agent.progress import Counters, SharedCounters
 from cluster.agent.room import GivenUp
-from cluster.agent.sentences import count, order_named
+from cluster.agent.sentences import count, figure, order_named
 from cluster.agent.spawning import spawn
-from cluster.agent.waiting import Handle
+from cluster.agent.transfer.pacing import Control
+from cluster.agent.watching import Bounds, End, see_through, whereabouts
 from cluster.agent.work import Outcome, Work, failure
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.commands import OperationDone, OperationFailed
 from replica.orders import Order
+from replica.transfer_choices import default_backend
+from replica.transfers import DEFAULT_TRANSFER_RULES
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPT_BYTES: Final = 20
 """Length of an attempt's number in the file of a lock, bytes."""
+
+MOVING: Final = frozenset({"stage_in", "stage_out"})
+"""Stages that move data."""
 
 PROVIDER_SLACK_S: Final = 30
 """What a worker may take beside the time of its operations, seconds: less than the leader allows the whole stage."""
@@ -50,29 +63,69 @@ class Operation:
         copy_rate_bytes_s: int,
         local: Local = NO_LOCAL,
         node: str = "",
+        *,
+        governor: Governor | None = None,
+        cluster: str = "",
     ) -> None:
-        """Prepare; nothing is started yet."""
+        """Prepare; nothing is started yet. `governor` shares out what may be moved; `cluster` is the cluster's id."""
         self._home = home
         self._order = order
         self._accounts: Mode = accounts
         self._copy_rate_bytes_s = copy_rate_bytes_s
         self._local = local
         self._node = node
+        self._governor = governor or Governor()
+        self._cluster = cluster
+        self._stands_until_s: float | None = None
+        self._control: Control | None = None
         self._ending = asyncio.Event()
         self._counters: SharedCounters | None = None
         self._last = Counters()
+        self._last_file = ""
+        self._last_waits = 0
+        self._resuming = False
+        """Whether what is half done is for the next attempt: the agent ends, and nobody cancelled anything."""
         self._orderly = False
         """Whether the last worker came to its own end, and so removed whatever it had to remove."""
 
-    def end(self) -> None:
-        """Have the worker ended; `run` then returns None."""
+    @property
+    def order(self) -> Order:
+        """What it carries out, as it stands now."""
+        return self._order
+
+    def end(self, *, resuming: bool = False) -> None:
+        """Have the worker ended; `run` then returns None. What is half done stays where it is if it is `resuming`."""
+        self._resuming = resuming
         self._ending.set()
+
+    def stands_until(self, at_s: float) -> None:
+        """The order is certain to stand until a moment of the monotonic clock; what was said before counts no more."""
+        self._stands_until_s = at_s
+        if self._control is not None:
+            self._control.stands_until_s = at_s
+
+    def change(self, order: Order) -> None:
+        """What the transfer may do has changed, maybe: the same order with other shares."""
+        if order.shares != self._order.shares:
+            self._order = order
+            self._governor.change(order.job, order.shares)
 
     def counters(self) -> Counters:
         """Return how far it is."""
         if self._counters is not None:
-            self._last = self._counters.read()
+            self._last, self._last_file = self._counters.read(), self._counters.file
+            self._last_waits = self._counters.waits
         return self._last
+
+    @property
+    def file(self) -> str:
+        """The file that it was at when the counters were last looked at."""
+        return self._last_file
+
+    @property
+    def waits(self) -> int:
+        """How often its rate had held it back when the counters were last looked at."""
+        return self._last_waits
 
     async def run(self) -> Outcome | None:
         """Do the operation and return its result, or None if it was ended."""
@@ -83,11 +136,13 @@ class Operation:
             return None
         try:
             if not await self._locked(lock):
-                return None
-            if self._order.provision is not None:
+                return None if self._ending.is_set() else self._kept_out()
+            if _runs_programs(self._order):
                 await self._succeed(lock)
             result = await self._do(lock)
-            home.spares.drop(home.operations, name)
+            if not home.hung.of(self._order.job):
+                # A process that hangs holds the lock of this very file.
+                home.spares.drop(home.operations, name)
             return result
         except GivenUp:
             return None
@@ -109,79 +164,99 @@ class Operation:
         """With the lock held: do the operation, and whatever an earlier one left undone before it."""
         home, order = self._home, self._order
         if order.provision is not None:
-            try:
-                return await self._work(order, lock)
-            finally:
-                if not self._orderly:
-                    await asyncio.to_thread(kill_operation, self._marker(order.attempt))
-        if order.stage in (leftovers.SWEEP, "stage_out", "teardown"):
+            return await self._work_and_end(order, lock)
+        ended = self._ending.is_set
+        if order.stage in (leftovers.SWEEP, "teardown"):
             swept = await self._sweep(lock)
-            if order.stage == leftovers.SWEEP or self._ending.is_set():
+            return swept if order.stage == leftovers.SWEEP or ended() else await self._work_and_end(order, lock)
+        left = leftovers.expected(order) if order.stage in MOVING else None
+        if left is None or not left.directories:
+            return await self._work_and_end(order, lock)
+        known = self._known_left()
+        if known is not None and not left.covers(known):
+            # Elsewhere than this attempt will write: the record can only tell of one of them.
+            swept = await self._sweep(lock)
+            if ended() or (isinstance(swept, OperationFailed) and not swept.final):
                 return swept
-            if order.stage == "stage_out" and isinstance(swept, OperationFailed) and not swept.final:
-                # The same directory cannot be written to either, and another must not take its place in the record.
-                return swept
-        if order.stage != "stage_out":
-            return await self._work(order, lock)
-        left = await home.room.keep_trying(
-            order_named(order), lambda: leftovers.begin(home.leftovers, home.spares, order), self._ending
+        await home.room.keep_trying(
+            order_named(order),
+            lambda: leftovers.begin(home.leftovers, home.spares, order.job, left),
+            self._ending,
         )
-        try:
-            result = await self._work(order, lock, left)
-        finally:
-            os.close(left)
-        if self._orderly:
+        result = await self._work_and_end(order, lock)
+        if isinstance(result, OperationDone):
             leftovers.forget(home.leftovers, home.spares, order.job)
         return result
 
-    async def _sweep(self, lock: int) -> Outcome | None:
-        """Remove what a stage-out that was killed left in a destination; None if nothing was, or if it was ended."""
-        home, job = self._home, self._order.job
+    async def _work_and_end(self, order: Order, lock: int) -> Outcome | None:
+        """Let a worker carry an order out, and end what is left of the programs of one that did not end by itself."""
         try:
-            left = leftovers.read(home.leftovers, job)
-        except FileRefused as error:
-            logger.error("job %s: %s", job, error)
-            return None
+            return await self._work(order, lock)
+        finally:
+            if not self._orderly and _runs_programs(order):
+                await asyncio.to_thread(kill_operation, self._marker(order.attempt))
+
+    async def _sweep(self, lock: int) -> Outcome | None:
+        """Remove what a transfer that was killed left in destinations; None if nothing was, or if it was ended."""
+        home, job = self._home, self._order.job
+        left = self._known_left()
         if left is None:
             return None
         order = Order(
             job=job,
             attempt=self._order.attempt,
             stage=leftovers.SWEEP,
-            user=left.whose.user,
+            user=left.user,
             name="",
             workdir="",
-            roots=left.whose.roots,
+            roots=left.roots,
             timeout_s=SWEEP_TIMEOUT_S,
         )
-        result = await self._work(order, lock, directory=left.directory)
+        result = await self._work(order, lock, left)
         match result:
             case OperationDone(files):
                 leftovers.forget(home.leftovers, home.spares, job)
                 if files:
-                    logger.info(
-                        "job %s: removed %s of a stage_out that was killed", job, count(files, "temporary file")
-                    )
+                    logger.info("job %s: removed %s of a transfer that was ended", job, count(files, "temporary file"))
             case OperationFailed(message, final):
                 logger.warning(
-                    "job %s: what a killed stage_out left cannot be removed: %s; %s",
+                    "job %s: what a transfer that was ended left cannot be removed: %s; %s",
                     job,
                     message,
-                    f"remove .forebay-{job}-*.part there by hand" if final else "it is tried again later",
+                    f"remove .forebay-*-{job} there by hand" if final else "it is tried again later",
                 )
                 if final:
                     leftovers.forget(home.leftovers, home.spares, job)
         return result
 
+    def _known_left(self) -> Left | None:
+        job = self._order.job
+        try:
+            return leftovers.read(self._home.leftovers, job)
+        except FileRefused as error:
+            logger.error("job %s: %s", job, error)
+            return None
+
     async def _locked(self, lock: int) -> bool:
-        """Wait until no worker of an agent before this one holds the job: its kernel may still be ending it."""
-        while not self._ending.is_set():
+        """Wait until no earlier worker of the job holds it: its kernel may still be ending it, or it may hang there."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + LOCK_WAIT_S
+        while not self._ending.is_set() and loop.time() < until_s:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), LOCK_RETRY_S)
         return False
+
+    def _kept_out(self) -> Outcome:
+        job = self._order.job
+        known = "; ".join(map(whereabouts, self._home.hung.of(job))) or "it is not known here, an earlier agent's maybe"
+        return failure(
+            f"a process of an earlier operation of job {job} has not ended: {known}; {self._order.stage} must not "
+            "begin beside it. Bring back the file system that it waits for, or restart the node; "
+            "it is tried again meanwhile"
+        )
 
     async def _succeed(self, lock: int) -> None:
         """With the lock held: end what an operation left that was interrupted with its agent, and take its place.
@@ -200,17 +275,24 @@ class Operation:
     def _marker(self, attempt: int) -> str:
         return f"{self._home.marker(self._order.job)}.{attempt}"
 
-    async def _work(self, order: Order, lock: int, left: int = -1, directory: bytes = b"") -> Outcome | None:
+    async def _work(self, order: Order, lock: int, left: Left | None = None) -> Outcome | None:
         """Let a worker carry an order out; what prevents even that is a result too."""
         try:
-            return await self._worked(order, lock, left, directory)
+            return await self._worked(order, lock, left)
         except OSError as error:
             return failure(f"the worker of {order.stage} could not be started: {error.strerror}")
 
-    async def _worked(self, order: Order, lock: int, left: int, directory: bytes) -> Outcome | None:
+    async def _worked(self, order: Order, lock: int, left: Left | None) -> Outcome | None:
         progress = SharedCounters.create()
-        self._counters = SharedCounters(progress)
+        counters = self._counters = SharedCounters(progress)
+        control = self._control = Control()
+        if self._stands_until_s is not None:
+            control.stands_until_s = self._stands_until_s
         try:
+            if order.stage in MOVING:
+                self._governor.begin(
+                    order.job, order.user, self._copy_rate_bytes_s, self._order.shares, control, counters
+                )
             work = Work(
                 order=order,
                 home=str(self._home.path),
@@ -218,8 +300,10 @@ class Operation:
                 accounts=self._accounts,
                 copy_rate_bytes_s=self._copy_rate_bytes_s,
                 progress=progress,
-                leftovers=left,
-                directory=directory,
+                control=control.descriptor,
+                lock=lock,
+                cluster=self._cluster,
+                left=left,
                 agent=os.getpid(),
                 local=self._local,
                 node=self._node,
@@ -231,54 +315,40 @@ class Operation:
                 worker = spawn(
                     "cluster.agent.worker",
                     (),
-                    descriptors=(progress, lock) if left < 0 else (progress, lock, left),
+                    descriptors=(progress, control.descriptor, lock),
                     stdin=told,
                     stdout=said,
                     stderr=None,
                     new_session=False,
-                    variables={OPERATION_VARIABLE: self._marker(order.attempt)} if order.provision is not None else {},
+                    new_group=True,
+                    variables={OPERATION_VARIABLE: self._marker(order.attempt)} if _runs_programs(order) else {},
                 )
-                why = await self._watch(worker, order)
+                end = await see_through(
+                    worker,
+                    order.job,
+                    self._ending,
+                    _bounds(order),
+                    self._home.hung,
+                    signs=lambda: (counters.read(), counters.waits),
+                    stop=lambda: control.stop(resuming=self._resuming or not self._ending.is_set()),
+                )
                 self._orderly = worker.returncode == 0
+                if end.hangs:
+                    logger.error("%s: %s; the node goes on without it", order_named(order), end.hangs)
                 if self._ending.is_set():
                     return None
-                return _result(worker.returncode, os.pread(said, RESULT_BYTES_MAX + 1, 0), order, why)
+                if end.late or end.hangs:
+                    self.counters()
+                    return failure(_lateness(order, end, self._last, self._last_file))
+                return _result(worker.returncode, os.pread(said, RESULT_BYTES_MAX + 1, 0), order)
         finally:
+            self._governor.end(order.job)
             self.counters()
-            counters, self._counters = self._counters, None
+            self._counters = None
+            self._control = None
             counters.close()
+            control.close()
             os.close(progress)
-
-    async def _watch(self, worker: subprocess.Popen[bytes], order: Order) -> str:
-        """Wait for the worker, ending it when it is over its time or not wanted; return why it was ended, if it was."""
-        try:
-            handle = Handle(worker.pid)
-        except OSError:
-            worker.kill()
-            worker.wait()
-            raise
-        why = ""
-        try:
-            over = asyncio.ensure_future(handle.wait())
-            ending = asyncio.ensure_future(self._ending.wait())
-            try:
-                await asyncio.wait({over, ending}, timeout=_limit_s(order), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                over.cancel()
-                ending.cancel()
-            if not handle.over:
-                why = f"{order.stage} took longer than {_limit_s(order)} s and was ended"
-                handle.send(signal.SIGTERM)
-                if not await handle.wait(WORKER_GRACE_S):
-                    handle.send(signal.SIGKILL)
-                    await handle.wait()
-        except BaseException:
-            handle.send(signal.SIGKILL)
-            raise
-        finally:
-            handle.close()
-            worker.wait()
-        return why
 
 
 def _write_at_start(descriptor: int, data: bytes) -> None:
@@ -294,9 +364,37 @@ def _limit_s(order: Order) -> float | None:
     return 2 * most_s + operations * order.provision.other_timeout_s + PROVIDER_SLACK_S
 
 
-def _result(code: int, data: bytes, order: Order, why: str) -> Outcome:
-    if why:
-        return failure(why)
+def _runs_programs(order: Order) -> bool:
+    """Return whether others' programs may be run for the order: a provider's, a command's, a backend's."""
+    if order.provision is not None or order.stage not in MOVING:
+        return order.provision is not None
+    rules = order.rules or DEFAULT_TRANSFER_RULES
+    return order.special is not None or default_backend(rules.backends) != "native"
+
+
+def _bounds(order: Order) -> Bounds:
+    """Return when the worker is late: a transfer that advances has all the time up to its hard cap."""
+    rules = order.rules
+    stall_s = rules.stall_s if rules is not None and rules.timeouts == "progress" and order.stage in MOVING else None
+    return Bounds(_limit_s(order), stall_s, WORKER_GRACE_S if order.provision is None else PROVIDER_GRACE_S)
+
+
+def _lateness(order: Order, end: End, counters: Counters, file: str) -> str:
+    """Return what is said of a worker that was ended because it was late, or that hangs."""
+    message = f"{order.stage} {end.late or 'has a process that did not end with it'} and was ended"
+    if order.stage in MOVING and counters.files_total:
+        message += (
+            f": {counters.files_done} of {count(counters.files_total, 'file')}, "
+            f"{figure(counters.bytes_done)} of {figure(counters.bytes_total)} were there"
+        )
+    if order.stage in MOVING and file:
+        message += f"; it was at {file}"
+    if end.hangs:
+        message += f"; {end.hangs}"
+    return message + ("; the buffer is kept" if order.stage == "stage_out" else "")
+
+
+def _result(code: int, data: bytes, order: Order) -> Outcome:
     if code == 0 and len(data) <= RESULT_BYTES_MAX:
         try:
             return msgspec.json.decode(data, type=OperationDone | OperationFailed)

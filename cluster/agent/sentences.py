@@ -5,7 +5,14 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from replica.commands import OperationDone, OperationFailed, OperationResult, ScriptEnded, ScriptStarted
+from replica.commands import (
+    OperationDone,
+    OperationFailed,
+    OperationReached,
+    OperationResult,
+    ScriptEnded,
+    ScriptStarted,
+)
 from replica.orders import Order
 from replica.plain import plain
 
@@ -30,6 +37,8 @@ def result_said(stage: str, result: OperationResult) -> str:
             return f"done: {count(files, 'file')}, {figure(size_bytes)}" if stage in _MOVING else "done"
         case OperationFailed(message, final):
             return f"failed: {plain(message)}{'; it is not tried again by itself' if final else ''}"
+        case OperationReached(checkpoint):
+            return f"has {count(checkpoint.files, 'file')}, {figure(checkpoint.size_bytes)} that are durable"
         case ScriptStarted():
             return "started"
         case ScriptEnded(state, exit_code, number, message):

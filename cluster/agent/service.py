@@ -16,7 +16,14 @@ from typing import Any, Final, Protocol
 from cluster.agent.activities import Activities, Settings
 from cluster.agent.durable import FileRefused
 from cluster.agent.home import AgentFailed, Home
-from cluster.agent.limits import BACK_OFF_S, BACK_OFF_S_MAX, POLL_WAIT_S, POLL_WHILE_MOVING_S
+from cluster.agent.limits import (
+    BACK_OFF_S,
+    BACK_OFF_S_MAX,
+    ORDER_AGE_S_MAX,
+    ORDER_AGE_S_MIN,
+    POLL_WAIT_S,
+    POLL_WHILE_MOVING_S,
+)
 from cluster.agent.outbox import Outbox
 from cluster.agent.room import GivenUp, Room
 from cluster.agent.sentences import named
@@ -120,6 +127,7 @@ class Agent:
         back_off = _BackOff("ask for orders")
         behind = 0
         while True:
+            asked_s = self._clock.monotonic_s()
             try:
                 answer = await self._poll()
             except ApiError as error:
@@ -145,6 +153,7 @@ class Agent:
             back_off.over()
             self._seen_revision = self._least_revision = answer.revision
             self._activities.reconcile(answer.orders)
+            self._activities.confirmed(asked_s)
 
     async def _poll(self) -> PollAnswer | None:
         """Ask once; None if data began to move meanwhile, which is worth asking again with progress."""
@@ -287,6 +296,8 @@ async def _serve(config: Config, name: str) -> None:
         copy_rate_bytes_s=own.copy_rate_bytes_s,
         kill_wait_s=own.kill_wait_s,
         local=config.provider,
+        cluster=config.cluster.id,
+        order_age_s_max=max(ORDER_AGE_S_MIN, min(ORDER_AGE_S_MAX, config.timing.node_down_s * 2 / 3)),
     )
     stop = asyncio.Event()
     with _stop_on_signals(stop):

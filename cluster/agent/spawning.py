@@ -25,10 +25,11 @@ def spawn(
     stderr: int | None,
     new_session: bool,
     variables: Mapping[str, str] = MappingProxyType({}),
+    new_group: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start `python -m module` with the given open descriptors; OSError if it cannot be started.
 
-    `variables` are added to its environment.
+    `variables` are added to its environment. In a group of its own (`new_group`) it is signalled with its helpers.
     """
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment["PATH"] = os.environ.get("PATH", os.defpath)
@@ -44,4 +45,5 @@ def spawn(
         stderr=stderr,
         pass_fds=tuple(descriptors),
         start_new_session=new_session,
+        process_group=0 if new_group else None,
     )

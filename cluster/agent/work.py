@@ -7,10 +7,12 @@ from typing import Final
 import msgspec
 
 from cluster.agent.accounts import Mode
+from cluster.agent.leftovers import Left
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.commands import OperationDone, OperationFailed
 from replica.limits import MESSAGE_CHARACTERS_MAX
 from replica.orders import Order
+from replica.transfers import TransferReceipt
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,14 +27,18 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Bytes per second; 0 is no limit."""
     progress: int
     """Descriptor of the shared counters."""
-    leftovers: int = -1
-    """stage_out: descriptor of the file that says where temporary files are made; -1: it is not recorded."""
+    control: int = -1
+    """Descriptor of what the transfer may do now (cluster.agent.transfer.pacing); -1: it does not move data."""
+    lock: int = -1
+    """Descriptor of the lock operations/JOB: whoever may still write for the job keeps it open."""
+    cluster: str = ""
+    """The cluster's id: part of the names of staging directories in destinations that clusters share."""
     local: Local = NO_LOCAL
     """What this machine's configuration says of the site's provider."""
     node: str = ""
     """The node's name, as its jobs know it."""
-    directory: bytes = b""
-    """sweep: the directory to remove temporary files from."""
+    left: Left | None = None
+    """sweep: where to remove temporary files."""
     agent: int
     """Process id of the agent: a worker does not outlive it."""
 
@@ -43,7 +49,9 @@ Outcome = OperationDone | OperationFailed
 _ELLIPSIS: Final = " … "
 
 
-def failure(message: str, *, final: bool = False, operation: str = "") -> OperationFailed:
+def failure(
+    message: str, *, final: bool = False, operation: str = "", receipt: TransferReceipt | None = None
+) -> OperationFailed:
     """Return a failure whose message fits into the state; a `final` one is not tried again by itself.
 
     A long one loses its middle, because its ends say what and why.
@@ -52,4 +60,4 @@ def failure(message: str, *, final: bool = False, operation: str = "") -> Operat
         half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
         message = message[:half] + _ELLIPSIS + message[-half:]
     # Names of files need not be UTF-8; what is reported has to be.
-    return OperationFailed(message.encode("utf-8", "replace").decode(), final, operation)
+    return OperationFailed(message.encode("utf-8", "replace").decode(), final, operation, receipt)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -15,20 +16,30 @@ from types import FrameType
 from typing import Final, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
-from cluster.agent import provided
+from cluster.agent import persistent, provided
 from cluster.agent.accounts import Account, AccountRefused, account_for, become
 from cluster.agent.beneath import Identity, PathRefused, identity_of
+from cluster.agent.claims import claimant_of
+from cluster.agent.commands import Commands
 from cluster.agent.durable import open_directory, write_all
-from cluster.agent.leftovers import SWEEP, Recorder, sweep
-from cluster.agent.limits import FILE_BYTES_MAX
-from cluster.agent.mover import Mover, Throttle, TransferFailed
+from cluster.agent.io_watch import IoWatch
+from cluster.agent.leftovers import ANY_ATTEMPT, SWEEP, sweep, tag
+from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
 from cluster.agent.persistent import carry_out
 from cluster.agent.places import BUFFERS
-from cluster.agent.processes import kill_job
+from cluster.agent.processes import OPERATION_VARIABLE, kill_job
 from cluster.agent.progress import SharedCounters
 from cluster.agent.removal import RemovalFailed, remove_tree
-from cluster.agent.staging import stage_in, stage_out
+from cluster.agent.script import environment_of
+from cluster.agent.staging import Carrier, receipt_of, stage_in, stage_out
+from cluster.agent.transfer import workspace
+from cluster.agent.transfer.context import Context
+from cluster.agent.transfer.errors import Paused, TransferFailed, root_cause
+from cluster.agent.transfer.fence import Fenced, FenceFailed
+from cluster.agent.transfer.pacing import Pace, Stopped
+from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.work import Outcome, Work, failure
 from cluster.clock import SystemClock
 from cluster.processes import die_with_parent, sync_file_system
@@ -39,13 +50,19 @@ EXIT_ENDED = 143
 
 
 _LASTING: Final = frozenset(
-    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS}
+    {
+        errno.ENOENT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EROFS,
+        errno.EXDEV,
+    }
 )
 """What the kernel says of a path that is wrong for good."""
-
-
-class _Ended(BaseException):
-    """SIGTERM arrived: unwind, so that temporary files are removed."""
 
 
 def perform(work: Work) -> Outcome:
@@ -54,12 +71,17 @@ def perform(work: Work) -> Outcome:
         if work.order.provision is not None and work.order.stage != SWEEP:
             return provided.perform(work)
         return _OPERATIONS[work.order.stage](work)
-    except (AccountRefused, PathRefused, TransferFailed, RemovalFailed) as error:
+    except TransferFailed as error:
+        receipt = None if error.receipt is None else receipt_of(work.order, error.receipt, ())
+        return failure(str(error), final=is_final(error), receipt=receipt)
+    except (AccountRefused, PathRefused, RemovalFailed, Fenced, FenceFailed) as error:
         return failure(str(error), final=is_final(error))
     except OSError as error:
         traceback.print_exc()
+        # What happens to the job's files is a failure of its own, with their names: this is about the agent's records.
+        where = f" ({error.filename})" if error.filename else ""
         return failure(
-            f"{work.order.stage} failed: {error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+            f"{work.order.stage} failed: {error.strerror or error}{where} in the agent's directory {work.home}"
         )
 
 
@@ -69,12 +91,10 @@ def is_final(error: BaseException) -> bool:
     A full disk, an I/O error or a source that changes may go away; a source that does not exist, or may not be read, or
     needs more than the buffer has, does not.
     """
-    cause = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = root_cause(error)
     if isinstance(cause, OSError):
         return cause.errno in _LASTING
-    return type(cause) in (AccountRefused, PathRefused, TransferFailed)
+    return type(cause) in (AccountRefused, PathRefused, TransferFailed, FenceFailed)
 
 
 def _stage_in(work: Work) -> Outcome:
@@ -86,15 +106,27 @@ def _stage_in(work: Work) -> Outcome:
     identity = identity_of(home)
     buffers = open_directory(BUFFERS, dir_fd=home)
     name = str(work.order.job)
-    with contextlib.suppress(FileExistsError):
+    try:
         os.mkdir(name, 0o700, dir_fd=buffers)
+        # A buffer that was made just now has nothing of an earlier attempt in it.
+        workspace.forget(home, work.order.job, ("stage_in",))
+    except FileExistsError:
+        pass
     buffer = open_directory(name, dir_fd=buffers)
     os.fchmod(buffer, 0o700)
     if account.switch:
         os.fchown(buffer, account.uid, account.gid)
     os.fsync(buffers)
+    carrier = _carrier(work, home)
     _become(account, work, home, buffers)
-    return stage_in(work.order, buffer, _mover(work, identity, limit_bytes=work.order.capacity_bytes), identity)
+    return stage_in(
+        work.order,
+        buffer,
+        carrier,
+        identity,
+        persistent=persistent.variables(work.home, work.order.uses),
+        commands=_commands(work, account, identity),
+    )
 
 
 def _stage_out(work: Work) -> Outcome:
@@ -106,17 +138,51 @@ def _stage_out(work: Work) -> Outcome:
         buffer = open_directory(str(work.order.job), dir_fd=buffers)
     except FileNotFoundError:
         return failure(f"the buffer of job {work.order.job} is not on this node; nothing can be staged out")
+    carrier = _carrier(work, home)
     _become(account, work, home, buffers)
-    return stage_out(work.order, buffer, _mover(work, identity, recorded=True), identity)
+    return stage_out(
+        work.order,
+        buffer,
+        carrier,
+        identity,
+        persistent=persistent.variables(work.home, work.order.uses),
+        commands=_commands(work, account, identity),
+    )
+
+
+def _commands(work: Work, account: Account, home: Identity) -> Commands | None:
+    """Return the commands of the order, if it has any."""
+    order = work.order
+    if order.special is None or not order.special.commands:
+        return None
+    environment = environment_of(
+        replace(order, environment=order.special.environment),
+        account,
+        buffer=os.path.join(work.home, BUFFERS, str(order.job)),
+        node=work.node,
+        marker=_marker(work),
+    )
+    environment[OPERATION_VARIABLE] = f"{_marker(work)}.{order.attempt}"
+    shared = SharedCounters(work.progress)
+
+    def alive() -> None:
+        counters = shared.read()
+        shared.write(counters._replace(steps=counters.steps + 1))
+
+    watch = IoWatch(alive, _pace or Pace(-1, shared, SystemClock()))
+    return Commands(order, environment, home, clock=SystemClock(), look=watch.look)
 
 
 def _sweep(work: Work) -> Outcome:
-    """Remove what a killed stage-out left, as the user whose it is."""
+    """Remove what a killed transfer left, as the user whose it is."""
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
     identity = identity_of(home)
     _become(account, work, home)
-    return OperationDone(files=sweep(work.order.job, work.storage_id, work.directory, work.order.roots, identity))
+    assert work.left is not None
+    everything = claimant_of(work.cluster, work.order.job, ANY_ATTEMPT, work.storage_id)
+    variables = persistent.variables(work.home, work.left.uses)
+    return OperationDone(files=sweep(work.order.job, work.storage_id, everything, work.left, variables, identity))
 
 
 def _become(account: Account, work: Work, *descriptors: int) -> None:
@@ -127,16 +193,19 @@ def _become(account: Account, work: Work, *descriptors: int) -> None:
     die_with_parent(work.agent)
 
 
-def _mover(work: Work, home: Identity, *, limit_bytes: int = 0, recorded: bool = False) -> Mover:
-    return Mover(
-        work.order.job,
-        SharedCounters(work.progress),
-        Throttle(work.copy_rate_bytes_s, SystemClock()),
-        home=home,
-        storage_id=work.storage_id,
-        limit_bytes=limit_bytes,
-        on_directory=Recorder(work.leftovers).enter if recorded and work.leftovers >= 0 else None,
+def _carrier(work: Work, home: int) -> Carrier:
+    """Return what moves the data; made while this is still the agent's account: its records are the agent's."""
+    order, shared = work.order, SharedCounters(work.progress)
+    context = Context(
+        tag=tag(order.job, work.storage_id),
+        workspace=Workspace.open(home, order.job, order.attempt, order.stage),
+        clock=SystemClock(),
+        progress=shared.write,
+        at=shared.at,
+        pace=_pace or Pace(-1, shared, SystemClock()),
     )
+    claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
+    return Carrier(context, claimant) if _pace is None else Carrier(context, claimant, _pace.await_order)
 
 
 def _post_run(work: Work) -> Outcome:
@@ -162,6 +231,10 @@ def _teardown(work: Work) -> Outcome:
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     remove_tree(buffers, name, shown=f"the buffer of job {work.order.job}")
+    home = open_directory(work.home)
+    workspace.forget(home, work.order.job)
+    workspace.prune_receipts(home)
+    os.close(home)
     return carry_out(work) or OperationDone()
 
 
@@ -189,10 +262,24 @@ _OPERATIONS = {
 }
 
 
+_pace: Pace | None = None
+"""What the transfer may do, for the handler of a signal."""
+
+
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:
     # Once is enough: a second one must not interrupt the cleaning up.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Ended
+    if _pace is not None:
+        _pace.check()
+    raise Stopped
+
+
+def _allow_descriptors() -> None:
+    """Let as many files be open as an order may need: two for each of its destinations."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def main() -> int:
@@ -203,12 +290,15 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         work = msgspec.json.decode(sys.stdin.buffer.read(2 * FILE_BYTES_MAX), type=Work)
         die_with_parent(work.agent)
+        global _pace
+        _pace = Pace(work.control, SharedCounters(work.progress), SystemClock())
         os.umask(0o022)
+        _allow_descriptors()
         outcome = perform(work)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_all(sys.stdout.fileno(), msgspec.json.encode(outcome))
         return 0
-    except _Ended:
+    except (Stopped, Paused):
         return EXIT_ENDED
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cluster.api.privacy import check_sight
 from cluster.api.problems import Problem, bad
 from cluster.api.service import Call, Reply
@@ -16,6 +18,11 @@ from replica.priority import effective_priority, rules_of
 from replica.reservations import Reservation
 from replica.state import State
 from replica.units import MICROSECONDS_PER_SECOND, Instant
+
+
+async def _settled(call: Call, command: c.Command, listing: Callable[[State], Reply]) -> Reply:
+    """Have a change settled, and answer with the list of what it is about as it is afterwards."""
+    return listing((await call.service.settle(call, command)).state)
 
 
 async def accounts(call: Call) -> Reply:
@@ -33,14 +40,12 @@ async def set_account(call: Call) -> Reply:
         AccountUser(user, _limits(body.user_limits.get(user, {}), f"user_limits.{user}")) for user in body.users
     )
     limits = _limits(body.limits, "limits")
-    settled = await call.service.settle(call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)))
-    return _accounts(settled.state)
+    return await _settled(call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)), _accounts)
 
 
 async def delete_account(call: Call) -> Reply:
     """Take an account away; its jobs wait with InvalidAccount."""
-    settled = await call.service.settle(call, c.DeleteAccount(call.params["name"]))
-    return _accounts(settled.state)
+    return await _settled(call, c.DeleteAccount(call.params["name"]), _accounts)
 
 
 def _accounts(state: State) -> Reply:
@@ -67,14 +72,12 @@ async def set_qos(call: Call) -> Reply:
     body: v.QosRequest = call.body
     limits = _limits(body.limits, "limits")
     record = Qos(call.params["name"], body.priority, limits, body.users, body.accounts, body.deny_on_limit)
-    settled = await call.service.settle(call, c.SetQos(record))
-    return _qos(settled.state)
+    return await _settled(call, c.SetQos(record), _qos)
 
 
 async def delete_qos(call: Call) -> Reply:
     """Take a QOS away; its jobs wait with InvalidQOS."""
-    settled = await call.service.settle(call, c.DeleteQos(call.params["name"]))
-    return _qos(settled.state)
+    return await _settled(call, c.DeleteQos(call.params["name"]), _qos)
 
 
 def _qos(state: State) -> Reply:
@@ -99,14 +102,12 @@ async def licenses(call: Call) -> Reply:
 
 async def set_license(call: Call) -> Reply:
     """Say how many of a licence there are."""
-    settled = await call.service.settle(call, c.SetLicense(License(call.params["name"], call.body.total)))
-    return _licenses(settled.state)
+    return await _settled(call, c.SetLicense(License(call.params["name"], call.body.total)), _licenses)
 
 
 async def delete_license(call: Call) -> Reply:
     """Take a licence away."""
-    settled = await call.service.settle(call, c.DeleteLicense(call.params["name"]))
-    return _licenses(settled.state)
+    return await _settled(call, c.DeleteLicense(call.params["name"]), _licenses)
 
 
 def _licenses(state: State) -> Reply:
@@ -134,14 +135,12 @@ async def set_reservation(call: Call) -> Reply:
     reservation = Reservation(
         call.params["name"], start_at, _instant(body.end, "end"), body.users, body.accounts, space
     )
-    settled = await call.service.settle(call, c.SetReservation(reservation))
-    return _reservations(settled.state)
+    return await _settled(call, c.SetReservation(reservation), _reservations)
 
 
 async def delete_reservation(call: Call) -> Reply:
     """Take a reservation away; its jobs wait with ReservationDeleted."""
-    settled = await call.service.settle(call, c.DeleteReservation(call.params["name"]))
-    return _reservations(settled.state)
+    return await _settled(call, c.DeleteReservation(call.params["name"]), _reservations)
 
 
 def _reservations(state: State) -> Reply:
@@ -177,8 +176,7 @@ async def set_scheduling(call: Call) -> Reply:
         body.revocations_max,
         body.revoke_after_s,
     )
-    settled = await call.service.settle(call, c.SetSchedulingRules(rules))
-    return _scheduling(settled.state)
+    return await _settled(call, c.SetSchedulingRules(rules), _scheduling)
 
 
 def _scheduling(state: State) -> Reply:

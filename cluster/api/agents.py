@@ -53,6 +53,13 @@ async def poll(call: Call) -> Reply:
                 row.bytes_total,
                 row.rate_bytes_s,
                 now,
+                directories_done=row.directories_done,
+                retries=row.retries,
+                resumed_files=row.resumed_files,
+                resumed_bytes=row.resumed_bytes,
+                phase=row.phase,
+                file=row.file,
+                waiting=row.waiting,
             )
             for row in body.progress
         ),

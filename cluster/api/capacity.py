@@ -1,14 +1,14 @@
-"""Pools, buffers, nodes, and what moves on them."""
+"""Pools, buffers and nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from cluster.api import wire
-from cluster.api.privacy import may_see, only_user
-from cluster.api.render import buffer_view, holders, node_jobs, node_view, pool_view, transfer_view
+from cluster.api.privacy import only_user
+from cluster.api.render import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
 from cluster.api.service import Call, Reply
-from cluster.client.views import BuffersAnswer, NodesAnswer, PoolsAnswer, TransfersAnswer
+from cluster.client.views import BuffersAnswer, NodesAnswer, PoolsAnswer
 from cluster.liveness import Liveness
 from replica import commands as c
 
@@ -33,7 +33,7 @@ async def set_pool(call: Call) -> Reply:
 
 
 async def buffers(call: Call) -> Reply:
-    """List buffers: those that hold or wait for something, then the newest of the others unless `live=yes`."""
+    """List buffers: the persistent ones, those that hold or wait for something, and the newest others unless `live`."""
     state = await call.state()
     only = only_user(call, state)
 
@@ -41,11 +41,13 @@ async def buffers(call: Call) -> Reply:
         found = (job_id for job_id in job_ids if job_id in state.buffers)
         return [job_id for job_id in found if only is None or state.buffers[job_id].user == only]
 
+    named = sorted(name for name, buffer in state.persistent.items() if only is None or buffer.user == only)
+    persistent = tuple(persistent_view(state, name) for name in named)
     found = sorted(listed(state.unfinished))[:BUFFERS_LISTED_MAX]
     room = 0 if call.query.get("live") == "yes" else BUFFERS_LISTED_MAX - len(found)
     over = sorted(listed(state.finished), reverse=True)[:room]
     rows = tuple(buffer_view(state, job_id) for job_id in sorted(found + over))
-    return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=rows))
+    return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=(*persistent, *rows)))
 
 
 async def nodes(call: Call) -> Reply:
@@ -64,14 +66,6 @@ async def drain(call: Call) -> Reply:
 async def resume(call: Call) -> Reply:
     """Give a drained node new work again."""
     return await _change(call, c.ResumeNode(call.params["name"]))
-
-
-async def transfers(call: Call) -> Reply:
-    """List the operations under way, as their agents told this leader last."""
-    state = await call.service.current()
-    moving = call.service.controller.liveness.transfers(state)
-    rows = tuple(transfer_view(row) for row in moving if may_see(call, state, row.job))
-    return Reply(state.revision, TransfersAnswer(revision=state.revision, transfers=rows))
 
 
 async def _change(call: Call, command: c.DrainNode | c.ResumeNode) -> Reply:

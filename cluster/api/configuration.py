@@ -23,6 +23,7 @@ from replica.configuration import (
     wanted_of,
     written_value,
 )
+from replica.governing import rules_of
 from replica.refusals import Refusal
 from replica.site_file import Setting
 from replica.site_keys import KEYS, Owner
@@ -74,7 +75,7 @@ def _answer(state: State) -> ConfigurationAnswer:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        value = written_value(key, state.site, state.policy)
+        value = written_value(key, state.site, state.policy, rules_of(state))
         rows.append(
             SettingView(
                 key=key.name,

@@ -14,17 +14,27 @@ from replica import events as e
 from replica.arrays import compressed
 from replica.commands import CONTROLLER, Actor
 from replica.commit import Batch, Entry
+from replica.job_changes import JobChange
 from replica.jobs import Hold, JobState
+from replica.options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.pending import Verdict
 from replica.units import Instant, Revision, format_size
 from wal.configuration import Configuration, Member
 
 _HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}
 
+NATIVE = "native"
+
+LEFT_OUT_SAID = 3
+"""Things left out that a sentence names, count: the receipt names more."""
+
 PRIVATE = frozenset({"script", "environment"})
 """Fields of a job that only operators read: scripts and environments hold what users would not show each other."""
 
-_INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at"})
+NAMES = frozenset({"left_out_first"})
+"""Fields with names of files, which only the job's user and operators read."""
+
+_INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at", "started_at", "ended_at"})
 
 
 def event_name(event: e.Event) -> str:
@@ -46,22 +56,26 @@ def actor_words(actor: Actor, command: str) -> str:
     return role if actor.name == role else f"{role} {actor.name}"
 
 
-def as_json(record: Any, *, private: bool) -> Any:
-    """Return a record as JSON with field names and words; `private` says whether scripts and environments are shown."""
+def as_json(record: Any, *, private: bool, names: bool = False) -> Any:
+    """Return a record as JSON with field names and words; `private` says whether scripts and environments are shown,
+    `names` whether the names of files in receipts are (with `private` they are, too).
+    """
     if isinstance(record, msgspec.Struct):
         found: Json = {}
         for field in record.__struct_fields__:
             value = getattr(record, field)
-            if field in PRIVATE and not private:
+            if (field in PRIVATE and not private) or (field in NAMES and not (names or private)):
                 continue
-            found[field] = format_instant(value) if field in _INSTANTS else as_json(value, private=private)
+            if value is None and type(record) is JobChange:
+                continue  # what is not changed
+            found[field] = format_instant(value) if field in _INSTANTS else as_json(value, private=private, names=names)
         return found
     if isinstance(record, IntEnum):
         return record.name.lower()
     if isinstance(record, Enum):
         return str(record.value)
     if isinstance(record, tuple | list):
-        return [as_json(item, private=private) for item in record]
+        return [as_json(item, private=private, names=names) for item in record]
     if isinstance(record, bytes):
         return record.hex()
     return record
@@ -116,6 +130,50 @@ def configuration_record(configuration: Configuration) -> Json:
     }
 
 
+def _asked(options: JobOptions) -> list[str]:
+    """Return what else a job asked for, in words; what it left as it is by default is left out."""
+    words = [f"{name} {value}" for name, value in (
+        ("account", options.account), ("QOS", options.qos), ("reservation", options.reservation),
+        ("partition", options.partition), ("nice", options.nice),
+        ("licences", ",".join(f"{name}:{count}" for name, count in options.licenses)),
+        ("mail", ",".join(options.mail_types)),
+    ) if value]  # fmt: skip
+    if options.nodes != NO_OPTIONS.nodes:
+        words.append(f"{options.nodes} nodes" if options.nodes else "no nodes")
+    if options.array_job:
+        words.append(f"task {options.array_task} of array {options.array_job}")
+    words += ["one of its name at a time"] * options.singleton + ["not to be requeued"] * (not options.requeue)
+    return words + (_asked_of_buffers(options.buffer) if options.buffer is not None else [])
+
+
+def _options_given(event: e.JobOptionsGiven) -> str:
+    return f"it also asked for {'; '.join(_asked(event.options)) or 'something that this release does not name'}"
+
+
+def _asked_of_buffers(buffer: BufferOptions) -> list[str]:
+    words = []
+    for made in buffer.creates:
+        size = format_size(made.capacity_bytes) if made.units == "bytes" else str(made.capacity_bytes)
+        words.append(f"persistent buffer {made.name} to be made ({size} of {made.pool or 'the default pool'})")
+    words += [f"persistent buffer {gone.name} to be removed" for gone in buffer.destroys]
+    words += [f"persistent buffer {name}" for name in buffer.uses]
+    words += [f"{format_size(buffer.swap_bytes)} of swap on each node"] if buffer.swap_bytes else []
+    for text, what in ((buffer.stage_in_command, "stage-in"), (buffer.stage_out_command, "stage-out")):
+        words += [f"{what} by a command of its own"] if text else []
+    for listed in buffer.lists:
+        words.append(f"{'stage-out' if listed.outgoing else 'stage-in'} of what {listed.source} lists")
+    return words + [f"{', '.join(buffer.options)} for the provider"] * bool(buffer.options)
+
+
+def _moved(what: str, event: e.StagedIn | e.StagedOut, provider: str) -> str:
+    """Return what was staged; a site's own provider does not say how much that was."""
+    if event.files or event.size_bytes:
+        return f"{what}: {_files(event.files, event.size_bytes)}"
+    if provider == NATIVE:
+        return f"{what}: nothing had to be moved"
+    return f"{what} by burst_buffer/{provider}, which does not say how much that was"
+
+
 def _files(files: int, size_bytes: int) -> str:
     size = format_size(size_bytes)
     return f"{files} file{'' if files == 1 else 's'}, {size}{' bytes' if size.isdigit() else ''}"
@@ -124,7 +182,8 @@ def _files(files: int, size_bytes: int) -> str:
 def _array_submitted(event: e.ArraySubmitted) -> str:
     throttle = event.options.array_throttle
     at_once = f", at most {throttle} at once" if throttle else ""
-    return f"as tasks {compressed(event.tasks)} of array {event.job}{at_once}: {_submitted(event)}"
+    also = "".join(f"; {words}" for words in _asked(event.options))
+    return f"as tasks {compressed(event.tasks)} of array {event.job}{at_once}: {_submitted(event)}{also}"
 
 
 def _submitted(event: e.JobSubmitted | e.ArraySubmitted) -> str:
@@ -156,11 +215,50 @@ def _run_ended(event: e.RunEnded) -> str:
     return f"the script ended: {event.result.name}, {how}" + (f" ({event.message})" if event.message else "")
 
 
+def _recorded(event: e.TransferRecorded, *, names: bool = False) -> str:
+    receipt = event.receipt
+    how = "moved" if receipt.complete else "moved before it failed"
+    words = [f"{_words(receipt.stage)} {how}: {_files(receipt.files, receipt.size_bytes)}"]
+    if receipt.resumed_bytes:
+        words.append(f"{_files(receipt.resumed_files, receipt.resumed_bytes)} of it by an earlier attempt")
+    if receipt.retries:
+        words.append(f"{receipt.retries} moved again")
+    if receipt.left_out:
+        first = receipt.left_out_first[:LEFT_OUT_SAID] if names else ()
+        named = ", ".join(f"{one.path} ({one.reason})" for one in first)
+        more = f" and {receipt.left_out - len(first)} more" if first and receipt.left_out > len(first) else ""
+        words.append(f"{receipt.left_out} left out" + (f": {named}{more}" if named else ""))
+    if receipt.digest:
+        words.append(f"receipt {receipt.digest}")
+    return "; ".join(words)
+
+
+def _checkpointed(event: e.TransferCheckpointed) -> str:
+    checkpoint = event.checkpoint
+    return f"{_words(checkpoint.stage)} goes on: {_files(checkpoint.files, checkpoint.size_bytes)} are durable"
+
+
 def _teardown(event: e.TeardownStarted) -> str:
     hurry = ", without stage-out" if event.hurry else ""
     return f"the job is {event.result.name}; its buffer is being removed{hurry}" + (
         f" ({event.reason})" if event.reason else ""
     )
+
+
+def _updated(event: e.JobUpdated) -> str:
+    changes = []
+    for field in event.change.__struct_fields__:
+        value = getattr(event.change, field)
+        if value is None:
+            continue
+        if field in _INSTANTS:
+            value = format_instant(value)
+        elif field == "dependencies":
+            value = ",".join(f"{one.kind.word}:{one.job}" for one in value)
+        elif isinstance(value, tuple):
+            value = ",".join(":".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value)
+        changes.append(f"{field} {value if value not in ('', None) else 'none'}")
+    return f"changed: {'; '.join(changes)}"
 
 
 def _mail(key: str) -> str:
@@ -188,6 +286,18 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.ReservationDeleted: lambda event: f"reservation {event.reservation} was deleted",
     e.ReservationStarted: lambda event: f"reservation {event.reservation} began",
     e.ReservationEnded: lambda event: f"reservation {event.reservation} ended",
+    e.PartitionSet: lambda event: f"partition {event.partition.name} was set, {event.partition.state.name}",
+    e.PartitionDeleted: lambda event: f"partition {event.partition} was deleted",
+    e.UsageReset: lambda event: (
+        f"what {'account' if event.whose == 'a' else 'QOS'} {event.name} used of burst buffers counts as nothing"
+    ),
+    e.JobTermsGiven: lambda event: "one of its dependencies is enough" if event.terms.any_of else "its terms are known",
+    e.JobUpdated: _updated,
+    e.BufferRequestChanged: lambda event: (
+        f"it asks for {format_size(event.granted_bytes)} of pool {event.pool} now"
+        if event.pool
+        else "it asks for a buffer of no capacity now"
+    ),
     e.SchedulingRulesSet: lambda event: "the rules of scheduling were changed",
     e.RevokedFor: lambda event: f"its buffer is taken back so that job {event.beneficiary} may start sooner",
     e.PoolUnitSet: lambda event: f"pool {event.pool} counts {event.unit.word}",
@@ -203,14 +313,14 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.JobHeld: lambda event: f"held {_HELD[event.hold]}",
     e.JobReleased: lambda event: "released",
     e.BufferAllocated: _allocated,
-    e.StagedIn: lambda event: f"staged in: {_files(event.files, event.size_bytes)}",
+    e.StagedIn: lambda event: _moved("staged in", event, NATIVE),
     e.StageFailed: _stage_failed,
     e.StageRetried: lambda event: f"{_words(event.stage)} is tried again as attempt {event.attempt}: {event.reason}",
     e.RunOrdered: lambda event: f"the script is to run on {event.node}",
     e.RunStarted: lambda event: "the script started",
     e.RunEnded: _run_ended,
     e.StageOutStarted: lambda event: "stage-out started",
-    e.StagedOut: lambda event: f"staged out: {_files(event.files, event.size_bytes)}",
+    e.StagedOut: lambda event: _moved("staged out", event, NATIVE),
     e.TeardownStarted: _teardown,
     e.TornDown: lambda event: "the buffer is gone and its space is free",
     e.CancelRequested: lambda event: "cancelling" + (", in a hurry" if event.hurry else ""),
@@ -221,7 +331,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.JobBecameEligible: lambda event: "its begin time has come",
     e.MailSent: lambda event: f"mail was sent: {_mail(event.mail)}",
     e.MailDropped: lambda event: f"mail was not sent: {_mail(event.mail)}; {event.reason}",
-    e.JobOptionsGiven: lambda event: "what else it asked for was noted",
+    e.JobOptionsGiven: _options_given,
     e.PersistentReserved: lambda event: (
         f"{format_size(event.granted_bytes)} of pool {event.pool} are reserved for persistent buffer {event.name}"
     ),
@@ -243,14 +353,24 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.OperationsRestarted: lambda event: f"its operation begins again as attempt {event.attempt}: the leader changed",
     e.BufferCleared: lambda event: f"its buffer left the list though it could not be removed: {event.reason}",
     e.DeadlineMissed: lambda event: "it could no longer end before its deadline",
+    e.TransferRulesSet: lambda event: "how data is moved was configured",
+    e.TransferRecorded: _recorded,
+    e.TransferCheckpointed: _checkpointed,
     e.FeatureLevelRaised: lambda event: (
         f"the feature level is {event.level}: release {event.release} or later is needed"
     ),
 }
 
 
-def sentence_of(event: e.Event) -> str:
-    """Return what happened, for a person."""
+def sentence_of(event: e.Event, *, names: bool = False, provider: str = NATIVE) -> str:
+    """Return what happened, for a person; `names`: with the names of files, for those who may see them.
+
+    `provider`: who performed the operations.
+    """
+    if isinstance(event, e.StagedIn | e.StagedOut):
+        return _moved("staged in" if isinstance(event, e.StagedIn) else "staged out", event, provider)
+    if isinstance(event, e.TransferRecorded):
+        return _recorded(event, names=names)
     words = _SENTENCES.get(type(event))
     return event_name(event).replace("_", " ") if words is None else words(event)
 

@@ -12,12 +12,15 @@ from itertools import islice
 
 from cluster.chronicle import Chronicle
 from replica.agenda import Agenda
+from replica.agenda_ahead import ahead_in
+from replica.estimates import Estimate, estimate
 from replica.events import Event
 from replica.jobs import JobState
 from replica.pending import Verdict, early_gate, later_reason
 from replica.queries import verdicts
 from replica.scheduling import waits_for_space
 from replica.state import State
+from replica.units import Instant
 
 STATES_KEPT = 4
 """States whose verdicts are kept, count: many ask about the same."""
@@ -80,6 +83,18 @@ class Verdicts:
                 return self._walk(state)[job_id]
             known.update(agenda.verdicts_of((job_id,), state.at))
         return known[job_id]
+
+    def estimate(self, state: State, job_id: int, at: Instant) -> Estimate | None:
+        """Return when a job should start, as of `at`; None for a state that is older than what was asked about last.
+
+        KeyError for a job that is not in the state. It is quick after `ready`.
+        """
+        agenda = self._follow(state)
+        if agenda is None:
+            return None
+        while not agenda.prepare(JOBS_PER_TURN):
+            pass
+        return estimate(state, job_id, at, ahead_in(agenda))
 
     def _known(self, state: State) -> dict[int, Verdict]:
         for kept, found in self._kept:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 from cluster.api.describe import actor_words, as_json, event_name, sentence_of, verdict_words
-from cluster.api.privacy import check_sight
+from cluster.api.job_details import job_words
+from cluster.api.privacy import check_sight, owns
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Chronicle
@@ -40,9 +41,10 @@ async def history(call: Call) -> Reply:
     chronicle, past = call.service.controller.chronicle, call.service.controller.past
     submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
     rows: list[HistoryRow] = []
+    names = owns(call, state, job_id)
     try:
-        async for step in past.history(_first_revision_at(chronicle, state.revision, submitted_at)):
-            rows.extend(_rows(step, job_id))
+        async for step in past.history(first_revision_at(chronicle, state.revision, submitted_at)):
+            rows.extend(_rows(step, job_id, names=names))
             if len(rows) >= ROWS_MAX or step.after.revision >= state.revision:
                 break
     except PastBusy as error:
@@ -90,20 +92,23 @@ async def why(call: Call) -> Reply:
     if state is call.service.controller.state:
         await call.service.verdicts.ready(state)
     verdict = call.service.verdicts.of(state, job_id)
+    blockers = _blockers(state, job_id, verdict)
     view = WhyView(
         revision=state.revision,
         at=format_instant(state.at) or "",
         job_id=job_id,
+        name=job_words(state, job_id),
         state=job.state.name,
         reason=str(verdict.reason),
         burst_buffer_state=buffer_word(state, job_id),
         sentence=verdict_words(verdict),
-        blockers=_blockers(state, job_id, verdict),
+        blockers=blockers,
+        blocking=tuple(job_words(state, other) for other in blockers),
     )
     return Reply(state.revision, view)
 
 
-def _rows(step: Step, job_id: int) -> list[HistoryRow]:
+def _rows(step: Step, job_id: int, *, names: bool) -> list[HistoryRow]:
     batch = step.applied.batch
     if batch is None or step.applied.void:
         return []
@@ -113,11 +118,13 @@ def _rows(step: Step, job_id: int) -> list[HistoryRow]:
     state = step.before
     for position, entry in enumerate(batch.entries):
         state = settle_entry(state, entry, batch.at)
-        rows.extend(_entry_rows(state, entry, settled_at(step.applied, position), job_id, batch.at))
+        rows.extend(_entry_rows(state, entry, settled_at(step.applied, position), job_id, batch.at, names=names))
     return rows
 
 
-def _entry_rows(state: State, entry: Entry, revision: Revision, job_id: int, at: Instant) -> list[HistoryRow]:
+def _entry_rows(
+    state: State, entry: Entry, revision: Revision, job_id: int, at: Instant, *, names: bool
+) -> list[HistoryRow]:
     mine = [event for event in entry.events if job_id in jobs_of(event)]
     if not mine:
         return []
@@ -130,18 +137,20 @@ def _entry_rows(state: State, entry: Entry, revision: Revision, job_id: int, at:
             actor=actor_words(entry.actor, entry.command),
             command=entry.command,
             event=event_name(event),
-            sentence=sentence_of(event),
+            sentence=sentence_of(event, names=names, provider=state.site.provider),
             state="" if job is None else job.state.name,
             reason=reason,
             burst_buffer_state=None if job is None else buffer_word(state, job_id),
             attempt=0 if job is None else job.attempt,
-            detail={} if isinstance(event, JobSubmitted | ArraySubmitted) else as_json(event, private=False),
+            detail={}
+            if isinstance(event, JobSubmitted | ArraySubmitted)
+            else as_json(event, private=False, names=names),
         )
         for event in mine
     ]
 
 
-def _first_revision_at(chronicle: Chronicle, last: Revision, at: Instant) -> int:
+def first_revision_at(chronicle: Chronicle, last: Revision, at: Instant) -> int:
     """Return the first revision of a batch that is not older than `at`, by bisection; the first one held for NEVER."""
     low, high = 1, int(last)
     while low < high:

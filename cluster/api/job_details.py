@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.clock import format_instant
+from replica.job_changes import NO_TERMS
 from replica.job_extras import NO_EXTRA
 from replica.jobs import Job
 from replica.options import NO_OPTIONS
@@ -11,10 +12,16 @@ from replica.state import State
 from replica.units import MICROSECONDS_PER_SECOND
 
 
+def job_words(state: State, job_id: int) -> str:
+    """Return what people call a job: `13`, or `10_3` for task 3 of array 10."""
+    options = state.options.get(job_id, NO_OPTIONS)
+    return f"{options.array_job}_{options.array_task}" if options.array_job else str(job_id)
+
+
 def details_of(state: State, job: Job) -> JobDetailsView | None:
     """Return the details of a job at `state`; None where there are none, as for most."""
     options, extra = state.options.get(job.id, NO_OPTIONS), state.extras.get(job.id, NO_EXTRA)
-    if options is NO_OPTIONS and extra is NO_EXTRA and not job.spec.deadline:
+    if options is NO_OPTIONS and extra is NO_EXTRA and not job.spec.deadline and job.id not in state.terms:
         return None
     details = JobDetailsView(
         nodes=options.nodes,
@@ -31,6 +38,7 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
         requeue=options.requeue,
         restarts=extra.requeues,
         singleton=options.singleton,
+        dependency_any=state.terms.get(job.id, NO_TERMS).any_of,
         mail_types=options.mail_types,
         mail_user=options.mail_user or None,
         comment=options.comment or None,

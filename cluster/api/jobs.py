@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 
 from cluster.api import wire
-from cluster.api.privacy import shown
-from cluster.api.problems import Problem, Redirect, bad, no_leader
+from cluster.api.privacy import may_see, shown
+from cluster.api.problems import Problem, Redirect, bad, no_leader, refused
 from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
 from cluster.api.service import Call, Reply
+from cluster.api.transfers import with_transfers
 from cluster.client import requests as r
 from cluster.client.views import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView
+from cluster.clock import format_instant
 from cluster.proposer import Answer, Settled
 from cluster.providers.limits import CALLS_MAX
 from replica import commands as c
-from replica.array_commands import job_of_task
+from replica.array_commands import Tasks, job_of_task, members
 from replica.jobs import JobState
+from replica.refusals import Refusal
 from replica.state import State
+from replica.units import Instant
 
 JOBS_LISTED = 1_000
 """Jobs in a list when nobody says otherwise, count."""
@@ -52,13 +57,15 @@ async def list_jobs(call: Call) -> Reply:
         raise bad(f"the job state {unknown[0]!r} is unknown", f"use {', '.join(sorted(_WORDS))}", "query state")
     user = call.query.get("user")
     after = call.integer("after", 0, least=0, most=JOB_ID_MAX) if "after" in call.query else None
+    named = wire.job_reference(call.query["job"], "query job") if "job" in call.query else None
     state = await call.state()
     found: list[int] = []
     truncated = False
+    listed: Iterable[int] = state.jobs if named is None else _named(state, *named)
     if after is None:
-        candidates = sorted(state.jobs, reverse=True)
+        candidates = sorted(listed, reverse=True)
     else:
-        candidates = sorted(job_id for job_id in state.jobs if job_id > after)
+        candidates = sorted(job_id for job_id in listed if job_id > after)
     for seen, job_id in enumerate(candidates):
         job = state.jobs[job_id]
         if (not wanted or job.state.name in wanted) and (user is None or job.spec.user == user):
@@ -77,14 +84,37 @@ async def list_jobs(call: Call) -> Reply:
     return Reply(state.revision, JobsAnswer(revision=state.revision, jobs=tuple(rows), truncated=truncated))
 
 
+def _named(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
+    """Return the jobs that are named: one, or tasks of an array; Problem 404 where one is not there."""
+    found = members(state, job, tasks)
+    if isinstance(found, Refusal):
+        raise refused(found)
+    if found is None and job not in state.jobs:
+        raise Problem(404, "unknown_job", f"there is no job {job} in the state", "see /v1/jobs", "query job")
+    return (job,) if found is None else found
+
+
 async def show(call: Call) -> Reply:
     """Show one job."""
     state = await call.state()
     await call.service.verdicts.ready(state)
     job_id = call.job_in(state)
     view = _job(call, state, job_id)
+    if state.jobs[job_id].state is JobState.PENDING and may_see(call, state, job_id):
+        view = _expected(call, state, view)
+    if job_id in state.buffers and may_see(call, state, job_id):
+        view = with_transfers(call, state, view)
     uids = await call.service.identities.uids([view.user])
     return Reply(state.revision, msgspec.structs.replace(view, uid=uids[view.user]))
+
+
+def _expected(call: Call, state: State, view: JobView) -> JobView:
+    """Return a job that waits with when it should start."""
+    found = call.service.verdicts.estimate(state, view.job_id, Instant(max(state.at, call.service.clock.now())))
+    if found is None:
+        return view
+    steps = tuple(step.what for step in found.steps)
+    return msgspec.structs.replace(view, expected_start=format_instant(found.start_at), expected_after=steps)
 
 
 async def cancel(call: Call) -> Reply:
@@ -104,8 +134,8 @@ async def release(call: Call) -> Reply:
 
 
 Change = (
-    c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob | c.ClearBuffer
-)  # fmt: skip
+    c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob | c.ClearBuffer | c.UpdateJob
+)
 """Commands about one job, an array or some of its tasks."""
 
 
@@ -206,8 +236,13 @@ def _succeeded(call: Call, request: r.BulkCommand, command: c.Command, settled: 
             job, status = settled.job, 201
             if isinstance(request, r.SubmitCommand):
                 warnings = wire.warnings_of(request, state.site)
-        case c.CancelJob() | c.HoldJob() | c.ReleaseJob():
+        case c.ClearBuffer() if command.name:
+            return CommandResult(command_id=command_id, status=status, revision=revision)
+        case c.ClearBuffer():
             job = command.job
+        case c.CancelJob() | c.HoldJob() | c.ReleaseJob() | c.SuspendJob() | c.ResumeJob() | c.RequeueJob():
+            tasks = None if command.tasks is None else command.tasks[:1]
+            job = job_of_task(state, command.job, tasks) or command.job
         case c.SetPool():
             name = command.pool.name
             view = pool_view(state, name, holders(state).get(name, 0))

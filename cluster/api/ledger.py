@@ -6,11 +6,13 @@ import asyncio
 
 from cluster.api.describe import configuration_record, record_view
 from cluster.api.metrics import CONTENT_TYPE
-from cluster.api.problems import Problem
+from cluster.api.problems import Problem, bad
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Applied
 from cluster.client.views import (
     DigestsAnswer,
+    HandedAnswer,
+    HandedView,
     Json,
     LedgerAnswer,
     LedgerEntryView,
@@ -29,6 +31,7 @@ from replica import features
 from replica.state_digest import state_digest
 from replica.units import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
+from wal.filling import hand_over
 
 ENTRIES_READ = 100
 """Entries in one answer when nobody says otherwise, count."""
@@ -72,6 +75,40 @@ async def read(call: Call) -> Reply:
         entries=tuple(rows),
     )
     return Reply(revision, answer)
+
+
+async def history(call: Call) -> Reply:
+    """Hand over entries as they are stored to a replica that was sent a snapshot instead of them."""
+    service = call.service
+    if "last" not in call.query:
+        raise bad("last is missing", "write the index of the last entry that is wanted", "query last")
+    last = call.integer("last", 0, least=1, most=INDEX_MAX)
+    try:
+        controller = service.controller
+        if controller.ledger.applied_index < last <= controller.applied_index:
+            controller.journal.flush_hints()
+        # In a thread, and one at a time: it reads up to a megabyte, and nobody waits for it.
+        async with service.digests:
+            handed = await asyncio.to_thread(hand_over, controller.ledger, last)
+    except LookupError as error:
+        raise Problem(404, "not_held", str(error), "ask another replica", "last") from error
+    revision = service.controller.state.revision
+    return Reply(
+        revision,
+        HandedAnswer(
+            revision=revision,
+            entries=tuple(
+                HandedView(
+                    index=one.entry.index,
+                    term=one.entry.term,
+                    data=one.entry.data,
+                    digest_before=one.digest_before.hex(),
+                    revision_before=one.revision_before,
+                )
+                for one in handed
+            ),
+        ),
+    )
 
 
 def _entry(applied: Applied) -> LedgerEntryView:

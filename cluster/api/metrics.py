@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cluster.api.transfer_metrics import transfer_metrics
 from cluster.consensus import Role
 from cluster.controller import Controller
 from replica import features
@@ -107,6 +108,11 @@ class _ReplicaCollector(Collector):
         yield forgot
         yield contact
         yield _gauge("forebay_journal_fill_ratio", "Share of the journal's room that is used.", controller.journal_fill)
+        yield _gauge(
+            "forebay_ledger_missing_entries",
+            "Entries of the ledger that this replica does not hold: a snapshot came instead, and they are fetched.",
+            sum(gap.last_index - gap.first_index + 1 for gap in controller.ledger.gaps()),
+        )
         yield _gauge("forebay_snapshot_index", "Entry of the newest snapshot.", controller.snapshot_index)
         yield _gauge(
             "forebay_snapshot_behind_entries",
@@ -169,12 +175,7 @@ class _ReplicaCollector(Collector):
         yield buffers
         yield _gauge("forebay_jobs_finished_kept", "Finished jobs kept in the state.", len(state.finished))
         yield _gauge("forebay_receipts", "Answers kept for retries.", len(state.receipts))
-        transfers = controller.liveness.transfers(state) if controller.leads else []
-        yield _gauge("forebay_transfers", "Operations under way, as the leader has heard.", len(transfers))
-        yield _gauge("forebay_transfers_done_bytes", "What they have moved.", sum(row.bytes_done for row in transfers))
-        yield _gauge(
-            "forebay_transfers_rate_bytes_per_second", "Their rate.", sum(row.rate_bytes_s for row in transfers)
-        )
+        yield from transfer_metrics(controller, state)
         nodes: Count[str] = Count(node.state.name for node in state.nodes.values())
         families = GaugeMetricFamily("forebay_nodes", "Nodes by state.", labels=["state"])
         for name, count in sorted(nodes.items()):

@@ -35,6 +35,14 @@ def may_see(call: Call, state: State, job_id: int) -> bool:
     return job is not None and job.spec.user == only
 
 
+def owns(call: Call, state: State, job_id: int) -> bool:
+    """Whether names of files of the job are the caller's to see: its user's, and operators'."""
+    if call.identity.role is not Role.USER:
+        return True
+    job = state.jobs.get(job_id)
+    return job is not None and job.spec.user == call.identity.name
+
+
 def check_sight(call: Call, state: State, job_id: int) -> None:
     """Raise Problem 403 where what happened to the buffer of a job is not the caller's to see."""
     if job_id in state.buffers and not may_see(call, state, job_id):

@@ -6,17 +6,17 @@ from typing import Literal
 
 from cluster.api.explaining import Verdicts
 from cluster.api.job_details import details_of
-from cluster.client.views import BufferView, JobView, NodeView, PoolView, TransferView
+from cluster.client.views import BufferView, JobView, NodeView, PoolView
 from cluster.clock import format_instant
-from cluster.liveness import Liveness, Transfer
-from replica.buffers import BufferState
-from replica.jobs import Hold, JobState
+from cluster.liveness import Liveness
+from replica.jobs import Hold
 from replica.nodes import NodeState
 from replica.plugin_api import job_tres
 from replica.pool_changes import overcommitted_bytes, unit_in
 from replica.queries import buffer_word, pool_use
 from replica.state import State
 from replica.units import Instant
+from replica.use import takes_cpus
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
     Hold.NONE: None,
@@ -109,6 +109,31 @@ def buffer_view(state: State, job_id: int) -> BufferView:
         staged_out_files=buffer.staged_out_files,
         request=buffer.request.text,
         hurry=buffer.hurry,
+        unit=unit_in(state, buffer.pool).word,
+        revision=state.revision,
+    )
+
+
+def persistent_view(state: State, name: str) -> BufferView:
+    """Return one persistent buffer at `state`; KeyError if it is not there."""
+    buffer = state.persistent[name]
+    return BufferView(
+        job_id=None,
+        name=buffer.name,
+        user=buffer.user,
+        state=buffer.state.word,
+        pool=buffer.pool or None,
+        capacity_bytes=buffer.granted_bytes,
+        requested_bytes=buffer.granted_bytes,
+        held_bytes=buffer.held_bytes,
+        node=buffer.node or None,
+        access=tuple(way.name.lower() for way in buffer.access),
+        type=buffer.type,
+        create_time=format_instant(buffer.created_at),
+        change_time=format_instant(buffer.changed_at),
+        hurry=buffer.hurry,
+        unit=unit_in(state, buffer.pool).word,
+        made_by=buffer.job or None,
         revision=state.revision,
     )
 
@@ -128,7 +153,9 @@ def node_view(state: State, name: str, jobs: list[int], liveness: Liveness | Non
         state="DRAINING" if draining else node.state.name,
         reason=node.reason,
         cpus=node.cpus,
-        cpus_in_use=sum(state.jobs[job].spec.cpus for job in jobs if _on_cpus(state, job)),
+        cpus_in_use=sum(
+            state.jobs[job].spec.cpus for job in jobs if takes_cpus(state.jobs[job], state.buffers.get(job))
+        ),
         instance=node.instance,
         storage_id=node.storage_id,
         registered_time=format_instant(node.registered_at),
@@ -137,26 +164,3 @@ def node_view(state: State, name: str, jobs: list[int], liveness: Liveness | Non
         last_contact_s=None if liveness is None else liveness.last_contact_s(name),
         revision=state.revision,
     )
-
-
-def transfer_view(transfer: Transfer) -> TransferView:
-    """Return what an agent said of one operation."""
-    return TransferView(
-        job_id=transfer.job,
-        attempt=transfer.attempt,
-        node=transfer.node,
-        stage=transfer.stage,
-        files_done=transfer.files_done,
-        files_total=transfer.files_total,
-        bytes_done=transfer.bytes_done,
-        bytes_total=transfer.bytes_total,
-        rate_bytes_s=transfer.rate_bytes_s,
-        updated_time=format_instant(transfer.updated_at),
-    )
-
-
-def _on_cpus(state: State, job_id: int) -> bool:
-    buffer = state.buffers.get(job_id)
-    if buffer is not None and buffer.state is BufferState.POST_RUN:
-        return True
-    return state.jobs[job_id].state in (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)

@@ -22,16 +22,21 @@ from cluster.api import (
     ledger,
     levels,
     members,
+    partitions,
     pools,
     runs,
+    transfers,
+    updates,
 )
 from cluster.api.authentication import PEOPLE
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.client import accounting_views as av
 from cluster.client import configuration_views as cv
+from cluster.client import partition_views as pv
 from cluster.client import requests as r
 from cluster.client import run_views as rv
+from cluster.client import transfer_views as tv
 from cluster.client import views as v
 from cluster.client.burst_views import BurstAnswer
 from cluster.client.level_views import FeatureLevelAnswer
@@ -46,6 +51,7 @@ SEGMENT_CHARACTERS_MAX = 256
 OPERATORS = frozenset({Role.OPERATOR})
 AGENTS = frozenset({Role.AGENT})
 AUDITORS = frozenset({Role.OPERATOR, Role.REPLICA})
+REPLICAS = frozenset({Role.REPLICA})
 EVERYBODY = frozenset(Role)
 
 STALE = {"stale": "`ok`: answer at once from the replica that is asked, however old its state is"}
@@ -97,6 +103,7 @@ ROUTES: tuple[Route, ...] = (
         query={
             "state": "job states, separated by commas",
             "user": "only jobs of this user",
+            "job": "only this job, or these tasks: `12`, `12_3`, `12_[1-4]`; `12` is all tasks of an array",
             "after": "only jobs with a larger id, the smallest first: for reading all of them, page by page",
             "limit": f"at most so many jobs (default {jobs.JOBS_LISTED}, at most {jobs.JOBS_LISTED_MAX})",
             **STALE,
@@ -138,6 +145,36 @@ ROUTES: tuple[Route, ...] = (
         av.SchedulingRequest,
         tag="accounting",
     ),
+    *_kept("partitions", partitions.partitions, pv.PartitionsAnswer),
+    Route(
+        "PUT",
+        "/v1/partitions/{name}",
+        OPERATORS,
+        partitions.set_partition,
+        pv.PartitionsAnswer,
+        pv.PartitionRequest,
+        tag="accounting",
+    ),
+    Route(
+        "POST",
+        "/v1/partitions/{name}/delete",
+        OPERATORS,
+        partitions.delete_partition,
+        pv.PartitionsAnswer,
+        pv.PartitionDeleteRequest,
+        tag="accounting",
+    ),
+    *_kept("usage", partitions.usage, pv.UsageAnswer),
+    Route(
+        "POST",
+        "/v1/usage/reset",
+        OPERATORS,
+        partitions.reset_usage,
+        pv.UsageAnswer,
+        pv.UsageResetRequest,
+        tag="accounting",
+    ),
+    Route("POST", "/v1/jobs/{id}/update", PEOPLE, updates.update, v.JobView, pv.UpdateRequest),
     Route("POST", "/v1/jobs/{id}/cancel", PEOPLE, jobs.cancel, v.JobView, r.CancelRequest),
     Route("POST", "/v1/jobs/{id}/hold", PEOPLE, jobs.hold, v.JobView, r.HoldRequest),
     Route("POST", "/v1/jobs/{id}/release", PEOPLE, jobs.release, v.JobView, r.ReleaseRequest),
@@ -224,7 +261,17 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/nodes", PEOPLE, capacity.nodes, v.NodesAnswer, query=STALE, tag="nodes"),
     Route("POST", "/v1/nodes/{name}/drain", OPERATORS, capacity.drain, v.NodeView, r.DrainRequest, tag="nodes"),
     Route("POST", "/v1/nodes/{name}/resume", OPERATORS, capacity.resume, v.NodeView, r.ResumeRequest, tag="nodes"),
-    Route("GET", "/v1/transfers", PEOPLE, capacity.transfers, v.TransfersAnswer, tag="nodes"),
+    Route("GET", "/v1/transfers", PEOPLE, transfers.list_transfers, tv.TransfersAnswer, tag="transfers"),
+    Route("GET", "/v1/transfers/{id}", PEOPLE, transfers.show, tv.JobTransfersView, tag="transfers"),
+    Route(
+        "GET",
+        "/v1/transfers/{id}/receipts",
+        PEOPLE,
+        transfers.receipts,
+        tv.ReceiptsAnswer,
+        query={"stage": "only of `stage_in` or `stage_out`", "attempt": "only of this attempt", **STALE},
+        tag="transfers",
+    ),
     Route("GET", "/v1/members", EVERYBODY, ledger.members, v.MembersAnswer, query=STALE, tag="cluster"),
     Route("POST", "/v1/members", OPERATORS, members.add, v.MembersAnswer, r.AddMemberRequest, tag="cluster"),
     Route(
@@ -262,6 +309,15 @@ ROUTES: tuple[Route, ...] = (
             "limit": f"at most so many entries (default {ledger.ENTRIES_READ}, at most {ledger.ENTRIES_READ_MAX})",
             **STALE,
         },
+        tag="cluster",
+    ),
+    Route(
+        "GET",
+        "/v1/ledger/history",
+        REPLICAS,
+        ledger.history,
+        v.HandedAnswer,
+        query={"last": "index of the last entry", **STALE},
         tag="cluster",
     ),
     Route("GET", "/v1/digests", AUDITORS, ledger.digests, v.DigestsAnswer, query=STALE, tag="cluster"),

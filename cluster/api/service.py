@@ -17,21 +17,22 @@ from cluster.api.explaining import Verdicts
 from cluster.api.metrics import Metrics
 from cluster.api.problems import Problem, Redirect, bad, no_leader, outcome_unknown, queue_full, refused
 from cluster.api.providing import Providing
-from cluster.client.command_ids import instant_of
+from cluster.client.command_ids import bytes_of, instant_in
 from cluster.client.requests import BulkCommand
 from cluster.consensus import Role as RaftRole
 from cluster.controller import Controller, JournalFull, Unavailable
 from cluster.identities import Identities
 from cluster.identity import Identity
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
-from replica.array_commands import Tasks, job_of_task, parse_reference
-from replica.arrays import ArrayFault
+from replica.array_commands import Tasks, job_of_task
 from replica.commands import Command, Request, SubmitJob
 from replica.state import State
-from replica.units import MICROSECONDS_PER_SECOND
+from replica.units import MICROSECONDS_PER_SECOND, seconds
 
 COMMAND_AGE_S_MAX = 300
 """How far a command id's time may be from the leader's clock, seconds: more than any retry, less than receipts last."""
+
+COMMAND_AGE_MAX = seconds(COMMAND_AGE_S_MAX)
 
 COMMIT_WAIT_S = 4.0
 """How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
@@ -69,11 +70,7 @@ class Call(msgspec.Struct):
 
     def job_reference(self) -> tuple[int, Tasks]:
         """Return the job or array of the path, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others."""
-        try:
-            return parse_reference(self.params["id"])
-        except ArrayFault as fault:
-            sentence, _, remedy = str(fault).partition("; ")
-            raise bad(sentence, remedy or "write the number that the submit answered", "job id") from fault
+        return wire.job_reference(self.params["id"], "job id")
 
     def job_in(self, state: State) -> int:
         """Return the one job that the path names at `state`; Problem 400 or 404 where it names none, or several."""
@@ -151,12 +148,12 @@ class Service:
     def check_age(self, command_id: str, place: str = "command_id") -> bytes:
         """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from this replica's clock."""
         try:
-            made_at = instant_of(command_id)
+            found = bytes_of(command_id)
         except ValueError as error:
             raise bad(str(error), "let the client make it", place) from error
-        found = bytes.fromhex(command_id)
-        away_s = (self.clock.now() - made_at) / MICROSECONDS_PER_SECOND
-        if abs(away_s) > COMMAND_AGE_S_MAX and found not in self.controller.state.receipts:
+        away = self.clock.now() - instant_in(found)
+        if abs(away) > COMMAND_AGE_MAX and found not in self.controller.state.receipts:
+            away_s = away / MICROSECONDS_PER_SECOND
             where = "ago" if away_s > 0 else "from now"
             raise bad(
                 f"the command id was made {abs(away_s):.0f} s {where} by the leader's clock; "

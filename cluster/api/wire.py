@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import msgspec
+
 from cluster.api.problems import Problem, bad
 from cluster.client import requests as r
+from cluster.client.partition_views import UpdateRequest
 from cluster.clock import parse_instant
 from cluster.identity import Identity, Role
 from replica import commands as c
+from replica.array_commands import Tasks, parse_reference
 from replica.arrays import ArrayFault, parse_array
 from replica.directives import DirectiveRefused, Reading, read_request
 from replica.events import Stage
+from replica.job_changes import JobChange
 from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
 from replica.limits import DEPENDENCIES_MAX, SCRIPT_BYTES_MAX
 from replica.names import name_fault
@@ -20,7 +25,8 @@ from replica.options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.pools import Pool
 from replica.refusals import RefusalCode
 from replica.sites import DEFAULT_SITE, Site
-from replica.units import NEVER, Instant, SizeError, parse_size
+from replica.transfers import TransferReceipt, clipped_checkpoint, clipped_count, clipped_receipt
+from replica.units import NEVER, SIZE_BYTES_MAX, Instant, SizeError, parse_size
 
 DEFAULT_NAME = "batch"
 """Name of a job that was given none."""
@@ -91,6 +97,7 @@ def submission(request: r.SubmitRequest, identity: Identity, site: Site = DEFAUL
         _options(request, reading.options, throttle),
         array=tasks,
         after_tasks=after_tasks,
+        any_of=request.dependency_any,
     )
     return Submission(command, reading.warnings)
 
@@ -183,11 +190,20 @@ def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAUL
         case r.SubmitCommand():
             return submit_job(request, identity, site)
         case r.CancelCommand():
-            return c.CancelJob(request.job_id, request.hurry)
+            job, tasks = job_reference(request.job_id)
+            return c.CancelJob(job, request.hurry, tasks)
         case r.HoldCommand():
-            return c.HoldJob(request.job_id)
+            return c.HoldJob(*job_reference(request.job_id))
         case r.ReleaseCommand():
-            return c.ReleaseJob(request.job_id)
+            return c.ReleaseJob(*job_reference(request.job_id))
+        case r.SuspendCommand():
+            return c.SuspendJob(*job_reference(request.job_id))
+        case r.ContinueCommand():
+            return c.ResumeJob(*job_reference(request.job_id))
+        case r.RequeueCommand():
+            return c.RequeueJob(*job_reference(request.job_id))
+        case r.ClearCommand():
+            return _clear(request)
         case r.PoolCommand():
             return set_pool(request.name, request)
         case r.DrainCommand():
@@ -196,9 +212,47 @@ def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAUL
             return c.ResumeNode(request.node)
 
 
+def job_reference(named: r.JobReference, place: str = "job_id") -> tuple[int, Tasks]:
+    """Return the job or array that is named, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others."""
+    if isinstance(named, int):
+        return named, None
+    try:
+        return parse_reference(named)
+    except ArrayFault as fault:
+        sentence, _, remedy = str(fault).partition("; ")
+        raise bad(sentence, remedy or "write the number that the submit answered", place) from fault
+
+
+def _clear(request: r.ClearCommand) -> c.ClearBuffer:
+    if (request.job_id is None) == (request.name is None):
+        raise bad("it is not said which buffer", "write job_id, or the name of a persistent buffer", "job_id")
+    return c.ClearBuffer(job=request.job_id or 0, name=request.name or "", discard=request.discard)
+
+
 def report_operation(node: str, report: r.Report) -> c.ReportOperation:
     """Return the command of one report."""
-    return c.ReportOperation(node, report.job, report.attempt, _STAGES[report.stage], report.result)
+    stage = _STAGES[report.stage]
+    return c.ReportOperation(node, report.job, report.attempt, stage, _bounded(report.result, stage, report.attempt))
+
+
+def _bounded(result: c.OperationResult, stage: Stage, attempt: int) -> c.OperationResult:
+    """Return the result with numbers that the ledger can hold. It is never refused for them: its agent would send it
+    again for ever, and the operation has ended.
+    """
+    match result:
+        case c.OperationDone(files, size_bytes, _, receipt):
+            kept = None if receipt is None else clipped_receipt(receipt, stage, attempt)
+            return msgspec.structs.replace(
+                result, files=clipped_count(files), size_bytes=clipped_count(size_bytes), receipt=kept
+            )
+        case c.OperationFailed(receipt=TransferReceipt() as receipt):
+            return msgspec.structs.replace(result, receipt=clipped_receipt(receipt, stage, attempt))
+        case c.OperationReached(checkpoint):
+            return c.OperationReached(clipped_checkpoint(checkpoint, stage, attempt))
+        case c.ScriptEnded(exit_code=exit_code, signal=signal):
+            numbers = {"exit_code": clipped_count(exit_code, least=-SIZE_BYTES_MAX), "signal": clipped_count(signal)}
+            return msgspec.structs.replace(result, **numbers)
+    return result
 
 
 def _instant(text: str | None, place: str) -> Instant:
@@ -237,3 +291,61 @@ def _size(text: str, place: str) -> int:
         return parse_size(text)
     except SizeError as error:
         raise bad(error.sentence, error.remedy, f"{place} column {error.offset + 1}", "invalid_capacity") from error
+
+
+_NO_SCRIPT = "#!/bin/sh\n"
+"""In place of a job's script, whose directives are not read again."""
+
+
+def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFAULT_SITE) -> c.UpdateJob:
+    """Return the command that changes a job that waits; Problem with its place."""
+    singleton, texts = None, request.dependencies
+    dependencies: tuple[Dependency, ...] | None = None
+    after_tasks: tuple[c.AfterTask, ...] = ()
+    if texts is not None:
+        singleton = SINGLETON in texts
+        dependencies, after_tasks = _dependencies(tuple(text for text in texts if text != SINGLETON))
+    elif request.dependency_any:
+        raise bad("it is said how to read dependencies, and not which", "name them all", "dependencies")
+    reading = _read_alone(request, site)
+    change = JobChange(
+        name=request.name,
+        time_limit_s=request.time_limit_s,
+        priority=request.priority,
+        begin_at=None if request.begin_at is None else _instant(request.begin_at or None, "begin_at"),
+        deadline=None if request.deadline is None else _instant(request.deadline or None, "deadline"),
+        dependencies=dependencies,
+        singleton=singleton,
+        any_of=None if texts is None else request.dependency_any,
+        nice=request.nice,
+        account=request.account,
+        qos=request.qos,
+        licenses=None if request.licenses is None else _licenses(request.licenses),
+        reservation=request.reservation,
+        partition=request.partition,
+        comment=request.comment,
+        requeue=request.requeue,
+        mail_types=request.mail_types,
+        mail_user=request.mail_user,
+    )
+    buffer = None if reading is None else reading.options
+    return c.UpdateJob(job, change, None if reading is None else reading.request, buffer, after_tasks, tasks)
+
+
+def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
+    """Return what --bb and --bbf ask for without a script; None where neither is given."""
+    if request.bb is None and request.bbf is None:
+        return None
+    for text, place in ((request.bb, "--bb"), (request.bbf, "--bbf")):
+        if text is not None and not text.strip():
+            raise bad(f"the text of {place} is empty", "write a request", place, "invalid_directive")
+    try:
+        reading = read_request(
+            _NO_SCRIPT, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
+        )
+    except DirectiveRefused as error:
+        refusal = error.refusal
+        raise bad(refusal.sentence, refusal.remedy, refusal.place, refusal.code.name.lower()) from error
+    if reading.request is None:
+        raise bad("nothing is asked of burst buffers", "write for example capacity=10GiB", "--bb", "invalid_directive")
+    return reading

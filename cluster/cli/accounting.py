@@ -1,9 +1,10 @@
 """`forebay account|qos|license|reservation|scheduling …` and `job estimate`: who may have how much, and when."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
+import msgspec
 
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JOB_ID, JSON_OPTION
@@ -53,20 +54,48 @@ def _limits_text(limits: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in limits.items()) or "-"
 
 
-def _read(call: Callable[[Client], Awaitable[_T]]) -> _T:
-    return session().ask(call)
+class Kind(NamedTuple):
+    """One kind of record that a site keeps: listed, shown, changed and deleted as the others are."""
+
+    word: str
+    """What one is called in sentences."""
+    field: str
+    """The field of an answer that has the records."""
+    read: Callable[..., Awaitable[Any]]
+    delete: Callable[[Client, str], Awaitable[Any]]
+    write: Callable[[tuple[Any, ...]], None]
+    """Prints records for people."""
 
 
-def _one(rows: Iterable[Any], name: str | None, what: str) -> tuple[Any, ...]:
-    """Return all rows, or the one that is named; Failure if there is none."""
-    listed = tuple(rows)
-    if name is None:
-        return listed
-    found = tuple(row for row in listed if row.name == name)
-    if not found:
-        known = ", ".join(row.name for row in listed) or "there are none"
-        raise Failure(ExitCode.NOT_FOUND, f"there is no {what} {name!r}", f"known are: {known}")
-    return found
+def _print(kind: Kind, answer: Any, as_json: bool, name: str | None = None) -> None:
+    """Print the records of an answer, or of them the one that is named."""
+    rows = tuple(row for row in getattr(answer, kind.field) if name in (None, row.name))
+    if as_json:
+        show_json(msgspec.structs.replace(answer, **{kind.field: rows}))
+    else:
+        kind.write(rows)
+
+
+def _add_show_and_delete(group: click.Group, kind: Kind, showing: str, deleting: str) -> None:
+    """Give a group the two commands that differ by nothing but the kind; both texts are their help."""
+
+    @group.command("show", help=showing)
+    @click.argument("name", required=False)
+    @JSON_OPTION
+    def show_records(name: str | None, as_json: bool) -> None:
+        stale = session().stale
+        answer = session().ask(lambda client: kind.read(client, stale=stale))
+        known = [row.name for row in getattr(answer, kind.field)]
+        if name is not None and name not in known:
+            remedy = f"known are: {', '.join(known) or 'there are none'}"
+            raise Failure(ExitCode.NOT_FOUND, f"there is no {kind.word} {name!r}", remedy)
+        _print(kind, answer, as_json, name)
+
+    @group.command("delete", help=deleting)
+    @_NAME
+    @JSON_OPTION
+    def delete_record(name: str, as_json: bool) -> None:
+        _print(kind, session().ask(lambda client: kind.delete(client, name)), as_json)
 
 
 # Accounts ------------------------------------------------------------------------------------------------------------
@@ -75,17 +104,6 @@ def _one(rows: Iterable[Any], name: str | None, what: str) -> tuple[Any, ...]:
 @click.group("account")
 def account_group() -> None:
     """Show and change accounts, their users, and limits."""
-
-
-@account_group.command("show")
-@click.argument("name", required=False)
-@JSON_OPTION
-def show_accounts(name: str | None, as_json: bool) -> None:
-    """List the accounts, or show one."""
-    stale = session().stale
-    answer = _read(lambda client: client.accounts(stale=stale))
-    rows = _one(answer.accounts, name, "account")
-    _print_accounts(v.AccountsAnswer(revision=answer.revision, accounts=rows), as_json)
 
 
 @account_group.command("set")
@@ -122,23 +140,10 @@ def set_account(
         )
         return await client.set_account(name, request)
 
-    answer = _read(change)
-    rows = tuple(row for row in answer.accounts if row.name == name)
-    _print_accounts(v.AccountsAnswer(revision=answer.revision, accounts=rows), as_json)
+    _print(ACCOUNTS, session().ask(change), as_json, name)
 
 
-@account_group.command("delete")
-@_NAME
-@JSON_OPTION
-def delete_account(name: str, as_json: bool) -> None:
-    """Take an account away; its pending jobs wait with InvalidAccount (operators)."""
-    _print_accounts(_read(lambda client: client.delete_account(name)), as_json)
-
-
-def _print_accounts(answer: v.AccountsAnswer, as_json: bool) -> None:
-    if as_json:
-        show_json(answer)
-        return
+def _write_accounts(accounts: tuple[v.AccountView, ...]) -> None:
     rows = [
         (
             plain(row.name),
@@ -147,9 +152,18 @@ def _print_accounts(answer: v.AccountsAnswer, as_json: bool) -> None:
             plain(_limits_text(row.limits)),
             plain(" ".join(f"{user}:{_limits_text(limits)}" for user, limits in row.user_limits.items()) or "-"),
         )
-        for row in answer.accounts
+        for row in accounts
     ]
     show(table(("ACCOUNT", "PARENT", "USERS", "LIMITS", "USER LIMITS"), rows, flexible=frozenset({"USERS", "LIMITS"})))
+
+
+ACCOUNTS = Kind("account", "accounts", Client.accounts, Client.delete_account, _write_accounts)
+_add_show_and_delete(
+    account_group,
+    ACCOUNTS,
+    "List the accounts, or show one.",
+    "Take an account away; its pending jobs wait with InvalidAccount (operators).",
+)
 
 
 # QOS -----------------------------------------------------------------------------------------------------------------
@@ -158,16 +172,6 @@ def _print_accounts(answer: v.AccountsAnswer, as_json: bool) -> None:
 @click.group("qos")
 def qos_group() -> None:
     """Show and change qualities of service: priority and limits."""
-
-
-@qos_group.command("show")
-@click.argument("name", required=False)
-@JSON_OPTION
-def show_qos(name: str | None, as_json: bool) -> None:
-    """List the QOS, or show one."""
-    stale = session().stale
-    answer = _read(lambda client: client.qos(stale=stale))
-    _print_qos(v.QosAnswer(revision=answer.revision, qos=_one(answer.qos, name, "QOS")), as_json)
 
 
 @qos_group.command("set")
@@ -195,23 +199,10 @@ def set_qos(
         )
         return await client.set_qos(name, request)
 
-    answer = _read(change)
-    rows = tuple(row for row in answer.qos if row.name == name)
-    _print_qos(v.QosAnswer(revision=answer.revision, qos=rows), as_json)
+    _print(QOS, session().ask(change), as_json, name)
 
 
-@qos_group.command("delete")
-@_NAME
-@JSON_OPTION
-def delete_qos(name: str, as_json: bool) -> None:
-    """Take a QOS away; its pending jobs wait with InvalidQOS (operators)."""
-    _print_qos(_read(lambda client: client.delete_qos(name)), as_json)
-
-
-def _print_qos(answer: v.QosAnswer, as_json: bool) -> None:
-    if as_json:
-        show_json(answer)
-        return
+def _write_qos(qos: tuple[v.QosView, ...]) -> None:
     rows = [
         (
             plain(row.name),
@@ -221,10 +212,19 @@ def _print_qos(answer: v.QosAnswer, as_json: bool) -> None:
             plain(",".join(row.accounts) or "-"),
             "yes" if row.deny_on_limit else "no",
         )
-        for row in answer.qos
+        for row in qos
     ]
     heads = ("QOS", "PRIORITY", "LIMITS", "USERS", "ACCOUNTS", "DENIES")
     show(table(heads, rows, right=frozenset({"PRIORITY"}), flexible=frozenset({"LIMITS"})))
+
+
+QOS = Kind("QOS", "qos", Client.qos, Client.delete_qos, _write_qos)
+_add_show_and_delete(
+    qos_group,
+    QOS,
+    "List the QOS, or show one.",
+    "Take a QOS away; its pending jobs wait with InvalidQOS (operators).",
+)
 
 
 # Licences ------------------------------------------------------------------------------------------------------------
@@ -233,17 +233,6 @@ def _print_qos(answer: v.QosAnswer, as_json: bool) -> None:
 @click.group("license")
 def license_group() -> None:
     """Show and change licences, which jobs have while they run."""
-
-
-@license_group.command("show")
-@click.argument("name", required=False)
-@JSON_OPTION
-def show_licenses(name: str | None, as_json: bool) -> None:
-    """List the licences and how many of each are in use, or show one."""
-    stale = session().stale
-    answer = _read(lambda client: client.licenses(stale=stale))
-    rows = _one(answer.licenses, name, "licence")
-    _print_licenses(v.LicensesAnswer(revision=answer.revision, licenses=rows), as_json)
 
 
 @license_group.command("set")
@@ -256,25 +245,21 @@ def set_license(name: str, total: int, as_json: bool) -> None:
     async def change(client: Client) -> v.LicensesAnswer:
         return await client.set_license(name, v.LicenseRequest(command_id=client.new_command_id(), total=total))
 
-    answer = _read(change)
-    rows = tuple(row for row in answer.licenses if row.name == name)
-    _print_licenses(v.LicensesAnswer(revision=answer.revision, licenses=rows), as_json)
+    _print(LICENSES, session().ask(change), as_json, name)
 
 
-@license_group.command("delete")
-@_NAME
-@JSON_OPTION
-def delete_license(name: str, as_json: bool) -> None:
-    """Take a licence away; its pending jobs wait with Licenses (operators)."""
-    _print_licenses(_read(lambda client: client.delete_license(name)), as_json)
-
-
-def _print_licenses(answer: v.LicensesAnswer, as_json: bool) -> None:
-    if as_json:
-        show_json(answer)
-        return
-    rows = [(plain(row.name), row.total, row.in_use, max(0, row.total - row.in_use)) for row in answer.licenses]
+def _write_licenses(licenses: tuple[v.LicenseView, ...]) -> None:
+    rows = [(plain(row.name), row.total, row.in_use, max(0, row.total - row.in_use)) for row in licenses]
     show(table(("LICENSE", "TOTAL", "USED", "FREE"), rows, right=frozenset({"TOTAL", "USED", "FREE"})))
+
+
+LICENSES = Kind("licence", "licenses", Client.licenses, Client.delete_license, _write_licenses)
+_add_show_and_delete(
+    license_group,
+    LICENSES,
+    "List the licences and how many of each are in use, or show one.",
+    "Take a licence away; its pending jobs wait with Licenses (operators).",
+)
 
 
 # Reservations --------------------------------------------------------------------------------------------------------
@@ -283,17 +268,6 @@ def _print_licenses(answer: v.LicensesAnswer, as_json: bool) -> None:
 @click.group("reservation")
 def reservation_group() -> None:
     """Show and change reservations of burst-buffer space."""
-
-
-@reservation_group.command("show")
-@click.argument("name", required=False)
-@JSON_OPTION
-def show_reservations(name: str | None, as_json: bool) -> None:
-    """List the reservations that have not ended, or show one."""
-    stale = session().stale
-    answer = _read(lambda client: client.reservations(stale=stale))
-    rows = _one(answer.reservations, name, "reservation")
-    _print_reservations(v.ReservationsAnswer(revision=answer.revision, reservations=rows), as_json)
 
 
 @reservation_group.command("set")
@@ -330,27 +304,23 @@ def set_reservation(
         )
         return await client.set_reservation(name, request)
 
-    answer = _read(change)
-    rows = tuple(row for row in answer.reservations if row.name == name)
-    _print_reservations(v.ReservationsAnswer(revision=answer.revision, reservations=rows), as_json)
+    _print(RESERVATIONS, session().ask(change), as_json, name)
 
 
-@reservation_group.command("delete")
-@_NAME
-@JSON_OPTION
-def delete_reservation(name: str, as_json: bool) -> None:
-    """Take a reservation away; its pending jobs wait with ReservationDeleted (operators)."""
-    _print_reservations(_read(lambda client: client.delete_reservation(name)), as_json)
-
-
-def _print_reservations(answer: v.ReservationsAnswer, as_json: bool) -> None:
-    if as_json:
-        show_json(answer)
-        return
-    for row in answer.reservations:
+def _write_reservations(reservations: tuple[v.ReservationView, ...]) -> None:
+    for row in reservations:
         users, accounts = ",".join(row.users) or "(null)", ",".join(row.accounts) or "(null)"
         click.echo(plain(f"ReservationName={row.name} StartTime={row.start} EndTime={row.end} State={row.state}"))
         click.echo(plain(f"   Users={users} Accounts={accounts} BurstBuffer={row.burst_buffer} Held={row.held_bytes}"))
+
+
+RESERVATIONS = Kind("reservation", "reservations", Client.reservations, Client.delete_reservation, _write_reservations)
+_add_show_and_delete(
+    reservation_group,
+    RESERVATIONS,
+    "List the reservations that have not ended, or show one.",
+    "Take a reservation away; its pending jobs wait with ReservationDeleted (operators).",
+)
 
 
 # The rules, and estimates --------------------------------------------------------------------------------------------
@@ -366,7 +336,7 @@ def scheduling_group() -> None:
 def show_scheduling(as_json: bool) -> None:
     """Show the rules, and what was measured of each pool's transfers."""
     stale = session().stale
-    _print_scheduling(_read(lambda client: client.scheduling(stale=stale)), as_json)
+    _print_scheduling(session().ask(lambda client: client.scheduling(stale=stale)), as_json)
 
 
 @scheduling_group.command("set")
@@ -399,7 +369,7 @@ def set_scheduling(
         )
         return await client.set_scheduling(request)
 
-    _print_scheduling(_read(change), as_json)
+    _print_scheduling(session().ask(change), as_json)
 
 
 def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
@@ -425,7 +395,7 @@ def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
 def estimate(job_id: int, as_json: bool) -> None:
     """Say when a job should start, and what it waits for until then."""
     stale = session().stale
-    answer = _read(lambda client: client.estimate(job_id, stale=stale))
+    answer = session().ask(lambda client: client.estimate(job_id, stale=stale))
     if as_json:
         show_json(answer)
         return

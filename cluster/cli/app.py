@@ -18,7 +18,7 @@ from cluster.cli.accounting import (
 from cluster.cli.audit_commands import audit_commands, words_of
 from cluster.cli.bbstat import bbstat
 from cluster.cli.burst import burst
-from cluster.cli.capacity import buffer_group, node_group, pool_group, transfer_group
+from cluster.cli.capacity import buffer_group, node_group, pool_group
 from cluster.cli.certificates import certificate_group
 from cluster.cli.configuration import config_group
 from cluster.cli.exits import bad_input
@@ -27,11 +27,14 @@ from cluster.cli.jobs import job_group
 from cluster.cli.levels import cluster_group
 from cluster.cli.local import agent, init, serve, start_audit, up
 from cluster.cli.members import member_group, save_snapshot
+from cluster.cli.partitions import GROUPS
 from cluster.cli.pools import POOL_COMMANDS
 from cluster.cli.runs import BUFFER_COMMANDS, JOB_COMMANDS
 from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session, session
 from cluster.cli.squeue import queue
 from cluster.cli.submit import submit
+from cluster.cli.transfers import transfer_group
+from cluster.cli.updates import update
 from cluster.config import OPERATOR_NAME
 
 COMPLETE_VARIABLE = "_FOREBAY_COMPLETE"
@@ -119,7 +122,7 @@ snapshot_group.add_command(save_snapshot)
 snapshot_group.add_command(_inspect)
 for _command in (init, up, serve, agent, submit, burst, bbstat, queue):
     cli.add_command(_command)
-for _command in (*JOB_COMMANDS, estimate):
+for _command in (*JOB_COMMANDS, estimate, update):
     job_group.add_command(_command)
 for _command in BUFFER_COMMANDS:
     buffer_group.add_command(_command)
@@ -140,6 +143,7 @@ for _group in (
     license_group,
     reservation_group,
     scheduling_group,
+    *GROUPS,
 ):
     cli.add_command(_group)
 

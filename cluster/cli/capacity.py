@@ -1,4 +1,4 @@
-"""`forebay pool|buffer|transfer|node …`: where data can go, where it is, what moves, who does the work."""
+"""`forebay pool|buffer|node …`: where data can go, where it is, who does the work."""
 
 import click
 
@@ -6,7 +6,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, show, show_json, size
 from cluster.cli.session import session
-from cluster.cli.tables import buffers_table, nodes_table, pools_table, transfers_table
+from cluster.cli.tables import buffers_table, nodes_table, pools_table
 from cluster.client import Client
 from cluster.client.requests import PoolRequest
 from cluster.client.views import PoolView
@@ -108,29 +108,13 @@ def buffer_group() -> None:
 @click.option("--all", "everything", is_flag=True, help="Also buffers that are gone.")
 @JSON_OPTION
 def list_buffers(everything: bool, as_json: bool) -> None:
-    """List the buffers of jobs, their state, and what they hold; by default those that are not gone."""
+    """List buffers, persistent ones first, their state, and what they hold; by default those that are not gone."""
     current = session()
     answer = current.ask(lambda client: client.buffers(live=not everything, stale=current.stale))
     if as_json:
         show_json(answer)
     else:
         show(buffers_table(answer.buffers))
-
-
-@click.group("transfer")
-def transfer_group() -> None:
-    """List what is being moved."""
-
-
-@transfer_group.command("list")
-@JSON_OPTION
-def list_transfers(as_json: bool) -> None:
-    """List the operations under way, with files, bytes and rate as their agents reported them last."""
-    answer = session().ask(lambda client: client.transfers())
-    if as_json:
-        show_json(answer)
-    else:
-        show(transfers_table(answer.transfers))
 
 
 @click.group("node")

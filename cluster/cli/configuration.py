@@ -88,7 +88,7 @@ def apply(file: Path, dry_run: bool, partial: bool, expect_revision: int | None,
 @_EXPECT
 @JSON_OPTION
 def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | None, as_json: bool) -> None:
-    """Change the keys that are named, in one entry, and leave all others as they are."""
+    """Change the keys that are named, in one entry, and leave all others as they are; KEY= alone sets its default."""
     _change(settings_of(settings), True, expect_revision, dry_run=dry_run, as_json=as_json)
 
 

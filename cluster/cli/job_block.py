@@ -12,6 +12,7 @@ from typing import Final
 from cluster.cli.moments import format_duration
 from cluster.cli.output import size
 from cluster.cli.tables import run_time_s
+from cluster.cli.transfer_text import transfer_lines
 from cluster.client.burst_views import NO_VALUE, Zone, local_time, owner
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.client.views import JobView
@@ -24,7 +25,7 @@ from replica.units import Instant, seconds
 INDENT: Final = "\n   "
 
 _ENDED: Final = frozenset(state.name for state in ENDED)
-_STARTED: Final = frozenset({JobState.RUNNING.name, JobState.SUSPENDED.name})
+_NOT_OVER: Final = frozenset({JobState.PENDING.name, JobState.RUNNING.name, JobState.SUSPENDED.name})
 
 Uid = Callable[[str], int | None]
 Group = Callable[[int], str | None]
@@ -52,7 +53,7 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
     yield f"SubmitTime={local_time(job.submit_time, zone)} EligibleTime={local_time(job.eligible_time, zone)}"
     deadline = "N/A" if more.deadline is None else local_time(more.deadline, zone)
     yield (
-        f"StartTime={local_time(job.start_time, zone)} EndTime={local_time(_end_time(job, more), zone)} "
+        f"StartTime={local_time(_start_time(job), zone)} EndTime={local_time(_end_time(job, more), zone)} "
         f"Deadline={deadline}"
     )
     suspended = "None" if more.suspend_time is None else local_time(more.suspend_time, zone)
@@ -86,20 +87,16 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
     if job.burst_buffer is not None:
         own["BurstBufferPool"] = job.pool
         own["BurstBufferCapacity"] = size(job.capacity_bytes) if job.capacity_bytes else "none"
+    if job.expected_after:
+        own["WaitsFor"] = ",".join(job.expected_after)
     yield _pairs(**own)
+    if job.transfers is not None:
+        yield from transfer_lines(job.transfers)
 
 
 def reason_word(reason: str) -> str:
     """Return a reason as scontrol prints it: one word, each white space an underscore (squeue prints the spaces)."""
     return "".join("_" if character.isspace() else character for character in reason)
-
-
-def job_number(job: JobView) -> str:
-    """Return what names a job in lists: `12`, or `10_3` for task 3 of array 10."""
-    more = job.details
-    if more is None or more.array_job_id is None:
-        return str(job.job_id)
-    return f"{more.array_job_id}_{more.array_task_id}"
 
 
 def shown_node(job: JobView) -> str:
@@ -121,14 +118,19 @@ def _dependency(job: JobView, more: JobDetailsView) -> str:
     words = list(job.dependencies)
     if more.singleton and "singleton" not in words:
         words.append("singleton")
-    return ",".join(words)
+    return ("?" if more.dependency_any else ",").join(words)
+
+
+def _start_time(job: JobView) -> str | None:
+    """Return when the job started; for one that waits, as in Slurm, when it should."""
+    return job.expected_start if job.state == JobState.PENDING.name else job.start_time
 
 
 def _end_time(job: JobView, more: JobDetailsView) -> str | None:
     """Return when the job ended, or would at its time limit."""
-    if job.end_time is None and job.start_time is not None and job.state in _STARTED and not more.suspend_time:
-        start = parse_instant(job.start_time)
-        return format_instant(Instant(start + seconds(job.time_limit_s + more.suspended_s)))
+    start = _start_time(job)
+    if job.end_time is None and start is not None and job.state in _NOT_OVER and not more.suspend_time:
+        return format_instant(Instant(parse_instant(start) + seconds(job.time_limit_s + more.suspended_s)))
     return job.end_time
 
 

@@ -132,12 +132,13 @@ def why_text(why: WhyView) -> str:
     at = f"At revision {why.revision} ({moment(why.at)})"
     buffer = f", BurstBufferState={plain(why.burst_buffer_state)}" if why.burst_buffer_state is not None else ""
     lines = [
-        f"Job {why.job_id}: JobState={plain(why.state)}, Reason={plain(why.reason)}{buffer}",
+        f"Job {plain(why.name) or why.job_id}: JobState={plain(why.state)}, Reason={plain(why.reason)}{buffer}",
         f"{at}: {plain(why.sentence)}",
     ]
     if why.blockers:
         jobs = "job" if len(why.blockers) == 1 else "jobs"
-        lines.append(f"It waits for {jobs} {', '.join(map(str, why.blockers))}.")
+        names = [plain(name) for name in why.blocking] or map(str, why.blockers)
+        lines.append(f"It waits for {jobs} {', '.join(names)}.")
     if why.remedy:
         lines.append(f"What to do: {plain(why.remedy)}")
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 import asyncio
 import difflib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import click
@@ -17,6 +17,7 @@ from cluster.cli.output import note, show, show_json, stdout_console
 from cluster.cli.session import failure_of, session
 from cluster.cli.tables import jobs_table
 from cluster.client import ApiError, Client
+from cluster.client.job_details import NO_DETAILS
 from cluster.client.views import JobsAnswer, JobView
 from replica.array_commands import parse_reference, shown_reference
 from replica.arrays import ArrayFault
@@ -223,13 +224,18 @@ def release(job_ids: tuple[str, ...]) -> None:
 
 
 def each(job_ids: tuple[str, ...], change: Callable[[Client, str], Awaitable[JobView]]) -> None:
-    """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one."""
+    """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one.
+
+    Of several tasks of an array those that stand alike share a line.
+    """
 
     async def change_all(client: Client) -> list[Failure]:
         failures = []
         for job_id in dict.fromkeys(job_ids):
             try:
-                click.echo(_standing(await change(client, job_id)))
+                job = await change(client, job_id)
+                for line in _standings(await _changed(client, job_id, job)):
+                    click.echo(line)
             except ApiError as error:
                 failures.append(failure_of(error))
                 report(failures[-1])
@@ -242,6 +248,37 @@ def each(job_ids: tuple[str, ...], change: Callable[[Client, str], Awaitable[Job
         exit_with(failures[0].code)
 
 
-def _standing(job: JobView) -> str:
-    buffer = "" if job.burst_buffer_state is None else f" BurstBufferState={plain(job.burst_buffer_state)}"
-    return f"JobId={job.job_id} JobState={plain(job.state)} Reason={plain(job.reason)}{buffer}"
+async def _changed(client: Client, job_id: str, first: JobView) -> tuple[JobView, ...]:
+    """Return all jobs that a change was about, of which `first` is the first."""
+    array, tasks = parse_reference(job_id)
+    is_task = first.details is not None and first.details.array_job_id == array
+    if not is_task or (tasks is not None and len(tasks) == 1):
+        return (first,)
+    found: list[JobView] = []
+    more = True
+    while more:
+        last = found[-1].job_id if found else 0
+        try:
+            page = await client.jobs(job=job_id, limit=PAGE_JOBS, after=last)
+        except ApiError:
+            # What was asked for has happened: only how the others stand is not known.
+            return (first,)
+        found.extend(page.jobs)
+        more = page.truncated and bool(page.jobs)
+    return tuple(found) or (first,)
+
+
+def _standings(jobs: Iterable[JobView]) -> list[str]:
+    """Return how jobs stand: a line for each, but one for all tasks of an array that stand alike."""
+    lines: dict[tuple[int, str], list[int]] = {}
+    for job in jobs:
+        buffer = "" if job.burst_buffer_state is None else f" BurstBufferState={plain(job.burst_buffer_state)}"
+        words = f"JobState={plain(job.state)} Reason={plain(job.reason)}{buffer}"
+        more = job.details or NO_DETAILS
+        alone = more.array_job_id is None or more.array_task_id is None
+        key = (job.job_id if more.array_job_id is None else more.array_job_id, words)
+        lines.setdefault(key, []).extend([] if alone else [more.array_task_id or 0])
+    return [
+        f"JobId={shown_reference(job_id, tuple(sorted(tasks)) or None)} {words}"
+        for (job_id, words), tasks in lines.items()
+    ]

@@ -9,12 +9,12 @@ import click
 import msgspec
 
 from cluster.cli.exits import bad_input
-from cluster.cli.job_block import job_number, shown_node
+from cluster.cli.job_block import shown_node
 from cluster.cli.jobs import JSON_OPTION, LIMIT, LIMIT_MAX, UNFINISHED, listed, states_of
 from cluster.cli.moments import format_duration, format_elapsed
 from cluster.cli.output import note, show_json
 from cluster.cli.session import session
-from cluster.cli.tables import run_time_s, state_code
+from cluster.cli.tables import job_number, run_time_s, state_code
 from cluster.client.burst_views import NO_VALUE, local_time
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.client.views import JobView
@@ -92,13 +92,17 @@ FIELDS: Final = {
     "Q": Field("PRIORITY", lambda job, now: str(0 if job.hold else job.priority)),
     "a": Field("ACCOUNT", lambda job, now: _or(_details(job).account)),
     "q": Field("QOS", lambda job, now: _or(_details(job).qos)),
-    "E": Field("DEPENDENCY", lambda job, now: ",".join(job.dependencies) or NO_VALUE),
+    "E": Field("DEPENDENCY", lambda job, now: _dependency(job)),
     "k": Field("COMMENT", lambda job, now: _or(_details(job).comment)),
     "W": Field("LICENSES", lambda job, now: ",".join(_details(job).licenses) or NO_VALUE),
     "v": Field("RESERVATION", lambda job, now: _or(_details(job).reservation)),
     "Z": Field("WORK_DIR", lambda job, now: job.workdir),
 }
 """The letters of squeue that mean something here."""
+
+
+def _dependency(job: JobView) -> str:
+    return ("?" if _details(job).dependency_any else ",").join(job.dependencies) or NO_VALUE
 
 
 def _details(job: JobView) -> JobDetailsView:

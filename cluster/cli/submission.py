@@ -55,6 +55,7 @@ class Submission(NamedTuple):
     priority: int | None
     begin_at: str | None
     dependencies: tuple[str, ...]
+    dependency_any: bool
     output: str | None
     environment: dict[str, str]
     deadline: str | None
@@ -192,10 +193,11 @@ def prepare(
         cpus=_converted(chosen, "cpus", lambda text: parse_count(text, "the number of CPUs", 1, CPUS_MAX), 1),
         hold=given.hold or "hold" in options.settings,
         bb=None if bb is None else bb.value,
-        bbf=None if bbf is None else _read_bbf(directory / bbf.value, bbf.place),
+        bbf=None if bbf is None else read_bbf(directory / bbf.value, bbf.place),
         priority=_converted(chosen, "priority", lambda text: parse_count(text, "the priority", 0, PRIORITY_MAX), None),
         begin_at=_converted(chosen, "begin", lambda text: parse_begin(text, now, zone), None),
         dependencies=_converted(chosen, "dependency", parse_dependencies, ()),
+        dependency_any=_converted(chosen, "dependency", is_any, False),
         output=None if output is None else output.value,
         environment=parse_exports(given.export, environment),
         deadline=_converted(chosen, "deadline", lambda text: parse_begin(text, now, zone), None),
@@ -203,12 +205,12 @@ def prepare(
         array=_converted(chosen, "array", _checked_array, None),
         account=_text(chosen, "account"),
         qos=_text(chosen, "qos"),
-        licenses=_converted(chosen, "licenses", _listed, ()),
+        licenses=_converted(chosen, "licenses", listed, ()),
         reservation=_text(chosen, "reservation"),
         partition=_text(chosen, "partition"),
         nice=_converted(chosen, "nice", parse_nice, 0),
         requeue=_text(chosen, "requeue") != "no",
-        mail_types=_converted(chosen, "mail_type", _listed, ()),
+        mail_types=_converted(chosen, "mail_type", listed, ()),
         mail_user=_text(chosen, "mail_user"),
         comment=_text(chosen, "comment"),
     )
@@ -236,7 +238,7 @@ def _text(chosen: Mapping[str, Setting], field: str) -> str | None:
     return None if setting is None else setting.value
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
     """Return what commas separate; ValueError for an empty part."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
@@ -302,12 +304,14 @@ def parse_count(text: str, what: str, least: int, most: int) -> int:
 
 
 def parse_dependencies(text: str) -> tuple[str, ...]:
-    """Return each condition as `kind:id`; all must hold. ValueError is a sentence with the remedy."""
+    """Return each condition as `kind:id`. All must hold, or with `?` between them (`is_any`) one. ValueError is a
+    sentence with the remedy.
+    """
     form = f"write KIND:JOB[:JOB…][,KIND:JOB…] with the kinds {', '.join(_DEPENDENCY_WORDS)}, or singleton"
-    if "?" in text:
-        raise ValueError(f"{text!r} asks for any of several; Forebay waits for all of them: separate them with a comma")
+    if "?" in text and "," in text:
+        raise ValueError(f"{text!r} has both , and ?; write , where all must hold, or ? where one is enough")
     found: list[str] = []
-    for part in text.split(","):
+    for part in text.split("?" if is_any(text) else ","):
         word, *jobs = part.split(":")
         if part == _SINGLETON:
             found.append(part)
@@ -326,6 +330,11 @@ def parse_dependencies(text: str) -> tuple[str, ...]:
     if len(found) > DEPENDENCIES_MAX:
         raise ValueError(f"there are {len(found)} dependencies; a job can wait for at most {DEPENDENCIES_MAX}")
     return tuple(found)
+
+
+def is_any(text: str) -> bool:
+    """Whether one of the dependencies is enough."""
+    return "?" in text
 
 
 def _plain(job: str) -> str:
@@ -361,7 +370,8 @@ def parse_exports(exports: Sequence[str], environment: Mapping[str, str]) -> dic
     return found
 
 
-def _read_bbf(path: Path, place: str) -> str:
+def read_bbf(path: Path, place: str) -> str:
+    """Return the directives of a --bbf file; Failure where it cannot be read."""
     try:
         data = read_bounded(path, DIRECTIVE_TEXT_BYTES_MAX, "the burst-buffer file", place)
     except Failure as error:

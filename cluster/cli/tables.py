@@ -7,7 +7,7 @@ from rich.text import Text
 
 from cluster.cli.moments import format_elapsed
 from cluster.cli.output import NOTHING, Listing, readable_size, size, table, text_of
-from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView, TransferView
+from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.clock import parse_instant
 from replica.jobs import JobState
 from replica.plain import plain
@@ -49,13 +49,21 @@ def shortened(name: str) -> str:
     return name if len(name) <= NAME_CHARACTERS_SHOWN else name[: NAME_CHARACTERS_SHOWN - 1] + "…"
 
 
+def job_number(job: JobView) -> str:
+    """Return what names a job in lists: `12`, or `10_3` for task 3 of array 10."""
+    more = job.details
+    if more is None or more.array_job_id is None:
+        return str(job.job_id)
+    return f"{more.array_job_id}_{more.array_task_id}"
+
+
 def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
     """Return the listing of jobs, columns as in squeue."""
     return table(
         ("JOBID", "NAME", "USER", "ST", "TIME", "NODE", "BUFFER", "POOL", "CAPACITY", "REASON"),
         (
             (
-                job.job_id,
+                job_number(job),
                 shortened(job.name),
                 job.user,
                 _styled(state_code(job.state)),
@@ -113,8 +121,8 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
                 buffer.user,
                 buffer.state,
                 buffer.pool,
-                size(buffer.capacity_bytes),
-                size(buffer.held_bytes),
+                format_amount(buffer.capacity_bytes, unit_of(buffer.unit) or PoolUnit.BYTES),
+                format_amount(buffer.held_bytes, unit_of(buffer.unit) or PoolUnit.BYTES),
                 buffer.node,
                 ",".join(buffer.access),
                 readable_size(buffer.staged_in_bytes),
@@ -124,26 +132,6 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
             for buffer in buffers
         ),
         right=frozenset({"SIZE", "HELD", "IN", "OUT"}),
-    )
-
-
-def transfers_table(transfers: Iterable[TransferView]) -> Listing:
-    """Return the listing of operations under way, as their agents reported them last."""
-    return table(
-        ("JOBID", "STAGE", "NODE", "ATTEMPT", "FILES", "BYTES", "RATE"),
-        (
-            (
-                transfer.job_id,
-                transfer.stage,
-                transfer.node,
-                transfer.attempt,
-                f"{transfer.files_done}/{transfer.files_total}",
-                f"{readable_size(transfer.bytes_done)}/{readable_size(transfer.bytes_total)}",
-                f"{readable_size(transfer.rate_bytes_s)}/s",
-            )
-            for transfer in transfers
-        ),
-        right=frozenset({"JOBID", "ATTEMPT", "FILES", "BYTES", "RATE"}),
     )
 
 

@@ -27,7 +27,9 @@ from cluster.client.errors import BAD_ANSWER, ApiError
 from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
 from cluster.client.level_views import FeatureLevelAnswer
+from cluster.client.partitions import Partitioning
 from cluster.client.provider_views import ProviderStatus
+from cluster.client.transferring import Transferring
 from cluster.clock import Clock, SystemClock
 from cluster.config import Config
 from cluster.tls import TlsFiles, check_validity
@@ -42,7 +44,7 @@ def _path(job: int | str) -> str:
     return f"/v1/jobs/{quote(str(job), safe='')}"
 
 
-class Client(Configuring, Accounting):
+class Client(Configuring, Accounting, Transferring, Partitioning):
     """A connection to a cluster as one identity; use it as an asynchronous context manager, or call close()."""
 
     def __init__(
@@ -145,16 +147,17 @@ class Client(Configuring, Accounting):
         *,
         states: Sequence[str] = (),
         user: str | None = None,
+        job: int | str | None = None,
         limit: int | None = None,
         after: int | None = None,
         stale: bool = False,
         deadline_s: float | None = None,
     ) -> views.JobsAnswer:
-        """List jobs, by id; `states` are Slurm's words.
+        """List jobs, by id; `states` are Slurm's words, `job` names one job, an array or some of its tasks.
 
         The newest `limit`; with `after`, the first `limit` of those with a larger id.
         """
-        query = {"state": ",".join(states) or None, "user": user, "limit": limit, "after": after}
+        query = {"state": ",".join(states) or None, "user": user, "job": job, "limit": limit, "after": after}
         return await self._read("/v1/jobs", query, views.JobsAnswer, stale, deadline_s)
 
     async def job(self, job: int | str, *, stale: bool = False, deadline_s: float | None = None) -> views.JobView:
@@ -219,10 +222,6 @@ class Client(Configuring, Accounting):
         """Give a drained node new work again (operators)."""
         request = requests.ResumeRequest(command_id=command_id or self.new_command_id())
         return await self._write("POST", f"/v1/nodes/{_segment(node)}/resume", request, views.NodeView, deadline_s)
-
-    async def transfers(self, *, deadline_s: float | None = None) -> views.TransfersAnswer:
-        """List the operations under way with their progress, as the leader has heard of it."""
-        return await self._read("/v1/transfers", {}, views.TransfersAnswer, False, deadline_s)
 
     # Many commands at once
 
@@ -309,6 +308,14 @@ class Client(Configuring, Accounting):
         """Return entries of the ledger that a replica holds, from `first_index` on."""
         query = {"from": first_index, "limit": limit}
         return await self._read("/v1/ledger", query, views.LedgerAnswer, True, deadline_s, only=replica)
+
+    async def history_before(
+        self, last: int, *, replica: Address, deadline_s: float | None = None
+    ) -> views.HandedAnswer:
+        """Return entries of a replica's ledger that end with index `last`, as they are stored (replicas)."""
+        return await self._read(
+            "/v1/ledger/history", {"last": last}, views.HandedAnswer, True, deadline_s, only=replica
+        )
 
     async def save_snapshot(
         self, replica: Address | None = None, *, deadline_s: float | None = None

@@ -28,6 +28,16 @@ def new_command_id(clock: Clock, entropy: Callable[[int], bytes] = os.urandom) -
 
 def instant_of(command_id: str) -> Instant:
     """Return when the id was made, to the millisecond, by its maker's clock; ValueError if it is not a UUIDv7."""
+    return instant_in(bytes_of(command_id))
+
+
+def instant_in(found: bytes) -> Instant:
+    """Return when an id was made whose bytes were read."""
+    return Instant(int.from_bytes(found[:6], "big") * MICROSECONDS_PER_MILLISECOND)
+
+
+def bytes_of(command_id: str) -> bytes:
+    """Return the 16 bytes of an id; ValueError if it is not a UUIDv7."""
     try:
         found = bytes.fromhex(command_id)
     except ValueError:
@@ -37,4 +47,4 @@ def instant_of(command_id: str) -> Instant:
         raise ValueError(f"{command_id!r} is not a command id: write the 32 hexadecimal digits of a UUIDv7")
     if found[6] >> 4 != _VERSION or found[8] >> 6 != _VARIANT:
         raise ValueError(f"{command_id!r} is not a UUIDv7 (RFC 9562): make a new one for each command")
-    return Instant(int.from_bytes(found[:6], "big") * MICROSECONDS_PER_MILLISECOND)
+    return found

@@ -24,6 +24,8 @@ class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     """How often the job was requeued."""
     singleton: bool = False
+    dependency_any: bool = False
+    """Whether one of its dependencies is enough."""
     mail_types: tuple[str, ...] = ()
     mail_user: str | None = None
     comment: str | None = None

@@ -28,6 +28,25 @@ class LedgerAnswer(View, frozen=True, kw_only=True):
     entries: tuple[LedgerEntryView, ...]
 
 
+class HandedView(View, frozen=True, kw_only=True):
+    """One entry of the ledger as it is stored: what a replica needs that was sent a snapshot instead of it."""
+
+    index: int
+    term: int
+    data: bytes
+    """The entry's bytes, base64."""
+    digest_before: str
+    """Digest of the ledger before it, hexadecimal."""
+    revision_before: int
+
+
+class HandedAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET /v1/ledger/history: entries that end with the one that was asked for, the newest first."""
+
+    revision: int
+    entries: tuple[HandedView, ...]
+
+
 class SnapshotPoolView(View, frozen=True, kw_only=True):
     """A pool in a snapshot with its derived free capacity."""
 

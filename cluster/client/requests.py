@@ -33,6 +33,12 @@ CommandId = Annotated[
     ),
 ]
 
+JOB_REFERENCE_CHARACTERS_MAX = 4_200
+"""A job or tasks of an array as text, characters: what `replica.array_commands` reads."""
+
+JobReference: TypeAlias = int | Annotated[str, msgspec.Meta(max_length=JOB_REFERENCE_CHARACTERS_MAX)]
+"""A job's number, or text as in a path: `12`, `12_3` for a task of an array, `12_[1-4]` for several."""
+
 POLL_WAIT_S_MAX = 30
 """Seconds that a poll may wait: below the idle timeouts of common proxies and firewalls."""
 
@@ -67,6 +73,8 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     """ISO 8601 with a zone: the job is dropped if it cannot have run by then."""
     dependencies: tuple[str, ...] = ()
     """Such as `afterok:12`, `afterburstbuffer:12` or `singleton`; all must hold."""
+    dependency_any: bool = False
+    """One of the dependencies is enough (`?`)."""
     output: str | None = None
     environment: dict[str, str] = {}
     hold: bool = False
@@ -165,19 +173,48 @@ class SubmitCommand(SubmitRequest, frozen=True, kw_only=True, tag_field="type", 
 class CancelCommand(CancelRequest, frozen=True, kw_only=True, tag_field="type", tag="cancel_job"):
     """A cancel among many."""
 
-    job_id: int
+    job_id: JobReference
 
 
 class HoldCommand(HoldRequest, frozen=True, kw_only=True, tag_field="type", tag="hold_job"):
     """A hold among many."""
 
-    job_id: int
+    job_id: JobReference
 
 
 class ReleaseCommand(ReleaseRequest, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
     """A release among many."""
 
-    job_id: int
+    job_id: JobReference
+
+
+class SuspendCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="suspend_job"):
+    """A suspend among many."""
+
+    job_id: JobReference
+
+
+class ContinueCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="resume_job"):
+    """A resume of a suspended job among many."""
+
+    job_id: JobReference
+
+
+class RequeueCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="requeue_job"):
+    """A requeue among many."""
+
+    job_id: JobReference
+
+
+class ClearCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="clear_buffer"):
+    """A clear among many (operators): the buffer of a job, or (`name`) a persistent one.
+
+    `discard`: also where the only copy of data is lost by it.
+    """
+
+    job_id: int | None = None
+    name: str | None = None
+    discard: bool = False
 
 
 class PoolCommand(PoolRequest, frozen=True, kw_only=True, tag_field="type", tag="set_pool"):
@@ -199,7 +236,17 @@ class ResumeCommand(ResumeRequest, frozen=True, kw_only=True, tag_field="type", 
 
 
 BulkCommand: TypeAlias = (
-    SubmitCommand | CancelCommand | HoldCommand | ReleaseCommand | PoolCommand | DrainCommand | ResumeCommand
+    SubmitCommand
+    | CancelCommand
+    | HoldCommand
+    | ReleaseCommand
+    | SuspendCommand
+    | ContinueCommand
+    | RequeueCommand
+    | ClearCommand
+    | PoolCommand
+    | DrainCommand
+    | ResumeCommand
 )
 
 BULK_COMMANDS_MAX = 1024
@@ -226,6 +273,11 @@ class RegisterRequest(Command, frozen=True, kw_only=True):
 StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "teardown"]
 
 
+PHASE_CHARACTERS_MAX = 32
+FILE_SHOWN_CHARACTERS_MAX = 1_100
+"""What a progress row says in words, characters: one word, and the end of a path with what it needs to escape."""
+
+
 class Progress(Request, frozen=True, kw_only=True):
     """How far one operation is. Soft: shown, never replicated. Totals are 0 while they are not known."""
 
@@ -237,6 +289,17 @@ class Progress(Request, frozen=True, kw_only=True):
     bytes_done: int = 0
     bytes_total: int = 0
     rate_bytes_s: float = 0.0
+    directories_done: int = 0
+    retries: int = 0
+    resumed_files: int = 0
+    resumed_bytes: int = 0
+    """What an earlier attempt had moved; it is in `files_done` and `bytes_done`, too."""
+    phase: Annotated[str, msgspec.Meta(max_length=PHASE_CHARACTERS_MAX)] = ""
+    """What it is busy with: planning, copying, verifying, committing."""
+    file: Annotated[str, msgspec.Meta(max_length=FILE_SHOWN_CHARACTERS_MAX)] = ""
+    """The file that is being moved, the end of its path."""
+    waiting: bool = False
+    """Whether the rate holds it back."""
 
 
 PROGRESS_ROWS_MAX = 1024
@@ -255,6 +318,9 @@ class PollRequest(Request, frozen=True, kw_only=True):
     progress: Annotated[tuple[Progress, ...], msgspec.Meta(max_length=PROGRESS_ROWS_MAX)] = ()
 
 
+NUMBER_MAX = 2**63 - 1
+"""A number that names a job or an attempt: what a signed 64-bit field of the ledger holds."""
+
 REPORTS_MAX = 1024
 """Reports in one request: what one batch holds."""
 
@@ -262,8 +328,8 @@ REPORTS_MAX = 1024
 class Report(Command, frozen=True, kw_only=True):
     """What an agent says of one order; (job, attempt) says which. The same id is sent until it is acknowledged."""
 
-    job: int
-    attempt: int
+    job: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+    attempt: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
     stage: StageWord
     result: OperationResult
 

@@ -8,10 +8,15 @@ from typing import Literal
 
 from cluster.client.job_details import JobDetailsView
 from cluster.client.ledger_views import EventView as EventView
+from cluster.client.ledger_views import HandedAnswer as HandedAnswer
+from cluster.client.ledger_views import HandedView as HandedView
 from cluster.client.ledger_views import LedgerAnswer as LedgerAnswer
 from cluster.client.ledger_views import LedgerEntryView as LedgerEntryView
 from cluster.client.ledger_views import SnapshotPoolView as SnapshotPoolView
 from cluster.client.ledger_views import SnapshotView as SnapshotView
+from cluster.client.transfer_views import JobTransfersView as JobTransfersView
+from cluster.client.transfer_views import TransfersAnswer as TransfersAnswer
+from cluster.client.transfer_views import TransferView as TransferView
 from cluster.client.view import Json as Json
 from cluster.client.view import View as View
 from replica.orders import Order
@@ -84,6 +89,12 @@ class JobView(View, frozen=True, kw_only=True):
     """What counts for it, as Slurm writes it: `cpu=1,node=1,bb/datawarp=200G`."""
     details: JobDetailsView | None = None
     """What it asked for beyond the ordinary; null for most jobs."""
+    transfers: JobTransfersView | None = None
+    """Only in the answer about one job: what is moved for it, what was, and what was not exported; null for nothing."""
+    expected_start: str | None = None
+    """Only in the answer about one job that waits: when it should start; null where nobody knows."""
+    expected_after: tuple[str, ...] = ()
+    """What it waits for until then, in this order; GET /v1/jobs/{id}/estimate explains each."""
     revision: int
 
 
@@ -131,6 +142,8 @@ class WhyView(View, frozen=True, kw_only=True):
     """The moment that the answer is about."""
     at: str
     job_id: int
+    name: str = ""
+    """What people call it: `13`, or `10_3` for task 3 of array 10."""
     state: str
     reason: str
     burst_buffer_state: str | None = None
@@ -139,6 +152,8 @@ class WhyView(View, frozen=True, kw_only=True):
     remedy: str = ""
     blockers: tuple[int, ...] = ()
     """Jobs that hold what this one waits for."""
+    blocking: tuple[str, ...] = ()
+    """The same jobs, as people call them."""
 
 
 # Capacity
@@ -168,6 +183,10 @@ class BufferView(View, frozen=True, kw_only=True):
     staged_out_files: int = 0
     request: str = ""
     hurry: bool = False
+    unit: str = "bytes"
+    """What its numbers count: bytes, nodes or count, as those of its pool."""
+    made_by: int | None = None
+    """Of a persistent buffer: the job that made it, makes it, or has it deleted."""
     revision: int
 
 
@@ -204,7 +223,7 @@ class PoolsAnswer(View, frozen=True, kw_only=True):
     pools: tuple[PoolView, ...]
 
 
-# Nodes and what moves on them
+# Nodes
 
 
 class NodeView(View, frozen=True, kw_only=True):
@@ -230,28 +249,6 @@ class NodesAnswer(View, frozen=True, kw_only=True):
 
     revision: int
     nodes: tuple[NodeView, ...]
-
-
-class TransferView(View, frozen=True, kw_only=True):
-    """One operation under way as its agent reported it last: soft, known to the leader only."""
-
-    job_id: int
-    attempt: int
-    node: str
-    stage: str
-    files_done: int
-    files_total: int
-    bytes_done: int
-    bytes_total: int
-    rate_bytes_s: float
-    updated_time: str | None = None
-
-
-class TransfersAnswer(View, frozen=True, kw_only=True):
-    """Answer of GET /v1/transfers."""
-
-    revision: int
-    transfers: tuple[TransferView, ...]
 
 
 # The cluster itself

@@ -13,11 +13,12 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from cluster.clock import Clock
-from cluster.processes import descendants, die_with_parent, send
+from cluster.processes import descendants, die_with_parent, send, start_time
 from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX, OUTPUT_BYTES_MAX, RETURNED_BYTES_MAX, TERM_GRACE_S
 
 EXIT_NO_CALL: Final = 126
@@ -29,6 +30,10 @@ _CHUNKS_PER_TURN: Final = 64
 
 _LOOK_S: Final = 3600.0
 """Longest wait for anything without looking at the clock, seconds."""
+
+
+Tree = frozenset[tuple[int, int]]
+"""Processes by number and start time: a number alone may be given to another process, which would then be spared."""
 
 
 class Finished(NamedTuple):
@@ -80,13 +85,22 @@ class _Pipe:
         os.close(self.reading)
 
 
-def run(call: Callable[[int], object], *, timeout_s: float, clock: Clock) -> Finished:
+def run(
+    call: Callable[[int], object],
+    *,
+    timeout_s: float,
+    clock: Clock,
+    keep: Collection[int] = (),
+    look: Callable[[int], None] | None = None,
+    look_s: float = _LOOK_S,
+) -> Finished:
     """Make the call in a child and return how it ended; at its timeout it is ended with everything it started.
 
-    `call` is given a descriptor to write its result to, and its own standard streams: nothing to read, and pipes.
+    `call` is given a descriptor to write its result to, and its own standard streams: nothing to read, and pipes. It
+    inherits the descriptors in `keep`. `look` is told the child's number every `look_s` seconds until it has ended.
     OSError if no process can be made. An exception in the meantime (SIGTERM to this process) ends the call, too.
     """
-    before = frozenset(descendants(os.getpid()))
+    before = _tree()
     pipes = (_Pipe(OUTPUT_BYTES_MAX), _Pipe(OUTPUT_BYTES_MAX), _Pipe(RETURNED_BYTES_MAX))
     try:
         parent = os.getpid()
@@ -95,11 +109,11 @@ def run(call: Callable[[int], object], *, timeout_s: float, clock: Clock) -> Fin
         try:
             child = os.fork()
             if child == 0:
-                _become_call(call, pipes, parent)
+                _become_call(call, pipes, parent, keep)
             for pipe in pipes:
                 pipe.close_writing()
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            timed_out = _watch(child, pipes, timeout_s, clock)
+            timed_out = _watch(child, pipes, timeout_s, clock, look, look_s)
         except BaseException:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             if child > 0:
@@ -148,7 +162,14 @@ def how(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
-def _watch(child: int, pipes: Sequence[_Pipe], timeout_s: float, clock: Clock) -> bool:
+def _watch(
+    child: int,
+    pipes: Sequence[_Pipe],
+    timeout_s: float,
+    clock: Clock,
+    look: Callable[[int], None] | None,
+    look_s: float,
+) -> bool:
     """Read what the call says until it has ended; True if its time was up before that."""
     handle = os.pidfd_open(child)
     try:
@@ -161,7 +182,7 @@ def _watch(child: int, pipes: Sequence[_Pipe], timeout_s: float, clock: Clock) -
             left_s = deadline_s - clock.monotonic_s()
             if left_s <= 0:
                 return True
-            ready = {number for number, _ in poller.poll(min(left_s, _LOOK_S) * 1000)}
+            ready = {number for number, _ in poller.poll(min(left_s, look_s) * 1000)}
             for pipe in pipes:
                 if pipe.open and pipe.reading in ready:
                     pipe.take()
@@ -169,11 +190,13 @@ def _watch(child: int, pipes: Sequence[_Pipe], timeout_s: float, clock: Clock) -
                         poller.unregister(pipe.reading)
             if handle in ready:
                 return False
+            if look is not None:
+                look(child)
     finally:
         os.close(handle)
 
 
-def _finished(child: int, pipes: Sequence[_Pipe], before: frozenset[int], timed_out: bool) -> Finished:
+def _finished(child: int, pipes: Sequence[_Pipe], before: Tree, timed_out: bool) -> Finished:
     unkillable: tuple[int, ...] = ()
     if timed_out:
         code, unkillable = _end(child, before)
@@ -188,20 +211,20 @@ def _finished(child: int, pipes: Sequence[_Pipe], before: frozenset[int], timed_
     return Finished(code, printed, complained, returned, timed_out, unkillable)
 
 
-def _end(child: int, before: frozenset[int]) -> tuple[int, tuple[int, ...]]:
+def _end(child: int, before: Tree) -> tuple[int, tuple[int, ...]]:
     """End the call and everything it started: SIGTERM to its group, a moment, SIGKILL until nothing is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGTERM)
     pause(TERM_GRACE_S)
     code: int | None = None
-    left: list[int] = []
+    left: Tree = frozenset()
     for _ in range(KILL_ROUNDS_MAX):
         if code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child, signal.SIGKILL)
-        left = [pid for pid in descendants(os.getpid()) if pid not in before]
-        for pid in left:
-            send(pid, signal.SIGKILL)
+        left = _tree() - before
+        for pid, started in left:
+            send(pid, signal.SIGKILL, still=partial(_is_still, pid, started))
         if code is None:
             # Only now may its number be given to somebody else; the group is killed by number no more.
             found, status = os.waitpid(child, os.WNOHANG)
@@ -211,7 +234,17 @@ def _end(child: int, before: frozenset[int]) -> tuple[int, tuple[int, ...]]:
         if not left and code is not None:
             break
         pause(KILL_PAUSE_S)
-    return (-signal.SIGKILL if code is None else code), tuple(left)
+    return (-signal.SIGKILL if code is None else code), tuple(sorted(pid for pid, _ in left))
+
+
+def _is_still(pid: int, started: int) -> bool:
+    return start_time(pid) == started
+
+
+def _tree() -> Tree:
+    """Return the living descendants of this process."""
+    found = ((pid, start_time(pid)) for pid in descendants(os.getpid()))
+    return frozenset((pid, started) for pid, started in found if started is not None)
 
 
 def _reap() -> None:
@@ -221,7 +254,7 @@ def _reap() -> None:
             pass
 
 
-def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: int) -> None:
+def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: int, keep: Collection[int]) -> None:
     """In the child: cut what it must not inherit, make the call, end. Never returns."""
     try:
         os.setsid()
@@ -233,7 +266,7 @@ def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: 
         os.dup2(complained, 2)
         for name in os.listdir("/proc/self/fd"):
             # A lock or a pipe of ours in a process that stays behind would be held for as long as that lives.
-            if int(name) > 2 and int(name) != returned:
+            if int(name) > 2 and int(name) != returned and int(name) not in keep:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGHUP):

@@ -11,6 +11,7 @@ from replica.grammar.words import Word
 from replica.limits import PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
 from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
 from replica.refusals import RefusalCode
+from replica.transfer_choices import choice_verb
 from replica.units import SIZE_BYTES_MAX, Quantity
 
 STAGES = ("stage_in", "stage_out")
@@ -85,6 +86,12 @@ class Asked:
         self._bound_moves(stage, verb)
         self.lists.append(transfer)
 
+    def choose(self, stage: str, text: str, *, listed: bool) -> None:
+        """Keep an option of the transfer that was added last to the stage."""
+        lists = [transfer for transfer in self.lists if transfer.outgoing == (stage == "stage_out")]
+        index = len(lists if listed else self.moves[stage]) - 1
+        self.options.append((choice_verb(stage, index, listed=listed), text))
+
     def _bound_moves(self, stage: str, verb: Word) -> None:
         listed = sum(transfer.outgoing == (stage == "stage_out") for transfer in self.lists)
         if len(self.moves[stage]) + listed >= TRANSFERS_PER_STAGE_MAX:
@@ -135,9 +142,9 @@ class Asked:
         access = self.access or (Access.STRIPED,)
         for moves in self.moves.values():
             for move in moves:
-                check_access(move.inside, move.transfer.inside, access)
+                check_access(move.inside, move.transfer.inside, access, self.uses)
         for word, path in self.list_insides:
-            check_access(word, path, access)
+            check_access(word, path, access, self.uses)
         self._check_names()
         self._check_swap()
         self._check_staged()
@@ -166,7 +173,10 @@ class Asked:
             uses=tuple(self.uses),
             swap_bytes=self.swap_bytes,
             options=tuple(
-                f"{verb} {text}" for verb, text in sorted(self.options, key=lambda row: _ORDER_OF_OPTIONS.index(row[0]))
+                f"{verb} {text}"
+                for verb, text in sorted(
+                    self.options, key=lambda row: (_ORDER_OF_OPTIONS.index(row[0].partition(":")[0]), row[0])
+                )
             ),
             stage_in_command="\n".join(self.commands["stage_in"]),
             stage_out_command="\n".join(self.commands["stage_out"]),

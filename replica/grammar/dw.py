@@ -23,6 +23,7 @@ from replica.grammar.values import (
 from replica.grammar.words import Word, shown
 from replica.options import ListTransfer
 from replica.refusals import RefusalCode
+from replica.transfer_choices import CHOICE_KEYS, CHOOSABLE
 
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
 BARE_SWAP_BYTES = 1024**3
@@ -110,7 +111,7 @@ def set_swap(verb: Word, size: Value, pool: Value | None, asked: Asked) -> None:
 
 def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
     stage = verb.text
-    options = read_options(rest, ("type", "source", "destination"))
+    options = read_options(rest, ("type", "source", "destination", *CHOICE_KEYS))
     known = options.known
     for key in ("type", "source", "destination"):
         if key not in known:
@@ -126,7 +127,24 @@ def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
         check_inside(inside.word, inside.as_path, inside.offset)
         which = TransferKind.FILE if kind.text == "file" else TransferKind.DIRECTORY
         asked.move(stage, verb, Transfer(which, outside.as_path, inside.as_path), outside.word, inside.word)
+    _read_choices(stage, known, asked)
     asked.pass_on(stage, options.others)
+
+
+def _read_choices(stage: str, known: dict[str, Value], asked: Asked) -> None:
+    """Read what is special about this one transfer."""
+    for key in CHOICE_KEYS:
+        if key not in known:
+            continue
+        value, allowed = known[key], CHOOSABLE if key == "backend" else ("yes", "no")
+        if value.text not in allowed:
+            raise value.refuse(f"{key}={value.text[:48]} says nothing", f"use one of {', '.join(allowed)}")
+        if key == "move" and stage == "stage_in" and value.text == "yes":
+            raise value.refuse(
+                "move=yes would leave the buffer, which goes with its job, with the only copy",
+                "leave it out: only a stage_out moves",
+            )
+        asked.choose(stage, f"{key}={value.text}", listed=known["type"].text == "list")
 
 
 def _read_list(stage: str, verb: Word, source: Value, destination: Value, asked: Asked) -> None:

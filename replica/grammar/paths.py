@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from replica.buffers import Access
 from replica.grammar.words import Word, shown
 from replica.limits import PATH_BYTES_MAX
@@ -14,21 +16,26 @@ INSIDE_VARIABLES = {
 }
 """Variables that a path on the buffer may start with, and the access mode that each needs."""
 
-PERSISTENT_VARIABLES = ("$DW_PERSISTENT_STRIPED_", "${DW_PERSISTENT_STRIPED_")
-"""How a path on a persistent buffer starts. Scripts have these variables; the agents' transfers do not."""
+PERSISTENT_PREFIX = "DW_PERSISTENT_STRIPED_"
+"""How the variable of a persistent buffer starts; the buffer's name follows."""
 
 
 def split_inside(path: str) -> tuple[str, str]:
-    """Return the variable and the relative rest of a path on the buffer: `$DW_JOB_STRIPED/a/b` is (`DW_JOB_STRIPED`,
+    """Return the variable and the relative rest of a path on a buffer: `$DW_JOB_STRIPED/a/b` is (`DW_JOB_STRIPED`,
     `a/b`).
 
-    Raises ValueError where the path does not start with one of INSIDE_VARIABLES.
+    Raises ValueError where the path starts neither with one of INSIDE_VARIABLES nor with that of a persistent buffer.
     """
     head, _, rest = path.partition("/")
     variable = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:]
-    if not head.startswith("$") or variable not in INSIDE_VARIABLES:
+    if not head.startswith("$") or (variable not in INSIDE_VARIABLES and not persistent_name(variable)):
         raise ValueError(path)
     return variable, rest
+
+
+def persistent_name(variable: str) -> str:
+    """Return the name of the persistent buffer that a variable points to, empty for any other variable."""
+    return variable[len(PERSISTENT_PREFIX) :] if variable.startswith(PERSISTENT_PREFIX) else ""
 
 
 def path_fault(path: str) -> str | None:
@@ -57,17 +64,11 @@ def check_outside(word: Word, path: str, offset: int) -> None:
 
 
 def check_inside(word: Word, path: str, offset: int) -> None:
-    """Raise DirectiveRefused unless the path lies below one of the buffer's variables."""
-    if path.removeprefix("\\\\").startswith(PERSISTENT_VARIABLES):
-        raise word.refuse(
-            f"{shown(path)} is on a persistent buffer, to and from which nothing is staged",
-            "copy it in the script, which has the variable",
-            offset,
-        )
+    """Raise DirectiveRefused unless the path lies below one of the buffers' variables."""
     try:
         _, rest = split_inside(path.removeprefix("\\\\"))
     except ValueError:
-        listed = ", ".join("$" + name for name in INSIDE_VARIABLES)
+        listed = ", ".join("$" + name for name in (*INSIDE_VARIABLES, PERSISTENT_PREFIX + "NAME"))
         raise word.refuse(f"{shown(path)} is not on the buffer", f"start it with one of {listed}", offset) from None
     fault = path_fault("/" + rest)
     if fault is not None:
@@ -76,9 +77,18 @@ def check_inside(word: Word, path: str, offset: int) -> None:
         raise word.refuse(f"{shown(path)} names the buffer itself", "add a name after it, for example /data", offset)
 
 
-def check_access(word: Word, path: str, access: tuple[Access, ...]) -> None:
-    """Raise DirectiveRefused where the path's variable needs an access mode that the job did not ask for."""
+def check_access(word: Word, path: str, access: tuple[Access, ...], uses: Container[str]) -> None:
+    """Raise DirectiveRefused where the path's variable needs an access mode, or a persistent buffer, that the job did
+    not ask for; `uses` are the persistent ones that it did.
+    """
     variable, _ = split_inside(path.removeprefix("\\\\"))
+    name = persistent_name(variable)
+    if name:
+        if name not in uses:
+            raise word.refuse(
+                f"the job does not use the persistent buffer {shown(name)}", f"add #DW persistentdw name={name[:48]}"
+            )
+        return
     needed = INSIDE_VARIABLES[variable]
     if needed is not None and needed not in access:
         raise word.refuse(

@@ -9,6 +9,7 @@ from replica.buffers import Access, BufferRequest, Transfer
 from replica.grammar.short import format_bytes, format_quantity
 from replica.grammar.values import STOP
 from replica.options import BufferOptions, CreatePersistent
+from replica.transfer_choices import choice_verb
 from replica.units import Quantity
 
 
@@ -26,12 +27,14 @@ def format_request(request: BufferRequest, options: BufferOptions | None) -> tup
         lines.append(_line(rest, "swap", "#DW swap", f"{format_bytes(options.swap_bytes)}{pool}"))
     lines += [_line(rest, "persistentdw", "#DW persistentdw", f"name={name}") for name in options.uses]
     for stage, transfers in (("stage_in", request.stage_in), ("stage_out", request.stage_out)):
-        lines += [_line(rest, stage, f"#DW {stage}", _move(transfer, stage)) for transfer in transfers]
-        lines += [
-            _line(rest, stage, f"#DW {stage}", "type=list" + _paths(transfer.source, transfer.destination))
-            for transfer in options.lists
-            if transfer.outgoing == (stage == "stage_out")
-        ]
+        lists = [transfer for transfer in options.lists if transfer.outgoing == (stage == "stage_out")]
+        for listed, texts in (
+            (False, [_move(transfer, stage) for transfer in transfers]),
+            (True, ["type=list" + _paths(transfer.source, transfer.destination) for transfer in lists]),
+        ):
+            for index, text in enumerate(texts):
+                chosen = _line(rest, choice_verb(stage, index, listed=listed), f"#DW {stage}", text)
+                lines.append(_line(rest, stage, chosen))
     lines += [_line(rest, "create_persistent", "#BB create_persistent", _create(record)) for record in options.creates]
     lines += [
         _line(
@@ -45,12 +48,12 @@ def format_request(request: BufferRequest, options: BufferOptions | None) -> tup
     return _spur(request, options, alone) if spur else "", "\n".join(lines)
 
 
-def _line(rest: list[str], verb: str, head: str, text: str) -> str:
+def _line(rest: list[str], verb: str, *texts: str) -> str:
     """Return one directive, with all the options that were passed on with directives of its kind."""
     mine = [option for option in rest if option.startswith(verb + " ")]
     for option in mine:
         rest.remove(option)
-    return " ".join([head, text, *(option.removeprefix(verb + " ") for option in mine)])
+    return " ".join([*texts, *(option.removeprefix(verb + " ") for option in mine)])
 
 
 def _access(modes: tuple[Access, ...]) -> str:

@@ -5,11 +5,12 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from exercises.ports import claim_base_port
 
 from cluster.client import Client
 from cluster.config import Config
@@ -18,9 +19,6 @@ from conforming.mirror import Mirror
 FOREBAY: Final = Path(sys.executable).with_name("forebay")
 START_S: Final = 60.0
 """Seconds that a cluster may take until it leads and its nodes are up, on a machine that does other things."""
-
-PORT_FIRST, PORT_LAST, PORT_STEP = 12_000, 19_900, 40
-"""Where free ports are looked for: below the range that the kernel hands out by itself."""
 
 
 class ConformanceFailed(Exception):
@@ -43,20 +41,6 @@ class Pool(NamedTuple):
     granularity: str
     default: bool
     counts: bool
-
-
-_ports = iter(range(PORT_FIRST + os.getpid() % 97 * PORT_STEP, PORT_LAST, PORT_STEP))
-
-
-def free_base_port() -> int:
-    """Return a port such that the ports that `forebay init` uses from there on are free now; never twice the same."""
-    for base in _ports:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in (base, base + 10):
-                probe = stack.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", port))
-            return base
-    raise ConformanceFailed(f"no free ports between {PORT_FIRST} and {PORT_LAST}")
 
 
 class Typist:
@@ -145,7 +129,7 @@ class Cluster:
         self.environment |= {"PYTHONPATH": f"{scripts}:{Path(scripts).parent}"}
         await self.typist.start(self.environment)
         words = ["init", str(self.home), "--cluster-name=conformance", f"--replicas={len(self.replicas)}"]
-        words += [f"--agents={len(self.nodes)}", f"--cpus={self.cpus}", f"--base-port={free_base_port()}"]
+        words += [f"--agents={len(self.nodes)}", f"--cpus={self.cpus}", f"--base-port={claim_base_port((0, 10))}"]
         words += [f"--user={user}" for user in self.users]
         words += [f"--source-root={self.work}", f"--destination-root={self.work}"]
         words += [f"--pool={p.name}={p.quantity}/{p.granularity}{',default' if p.default else ''}" for p in pools]

@@ -130,9 +130,39 @@ def steering(act: Act, parsed: Parsed, name: str, run: Run) -> list[list[str]]:
             return [["job", "requeue", *targets], ["job", "hold", *targets]]
         case "update":
             fields = [word for word in parsed.words[1:] if "=" in word and not re.match(r"(?i)job(id)?=", word)]
-            return [["job", "update", *targets, *(f"--{field.lower()}" for field in fields)]]
+            return [["job", "update", *targets, *(_changing(field, run) for field in fields)]]
         case _:
             raise NoSuchCommand(f"{name!r} has no counterpart")
+
+
+_CHANGED: Final = {
+    "account": "account",
+    "burstbuffer": "bb",
+    "comment": "comment",
+    "deadline": "deadline",
+    "dependency": "dependency",
+    "jobname": "name",
+    "licenses": "licenses",
+    "name": "name",
+    "nice": "nice",
+    "partition": "partition",
+    "priority": "priority",
+    "qos": "qos",
+    "reservationname": "reservation",
+    "starttime": "begin",
+    "timelimit": "time",
+}
+"""What `scontrol update` changes of a job -> the option of `forebay job update`."""
+
+
+def _changing(field: str, run: Run) -> str:
+    key, _, value = field.partition("=")
+    option = _CHANGED.get(key.lower())
+    if key.lower() == "requeue" and value in ("0", "1"):
+        return "--requeue" if value == "1" else "--no-requeue"
+    if option is None:
+        raise NoSuchCommand(f"{key!r} of a job is not changed here")
+    return f"--{option}={_renumbered(value, run) if option == 'dependency' else value}"
 
 
 def administering(act: Act, parsed: Parsed, now: datetime) -> list[str]:

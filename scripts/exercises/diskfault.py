@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import random
 import re
@@ -25,6 +24,7 @@ from cluster.client import ApiError
 from exercises import disks, faults, kernel
 from exercises.bare import BareCluster
 from exercises.disks import Disk
+from exercises.ending import perform
 from exercises.faults import Plan
 from exercises.local_cluster import REPLICAS, ExerciseFailed
 from exercises.promises import Promises
@@ -248,31 +248,12 @@ def main() -> int:
         every = [*CASES, *extras]
         cases += every if options.cases is None else exercise.chance.sample(every, min(options.cases, len(every)))
     print(f"diskfault: {len(cases)} cases, seed {seed}", flush=True)
-    succeeded = interrupted = False
-    started = time.monotonic()
-    try:
-        asyncio.run(exercise.run(cases))
-        succeeded = True
-    except (ExerciseFailed, ApiError, TimeoutError, OSError) as error:
-        print(f"diskfault: FAILED: {error}\ndiskfault: seed {seed}; logs and data: {directory}", file=sys.stderr)
-    except KeyboardInterrupt:
-        interrupted = True
-        print("diskfault: interrupted", file=sys.stderr)
-    finally:
-        exercise.release()
-        # What failed is kept for whoever looks into it.
-        if succeeded or interrupted:
-            shutil.rmtree(directory)
-    summary = {
-        "cases": len(exercise.done),
-        "failed": int(not succeeded),
-        "failed_calls": exercise.hits,
-        "acknowledged": exercise.promises.acknowledged,
-        "seconds": round(time.monotonic() - started, 1),
-        "seed": seed,
-    }
-    print(json.dumps(summary))
-    return 0 if succeeded else 1
+    ended = perform("diskfault", exercise.run(cases), release=exercise.release, directory=directory, seed=seed)
+    return ended.report(
+        cases=len(exercise.done),
+        failed_calls=exercise.hits,
+        acknowledged=exercise.promises.acknowledged,
+    )
 
 
 if __name__ == "__main__":

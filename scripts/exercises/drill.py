@@ -8,10 +8,8 @@ jobs whose process was not the victim brought back what they must, and all space
 
 import argparse
 import asyncio
-import json
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from pathlib import Path
 from cluster.client import ApiError, Client
 from cluster.client.requests import SubmitRequest
 from exercises import verify
+from exercises.ending import percentiles, perform
 from exercises.local_cluster import AGENTS, REPLICAS, USER, ExerciseFailed, LocalCluster
 from exercises.workload import EXAMPLES, Workload
 
@@ -175,33 +174,14 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="forebay-drill-")).resolve()
     drill = Drill(directory, seed)
     print(f"drill: {options.rounds} rounds, seed {seed}", flush=True)
-    succeeded = False
-    started = time.monotonic()
-    try:
-        asyncio.run(drill.run(options.rounds))
-        succeeded = True
-    except (ExerciseFailed, ApiError, TimeoutError) as error:
-        print(
-            f"drill: FAILED: {error}\ndrill: again with --seed {seed}; logs and data are in {directory}",
-            file=sys.stderr,
-        )
-    finally:
-        drill.cluster.stop_all()
-        if succeeded:
-            shutil.rmtree(directory)
-    takeovers = sorted(drill.takeovers_s)
-    summary = {
-        "rounds": sum(drill.victims.values()),
-        "failed": int(not succeeded),
-        "acknowledged": len(drill.acknowledged),
-        "victims": dict(sorted(drill.victims.items())),
-        "takeover_p50_s": round(takeovers[len(takeovers) // 2], 3) if takeovers else None,
-        "takeover_max_s": round(takeovers[-1], 3) if takeovers else None,
-        "seconds": round(time.monotonic() - started, 1),
-        "seed": seed,
-    }
-    print(json.dumps(summary))
-    return 0 if succeeded else 1
+    release, work = drill.cluster.stop_all, drill.run(options.rounds)
+    ended = perform("drill", work, release=release, directory=directory, seed=seed)
+    return ended.report(
+        rounds=sum(drill.victims.values()),
+        acknowledged=len(drill.acknowledged),
+        victims=dict(sorted(drill.victims.items())),
+        **percentiles(drill.takeovers_s),
+    )
 
 
 if __name__ == "__main__":

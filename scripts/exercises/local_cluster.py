@@ -3,13 +3,13 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from cluster.client import Client
 from cluster.config import Config
+from exercises.ports import claim_base_port
 
 FOREBAY = Path(sys.executable).with_name("forebay")
 USER = "demo"
@@ -17,8 +17,6 @@ USER = "demo"
 
 REPLICAS = ("r1", "r2", "r3")
 AGENTS = ("n1", "n2")
-PORT_FIRST, PORT_LAST, PORT_STEP = 20_000, 32_000, 40
-"""Where free ports are looked for: below the range that the kernel hands out by itself."""
 
 
 class ExerciseFailed(Exception):
@@ -26,15 +24,8 @@ class ExerciseFailed(Exception):
 
 
 def free_base_port() -> int:
-    """Return a port such that the ports that `forebay init` uses from there on are free now."""
-    start = PORT_FIRST + (os.getpid() * PORT_STEP) % (PORT_LAST - PORT_FIRST)
-    for base in (*range(start, PORT_LAST, PORT_STEP), *range(PORT_FIRST, start, PORT_STEP)):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in (*range(base, base + 3), *range(base + 10, base + 13)):
-                probe = stack.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", port))
-            return base
-    raise ExerciseFailed(f"no free ports between {PORT_FIRST} and {PORT_LAST}")
+    """Return a port such that the ports that `forebay init` uses from there on are ours."""
+    return claim_base_port((*range(3), *range(10, 13)))
 
 
 class LocalCluster:

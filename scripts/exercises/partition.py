@@ -10,9 +10,7 @@ finish is a failure), state digests are equal and every ledger verifies.
 import argparse
 import asyncio
 import contextlib
-import json
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -21,9 +19,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from cluster.client import ApiError, Client
+from cluster.client import Client
 from exercises import kernel, network
 from exercises.bare import BareCluster
+from exercises.ending import percentiles, perform
 from exercises.histories import DEADLINE_S, Clients
 from exercises.local_cluster import REPLICAS, ExerciseFailed
 from exercises.network import Network
@@ -280,40 +279,21 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="forebay-partition-")).resolve()
     exercise = Partitions(directory, net, seed, stale=options.stale_reads)
     print(f"partition: {options.rounds} rounds, seed {seed}", flush=True)
-    succeeded = interrupted = False
-    started = time.monotonic()
-    try:
-        asyncio.run(exercise.run(options.rounds, options.fault or list(FAULTS), leader_kills=options.leader_kills))
-        succeeded = True
-    except (ExerciseFailed, ApiError, TimeoutError, OSError) as error:
-        print(f"partition: FAILED: {error}\npartition: seed {seed}; logs and data: {directory}", file=sys.stderr)
-    except KeyboardInterrupt:
-        interrupted = True
-        print("partition: interrupted", file=sys.stderr)
-    finally:
-        exercise.cluster.stop_all()
-        # What failed is kept for whoever looks into it.
-        if succeeded or interrupted:
-            shutil.rmtree(directory)
-    takeovers = sorted(exercise.takeovers_s)
-    summary = {
-        "rounds": exercise.faults.total(),
-        "failed": int(not succeeded),
-        "faults": dict(sorted(exercise.faults.items())),
-        "two_at_once": exercise.combined,
-        "operations": exercise.clients.operations,
-        "stale_reads": options.stale_reads,
-        "unknown": exercise.clients.unknown,
-        "acknowledged_submits": len(exercise.clients.acknowledged),
-        "objects_checked": len(exercise.clients.histories) if succeeded else 0,
-        "configurations": exercise.configurations,
-        "takeover_p50_s": round(takeovers[len(takeovers) // 2], 3) if takeovers else None,
-        "takeover_max_s": round(takeovers[-1], 3) if takeovers else None,
-        "seconds": round(time.monotonic() - started, 1),
-        "seed": seed,
-    }
-    print(json.dumps(summary))
-    return 0 if succeeded else 1
+    work = exercise.run(options.rounds, options.fault or list(FAULTS), leader_kills=options.leader_kills)
+    release = exercise.cluster.stop_all
+    ended = perform("partition", work, release=release, directory=directory, seed=seed)
+    return ended.report(
+        rounds=exercise.faults.total(),
+        faults=dict(sorted(exercise.faults.items())),
+        two_at_once=exercise.combined,
+        operations=exercise.clients.operations,
+        stale_reads=options.stale_reads,
+        unknown=exercise.clients.unknown,
+        acknowledged_submits=len(exercise.clients.acknowledged),
+        objects_checked=len(exercise.clients.histories) if ended.succeeded else 0,
+        configurations=exercise.configurations,
+        **percentiles(exercise.takeovers_s),
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ What is not cut off is the cache of the drive below the loop device: what reache
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import shutil
 import signal
@@ -26,6 +25,7 @@ from cluster.client import ApiError
 from exercises import disks, faults, kernel
 from exercises.bare import BareCluster
 from exercises.disks import Disk
+from exercises.ending import perform
 from exercises.local_cluster import REPLICAS, ExerciseFailed
 from exercises.promises import Promises
 
@@ -228,39 +228,17 @@ def main() -> int:
         return kernel.EXIT_UNABLE
     cuts = PowerCuts(directory, options.fs, seed, lying=options.lying_disk)
     print(f"powercut: {options.count} cuts on {options.fs}, seed {seed}", flush=True)
-    succeeded = interrupted = False
-    started = time.monotonic()
-    try:
-        asyncio.run(cuts.run(options.count))
-        succeeded = True
-    except (ExerciseFailed, ApiError, TimeoutError, OSError) as error:
-        print(
-            f"powercut: FAILED: {error}\npowercut: again with --seed {seed}; images and logs: {directory}",
-            file=sys.stderr,
-        )
-    except KeyboardInterrupt:
-        interrupted = True
-        print("powercut: interrupted", file=sys.stderr)
-    finally:
-        cuts.release()
-        # What failed is kept for whoever looks into it.
-        if succeeded or interrupted:
-            shutil.rmtree(directory)
-    summary = {
-        "cuts": cuts.cuts.total(),
-        "fs": options.fs,
-        "failed": int(not succeeded),
-        "acknowledged": cuts.acknowledged,
-        "sent_again": cuts.unknown,
-        "cuts_of_some_besides": cuts.cuts_of_some,
-        "moments": dict(sorted(cuts.cuts.items())),
-        "generations": cuts.generation,
-        "lying_disk": options.lying_disk,
-        "seconds": round(time.monotonic() - started, 1),
-        "seed": seed,
-    }
-    print(json.dumps(summary))
-    return 0 if succeeded else 1
+    ended = perform("powercut", cuts.run(options.count), release=cuts.release, directory=directory, seed=seed)
+    return ended.report(
+        cuts=cuts.cuts.total(),
+        fs=options.fs,
+        acknowledged=cuts.acknowledged,
+        sent_again=cuts.unknown,
+        cuts_of_some_besides=cuts.cuts_of_some,
+        moments=dict(sorted(cuts.cuts.items())),
+        generations=cuts.generation,
+        lying_disk=options.lying_disk,
+    )
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             entries = list(rig.controller.chronicle.read(1, limit=100))
             assert not any(applied.void for applied in entries)
             assert entries[-1].revision == rig.controller.state.revision
-            why = await rig.ask("GET", "/v1/jobs/1/why?at=5", who="alice")
+            why = await rig.ask("GET", f"/v1/jobs/1/why?at={own + 1}", who="alice")
             assert (why.status, why.code) == (410, "history_not_held")
 
 

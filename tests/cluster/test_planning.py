@@ -145,7 +145,7 @@ def test_a_batch_on_another_state_than_the_agenda_s_makes_a_new_agenda() -> None
 def test_what_is_due_is_asked_of_the_applied_state_and_a_pass_is_due_at_once_while_it_is_not_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World(stage_in_timeout_s=10)
+    world = World(stage_in_timeout_s=10, timeouts="fixed")
     for _ in range(3):
         world.submit("capacity=10")
     planner = Planner()

@@ -66,7 +66,9 @@ def test_the_jobs_that_a_command_names_are_read(command: str, jobs: list[str]) -
         ("scontrol hold 5", [["job", "hold", "15"]]),
         ("scontrol uhold 5", [["job", "hold", "15"]]),
         ("scontrol release 5", [["job", "release", "15"]]),
-        ("scontrol update JobId=5 BurstBuffer=", [["job", "update", "15", "--burstbuffer="]]),
+        ("scontrol update JobId=5 BurstBuffer=", [["job", "update", "15", "--bb="]]),
+        ("scontrol update job 5 TimeLimit=5 Requeue=0", [["job", "update", "15", "--time=5", "--no-requeue"]]),
+        ("scontrol update job 5 Dependency=afterok:5", [["job", "update", "15", "--dependency=afterok:15"]]),
     ],
 )
 def test_what_is_done_to_jobs_is_typed_with_forebays_numbers(

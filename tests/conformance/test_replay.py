@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,30 +13,65 @@ SITE = Path(__file__).resolve().parent / "site"
 TIMEOUT_S = 300
 
 
-def replay(directory: Path, *options: str) -> tuple[int, dict[str, int], str]:
-    line = [str(ROOT / "scripts" / "conformance"), str(directory), *options]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
-    assert done.stdout.splitlines(), done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+class Replays:
+    """A replay of our transcripts and one of altered ones. They mostly wait, so they go on beside each other."""
+
+    def __init__(self, directory: Path) -> None:
+        self._ours = self._begin(SITE / "transcripts")
+        shutil.copytree(SITE, directory / "site")
+        (directory / "site" / "transcripts" / "trouble.txt").unlink()
+        path = directory / "site" / "transcripts" / "life.txt"
+        wrong = path.read_text().replace("Size=8KiB", "Size=12KiB")
+        wrong = wrong.replace("COMPLETED None teardown", "FAILED None teardown")
+        path.write_text(wrong.replace("JobState=COMPLETED (squeue COMPLETED/CD) Reason=None BB=teardown",
+                                      "JobState=FAILED (squeue FAILED/F) Reason=None BB=teardown"))  # fmt: skip
+        self._altered = self._begin(path.parent)
+
+    @staticmethod
+    def _begin(directory: Path) -> subprocess.Popen[str]:
+        line = [str(ROOT / "scripts" / "conformance"), str(directory)]
+        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+    def ours(self) -> tuple[int, dict[str, int], str]:
+        """Return how the replay of our transcripts ended: its code, its last line, and all that it said."""
+        return self._end(self._ours)
+
+    def altered(self) -> tuple[int, dict[str, int], str]:
+        """Return how the replay of the altered ones ended."""
+        return self._end(self._altered)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[str]) -> tuple[int, dict[str, int], str]:
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+        summaries = [line for line in said.splitlines() if line.startswith('{"scenarios"')]
+        assert summaries, said
+        return process.returncode, json.loads(summaries[-1]), said
+
+    def close(self) -> None:
+        """End what still goes on."""
+        for process in (self._ours, self._altered):
+            process.terminate()
+            process.communicate(timeout=TIMEOUT_S)
 
 
-def test_forebay_does_what_our_transcripts_say() -> None:
-    code, summary, said = replay(SITE / "transcripts")
+@pytest.fixture(scope="module")
+def replays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replays]:
+    """Both replays, begun at once."""
+    begun = Replays(tmp_path_factory.mktemp("replays"))
+    yield begun
+    begun.close()
+
+
+def test_forebay_does_what_our_transcripts_say(replays: Replays) -> None:
+    code, summary, said = replays.ours()
     assert (code, summary["failed"]) == (0, 0), said
     assert summary["scenarios"] == len(list((SITE / "transcripts").glob("*.txt")))
     assert summary["matched"] + summary["declared"] == summary["steps"]
     assert summary["matched"] > summary["declared"]
 
 
-def test_a_transcript_of_something_else_fails_and_says_where(tmp_path: Path) -> None:
-    shutil.copytree(SITE, tmp_path / "site")
-    (tmp_path / "site" / "transcripts" / "trouble.txt").unlink()
-    path = tmp_path / "site" / "transcripts" / "life.txt"
-    text = path.read_text()
-    wrong = text.replace("Size=8KiB", "Size=12KiB").replace("COMPLETED None teardown", "FAILED None teardown")
-    path.write_text(wrong.replace("JobState=COMPLETED (squeue COMPLETED/CD) Reason=None BB=teardown",
-                                  "JobState=FAILED (squeue FAILED/F) Reason=None BB=teardown"))  # fmt: skip
-    code, summary, said = replay(path.parent)
+def test_a_transcript_of_something_else_fails_and_says_where(replays: Replays) -> None:
+    code, summary, said = replays.altered()
     assert code == 1 and summary["failed"] >= 2, said
     assert "expected: FAILED None teardown" in said and "Size=12KiB" in said
     assert "life.txt:" in said

@@ -36,7 +36,7 @@ def test_the_checks_find_stale_reads() -> None:
     assert done.code == 1, done.said
     assert "stale: revision" in done.said or "not linearizable" in done.said
     for line in done.said.splitlines():
-        if line.startswith("partition: seed"):
+        if line.startswith("partition: again"):
             path = Path(line.rpartition(": ")[2])
             assert path.name.startswith("forebay-partition-")
             shutil.rmtree(path)

@@ -22,8 +22,10 @@ POWERS: Final = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB
 GIB: Final = 2**30
 SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
-INSIDE: Final = re.compile(r"(?:\$(?:DW_JOB_(?:STRIPED|PRIVATE|LDBALANCE)|FOREBAY_JOB_DIR)|"
-                           r"\$\{(?:DW_JOB_(?:STRIPED|PRIVATE|LDBALANCE)|FOREBAY_JOB_DIR)\})/(.*)")  # fmt: skip
+INSIDE: Final = re.compile(r"(?:\$(?:DW_JOB_(?:STRIPED|PRIVATE|LDBALANCE)|FOREBAY_JOB_DIR|DW_PERSISTENT_STRIPED_[^/]+)|"
+                           r"\$\{(?:DW_JOB_(?:STRIPED|PRIVATE|LDBALANCE)|FOREBAY_JOB_DIR|DW_PERSISTENT_STRIPED_[^/]+)\})"
+                           r"/(.*)")  # fmt: skip
+PERSISTENT: Final = re.compile(r"(?:\\\\)?\$\{?DW_PERSISTENT_STRIPED_([^/}]+).*")
 VERBS: Final = {
     "#DW": {"jobdw", "persistentdw", "swap", "stage_in", "stage_out"},
     "#BB": {"create_persistent", "destroy_persistent"},
@@ -154,6 +156,10 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest, options: Bu
             if size_of(line.words[1] if len(line.words) > 1 else "", GIB) != options.swap_bytes:
                 return "another swap"
         if verb in ("stage_in", "stage_out") and case.provider == "native":
+            if pairs.get("move", "no") not in ("no",) + ("yes",) * (verb == "stage_out"):
+                return f"a move of {pairs['move']!r}"
+            if pairs.get("backend", "native") not in ("native", "rsync", "rclone", "template"):
+                return f"the backend {pairs['backend']!r}"
             moves.append((verb + " " + pairs.get("type", ""), pairs.get("source", ""), pairs.get("destination", "")))
         for key in ("pool",):
             if key in pairs and verb not in ("persistentdw", "stage_in", "stage_out", "destroy_persistent"):
@@ -226,5 +232,8 @@ def _moves_nonsense(moves: list[tuple[str, str, str]], request: BufferRequest, o
         matched = INSIDE.fullmatch(inside.removeprefix("\\\\"))
         if matched is None or ".." in matched[1].split("/") or not matched[1].strip("/"):
             return f"the path {inside!r} on the buffer"
+        persistent = PERSISTENT.fullmatch(inside)
+        if persistent is not None and persistent[1] not in options.uses:
+            return f"the path {inside!r} on a persistent buffer that is not used"
     made = len(request.stage_in) + len(request.stage_out) + len(options.lists)
     return None if made == len(moves) else f"{made} transfers instead of {len(moves)}"

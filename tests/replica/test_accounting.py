@@ -57,7 +57,8 @@ def account(
 
 def test_the_reasons_are_those_of_the_document_byte_for_byte() -> None:
     assert set(QOS_REASONS.values()) | set(ACCOUNT_REASONS.values()) == set(
-        "QOSGrpBB QOSGrpBBRunMinutes QOSMaxBBPerJob QOSMaxBBPerNode QOSMaxBBPerUser QOSMinBB MaxBBPerAccount "
+        "QOSGrpBB QOSGrpBBMinutes QOSGrpBBRunMinutes QOSMaxBBPerJob QOSMaxBBPerNode QOSMaxBBPerUser QOSMinBB "
+        "MaxBBPerAccount AssocGrpBBMinutes "
         "QOSMaxJobsPerUserLimit QOSMaxSubmitJobPerUserLimit QOSGrpNodeLimit QOSGrpCpuLimit AssocGrpBB "
         "AssocGrpBBRunMinutes AssocMaxBBPerJob AssocMaxBBPerNode AssocMaxBBMinutesPerJob AssocMaxJobsLimit "
         "AssocGrpNodeLimit".split()

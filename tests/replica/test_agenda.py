@@ -14,7 +14,8 @@ from hypothesis.stateful import precondition, rule
 from replica import agenda_pass, judging, scheduling
 from replica import commands as c
 from replica import events as e
-from replica.agenda import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, RESERVATION_EVENTS, Agenda
+from replica.agenda import Agenda
+from replica.agenda_events import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, POOL_EVENTS, RESERVATION_EVENTS
 from replica.buffers import BufferRequest, BufferState
 from replica.commit import Entry
 from replica.fold import fold
@@ -27,7 +28,7 @@ from replica.scheduling import REPLAN_S, events_of_pass, next_due
 from replica.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from replica.staging import active_stage, failed, script_ended, succeeded
 from replica.state import EMPTY, State
-from replica.turns import with_turns
+from replica.turns import Turns, with_turns
 from replica.units import NEVER, Instant, seconds
 from tests.replica.test_histories import Histories
 from tests.replica.world import OPERATOR, SCRIPT, START, World, user
@@ -228,7 +229,7 @@ def happening(random: Random, state: State, job_id: int, at: Instant) -> tuple[e
     assert buffer is not None
     if not random.randrange(6):
         return failed(state, job, stage, "it broke", at)
-    return with_turns(state, dict(state.operations), succeeded(state, job, buffer, stage, 1, 1, ""))
+    return with_turns(state, Turns(state.operations), succeeded(state, job, buffer, stage, 1, 1, ""))
 
 
 def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
@@ -296,7 +297,7 @@ def test_a_pass_that_is_asked_for_twice_gives_the_same_and_leaves_nothing_behind
 
 
 def test_every_kind_of_event_is_about_a_job_or_a_node_or_all_or_none() -> None:
-    known = NODE_EVENTS + RESERVATION_EVENTS + EVENTS_ABOUT_ALL + EVENTS_ABOUT_NONE
+    known = NODE_EVENTS + RESERVATION_EVENTS + POOL_EVENTS + EVENTS_ABOUT_ALL + EVENTS_ABOUT_NONE
     for kind in get_args(e.Event):
         # What is about a job is looked at for it, unless it changes nothing that an agenda keeps.
         assert ("job" in kind.__struct_fields__) != (kind in known) or kind in (e.MailSent, e.MailDropped), kind
@@ -319,7 +320,7 @@ def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
 
 
 def test_a_down_node_s_operations_are_not_due_and_are_again_when_it_is_back() -> None:
-    world = Watched({"fast": 100}, stage_in_timeout_s=10)
+    world = Watched({"fast": 100}, stage_in_timeout_s=10, timeouts="fixed")
     job = world.submit("capacity=40")
     assert next_due(world.state, world.at) == world.at + seconds(10)
     world.settle(c.MarkNodeDown("n1", "x"), c.CONTROLLER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,17 +15,20 @@ from replica import commands as c
 from replica import events as e
 from replica.accounting import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.agenda import Agenda
+from replica.buffers import BufferRequest, BufferState
 from replica.directives import parse_request
 from replica.fold import fold
 from replica.invariants import check
-from replica.jobs import JobSpec
+from replica.job_changes import JobChange, JobTerms
+from replica.jobs import Dependency, DependencyKind, JobSpec, JobState
 from replica.options import JobOptions
+from replica.partitions import Partition, PartitionState
 from replica.reservations import Reservation, ReservedSpace
 from replica.scheduling import events_of_pass, next_due, plan
 from replica.state import State
-from replica.units import Instant, seconds
+from replica.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import Agendas, crowd, happening, node_happening, submitted
-from tests.replica.world import SCRIPT, START, user
+from tests.replica.world import OPERATOR, SCRIPT, START, user
 
 USERS = ("alan", "eve", "bo")
 POOLS = ("p0", "p1", "p2")
@@ -41,14 +45,34 @@ def some_limits(random: Random, kinds: tuple[LimitKind, ...], most: int = 400) -
 
 
 K = LimitKind
-QOS_KINDS = (K.GRP_BB, K.GRP_BB_RUN_MINUTES, K.MAX_BB_PER_USER, K.MAX_BB_PER_ACCOUNT, K.GRP_NODES, K.GRP_CPUS)
-ACCOUNT_KINDS = (K.GRP_BB, K.GRP_BB_RUN_MINUTES, K.MAX_JOBS_PER_USER, K.GRP_NODES, K.MAX_BB_PER_JOB)
+QOS_KINDS = (
+    K.GRP_BB,
+    K.GRP_BB_MINUTES,
+    K.GRP_BB_RUN_MINUTES,
+    K.MAX_BB_PER_USER,
+    K.MAX_BB_PER_ACCOUNT,
+    K.GRP_NODES,
+    K.GRP_CPUS,
+)
+ACCOUNT_KINDS = (K.GRP_BB, K.GRP_BB_MINUTES, K.GRP_BB_RUN_MINUTES, K.MAX_JOBS_PER_USER, K.GRP_NODES, K.MAX_BB_PER_JOB)
 
 
 def change(random: Random, state: State, at: Instant) -> tuple[e.Event, ...]:
     """Return what an operator might change."""
-    what = random.randrange(8)
+    what = random.randrange(11)
     name = str(random.randrange(3))
+    if what == 8 and state.feature_level > 3:
+        nodes = tuple(sorted(random.sample(sorted(state.nodes), random.randrange(len(state.nodes) + 1))))
+        every, up = not random.randrange(4), random.choice((PartitionState.UP, *PartitionState))
+        limits = {"max_time_s": random.choice((0, 0, 60)), "max_nodes": random.choice((None, None, 0))}
+        users = USERS[:2] if not random.randrange(4) else ()
+        return (e.PartitionSet(Partition(f"t{name}", () if every else nodes, every, up, users=users, **limits)),)
+    if what == 9 and state.partitions and not random.randrange(3):
+        return (e.PartitionDeleted(random.choice(sorted(state.partitions))),)
+    if what == 10:
+        pool = random.choice(sorted(state.pools))
+        size = random.choice((20, 100, 250, 1_000, 5_000))
+        return (e.PoolSet(msgspec.structs.replace(state.pools[pool], quantity_bytes=size)),)
     if what == 0:
         members = tuple(
             AccountUser(user, some_limits(random, ACCOUNT_KINDS)) for user in USERS[: random.randrange(1, 4)]
@@ -74,8 +98,6 @@ def change(random: Random, state: State, at: Instant) -> tuple[e.Event, ...]:
 
 
 def with_options(random: Random, submit: e.JobSubmitted) -> tuple[e.Event, ...]:
-    import msgspec
-
     submit = msgspec.structs.replace(submit, spec=msgspec.structs.replace(submit.spec, user=random.choice(USERS)))
     if not random.randrange(4):
         return (submit,)
@@ -85,13 +107,48 @@ def with_options(random: Random, submit: e.JobSubmitted) -> tuple[e.Event, ...]:
         licenses=((f"l{random.randrange(3)}", random.randrange(1, 3)),) if not random.randrange(4) else (),
         reservation=f"r{random.randrange(3)}" if not random.randrange(6) else "",
         nice=random.randrange(-2, 3),
+        partition=f"t{random.randrange(3)}" if random.randrange(3) else "",
+        singleton=not random.randrange(8),
     )
-    return (submit, e.JobOptionsGiven(submit.job, options))
+    terms = (e.JobTermsGiven(submit.job, JobTerms(any_of=True)),) if not random.randrange(4) else ()
+    return (submit, e.JobOptionsGiven(submit.job, options), *terms)
+
+
+def update(random: Random, state: State) -> tuple[e.Event, ...]:
+    """Return what a user might change of a job that waits."""
+    waiting = [job for job in sorted(state.unfinished) if state.jobs[job].state is JobState.PENDING]
+    if not waiting:
+        return ()
+    job_id = random.choice(waiting)
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if not random.randrange(4) and (buffer is None or buffer.state is BufferState.PENDING):
+        size = random.choice((0, 10, 200))
+        request = BufferRequest("", size, (), "scratch", (), (), "")
+        return (e.BufferRequestChanged(job_id, request, random.choice(POOLS) if size else "", size),)
+    kinds = [kind for kind in DependencyKind if not kind.of_array]
+    before = [other for other in (job_id // 2, job_id - 1) if other > 0]
+    others = tuple(Dependency(random.choice(kinds), other) for other in before[: random.randrange(3)])
+    changes: dict[str, object] = {
+        "name": random.choice(("job", "daily", "weekly")),
+        "priority": random.randrange(4),
+        "time_limit_s": random.choice((10, 3_600)),
+        "begin_at": Instant(state.at + random.choice((0, 10_000_000))),
+        "deadline": random.choice((NEVER, Instant(state.at + seconds(100)))),
+        "dependencies": others,
+        "singleton": not random.randrange(3),
+        "any_of": bool(random.randrange(2)),
+        "account": random.choice(("", "a0", "a1")),
+        "qos": random.choice(("", "q0", "q1")),
+        "reservation": random.choice(("", "", "r0", "r1")),
+        "partition": random.choice(("", "t0", "t1")),
+    }
+    chosen = random.sample(sorted(changes), random.randrange(1, 4))
+    return (e.JobUpdated(job.id, JobChange(**{field: changes[field] for field in chosen})),)  # type: ignore[arg-type]
 
 
 def limited_crowd(random: Random, jobs: int) -> State:
     state = crowd(random, 0)
-    raised = tuple(e.FeatureLevelRaised(level, "") for level in range(state.feature_level + 1, 4))
+    raised = tuple(e.FeatureLevelRaised(level, "") for level in range(state.feature_level + 1, 5))
     state = fold(state, raised, START)
     for _ in range(14):
         state = fold(state, change(random, state, START), START)
@@ -136,6 +193,10 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
             events = change(random, state, at)
             state = fold(state, events, at)
             batch += events
+        if not random.randrange(2):
+            events = update(random, state)
+            state = fold(state, events, at)
+            batch += events
         if not random.randrange(12):
             events = node_happening(random, state)
             state = fold(state, events, at)
@@ -150,7 +211,7 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
             assert check(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
     assert {e.BufferAllocated, e.RunOrdered} <= kinds
-    assert len(reasons) > 8, reasons
+    assert len(reasons) > 12, reasons
 
 
 class LimitedAgendas(Agendas):
@@ -168,11 +229,13 @@ class LimitedAgendas(Agendas):
                     world.settle(c.SetQos(event.qos))
                 case e.LicenseSet():
                     world.settle(c.SetLicense(event.license))
+                case e.PartitionSet():
+                    world.settle(c.SetPartition(event.partition))
+                case e.PartitionDeleted():
+                    world.settle(c.DeletePartition(event.partition))
                 case e.SchedulingRulesSet():
                     world.settle(c.SetSchedulingRules(event.rules))
                 case e.ReservationSet():
-                    import msgspec
-
                     space = {pools[one.pool]: one.size_bytes // 4 for one in event.reservation.space}
                     listed = tuple(ReservedSpace(pool, size) for pool, size in sorted(space.items()))
                     world.settle(c.SetReservation(msgspec.structs.replace(event.reservation, space=listed)))
@@ -190,6 +253,28 @@ class LimitedAgendas(Agendas):
         request = parse_request(SCRIPT, bb) if bb else None
         self.world.settle(c.SubmitJob(spec, request, options=given), user())
 
+    @rule(data=st.data(), seed=st.integers(0, 10_000), bb=st.sampled_from(["", "capacity=5", "capacity=90"]))
+    def changes_a_job(self, data: st.DataObject, seed: int, bb: str) -> None:
+        job, random = self.some_job(data), Random(seed)
+        if job is None:
+            return
+        kinds = [kind for kind in DependencyKind if not kind.of_array]
+        other = self.some_job(data)
+        change = JobChange(
+            name=random.choice((None, "daily", "weekly")),
+            priority=random.choice((None, 0, 3)),
+            time_limit_s=random.choice((None, 5, 500)),
+            begin_at=random.choice((None, NEVER, Instant(self.world.at + 5_000_000))),
+            dependencies=random.choice((None, (), (Dependency(random.choice(kinds), other or 1),))),
+            singleton=random.choice((None, True, False)),
+            any_of=random.choice((None, True, False)),
+            account=random.choice((None, "", "a0", "a1")),
+            qos=random.choice((None, "", "q0")),
+            partition=random.choice((None, "", "t0", "t1")),
+        )
+        request = parse_request(SCRIPT, bb) if bb else None
+        self.world.settle(c.UpdateJob(job, change, request), random.choice((OPERATOR, user())))
+
     def teardown(self) -> None:
         """At the end nothing keeps jobs back any more, and everything comes to an end."""
         world = self.world
@@ -201,9 +286,11 @@ class LimitedAgendas(Agendas):
             world.settle(c.SetAccount(Account(name, world.state.accounts[name].parent, tuple(map(AccountUser, USERS)))))
         for name in sorted(world.state.licenses):
             world.settle(c.SetLicense(License(name, 9)))
+        for name in sorted(world.state.partitions):
+            world.settle(c.SetPartition(Partition(name, every_node=True)))
         for job in sorted(world.state.unfinished):
             options = world.state.options.get(job)
-            if options is not None and options.reservation:
+            if options is not None and (options.reservation or options.partition not in {"", *world.state.partitions}):
                 world.settle(c.CancelJob(job), user())
         super().teardown()
 

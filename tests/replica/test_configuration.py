@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from replica import commands as c
 from replica import events as e
-from replica.configuration import DEFAULT_POLICY, differences, file_text, wanted_of
+from replica.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
+from replica.governing import rules_of
 from replica.options import BufferOptions, JobOptions
 from replica.policy import Policy
 from replica.pools import Pool
@@ -36,6 +37,7 @@ from replica.sites import (
 )
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
+from replica.transfers import check_transfer_rules
 from snapshots.assembly import from_sections
 from snapshots.image import Image, to_sections
 from tests.replica.test_site_file import VALUES
@@ -108,7 +110,9 @@ def test_every_key_reaches_its_record_and_is_shown_as_it_was_written(name: str) 
     text, value = VALUES[name]
     world = World()
     assert world.settle(c.ConfigureSite((Setting(name, text),), True)) == 0
-    record = world.state.policy if key.owner is Owner.POLICY else world.state.site
+    assert world.settle(c.ConfigureSite((Setting("TransferTemplate", "/usr/local/sbin/move"),), True)) == 0
+    records = {Owner.POLICY: world.state.policy, Owner.TRANSFERS: rules_of(world.state)}
+    record = records.get(key.owner, world.state.site)
     if key.owner is Owner.FLAG:
         assert (key.field in world.state.site.flags) == value
     else:
@@ -158,6 +162,42 @@ def test_a_partial_change_leaves_all_as_it_is_that_it_does_not_name() -> None:
     assert after == msgspec.structs.replace(before, poll_interval_s=20, revision=after.revision)
     assert apply(world, "DenyUsers=mallory", partial=True) == 0
     assert (world.state.site.allow_users, world.state.site.deny_users) == ((), ("mallory",))
+
+
+def written(state: State) -> dict[str, str]:
+    """Return all that is configured, by key."""
+    return {key.name: written_value(key, state.site, state.policy, rules_of(state)) for key in KEYS}
+
+
+@pytest.mark.parametrize("name", [name for name in VALUES if name != "DefaultPool"])
+def test_a_key_without_a_value_in_a_partial_change_is_as_by_default_and_nothing_else_changes(name: str) -> None:
+    world = World()
+    before = written(world.state)
+    # What needs another key at the same time is refused and stays as it is.
+    world.settle(c.ConfigureSite((Setting(name, VALUES[name][0]),), True))
+    assert world.settle(c.ConfigureSite((Setting(name, ""),), True)) == 0
+    default = {key.name: written_value(key, DEFAULT_SITE, DEFAULT_POLICY) for key in KEYS}
+    after = written(world.state)
+    assert after[name] == default[name]
+    assert {key for key in after if after[key] != before[key]} <= {name}
+
+
+def test_clearing_one_of_two_lists_leaves_the_other() -> None:
+    world = applied("DenyUsers=mallory\n")
+    assert world.settle(c.ConfigureSite((Setting("AllowUsers", ""),), True)) == 0
+    assert world.state.site.deny_users == ("mallory",)
+    assert world.settle(c.ConfigureSite((Setting("DenyUsers", ""),), True)) == 0
+    assert world.state.site.deny_users == ()
+
+
+def test_a_key_without_a_value_in_a_whole_file_stays_a_fault_and_the_flag_of_a_pool_is_not_cleared_here() -> None:
+    world = World()
+    refused = world.settle(c.ConfigureSite((Setting("AllowUsers", ""),)))
+    assert isinstance(refused, Refusal) and "AllowUsers has no value" in refused.sentence
+    refused = world.settle(c.ConfigureSite((Setting("DefaultPool", ""),), True))
+    assert isinstance(refused, Refusal)
+    assert (refused.sentence, refused.place) == ("fast is the default pool", "DefaultPool")
+    assert refused.remedy == "use `forebay pool set fast --no-default`"
 
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing() -> None:
@@ -365,10 +405,12 @@ def test_any_set_of_settings_is_applied_as_the_dry_run_said_or_refused_as_a_whol
     if isinstance(wanted, Refusal):
         assert isinstance(outcome, Refusal) and outcome.sentence == wanted.sentence
         assert (world.state.site, world.state.policy) == (before.site, before.policy)
+        assert rules_of(world.state) == rules_of(before)
         return
     assert outcome == 0
     assert msgspec.structs.replace(world.state.site, revision=0) == msgspec.structs.replace(wanted.site, revision=0)
     assert world.state.policy == wanted.policy
+    assert rules_of(world.state) == wanted.transfers and check_transfer_rules(wanted.transfers) is None
     assert check_site(world.state.site) is None
     named = {key.name for key in KEYS if key.name in names or key.name == "Flags" or (key.is_slurm and not partial)}
     assert {change.key for change in differences(before, wanted)} <= named | {"AllowUsers", "DenyUsers"}

@@ -70,8 +70,10 @@ def test_a_level_that_was_reached_is_refused_and_nothing_is_left_to_raise() -> N
     world = founded()
     raised(world)
     assert refused(world, 2).remedy == "raise it to 3"
-    raised(world, 3, (("r1", 3),))
-    assert refused(world, 3).remedy == "nothing is left to raise"
+    for level in range(3, features.FEATURE_LEVEL_KNOWN + 1):
+        assert refused(world, level - 1).remedy == f"raise it to {level}"
+        raised(world, level, (("r1", level),))
+    assert refused(world, features.FEATURE_LEVEL_KNOWN).remedy == "nothing is left to raise"
 
 
 def test_a_level_that_a_member_does_not_know_or_did_not_say_is_refused_and_the_members_are_named() -> None:
@@ -84,8 +86,9 @@ def test_a_level_above_what_this_release_knows_or_without_facts_is_refused_whate
     world = founded()
     assert refused(world, 2, ()).code is RefusalCode.INVALID_FIELD
     raised(world)
-    raised(world, 3, (("r1", 3),))
-    assert refused(world, 4, (("r1", 9),)).code is RefusalCode.INVALID_FIELD
+    for level in range(3, features.FEATURE_LEVEL_KNOWN + 1):
+        raised(world, level, (("r1", level),))
+    assert refused(world, features.FEATURE_LEVEL_KNOWN + 1, (("r1", 9),)).code is RefusalCode.INVALID_FIELD
 
 
 @pytest.mark.parametrize("actor", [user(), c.Actor(c.ActorRole.AGENT, "n1")])
@@ -106,15 +109,18 @@ def test_a_retry_that_brings_other_facts_is_the_same_command() -> None:
 def test_a_level_above_the_known_one_stops_the_replica_at_its_revision_and_names_the_release() -> None:
     world = founded()
     raised(world)
-    raised(world, 3, (("r1", 3),))
+    known = features.FEATURE_LEVEL_KNOWN
+    for level in range(3, known + 1):
+        raised(world, level, (("r1", level),))
     before = world.state
     with pytest.raises(ReleaseNeeded) as stopped:
-        settle_entry(before, entry_that_raises(4, "7.1.0"), world.at)
+        settle_entry(before, entry_that_raises(known + 1, "7.1.0"), world.at)
     assert str(stopped.value) == (
-        f"revision {before.revision + 1}: the cluster has feature level 4, and this release knows levels up to 3; "
-        "start release 7.1.0 or a later one, on the same directory: nothing in it was changed"
+        f"revision {before.revision + 1}: the cluster has feature level {known + 1}, and this release knows levels up "
+        f"to {known}; start release 7.1.0 or a later one, on the same directory: nothing in it was changed"
     )
-    assert (stopped.value.level, stopped.value.release, stopped.value.revision) == (4, "7.1.0", before.revision + 1)
+    found = stopped.value
+    assert (found.level, found.release, found.revision) == (known + 1, "7.1.0", before.revision + 1)
 
 
 def test_a_release_that_is_too_old_stops_where_the_present_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +138,12 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_what_was_settled_before_as_it_wa
     first = Entry(b"", OPERATOR, "set_pool", (e.PoolSet(world.state.pools["fast"]),))
     batch.add(first)
     events = (
-        *(e.FeatureLevelRaised(level, features.release_of(level)) for level in (2, 3)),
-        e.FeatureLevelRaised(4, "9.0.0"),
+        *(e.FeatureLevelRaised(level.number, level.release) for level in LEVELS[1:]),
+        e.FeatureLevelRaised(LEVELS[-1].number + 1, "9.0.0"),
     )
-    three_levels = Entry(b"", OPERATOR, "raise_feature_level", events)
+    all_levels = Entry(b"", OPERATOR, "raise_feature_level", events)
     with pytest.raises(ReleaseNeeded, match="start release 9.0.0"):
-        batch.add(three_levels)
+        batch.add(all_levels)
     assert batch.entries == [first] and batch.state().revision == world.state.revision + 1
 
 

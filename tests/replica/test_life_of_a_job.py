@@ -210,7 +210,7 @@ def test_a_failed_teardown_keeps_its_space_counted_and_is_retried() -> None:
 
 
 def test_an_operation_over_its_time_fails_and_its_late_report_is_refused() -> None:
-    world = World(stage_in_timeout_s=10, stage_retries=1)
+    world = World(stage_in_timeout_s=10, stage_retries=1, timeouts="fixed")
     job = world.submit("capacity=40")
     order = world.order(job)
     world.advance(10)
@@ -247,7 +247,7 @@ def test_an_agent_with_another_disk_is_refused_while_jobs_have_data_on_the_forme
 
 
 def test_clocks_of_operations_stand_still_while_their_node_is_down() -> None:
-    world = World(stage_in_timeout_s=10)
+    world = World(stage_in_timeout_s=10, timeouts="fixed")
     job = world.submit("capacity=40")
     world.settle(c.MarkNodeDown("n1", "silent for 30 s"), c.CONTROLLER)
     world.advance(1000)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from replica import commands as c
 from replica.directives import read_request
+from replica.features import BURST_BUFFERS_WHOLE
 from replica.jobs import JobSpec
 from replica.options import JobOptions
 from replica.pool_units import PoolUnit
 from replica.refusals import Refusal, RefusalCode
 from replica.site_file import Setting
+from replica.transfers import TransferRules
 from tests.replica.world import OPERATOR, World, user
 
 MIB = 1024**2
@@ -220,27 +223,42 @@ def test_two_backslashes_keep_the_symbols_of_the_rest_of_the_line() -> None:
     assert (transfer.outside, transfer.inside) == ("/in/alan%j", "$FOREBAY_JOB_DIR/%j")
 
 
-@pytest.mark.parametrize(
-    ("line", "bb", "place", "says", "remedy"),
-    [
-        ("#DW stage_in type=list source=/in/%u/list destination=$FOREBAY_JOB_DIR/%j", "", "script line 2, column 24",
-         "a stage_in of what a file lists (type=list) is not carried out", "one stage_in for each file (type=file)"),
-        ("#DW stage_out type=list source=/in/list destination=/out/x", "", "script line 2, column 25",
-         "a stage_out of what a file lists (type=list) is not carried out", "one stage_out for each file (type=file)"),
-        ("", "capacity=0.01;stage_in:cp /in/a $X", "--bb",
-         "a command of stage_in is not carried out", "run the command in the script"),
-        ("", "stage_out:rm -r x", "--bb",
-         "a command of stage_out is not carried out", "write #DW stage_out type=file"),
-    ],
+SPECIAL = (
+    ("#DW stage_in type=list source=/in/%u/list destination=$FOREBAY_JOB_DIR/%j", "", "script line 2, column 24"),
+    ("#DW stage_out type=list source=/in/list destination=/out/x", "", "script line 2, column 25"),
+    ("", "capacity=0.01;stage_in:cp /in/a $X", "--bb"),
+    ("", "stage_out:rm -r x", "--bb"),
+    ("#DW persistentdw name=lake\n#DW stage_in type=file source=/in/a destination=$DW_PERSISTENT_STRIPED_lake/a", "",
+     "script line 3, column 24"),
+    ("#DW jobdw capacity=1M\n#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/out/a move=yes", "",
+     "script line 3, column 50"),
 )  # fmt: skip
-def test_what_the_agents_would_not_carry_out_is_refused_instead_of_left_out(
-    line: str, bb: str, place: str, says: str, remedy: str
+
+
+@pytest.mark.parametrize(("line", "bb", "place"), SPECIAL)
+def test_what_agents_of_earlier_releases_would_leave_out_needs_the_level_that_came_with_it(
+    line: str, bb: str, place: str
 ) -> None:
     made = world()
-    found = refused(made, line, bb=bb)
-    assert (found.code, found.place) == (RefusalCode.INVALID_DIRECTIVE, place)
-    assert says in found.sentence and remedy in found.remedy
-    assert not made.state.jobs
+    assert taken(made, line, bb=bb)
+    earlier = world()
+    earlier.state = replace(earlier.state, feature_level=BURST_BUFFERS_WHOLE)
+    found = refused(earlier, line, bb=bb)
+    assert (found.code, found.place) == (RefusalCode.WRONG_STATE, place)
+    assert "came with feature level 4" in found.sentence and "raise-feature-level" in found.remedy
+    assert not earlier.state.jobs
+
+
+def test_a_backend_that_the_site_does_not_allow_is_refused_by_name() -> None:
+    made = world()
+    line = "#DW jobdw capacity=1M\n#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/out/a backend=rsync"
+    found = refused(made, line)
+    assert "backend=rsync is not allowed on this cluster" in found.sentence and "native, command" in found.remedy
+    made.state = replace(
+        made.state, transfer_rules=made.state.transfer_rules.set("rules", TransferRules(backends=("native", "rsync")))
+    )
+    assert taken(made, line)
+    assert "a command that stages is not allowed" in refused(made, bb="stage_out:rm -r x").sentence
 
 
 def test_spurs_form_without_commands_is_taken() -> None:

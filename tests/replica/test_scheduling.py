@@ -96,7 +96,7 @@ def test_a_pass_after_a_pass_does_nothing() -> None:
 
 
 def test_what_is_due_by_time_alone_is_known_beforehand() -> None:
-    world = World(stage_in_timeout_s=10, retry_backoff_s=2)
+    world = World(stage_in_timeout_s=10, retry_backoff_s=2, timeouts="fixed")
     assert next_due(world.state, world.at) is None
     job = world.submit("capacity=40")
     assert next_due(world.state, world.at) == world.at + 10_000_000

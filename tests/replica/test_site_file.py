@@ -13,6 +13,7 @@ from replica.policy import Policy
 from replica.site_file import Line, include_of, lines_of, parse_lines, parse_text
 from replica.site_keys import KEYS, Kind, Owner, ValueFault, find_key, format_value, parse_value
 from replica.sites import DEFAULT_SITE, FLAGS
+from replica.transfers import DEFAULT_TRANSFER_RULES
 
 VALUES: dict[str, tuple[str, Any]] = {
     "AllowUsers": ("alan,1001", ("alan", "1001")),
@@ -53,6 +54,21 @@ VALUES: dict[str, tuple[str, Any]] = {
     "Sources": ("/in", ("/in",)),
     "StagedHoldTime": ("600", 600),
     "StageRetries": ("0", 0),
+    "TransferAlgorithm": ("BLAKE3", "blake3"),
+    "TransferBackends": ("rsync,native", ("rsync", "native")),
+    "TransferRate": ("100MiB", 100 * 2**20),
+    "TransferRateOfCluster": ("0", 0),
+    "TransferRatePerNode": ("1GiB/s", 2**30),
+    "TransferRatePerUser": ("Unlimited", None),
+    "TransferReplace": ("no", False),
+    "TransferStallTime": ("600", 600),
+    "TransferTemplate": ("/usr/local/sbin/move", "/usr/local/sbin/move"),
+    "TransferTimeMax": ("86400", 86_400),
+    "TransferTimeouts": ("Fixed", "fixed"),
+    "TransferVerify": ("read_back", "read_back"),
+    "TransfersAtOnce": ("128", 128),
+    "TransfersPerNode": ("unlimited", None),
+    "TransfersPerUser": ("0", 0),
 }
 """One good value of each key, as it is written and as it is kept."""
 
@@ -66,6 +82,10 @@ WRONG: dict[str, tuple[str, str]] = {
     "PrivateData": ("perhaps", "write yes or no"),
     "BurstBufferType": ("burst_buffer/tape", "has 'tape'"),
     "RestartPolicy": ("never", "has 'never'"),
+    "TransferBackends": ("native,tape", "has 'tape'"),
+    "TransferVerify": ("md5", "has 'md5'"),
+    "TransferAlgorithm": ("md5", "has 'md5'"),
+    "TransferTimeouts": ("never", "has 'never'"),
 }
 """A wrong value of a key, and what is said about it; keys of a kind share one below."""
 
@@ -74,6 +94,9 @@ WRONG_OF_KIND = {
     Kind.SECONDS: ("010", "octal"),
     Kind.PROGRAM: ("bin/CB", "is not an absolute path"),
     Kind.YES_NO: ("maybe", "write yes or no"),
+    Kind.TEMPLATE: ("bin/cp", "is not an absolute path"),
+    Kind.RATE: ("fast", "does not start with a number"),
+    Kind.AT_ONCE: ("-1", "is '-1'"),
 }
 
 
@@ -109,7 +132,8 @@ def test_every_key_names_a_field_of_its_record(name: str) -> None:
     if key.owner is Owner.FLAG:
         assert key.field in FLAGS
     else:
-        assert hasattr(DEFAULT_SITE if key.owner is Owner.SITE else Policy(), key.field)
+        records = {Owner.SITE: DEFAULT_SITE, Owner.POLICY: Policy(), Owner.TRANSFERS: DEFAULT_TRANSFER_RULES}
+        assert hasattr(records[key.owner], key.field)
 
 
 @pytest.mark.parametrize("name", VALUES)

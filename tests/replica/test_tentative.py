@@ -12,7 +12,9 @@ from replica.commit import Batch, Entry
 from replica.decide import Decision, decide, is_by_key
 from replica.directives import parse_request
 from replica.fold import LedgerViolation
-from replica.jobs import Hold, JobSpec
+from replica.job_changes import JobChange
+from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
+from replica.partitions import Partition, PartitionState
 from replica.pools import Pool
 from replica.refusals import Refusal
 from replica.settle import Tentative, receipt_for, settle, settle_entry
@@ -49,6 +51,38 @@ REQUESTS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(
         st.sampled_from(["AllowUsers", "DenyUsers", "MaxPasses", "DefaultPool", "HoldOversized"]),
         st.sampled_from(["alan", "ada", "3", "bulk", "yes"]),
         st.none() | st.integers(0, 20),
+    ),
+    st.builds(
+        lambda name, up: (
+            c.SetPartition(Partition(name, ("n1",), state=PartitionState(up), is_default=up == 1)),
+            OPERATOR,
+        ),
+        st.sampled_from(["p", "q"]),
+        st.integers(1, 4),
+    ),
+    st.builds(lambda name: (c.DeletePartition(name), OPERATOR), st.sampled_from(["p", "q"])),
+    st.builds(lambda whose: (c.ResetUsage(whose, "x"), OPERATOR), st.sampled_from(["a", "q", "z"])),
+    st.builds(
+        lambda job, other, name, partition, any_of, bb: (
+            c.UpdateJob(
+                job,
+                JobChange(
+                    name=name,
+                    partition=partition,
+                    dependencies=(Dependency(DependencyKind.AFTER_ANY, other),),
+                    singleton=any_of,
+                    any_of=any_of,
+                ),
+                parse_request(SCRIPT, bb),
+            ),
+            user(),
+        ),
+        JOBS,
+        JOBS,
+        st.sampled_from([None, "job", "other"]),
+        st.sampled_from([None, "", "p"]),
+        st.booleans(),
+        st.sampled_from(["", "capacity=7", "capacity=7000"]),
     ),
     st.just((c.RunSchedulingPass(), c.CONTROLLER)),
     st.builds(

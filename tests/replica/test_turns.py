@@ -41,7 +41,7 @@ def test_only_so_many_stage_outs_are_ordered_and_the_others_follow_in_the_order_
 
 
 def test_the_time_of_an_operation_that_waits_for_its_turn_does_not_run() -> None:
-    world = World({"fast": 100}, operations_per_stage_max=1, stage_out_timeout_s=50, stage_retries=0)
+    world = World({"fast": 100}, operations_per_stage_max=1, stage_out_timeout_s=50, stage_retries=0, timeouts="fixed")
     first, second = world.submit("capacity=10"), world.submit("capacity=10")
     run(world, first)
     run(world, second)

@@ -23,6 +23,7 @@ from replica.queries import buffer_word, reason_of, verdict_of
 from replica.refusals import Refusal
 from replica.scheduling import plan
 from replica.settle import receipt_for, settle
+from replica.site_file import Setting
 from replica.state import EMPTY, State
 from replica.units import Instant, Revision
 from replica.verdicts import Verdict
@@ -52,6 +53,7 @@ class World:
         cpus: int = 8,
         *,
         level: int = features.FEATURE_LEVEL_KNOWN,
+        timeouts: str = "progress",
         **policy: Any,
     ):
         self.state: State = EMPTY
@@ -70,6 +72,8 @@ class World:
         while self.state.feature_level < level:
             following = self.state.feature_level + 1
             assert not isinstance(self.settle(c.RaiseFeatureLevel(following, (("r1", following),))), Refusal)
+        if timeouts != "progress":
+            self.configure(TransferTimeouts=timeouts)
         for index in range(nodes):
             self.register(f"n{index + 1}", cpus=cpus)
 
@@ -91,6 +95,12 @@ class World:
         self.run_pass()
         receipt = self.state.receipts[command_id]
         return receipt.refusal or receipt.job
+
+    def configure(self, **settings: str) -> None:
+        """Change keys of the configuration, and leave the others."""
+        changes = tuple(Setting(key, value) for key, value in settings.items())
+        outcome = self.settle(c.ConfigureSite(changes, partial=True))
+        assert not isinstance(outcome, Refusal), outcome
 
     def commit(self, entry: Entry) -> None:
         batch = Batch(Revision(self.state.revision), self.at, (entry,))

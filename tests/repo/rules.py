@@ -6,6 +6,7 @@ proves nothing until it has found something.
 
 import ast
 from collections.abc import Iterator
+from typing import NamedTuple
 
 BANNED_MODULES = {
     "pickle": "msgspec or wal.codec (unpickling runs code)",
@@ -213,30 +214,42 @@ def functions(tree: ast.AST) -> dict[str, list[ast.FunctionDef | ast.AsyncFuncti
     return found
 
 
-def proves(node: ast.AST, helpers: frozenset[str]) -> bool:
-    """Say whether a piece of code asserts something itself or calls a helper that does."""
+class Proof(NamedTuple):
+    """What a piece of code may prove something by."""
+
+    itself: bool
+    """Whether it asserts something itself."""
+    calls: frozenset[str]
+
+    def holds(self, helpers: frozenset[str]) -> bool:
+        """Say whether it asserts something itself or calls a helper that does."""
+        return self.itself or not self.calls.isdisjoint(helpers)
+
+
+def proof_of(node: ast.AST) -> Proof:
+    """Return what a piece of code asserts and calls."""
+    itself, calls = False, set()
     for inner in ast.walk(node):
         if isinstance(inner, ast.Assert):
-            return True
-        if isinstance(inner, ast.Call):
-            name = inner.func.attr if isinstance(inner.func, ast.Attribute) else dotted_name(inner.func)
-            if name in PROVING_CALLS or name in helpers:
-                return True
-        if isinstance(inner, ast.Raise) and inner.exc is not None and "AssertionError" in ast.dump(inner.exc):
-            return True
-    return False
+            itself = True
+        elif isinstance(inner, ast.Call):
+            calls.add(inner.func.attr if isinstance(inner.func, ast.Attribute) else dotted_name(inner.func))
+        elif isinstance(inner, ast.Raise) and inner.exc is not None:
+            itself = itself or "AssertionError" in ast.dump(inner.exc)
+    return Proof(itself or not PROVING_CALLS.isdisjoint(calls), frozenset(calls))
+
+
+def proves(node: ast.AST, helpers: frozenset[str]) -> bool:
+    """Say whether a piece of code asserts something itself or calls a helper that does."""
+    return proof_of(node).holds(helpers)
 
 
 def proving_helpers(trees: list[ast.Module]) -> frozenset[str]:
     """Return the names of functions in the tests that assert, themselves or through others of them."""
     known: frozenset[str] = frozenset()
+    proofs = [(name, proof_of(node)) for tree in trees for name, nodes in functions(tree).items() for node in nodes]
     while True:
-        more = {
-            name
-            for tree in trees
-            for name, nodes in functions(tree).items()
-            if any(proves(node, known) for node in nodes)
-        }
+        more = {name for name, proof in proofs if proof.holds(known)}
         if more <= known:
             return known
         known |= more

@@ -320,10 +320,13 @@ class SimAgent(Caller):
             if order.stage == "run":
                 self._run(order, took_s * 3)
             else:
-                result: c.OperationResult = c.OperationDone(1, 1)
+                result: c.OperationResult = c.OperationDone(1, 1, receipt=whole.receipt(order))
                 if self.rng.random() < self.world.failing_stages:
                     operation = self.rng.choice(whole.OPERATIONS[order.stage])
-                    result = c.OperationFailed("a test", self.rng.random() < 0.1, operation)
+                    failing = self.rng.random() < 0.1
+                    result = c.OperationFailed("a test", failing, operation, whole.receipt(order, complete=False))
+                if whole.checkpoints(order):
+                    self.world.timeline.after(took_s / 2, self._finished, epoch, order, whole.reached(order))
                 self.world.timeline.after(took_s, self._finished, epoch, order, result)
 
     def _run(self, order: Order, took_s: float) -> None:

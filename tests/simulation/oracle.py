@@ -64,6 +64,8 @@ class Oracle:
         self._logs: dict[tuple[int, int], tuple[bytes, int]] = {}
         self._votes: dict[tuple[str, int], str] = {}
         self._committed: dict[int, tuple[int, str]] = {}
+        self._committed_by: dict[int, int] = {}
+        """Term -> the last entry that was committed first by its leader."""
         self.lives = Lives(violate)
         self._held: dict[str, tuple[int, State]] = {}
         """Where each replica was last found to be equal to the history."""
@@ -93,26 +95,39 @@ class Oracle:
             self._violate(f"log matching: {name} has another entry {index} of term {term}, or after another one")
 
     def leads(self, name: str, term: int, term_of: Callable[[int], int | None]) -> None:
-        """Election safety: one leader a term; leader completeness: it has every committed entry."""
+        """Election safety: one leader a term; leader completeness: it has what leaders before its term committed."""
         known = self.leaders.setdefault(term, name)
         if known != name:
             self._violate(f"election safety: {known} and {name} both lead term {term}")
-        elif known is name and self._committed:
-            last = max(self._committed)
+        elif known is name:
+            last = self._committed_before(term)
             held = term_of(last)
-            if held is not None and held != self._committed[last][0]:
+            if last and held is not None and held != self._committed[last][0]:
                 self._violate(f"leader completeness: {name} leads term {term} with another entry {last}")
 
     def led_without(self, name: str, term: int, last_index: int) -> None:
-        """A new leader's journal reaches as far as what is committed."""
-        if self._committed and last_index < max(self._committed):
+        """A new leader's journal reaches as far as what leaders before its term committed.
+
+        Not as far as what a later term did: the votes for a leader may arrive when the cluster has gone on without it,
+        and then it commits nothing any more (Raft, 5.4.3).
+        """
+        last = self._committed_before(term)
+        if last_index < last:
             self._violate(
-                f"leader completeness: {name} leads term {term} with {last_index} entries; {max(self._committed)} are "
-                "committed"
+                f"leader completeness: {name} leads term {term} with {last_index} entries; {last} were committed "
+                "before that term"
             )
 
-    def committed(self, name: str, before: int, after: int, term_of: Callable[[int], int | None]) -> None:
-        """Commit never moves back, and never over an entry that differs from one that is committed."""
+    def _committed_before(self, term: int) -> int:
+        return max((last for by, last in self._committed_by.items() if by < term), default=0)
+
+    def committed(
+        self, name: str, before: int, after: int, term_of: Callable[[int], int | None], current_term: int
+    ) -> None:
+        """Commit never moves back, and never over an entry that differs from one that is committed.
+
+        `current_term` is that of `name`, which leads it where it is the first to commit.
+        """
         if after < before:
             self._violate(f"{name}'s commit index moved back from {before} to {after}")
         for index in range(before + 1, after + 1):
@@ -121,6 +136,7 @@ class Oracle:
                 continue
             if index not in self._committed:
                 self._on_majority(name, index, term)
+                self._committed_by[current_term] = index
             known = self._committed.setdefault(index, (term, name))
             if known[0] != term:
                 self._violate(f"{name} commits entry {index} of term {term}; {known[1]} committed that of {known[0]}")

@@ -75,7 +75,7 @@ class WatchedJournal(Journal):
     def set_commit(self, index: int) -> None:
         before = self.commit_index
         super().set_commit(index)
-        self.world.oracle.committed(self.name, before, index, self.term_of)
+        self.world.oracle.committed(self.name, before, index, self.term_of, self.term)
 
 
 class WatchedController(Controller):

@@ -13,10 +13,14 @@ from replica import features
 from replica.buffers import Access, BufferRequest
 from replica.jobs import Hold, JobState
 from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
+from replica.orders import Order
 from replica.refusals import Refusal
 from replica.site_file import Setting
 from replica.sites import persistent_refusal
+from replica.stages import Stage
 from replica.state import State
+from replica.transfers import LeftOut, TransferCheckpoint, TransferReceipt
+from tests.simulation import waiting
 
 if TYPE_CHECKING:
     from tests.simulation.clients import SimClient
@@ -45,6 +49,8 @@ def idea(client: SimClient) -> c.Request:
     if is_whole(state) and isinstance(persistent_refusal(state.site, is_operator=False, place=""), Refusal):
         if rng.random() < 0.5:
             return client.request(_configuration(client, persistent=True), operator=True)
+    if waiting.is_known(client) and rng.random() < 0.2:
+        return waiting.idea(client)
     draw = rng.random()
     if draw < 0.40 or not client.jobs:
         return client.request(persistent(client), operator=rng.random() < 0.1)
@@ -145,6 +151,49 @@ def _pool_change(client: SimClient) -> c.Command:
             return c.ChangePool("fast", quantity=rng.choice((6, 8, 10)) * GRAIN_BYTES)
 
 
+def receipt(order: Order, *, complete: bool = True) -> TransferReceipt | None:
+    """Return the receipt that an agent gives for an order, None for what moves nothing."""
+    if order.rules is None:
+        return None
+    # The agent says another stage and attempt than the order's now and then: what counts is the order.
+    left_out = (LeftOut("/in/device", "a device"),) if order.job % 3 == 0 else ()
+    return TransferReceipt(
+        Stage.STAGE_IN,
+        order.attempt - order.job % 2,
+        complete=complete,
+        files=1,
+        size_bytes=1,
+        left_out=len(left_out),
+        left_out_first=left_out,
+        digest="xxh3-128:00",
+    )
+
+
+def checkpoints(order: Order) -> bool:
+    """Whether the agent says of this order how far it is."""
+    return order.rules is not None and (order.job + order.attempt) % 3 == 0
+
+
+def reached(order: Order) -> c.OperationReached:
+    """Return what it says."""
+    return c.OperationReached(TransferCheckpoint(Stage.STAGE_OUT, order.attempt, files=1, size_bytes=2**62))
+
+
+def _transfer_settings(client: SimClient) -> tuple[Setting, ...]:
+    """Return limits on transfers, none of which stops all of them: somebody has to come to an end."""
+    rng = client.rng
+    if client.world.oracle.state.feature_level < features.TRANSFERS_AND_PARTITIONS:
+        return ()
+    at_once = ("1", "2", "unlimited")
+    return (
+        Setting("TransfersPerUser", rng.choice(at_once)),
+        Setting("TransfersPerNode", rng.choice(at_once)),
+        Setting("TransfersAtOnce", rng.choice(at_once)),
+        Setting("TransferRateOfCluster", rng.choice(("0", "1GiB", "unlimited"))),
+        Setting("TransferTimeouts", rng.choice(("progress", "fixed"))),
+    )
+
+
 def _configuration(client: SimClient, *, persistent: bool) -> c.ConfigureSite:
     rng = client.rng
     flags = ["EnablePersistent"] if persistent else ["DisablePersistent"]
@@ -156,6 +205,7 @@ def _configuration(client: SimClient, *, persistent: bool) -> c.ConfigureSite:
         Setting("RestartPolicy", rng.choice(("forebay", "forebay", "slurm"))),
         Setting("OperationsPerStage", rng.choice(("1", "2", "128"))),
         Setting("MaxPasses", str(rng.choice((6, 8, 10)))),
+        *_transfer_settings(client),
     )
     return c.ConfigureSite(settings, True)
 

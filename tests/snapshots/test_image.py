@@ -117,7 +117,19 @@ def test_slices_stay_small_and_a_breath_follows_each() -> None:
 
 
 DERIVED = frozenset(
-    {"held_bytes", "unfinished", "finished", "on_node", "holders", "operations", "arrays", "named", "using", "use"}
+    {
+        "held_bytes",
+        "unfinished",
+        "finished",
+        "on_node",
+        "holders",
+        "operations",
+        "arrays",
+        "named",
+        "using",
+        "use",
+        "moving",
+    }
 )
 """Maps of a State that are computed again on loading."""
 

@@ -154,6 +154,7 @@ class Site:
             copy_rate_bytes_s=own.copy_rate_bytes_s,
             kill_wait_s=own.kill_wait_s,
             local=self.config.provider,
+            cluster=self.config.cluster.id,
         )
         controller = ControllerDouble(self.config)
         await controller.start()

@@ -13,7 +13,7 @@ from cluster.client.requests import PollRequest, RegisterRequest, Report, Report
 from cluster.client.views import ErrorAnswer, ErrorView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.config import Config
 from cluster.tls import server_context
-from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
 from replica.orders import Order
 
 DEADLINE_S = 30.0
@@ -22,7 +22,7 @@ DEADLINE_S = 30.0
 STATUSES = {"stale_instance": 409, "unknown_node": 404, "command_too_old": 400, "forbidden": 403}
 """With which status the API gives which code."""
 
-_Result = OperationDone | OperationFailed | ScriptStarted | ScriptEnded
+_Result = OperationDone | OperationFailed | OperationReached | ScriptStarted | ScriptEnded
 
 
 class ControllerDouble:
@@ -103,7 +103,7 @@ class ControllerDouble:
                 if (report.job, report.attempt) == (job, attempt)
                 and (
                     isinstance(report.result, kind)
-                    and (kind is not object or not isinstance(report.result, ScriptStarted))
+                    and (kind is not object or not isinstance(report.result, ScriptStarted | OperationReached))
                 )
             ]
 
@@ -162,6 +162,8 @@ class ControllerDouble:
         if order is None or (order.attempt, order.stage) != (report.attempt, report.stage):
             return ReportResult(command_id=report.command_id, outcome="refused", code="stale_attempt", sentence="stale")
         self.accepted.append(report)
+        if isinstance(report.result, OperationReached):
+            return ReportResult(command_id=report.command_id, outcome="accepted")
         if isinstance(report.result, ScriptStarted):
             self.orders[report.job] = msgspec.structs.replace(order, started=True)
         else:

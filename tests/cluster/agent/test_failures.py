@@ -6,8 +6,8 @@ import pytest
 
 from cluster.agent.accounts import AccountRefused
 from cluster.agent.beneath import PathRefused
-from cluster.agent.mover import ReadBackFailed, TransferFailed
 from cluster.agent.removal import RemovalFailed
+from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
 from cluster.agent.worker import is_final
 
 GOES_AWAY = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR, errno.ESTALE, errno.EBUSY)

@@ -1,4 +1,4 @@
-"""What a killed stage-out leaves in a destination is removed, and nothing else is."""
+"""What a killed transfer leaves in a destination is removed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster.agent import leftovers
 from cluster.agent.accounts import Mode
 from cluster.agent.durable import FileRefused
 from cluster.agent.home import Home
-from cluster.agent.leftovers import SLOT_BYTES, Recorder, part_name
+from cluster.agent.leftovers import Left, tag
 from cluster.agent.operations import Operation
 from cluster.agent.work import Outcome
 from replica.buffers import Transfer, TransferKind
@@ -59,15 +59,17 @@ class Place:
         (self.striped / "a" / "b").mkdir(parents=True)
         (self.striped / "a" / "b" / "data").write_bytes(os.urandom(size_bytes))
 
-    def record(self, directory: Path) -> None:
-        """Record a directory as a worker does."""
-        descriptor = leftovers.begin(self.home.leftovers, self.home.spares, self.order("stage_out"))
-        Recorder(descriptor).enter(str(directory))
-        os.close(descriptor)
+    def record(self, *directories: Path) -> None:
+        """Record directories as an operation does."""
+        left = Left(user="nobody", roots=(str(self.outside),), directories=tuple(map(str, directories)))
+        leftovers.begin(self.home.leftovers, self.home.spares, 7, left)
 
-    def part(self, directory: Path, *, job: int = 7, storage_id: str = "") -> Path:
-        """Make a temporary file."""
-        file = directory / part_name(job, storage_id or self.home.storage_id, "0" * 16)
+    def part(self, directory: Path, *, job: int = 7, attempt: int = 3, storage_id: str = "") -> Path:
+        """Make a temporary file in a staging directory."""
+        staging = directory / f".forebay-alone-{job}" / f"{attempt}.{storage_id or self.home.storage_id}"
+        staging.mkdir(parents=True, mode=0o700)
+        staging.parent.chmod(0o700)
+        file = staging / "x.part"
         file.write_text("half")
         return file
 
@@ -80,7 +82,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def parts_of(directory: Path) -> list[Path]:
-    return sorted(directory.rglob(".forebay-*.part"))
+    return sorted(path for path in directory.rglob(".forebay-*/*/*") if path.is_file())
 
 
 def worker_of(parent: int) -> int | None:
@@ -108,17 +110,17 @@ def test_what_a_killed_stage_out_left_is_removed_by_what_follows(place: Place, s
     place.fill(1024 * 1024)
     failed = asyncio.run(killed_stage_out(place))
     assert isinstance(failed, OperationFailed) and "was killed by signal 9" in failed.message
-    assert [part.parent for part in parts_of(place.outside)] == [place.outside / "tree" / "a" / "b"]
+    assert [part.parents[2] for part in parts_of(place.outside)] == [place.outside / "tree"]
     assert os.listdir(place.left) == ["7"]
     if stage == "stage_out":
-        # It is not even the same file any more: only the record tells where the other one was.
+        # It is not even the same file any more.
         shutil.rmtree(place.striped / "a")
         (place.striped / "other").write_text("x")
     assert isinstance(place.operate(stage), OperationDone)
-    assert parts_of(place.outside) == [] and os.listdir(place.left) == []
+    assert not list(place.outside.rglob(".forebay-*")) and os.listdir(place.left) == []
 
 
-def test_a_stage_out_that_comes_to_its_end_leaves_no_record_whatever_the_end(place: Place) -> None:
+def test_a_stage_out_that_is_done_leaves_no_record_and_one_that_failed_nothing_but_that(place: Place) -> None:
     place.fill(10)
     assert isinstance(place.operate("stage_out"), OperationDone)
     assert os.listdir(place.left) == []
@@ -126,7 +128,9 @@ def test_a_stage_out_that_comes_to_its_end_leaves_no_record_whatever_the_end(pla
     (place.outside / "tree" / "a" / "b" / "data").mkdir()
     failed = place.operate("stage_out")
     assert isinstance(failed, OperationFailed) and "a file can only replace a regular file" in failed.message
-    assert os.listdir(place.left) == [] and parts_of(place.outside) == []
+    assert not list(place.outside.rglob(".forebay-*")) and os.listdir(place.left) == ["7"]
+    assert isinstance(place.operate("teardown"), OperationDone)
+    assert os.listdir(place.left) == []
 
 
 def test_the_agent_removes_what_was_left_when_the_order_is_gone(site: Site) -> None:
@@ -145,9 +149,10 @@ def test_the_agent_removes_what_was_left_when_the_order_is_gone(site: Site) -> N
             await site.kill_agent(agent)
             assert len(parts_of(site.destinations)) == 1
             await controller.withdraw(7)
+            shutil.rmtree(site.home / "buffers" / "7")
             site.start_agent()
             # It is said last.
-            said = "removed 1 temporary file of a stage_out that was killed"
+            said = "removed 1 temporary file of a transfer that was ended"
             while said not in shown(site.directory / "agent.log"):
                 await asyncio.sleep(0.01)
             assert parts_of(site.destinations) == [] and os.listdir(site.home / "leftovers") == []
@@ -157,18 +162,39 @@ def test_the_agent_removes_what_was_left_when_the_order_is_gone(site: Site) -> N
 
 
 def test_only_temporary_files_of_this_job_and_this_node_are_removed(place: Place) -> None:
-    mine = place.part(place.outside)
+    mine = [place.part(place.outside), place.part(place.outside, attempt=4)]
     kept = {
         place.part(place.outside, job=77),
         place.part(place.outside, storage_id="f" * 32),
         place.outside / "data",
-        place.outside / f"{mine.name}.keep",
+        place.outside / ".forebay-alone-7" / "mine",
+        place.outside / f"{tag(7, place.home.storage_id)}{'0' * 16}.part.keep",
     }
     for path in kept:
         path.write_text("x")
+    # As release 0.2.0 left them, beside the destination.
+    former = place.outside / f"{tag(7, place.home.storage_id)}{'0' * 16}.part"
+    former.write_text("half")
     place.record(place.outside)
     assert isinstance(place.operate("teardown"), OperationDone)
-    assert set(place.outside.iterdir()) == kept
+    assert not any(path.exists() for path in (*mine, former)) and all(path.exists() for path in kept)
+
+
+def test_what_an_agent_of_the_release_before_left_is_removed_by_its_record(place: Place) -> None:
+    former = place.outside / f"{tag(7, place.home.storage_id)}{'0' * 16}.part"
+    former.write_text("half")
+    line = msgspec.json.encode({"user": "nobody", "roots": [str(place.outside)]}) + b"\n"
+    (place.left / "7").write_bytes(line.ljust(4096) + os.fsencode(place.outside).ljust(4096, b"\0"))
+    assert isinstance(place.operate("teardown"), OperationDone)
+    assert not former.exists() and os.listdir(place.left) == []
+
+
+def test_one_directory_that_cannot_be_swept_keeps_no_other_one_from_it(place: Place) -> None:
+    (place.outside / "good").mkdir()
+    part = place.part(place.outside / "good")
+    place.record(place.outside.parent / "n1", place.outside / "good", place.outside / "gone")
+    assert isinstance(place.operate("teardown"), OperationDone)
+    assert not part.exists()
 
 
 @pytest.mark.parametrize("way", ["outside the roots", "through a link", "into the agent's own directory"])
@@ -190,7 +216,7 @@ def test_a_record_whose_directory_is_gone_or_was_never_written_is_nothing(place:
     place.record(place.outside / "gone")
     assert isinstance(place.operate("teardown"), OperationDone)
     assert os.listdir(place.left) == []
-    os.close(leftovers.begin(place.home.leftovers, place.home.spares, place.order("stage_out")))
+    place.record()
     assert isinstance(place.operate("teardown"), OperationDone)
     assert os.listdir(place.left) == []
 
@@ -201,18 +227,6 @@ def test_a_damaged_record_is_named_and_stops_no_teardown(place: Place, caplog: p
         leftovers.read(place.home.leftovers, 7)
     assert isinstance(place.operate("teardown"), OperationDone)
     assert "leftovers/7 is damaged" in caplog.text
-
-
-def test_the_last_directory_counts_and_any_path_fits(place: Place) -> None:
-    long = "/" + "\udcff" * (SLOT_BYTES - 2)
-    descriptor = leftovers.begin(place.home.leftovers, place.home.spares, place.order("stage_out"))
-    recorder = Recorder(descriptor)
-    for path in (long, "/a/b", long, "/c"):
-        recorder.enter(path)
-        left = leftovers.read(place.home.leftovers, 7)
-        assert left is not None and left.directory == os.fsencode(path)
-        assert (left.whose.user, left.whose.roots) == ("nobody", (str(place.outside),))
-    os.close(descriptor)
 
 
 @needs_root
@@ -226,7 +240,8 @@ def test_with_switched_accounts_what_is_left_is_removed_as_the_jobs_user_and_onl
         place.record(place.outside)
         assert isinstance(place.operate("teardown"), OperationDone)
         assert of_root.exists(), "removed as root"
-        shutil.chown(place.outside, "nobody")
+        for path in (place.outside, of_root.parents[1], of_root.parents[0]):
+            shutil.chown(path, "nobody")
         place.record(place.outside)
         assert isinstance(place.operate("teardown"), OperationDone)
         assert not of_root.exists()

@@ -33,6 +33,8 @@ from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.jobs import JobState
 from replica.orders import Order
+from replica.special_transfers import SpecialTransfers
+from replica.transfers import TransferRules
 from tests.cluster.agent.double import script_of, shown
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
@@ -332,3 +334,38 @@ def test_with_switched_accounts_an_unknown_user_and_root_fail_by_name(shared: No
     (shared.directory / "n1" / "buffers" / "7").mkdir()
     result = shared.run("#!/bin/sh\n", user=user) if stage == "run" else shared.operate(stage, user=user)
     assert isinstance(result, OperationFailed | ScriptEnded) and f"the user {user!r}" in result.message
+
+
+@needs_root
+def test_with_switched_accounts_commands_and_programs_run_as_the_jobs_user(shared: Node) -> None:
+    secret = shared.work / "secret"
+    secret.write_text("root only")
+    secret.chmod(0o600)
+    (shared.work / "in").write_text("in")
+    reading = SpecialTransfers(commands=(f"cat {secret}",), workdir_roots=(str(shared.work),))
+    failed = shared.operate("stage_in", special=reading)
+    assert isinstance(failed, OperationFailed) and "Permission denied" in failed.message
+    writing = SpecialTransfers(commands=('id -un >"$DW_JOB_STRIPED/who"',), workdir_roots=(str(shared.work),))
+    inwards = Transfer(TransferKind.FILE, str(shared.work / "in"), "$DW_JOB_STRIPED/in")
+    rules = TransferRules(
+        backends=("template", "command"), template="/bin/sh -c 'id -un >>who; cp $0 $1' {source} {destination}"
+    )
+    done = shared.operate("stage_in", attempt=3, special=writing, rules=rules, transfers=(inwards,))
+    assert isinstance(done, OperationDone) and done.receipt is not None
+    assert done.receipt.backends == ("template", "command")
+    striped = shared.directory / "n1" / "buffers" / "7" / "striped"
+    assert (striped / "who").read_text() == "nobody\n" == (shared.work / "who").read_text()
+    assert (striped / "in").stat().st_uid == pwd.getpwnam("nobody").pw_uid
+
+
+@needs_root
+def test_with_switched_accounts_a_persistent_buffer_of_others_takes_no_transfer(shared: Node) -> None:
+    lake = shared.directory / "n1" / "persistent" / "lake"
+    lake.mkdir(mode=0o770)
+    (shared.work / "in").write_text("in")
+    inwards = Transfer(TransferKind.FILE, str(shared.work / "in"), "$DW_PERSISTENT_STRIPED_lake/in")
+    failed = shared.operate("stage_in", transfers=(inwards,), uses=("lake",))
+    assert isinstance(failed, OperationFailed) and "this user may not use" in failed.message and failed.final
+    shutil.chown(lake, "nobody")
+    done = shared.operate("stage_in", attempt=2, transfers=(inwards,), uses=("lake",))
+    assert isinstance(done, OperationDone) and (lake / "in").read_text() == "in"

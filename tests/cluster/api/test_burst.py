@@ -149,3 +149,29 @@ async def test_the_mail_of_a_job_leaves_the_replica_that_leads_and_is_settled_in
         assert len(sent) == 1 and sent[0].startswith("1.stage_out.")
         history = await rig.ask("GET", "/v1/jobs/1/history", who="alice")
         assert "mail was sent: stage-out" in [row["sentence"] for row in history.body["rows"]]
+
+
+@story
+async def test_persistent_buffers_are_among_the_buffers_and_private_where_data_is(config: Config) -> None:
+    async with Rig(config) as rig:
+        await until(lambda: rig.controller.state.feature_level >= 3)
+        agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+        await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
+        made = "#!/bin/sh\n#BB create_persistent name=lake capacity=8MiB access=striped type=scratch\n"
+        answer = await rig.submit(who="operator", script=made, nodes=0)
+        assert answer.status == 201, answer
+        await rig.submit(who="alice")
+        await until(lambda: "lake" in rig.controller.state.persistent)
+        for path in ("/v1/buffers", "/v1/buffers?live=yes"):
+            first, *others = (await rig.ask("GET", path, who="alice")).body["buffers"]
+            assert {key: first[key] for key in ("name", "job_id", "user", "state", "made_by", "node", "unit")} == {
+                "name": "lake", "job_id": None, "user": "operator", "state": "allocating",
+                "made_by": answer.body["job_id"], "node": "n1", "unit": "bytes",
+            }  # fmt: skip
+            assert first["held_bytes"] == first["capacity_bytes"] == 8 * 2**20
+            assert all(row["job_id"] and row["name"] is None for row in others) and others
+        flags = {"command_id": rig.new_id(), "partial": True, "settings": [{"key": "Flags", "value": "PrivateData"}]}
+        assert (await rig.ask("POST", "/v1/configuration", flags)).status == 200
+        rows = (await rig.ask("GET", "/v1/buffers", who="alice")).body["buffers"]
+        assert [(row["user"], row["name"]) for row in rows] == [("alice", None)]
+        assert "lake" in [row["name"] for row in (await rig.ask("GET", "/v1/buffers")).body["buffers"]]

@@ -17,6 +17,7 @@ from replica import events as e
 from replica.buffers import BufferRequest
 from replica.events import Event
 from replica.jobs import Hold, JobSpec
+from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
 from replica.units import NEVER
 
 ALICE = Identity(Role.USER, "alice")
@@ -74,6 +75,36 @@ def test_what_others_may_see_of_a_job_leaves_out_its_script_and_environment() ->
     assert "secret" not in json.dumps(as_json(event, private=False))
     assert "secret" in json.dumps(as_json(event, private=True))
     assert sentence_of(event)
+
+
+def test_a_history_says_of_each_option_that_a_job_gave_what_it_asked_for() -> None:
+    buffer = BufferOptions(
+        creates=(CreatePersistent("lake", 8 * 2**20),), destroys=(DestroyPersistent("pond"),), uses=("sea",),
+        swap_bytes=2**30, options=("colour=blue",), stage_in_command="/bin/fill", stage_out_command="/bin/drain",
+        lists=(ListTransfer(False, "/in/list", "$DW_JOB_STRIPED"), ListTransfer(True, "/in/out", "/out")),
+    )  # fmt: skip
+    options = JobOptions(
+        nodes=0, account="physics", qos="high", licenses=(("matlab", 2),), reservation="night", nice=7, array_job=4,
+        array_task=3, singleton=True, requeue=False, mail_types=("end", "fail"), partition="long", buffer=buffer,
+    )  # fmt: skip
+    said = sentence_of(e.JobOptionsGiven(1, options))
+    for words in (
+        "no nodes", "account physics", "QOS high", "licences matlab:2", "reservation night", "nice 7", "mail end,fail",
+        "task 3 of array 4", "one of its name at a time", "not to be requeued", "partition long",
+        "persistent buffer lake to be made (8MiB of the default pool)", "persistent buffer pond to be removed",
+        "persistent buffer sea", "1GiB of swap on each node", "colour=blue for the provider",
+        "stage-in by a command of its own", "stage-out by a command of its own",
+        "stage-in of what /in/list lists", "stage-out of what /in/out lists",
+    ):  # fmt: skip
+        assert words in said
+    assert sentence_of(e.JobOptionsGiven(1, JobOptions(nice=1))) == "it also asked for nice 1"
+
+
+def test_a_history_never_says_that_nothing_was_moved_where_a_provider_moved_it() -> None:
+    for event, what in ((e.StagedIn(1, 0, 0), "staged in"), (e.StagedOut(1, 0, 0), "staged out")):
+        assert sentence_of(event) == f"{what}: nothing had to be moved"
+        assert sentence_of(event, provider="lua") == f"{what} by burst_buffer/lua, which does not say how much that was"
+    assert sentence_of(e.StagedIn(1, 2, 2**20), provider="lua") == "staged in: 2 files, 1MiB"
 
 
 def test_a_planned_retry_says_when() -> None:

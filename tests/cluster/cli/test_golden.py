@@ -21,11 +21,14 @@ from cluster.cli.job_block import job_block
 from cluster.cli.job_text import spans, timeline, why_text
 from cluster.cli.output import ROWS_STYLED_MAX, Listing, show, table
 from cluster.cli.squeue import STANDARD, Column, Field, in_order, line, read_format
-from cluster.cli.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table, transfers_table
+from cluster.cli.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
+from cluster.cli.transfer_text import drawing, job_transfers_text, receipt_text, transfers_table
 from cluster.client.job_details import JobDetailsView
+from cluster.client.transfer_views import JobTransfersView
 from cluster.client.views import JobView
 from cluster.clock import parse_instant
-from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, TRANSFER, WHY
+from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, WHY
+from tests.cluster.cli.transfer_views import OF_A_JOB, RECEIPT, TRANSFERS
 from tests.cluster.cli.views import HISTORY, JOBS, NO_BUFFER, PENDING, RUNNING, job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -87,7 +90,13 @@ SHOWN: dict[str, Callable[[], None]] = {
     "pool-list": lambda: show(pools_table([POOL])),
     "buffer-list": lambda: show(buffers_table([BUFFER])),
     "node-list": lambda: show(nodes_table([NODE, DOWN])),
-    "transfer-list": lambda: show(transfers_table([TRANSFER])),
+    "transfer-list": lambda: show(transfers_table(TRANSFERS)),
+    "transfer-drawing": lambda: show(drawing(TRANSFERS)),
+    "transfer-drawing-empty": lambda: show(drawing([])),
+    "transfer-show": lambda: click.echo(job_transfers_text(OF_A_JOB)),
+    "transfer-show-nothing": lambda: click.echo(job_transfers_text(JobTransfersView(revision=5, job_id=42))),
+    "transfer-receipt": lambda: click.echo(receipt_text(RECEIPT)),
+    "job-show-transfers": lambda: click.echo(block(msgspec.structs.replace(STUCK, transfers=OF_A_JOB))),
     "member-list": lambda: show(members_table([MEMBER, LOST])),
 }
 

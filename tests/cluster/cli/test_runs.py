@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from cluster.cli.exits import ExitCode
+from cluster.client.job_details import JobDetailsView
 from cluster.client.run_views import PersistentCleared
+from cluster.client.views import JobsAnswer, JobView, WhyView
 from tests.cluster.cli.double import Double, forebay
-from tests.cluster.cli.views import PENDING
+from tests.cluster.cli.views import PENDING, job
 
 
 @pytest.mark.parametrize("word", ["suspend", "resume", "requeue"])
 def test_each_job_is_asked_for_by_itself_and_its_standing_is_said(double: Double, word: str) -> None:
-    for job in (1, 2):
-        double.answer("POST", f"/v1/jobs/{job}/{word}", PENDING)
+    for number in (1, 2):
+        double.answer("POST", f"/v1/jobs/{number}/{word}", PENDING)
     result = forebay(double.config, "job", word, "1", "2")
     assert result.exit_code == ExitCode.OK, result.stderr
     assert [asked.target for asked in double.asked] == [f"/v1/jobs/1/{word}", f"/v1/jobs/2/{word}"]
@@ -36,3 +38,70 @@ def test_a_buffer_is_cleared_by_its_job_or_by_its_name_and_data_is_only_discarde
 def test_clear_without_a_buffer_or_with_two_kinds_of_them_is_bad_input(double: Double, words: tuple[str, ...]) -> None:
     result = forebay(double.config, "buffer", "clear", *words)
     assert result.exit_code == ExitCode.BAD_INPUT and not double.asked
+
+
+def task(number: int, state: str = "CANCELLED", reason: str = "None") -> JobView:
+    """Return a task of array 10."""
+    details = JobDetailsView(array_job_id=10, array_task_id=number)
+    return job(job_id=9 + number, state=state, reason=reason, burst_buffer_state=None, details=details)
+
+
+def test_tasks_of_an_array_that_stand_alike_after_a_change_share_a_line(double: Double) -> None:
+    double.answer("POST", "/v1/jobs/10/cancel", task(1))
+    tasks = (task(1), task(2), task(3, "RUNNING"), task(4), task(5, "COMPLETED"))
+    double.answer("GET", r"/v1/jobs\?job=10&.*after=0", JobsAnswer(revision=9, jobs=tasks[:3], truncated=True))
+    double.answer("GET", r"/v1/jobs\?job=10&.*after=12", JobsAnswer(revision=9, jobs=tasks[3:]))
+    result = forebay(double.config, "job", "cancel", "10")
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert result.stdout.splitlines() == [
+        "JobId=10_[1-2,4] JobState=CANCELLED Reason=None",
+        "JobId=10_3 JobState=RUNNING Reason=None",
+        "JobId=10_5 JobState=COMPLETED Reason=None",
+    ]
+
+
+def test_a_change_that_has_happened_is_no_failure_because_the_other_tasks_cannot_be_listed(double: Double) -> None:
+    double.answer("POST", "/v1/jobs/10/cancel", task(1))
+    double.refuse("GET", r"/v1/jobs\?.*", 400, "unknown_query", "the query parameter 'job' is unknown here")
+    result = forebay(double.config, "job", "cancel", "10")
+    assert (result.exit_code, result.stdout) == (ExitCode.OK, "JobId=10_1 JobState=CANCELLED Reason=None\n")
+
+
+def test_one_task_is_said_by_its_name_without_asking_for_others(double: Double) -> None:
+    double.answer("POST", "/v1/jobs/10_3/hold", task(3, "PENDING", "JobHeldUser"))
+    result = forebay(double.config, "job", "hold", "10_3")
+    assert (result.stdout, len(double.asked)) == ("JobId=10_3 JobState=PENDING Reason=JobHeldUser\n", 1)
+
+
+def test_a_job_that_is_the_array_s_first_task_in_number_only_is_said_alone(double: Double) -> None:
+    double.answer("POST", "/v1/jobs/12/hold", task(3, "PENDING", "JobHeldUser"))
+    result = forebay(double.config, "job", "hold", "12")
+    assert (result.stdout, len(double.asked)) == ("JobId=10_3 JobState=PENDING Reason=JobHeldUser\n", 1)
+
+
+def test_tasks_are_listed_and_explained_by_what_people_call_them(double: Double) -> None:
+    double.answer("GET", r"/v1/jobs\?.*", JobsAnswer(revision=9, jobs=(PENDING, task(3, "PENDING", "Dependency"))))
+    lines = forebay(double.config, "job", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["42", "10_3"]
+    why = WhyView(
+        revision=9, at="2026-01-01T00:00:00Z", job_id=12, name="10_3", state="PENDING", reason="Dependency",
+        sentence="it waits", blockers=(10, 11), blocking=("10_1", "10_2"),
+    )  # fmt: skip
+    double.answer("GET", r"/v1/jobs/12/why", why)
+    said = forebay(double.config, "job", "why", "12").stdout
+    assert said.startswith("Job 10_3: ") and "It waits for jobs 10_1, 10_2." in said
+
+
+def test_a_job_that_waits_is_shown_with_when_it_should_start_as_scontrol_does(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    waiting = job(expected_start="2026-11-20T22:13:17.5Z", expected_after=("space", "cpus"), time_limit_s=60)
+    double.answer("GET", "/v1/jobs/42", waiting)
+    said = forebay(double.config, "job", "show", "42").stdout
+    assert "   StartTime=2026-11-20T22:13:17 EndTime=2026-11-20T22:14:17 Deadline=N/A\n" in said
+    assert said.endswith(" WaitsFor=space,cpus\n")
+    double.answer("GET", "/v1/jobs/42", job(expected_after=("hold",)))
+    said = forebay(double.config, "job", "show", "42").stdout
+    assert "   StartTime=Unknown EndTime=Unknown Deadline=N/A\n" in said
+    assert said.endswith(" WaitsFor=hold\n")

@@ -1,0 +1,71 @@
+"""The scratch directory of an item: where a program copies to, and how what lies in it is looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from cluster.agent.beneath import join
+from cluster.agent.removal import remove_tree
+from cluster.agent.transfer.commit import part_name
+from cluster.agent.transfer.desk import Desk
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.manifest import Record
+from cluster.agent.transfer.places import Places, enter
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Scratch:
+    """One, while it is used; what is left in it goes when it is removed."""
+
+    def __init__(self, desk: Desk, record: Record, places: Places) -> None:
+        """Make or find that of the record's item, which `record` is the first of. OSError."""
+        number = record.item
+        self._parent = os.dup(places.part(record)[0])
+        self._name = os.fsdecode(part_name(desk.context.tag, b"%d:scratch" % number))
+        self.shown = join(desk.items[number].destination.path, (self._name,))
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._name, 0o700, dir_fd=self._parent)
+            self.descriptor = os.open(self._name, _DIRECTORY, dir_fd=self._parent)
+        except BaseException:
+            os.close(self._parent)
+            raise
+
+    def remove(self) -> None:
+        """Remove it with everything in it. RemovalFailed."""
+        remove_tree(self._parent, self._name, shown=self.shown)
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self.descriptor)
+        os.close(self._parent)
+
+    @contextlib.contextmanager
+    def holding(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        """Give the open directory in which a file of the program lies, and its name there; never through a link.
+
+        TransferFailed if there is no such directory.
+        """
+        *above, name = path.split(b"/")
+        current, shown = os.dup(self.descriptor), self.shown
+        try:
+            for part in above:
+                shown = join(shown, (os.fsdecode(part),))
+                following = enter(current, part, shown, None)
+                os.close(current)
+                current = following
+            yield current, name
+        finally:
+            os.close(current)
+
+    def discard(self, path: bytes) -> None:
+        """Remove a file of the program, or what it made in its place. OSError, RemovalFailed."""
+        with contextlib.suppress(FileNotFoundError, TransferFailed), self.holding(path) as (directory, name):
+            try:
+                os.unlink(name, dir_fd=directory)
+            except IsADirectoryError:
+                remove_tree(directory, os.fsdecode(name), shown=self.shown)

@@ -1,0 +1,269 @@
+"""How far a transfer is, so that a crash costs at most what is under way: a slot per record, a mark per chunk.
+
+Both are files of fixed places, so nothing is searched for and nothing is in memory. Every place has a checksum: one
+that was torn counts as empty. What a slot or a mark promises is durable before the promise is."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from enum import IntEnum, IntFlag
+from typing import Final, NamedTuple
+
+import msgspec
+
+HEADER_BYTES: Final = 64 * 1024
+"""Bytes before the first slot: two copies of the header, which names the items."""
+
+SLOT_BYTES: Final = 64
+MARK_BYTES: Final = 40
+
+ITEMS_NAMED_BYTES_MAX: Final = 24 * 1024
+"""Bytes of the items' names in a header; where there are more, they are only told apart by their digest."""
+
+FORMAT: Final = 1
+"""Number of the records' format: others are not read, and the transfer begins again."""
+
+_NOTHING: Final = bytes(SLOT_BYTES)
+_HALF: Final = HEADER_BYTES // 2
+_FRAME: Final = struct.Struct("<II")
+_SLOT: Final = struct.Struct("<BBBBIQqQ32s")
+_MARK: Final = struct.Struct("<BBHI32s")
+
+
+class State(IntEnum):
+    """What a slot says of its record."""
+
+    NEW = 0
+    STARTED = 1
+    """A large file: its temporary file is there, and its chunks are marked."""
+    READY = 2
+    """The temporary file is whole and durable, and has its name in the next moment or already."""
+    DONE = 3
+    LEFT_OUT = 4
+    MADE = 5
+    """A directory that this transfer made."""
+    THERE = 6
+    """A directory that was there before."""
+
+
+class Flag(IntFlag):
+    """What is to be said about a file in its receipt."""
+
+    SETID_STRIPPED = 1
+    SPARSE = 2
+    REFLINKED = 4
+    KERNEL_COPIED = 8
+    XATTRS_LOST = 16
+    RESUMED = 32
+    """An earlier attempt had moved it."""
+
+
+NO_FLAG: Final = Flag(0)
+
+
+class ChunkState(IntEnum):
+    """What a mark says of its chunk."""
+
+    NONE = 0
+    COPIED = 1
+    """Written, but perhaps in memory only."""
+    DURABLE = 2
+
+
+class Copied(NamedTuple):
+    """What is known of a file at its destination."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    digest: bytes = b""
+    flags: Flag = NO_FLAG
+
+
+class Slot(NamedTuple):
+    """What is kept of a record."""
+
+    state: State
+    tries: int
+    copied: Copied
+
+
+_STATES: Final = tuple(State)
+
+EMPTY: Final = Slot(State.NEW, 0, Copied(0, 0, 0))
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a generation of records is about."""
+
+    format: int = FORMAT
+    sequence: int
+    """The higher one counts."""
+    items: tuple[tuple[str, bytes, bytes], ...]
+    """Kind, source and destination of each; empty if there are too many to name."""
+    items_digest: bytes
+    boot: str
+    """Of which boot of the machine: what is not durable is of this one or lost."""
+    shape: tuple[int, int, str, int]
+    """Chunk and large bytes, algorithm and level: marks and digests are of these."""
+    records: int
+    files: int
+    directories: int
+    left_out: int
+    size_bytes: int
+    manifest_bytes: int
+    manifest_digest: bytes
+    chunks: int
+    complete: bool = False
+    """Everything is at its destination and durable there."""
+
+
+def read_header(control: int) -> Header | None:
+    """Return the newest header that is whole, None if there is none. OSError."""
+    found: list[Header] = []
+    for offset in (0, _HALF):
+        frame = os.pread(control, _HALF, offset)
+        if len(frame) < _FRAME.size:
+            continue
+        length, checksum = _FRAME.unpack_from(frame)
+        data = frame[_FRAME.size : _FRAME.size + length]
+        if len(data) != length or not length or zlib.crc32(data) != checksum:
+            continue
+        try:
+            header = msgspec.msgpack.decode(data, type=Header)
+        except msgspec.DecodeError:
+            continue
+        if header.format == FORMAT:
+            found.append(header)
+    return max(found, key=lambda header: (header.sequence, header.complete), default=None)
+
+
+def write_header(control: int, header: Header) -> None:
+    """Write the header durably; the one before it is whole until then. OSError."""
+    data = msgspec.msgpack.encode(header)
+    os.pwrite(control, _FRAME.pack(len(data), zlib.crc32(data)) + data, _HALF if header.complete else 0)
+    os.fdatasync(control)
+
+
+class Slots:
+    """A slot for each record, in a file that all processes of a transfer share. Every method may raise OSError."""
+
+    def __init__(self, control: int) -> None:
+        """Take the open file."""
+        self._control = control
+
+    def get(self, index: int) -> Slot:
+        """Return what is kept of a record."""
+        return _slot(os.pread(self._control, SLOT_BYTES, HEADER_BYTES + index * SLOT_BYTES))
+
+    def many(self, index: int, count: int) -> list[Slot]:
+        """Return what is kept of records in a row."""
+        data = os.pread(self._control, count * SLOT_BYTES, HEADER_BYTES + index * SLOT_BYTES)
+        return [_slot(data[at : at + SLOT_BYTES]) for at in range(0, count * SLOT_BYTES, SLOT_BYTES)]
+
+    def states(self, index: int, count: int) -> bytes:
+        """Return the states of records in a row, a byte each: quick, for looking through all of them."""
+        return os.pread(self._control, count * SLOT_BYTES, HEADER_BYTES + index * SLOT_BYTES)[::SLOT_BYTES].ljust(
+            count, b"\0"
+        )
+
+    def put(self, index: int, slot: Slot) -> None:
+        """Keep something of a record."""
+        os.pwrite(self._control, _packed(slot), HEADER_BYTES + index * SLOT_BYTES)
+
+    def put_many(self, index: int, slots: list[Slot]) -> None:
+        """Keep something of records in a row."""
+        os.pwrite(self._control, b"".join(map(_packed, slots)), HEADER_BYTES + index * SLOT_BYTES)
+
+    def started(self, index: int, inode: int) -> None:
+        """A large file has a temporary file."""
+        self.put(index, Slot(State.STARTED, self.get(index).tries, Copied(0, 0, inode)))
+
+    def ready(self, index: int, copied: Copied) -> None:
+        """The temporary file is whole and durable."""
+        self.put(index, Slot(State.READY, self.get(index).tries, copied))
+
+    def done(self, index: int, copied: Copied) -> None:
+        """The file is at its destination and durable there."""
+        self.put(index, Slot(State.DONE, self.get(index).tries, copied))
+
+    def tried(self, index: int) -> int:
+        """Count another try of a record, and return how many there were."""
+        slot = self.get(index)
+        self.put(index, slot._replace(tries=min(slot.tries + 1, 255)))
+        return slot.tries + 1
+
+    def sync(self) -> None:
+        """Make durable what was put."""
+        os.fdatasync(self._control)
+
+
+class Chunks:
+    """Which chunks of a large file are in its temporary file. Every method may raise OSError."""
+
+    def __init__(self, chunks: int, first: int, count: int, chunk_bytes: int) -> None:
+        """Take the open file and where the file's marks are in it."""
+        self._chunks = chunks
+        self._first = first
+        self.count = count
+        self.chunk_bytes = chunk_bytes
+
+    def state(self, number: int) -> ChunkState:
+        """Return what is known of a chunk."""
+        return self._mark(number)[0]
+
+    def digest(self, number: int) -> bytes:
+        """Return the digest of a chunk, empty if none was taken."""
+        return self._mark(number)[1]
+
+    def copied(self, number: int, digest: bytes) -> None:
+        """The chunk is written."""
+        self._put(number, ChunkState.COPIED, digest)
+
+    def durable(self, numbers: list[int]) -> None:
+        """The chunks are on the disk: to be called after a sync of the temporary file that began when they were
+        COPIED."""
+        for number in numbers:
+            self._put(number, ChunkState.DURABLE, self.digest(number))
+        os.fdatasync(self._chunks)
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        os.pwrite(self._chunks, bytes(self.count * MARK_BYTES), self._first * MARK_BYTES)
+
+    def _mark(self, number: int) -> tuple[ChunkState, bytes]:
+        data = os.pread(self._chunks, MARK_BYTES, (self._first + number) * MARK_BYTES)
+        if len(data) < MARK_BYTES:
+            return ChunkState.NONE, b""
+        state, length, _, checksum, digest = _MARK.unpack(data)
+        if not state or zlib.crc32(data[:2] + data[8:]) != checksum:
+            return ChunkState.NONE, b""
+        return ChunkState(state), digest[:length]
+
+    def _put(self, number: int, state: ChunkState, digest: bytes) -> None:
+        head = bytes((state, len(digest)))
+        padded = digest.ljust(32, b"\0")
+        data = _MARK.pack(state, len(digest), 0, zlib.crc32(head + padded), padded)
+        os.pwrite(self._chunks, data, (self._first + number) * MARK_BYTES)
+
+
+def _packed(slot: Slot) -> bytes:
+    if slot is EMPTY:
+        return _NOTHING
+    copied = slot.copied
+    head = bytes((slot.state, copied.flags, slot.tries, len(copied.digest)))
+    rest = _SLOT.pack(*head, 0, copied.size, copied.mtime_ns, copied.inode, copied.digest)[8:]
+    return head + zlib.crc32(head + rest).to_bytes(4, "little") + rest
+
+
+def _slot(data: bytes) -> Slot:
+    if len(data) < SLOT_BYTES:
+        return EMPTY
+    state, flags, tries, length, checksum, size, mtime_ns, inode, digest = _SLOT.unpack(data)
+    if not state and not tries or zlib.crc32(data[:4] + data[8:]) != checksum:
+        return EMPTY
+    return Slot(
+        _STATES[state], tries, Copied(size, mtime_ns, inode, digest[:length], Flag(flags) if flags else NO_FLAG)
+    )

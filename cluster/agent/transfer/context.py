@@ -1,0 +1,68 @@
+"""What a transfer is given by whoever runs it: names, counters, a pace and a place for its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from cluster.agent.progress import Counters
+from cluster.agent.transfer.plan import Item
+from cluster.agent.transfer.workspace import Workspace
+from cluster.clock import Clock
+
+
+class Pacer(Protocol):
+    """What holds a transfer down to a rate, and ends it (cluster.agent.transfer.pacing.Pace)."""
+
+    def take(self, size_bytes: int, /) -> None:
+        """Return when so many bytes more may be moved."""
+        ...
+
+    def check(self) -> None:
+        """Raise what ends the transfer, if it is to end."""
+        ...
+
+    def step_bytes(self, most: int, /) -> int:
+        """Return how much to move at once, `most` at most."""
+        ...
+
+
+class Unpaced:
+    """No limit, and no end from outside."""
+
+    def take(self, size_bytes: int, /) -> None:
+        """Return at once."""
+
+    def check(self) -> None:
+        """Raise nothing."""
+
+    def step_bytes(self, most: int, /) -> int:
+        """Return all of it."""
+        return most
+
+
+def nothing(*_: object) -> None:
+    """Do nothing: what a context has where nobody wants to be told."""
+
+
+def _beside(item: Item) -> int:
+    return item.staging
+
+
+class Context(NamedTuple):
+    """All of it."""
+
+    tag: str
+    """What temporary names begin with, such as `.forebay-7-0123abcd`."""
+    workspace: Workspace
+    clock: Clock
+    progress: Callable[[Counters], None] = nothing
+    """Told in the main process how far it is."""
+    at: Callable[[bytes], None] = nothing
+    """Told which file is being moved."""
+    pace: Pacer = Unpaced()
+    claim: Callable[[Item], int] = _beside
+    """Asked once for each item's staging directory (Item.staging), before the first temporary file: not before it is
+    known that the sources are there, since it makes directories at the destination."""
+    planned: Callable[[Sequence[tuple[int, int]]], None] = nothing
+    """Told the files and bytes of each item before anything is copied; what it raises ends the transfer."""

@@ -1,0 +1,252 @@
+"""Who may write to a destination: the newest attempt, decided by the file system itself and not by anybody's clock.
+
+In a destination directory a transfer makes its temporary files in `.forebay-FAMILY/ATTEMPT.OWNER/`, a directory of its
+own, and renames them from there when they are complete. A newer attempt first makes its own such directory, then
+removes those of older attempts. From then on an older one can neither make a file in what it still has open, nor find
+the one that it wants to rename: both are ENOENT, however late it comes and whatever machine it runs on. An older one
+that comes so late that it makes its directory afterwards finds the newer one's beside it. Of two agents that were given
+the same attempt, the one that comes second gives way.
+
+An attempt takes over the partial files of the same owner's last one, in order to go on with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from cluster.agent.removal import RemovalFailed, empty_directory
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PRIVATE: Final = 0o700
+
+REMOVALS_MAX: Final = 1000
+"""How often an older attempt's directory is emptied before it is given up, count: its owner may still be making files
+in it, and loses as soon as one look finds it empty."""
+
+CLAIMS_MAX: Final = 100
+"""How often the directory for all attempts may vanish under an attempt that makes its own in it, count: each time an
+older one was just being cleaned up."""
+
+_PLACE: Final = re.compile(r"([0-9]{1,19})\.([0-9a-z]{1,64})", re.ASCII)
+
+
+class Fenced(Exception):
+    """Another attempt, or another agent, has the destination: this one may not write to it any more."""
+
+
+class FenceFailed(Exception):
+    """The destination cannot be claimed; the message is a sentence that names it and says what would be right."""
+
+
+class Claimant(NamedTuple):
+    """Who wants to write."""
+
+    family: str
+    """Of which only one may write: cluster and job."""
+    attempt: int
+    owner: str
+    """The agent, by its storage: digits and small letters."""
+
+    @property
+    def home(self) -> str:
+        """The name of the directory for all attempts, in the destination directory."""
+        return f".forebay-{self.family}"
+
+    @property
+    def place(self) -> str:
+        """The name of the directory of this attempt, in that one."""
+        return f"{self.attempt}.{self.owner}"
+
+
+def claim(directory: int, shown: str, claimant: Claimant) -> int:
+    """Return a descriptor of the staging directory of `claimant` in the open directory, whose older ones are gone then.
+
+    Fenced if a newer one is there, or another agent's of the same attempt; FenceFailed or OSError if it cannot be made.
+    """
+    for _ in range(CLAIMS_MAX):
+        home = _open_home(directory, shown, claimant)
+        try:
+            if _make(home, shown, claimant):
+                return _defend(home, shown, claimant)
+        finally:
+            os.close(home)
+    raise FenceFailed(f"{shown}/{claimant.home} is removed as soon as it is made; end whoever does that")
+
+
+def _make(home: int, shown: str, claimant: Claimant) -> bool:
+    """Make the staging directory, or take over that of an older attempt; False if `home` was removed just now."""
+    present = _present(home)
+    _give_way(present, claimant, shown, also_same=True)
+    own = sorted(attempt for attempt, owner in present if owner == claimant.owner)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(claimant.place, _PRIVATE, dir_fd=home)
+        if own and own[-1] != claimant.attempt:
+            _take_over(home, f"{own[-1]}.{claimant.owner}", claimant.place)
+        os.fsync(home)
+    except FileNotFoundError:
+        if not is_removed(home):
+            raise Fenced(_lost(shown)) from None
+        return False
+    return True
+
+
+def _take_over(home: int, former: str, place: str) -> None:
+    """Move what an earlier attempt left half done: the files and not their directory, which that one may have open."""
+    with _opened(home, former) as source, _opened(home, place) as destination:
+        for name in os.listdir(source):
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=destination)
+
+
+def _defend(home: int, shown: str, claimant: Claimant) -> int:
+    """See who came meanwhile: whoever is not seen sees this one. Then take away what older attempts have."""
+    present = _present(home)
+    try:
+        _give_way(present, claimant, shown, also_same=False)
+    except Fenced:
+        _remove(home, claimant.place, shown)
+        raise
+    for attempt, owner in present:
+        if attempt < claimant.attempt:
+            _remove(home, f"{attempt}.{owner}", shown)
+    try:
+        return _open_private(home, claimant.place, shown)
+    except FileNotFoundError:
+        raise Fenced(_lost(shown)) from None
+
+
+def check(staging: int, shown: str) -> None:
+    """Raise Fenced if the staging directory was taken away by a newer attempt."""
+    if is_removed(staging):
+        raise Fenced(_lost(shown))
+
+
+def is_removed(staging: int) -> bool:
+    """Return whether an open directory is in no other one any more."""
+    try:
+        return os.fstat(staging).st_nlink == 0
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        # A file server's way to say so.
+        return True
+
+
+def sweep(directory: int, shown: str, claimant: Claimant) -> int:
+    """Remove what the owner's attempts up to this one left in the open directory; return how many files that were.
+
+    FenceFailed or OSError if that is not possible. Other owners' are left: they may be newer than is known here.
+    """
+    try:
+        home = _open_private(directory, claimant.home, shown)
+    except FileNotFoundError:
+        return 0
+    removed = 0
+    try:
+        for attempt, owner in _present(home):
+            if owner == claimant.owner and attempt <= claimant.attempt:
+                removed += _remove(home, f"{attempt}.{owner}", shown)
+    finally:
+        os.close(home)
+    _remove_empty(directory, claimant.home)
+    # Or a power cut brings it back when nobody looks for it any more.
+    os.fsync(directory)
+    return removed
+
+
+def _open_home(directory: int, shown: str, claimant: Claimant) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(claimant.home, _PRIVATE, dir_fd=directory)
+    return _open_private(directory, claimant.home, shown)
+
+
+def _open_private(directory: int, name: str, shown: str) -> int:
+    """Open one of our directories; FenceFailed if somebody else could change what is in it."""
+    try:
+        descriptor = os.open(name, _DIRECTORY, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise FenceFailed(f"{shown}/{name} is no directory; remove it, the name is Forebay's") from error
+        raise
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        os.close(descriptor)
+        raise FenceFailed(
+            f"{shown}/{name} belongs to somebody else, or others may write in it; remove it, the name is Forebay's"
+        )
+    return descriptor
+
+
+def _present(home: int) -> list[tuple[int, str]]:
+    found = (_PLACE.fullmatch(name) for name in os.listdir(home))
+    return sorted((int(match.group(1)), match.group(2)) for match in found if match is not None)
+
+
+def _give_way(present: list[tuple[int, str]], claimant: Claimant, shown: str, *, also_same: bool) -> None:
+    """Raise Fenced if somebody else goes first. Who finds another agent of the same attempt there before it makes its
+    own directory gives way; where both made theirs, the one whose name sorts first stays.
+    """
+    for attempt, owner in present:
+        if attempt > claimant.attempt:
+            raise Fenced(f"attempt {attempt} writes to {shown}; attempt {claimant.attempt} is not the newest any more")
+        if attempt == claimant.attempt and owner != claimant.owner and (also_same or owner < claimant.owner):
+            raise Fenced(f"another agent carries out the same attempt {attempt} and writes to {shown}; this one stops")
+
+
+def _remove(home: int, place: str, shown: str) -> int:
+    """Remove a staging directory, whoever still makes files in it; return how many files there were."""
+    removed = 0
+    for _ in range(REMOVALS_MAX):
+        try:
+            with _opened(home, place) as descriptor:
+                removed += len(os.listdir(descriptor))
+                empty_directory(descriptor, shown=f"{shown}/{place}")
+            os.rmdir(place, dir_fd=home)
+            os.fsync(home)
+        except FileNotFoundError:
+            return removed
+        except RemovalFailed as error:
+            raise FenceFailed(str(error)) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return removed
+    raise FenceFailed(f"an older attempt goes on making files in {shown}; end it, and try again")
+
+
+@contextlib.contextmanager
+def _opened(directory: int, name: str) -> Iterator[int]:
+    descriptor = os.open(name, _DIRECTORY, dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def tidy(directory: int, claimant: Claimant) -> None:
+    """Remove the staging directory if nothing is in it that the next attempt goes on with. OSError."""
+    try:
+        with _opened(directory, claimant.home) as home:
+            _remove_empty(home, claimant.place)
+    except FileNotFoundError:
+        return
+    _remove_empty(directory, claimant.home)
+
+
+def _remove_empty(directory: int, name: str) -> None:
+    try:
+        os.rmdir(name, dir_fd=directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
+
+
+def _lost(shown: str) -> str:
+    return f"a newer attempt has taken over {shown}: this one may not write there any more"

@@ -1,0 +1,211 @@
+"""What a transfer did: a line for every file, a digest over the lines, and the sum of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from cluster.agent.beneath import kind_of
+from cluster.agent.durable import is_disk_full
+from cluster.agent.transfer.checkpoint import Flag, Slot, Slots, State
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
+from cluster.agent.transfer.options import Algorithm, Options, chunk_bytes_of
+from cluster.agent.transfer.verify import hasher
+
+LEFT_OUT_NAMED_MAX: Final = 16
+"""Things left out that the receipt itself names, count; the lines name all."""
+
+_BLOCK_BYTES: Final = 256 * 1024
+_LOOK_RECORDS: Final = 4096
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transfer did, in sum. What an earlier attempt had moved is in the counts, and again in `resumed`."""
+
+    complete: bool
+    """Whether everything is at its destination."""
+    files: int
+    directories: int
+    size_bytes: int
+    written_bytes: int
+    """Bytes that were written, or shared by reflink: less than `size_bytes` where files have holes."""
+    resumed_files: int
+    resumed_bytes: int
+    retries: int
+    """Files that were read again because they changed or did not compare."""
+    removed_files: int
+    """Sources removed."""
+    left_out: int
+    left_out_first: tuple[tuple[str, str], ...]
+    """Name, and why."""
+    stripped: int
+    """Files whose set-id bits were taken away."""
+    verify: str
+    algorithm: Algorithm
+    digest: str
+    """Digest over the lines, `ALGORITHM:HEX`; of what was done so far if it is not complete."""
+    manifest_digest: str
+    started_at: int
+    """Microseconds since the epoch, by the agent's clock; so is `ended_at`."""
+    ended_at: int
+    lines_kept: bool
+    """Whether the lines are on the agent's disk: where it was full, only their digest was taken."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One file, directory or thing left out. Sizes are bytes, times nanoseconds since the epoch."""
+
+    item: int
+    kind: str
+    """file, directory, left out"""
+    path: str
+    """Beneath the item; bytes that are no UTF-8 as backslash escapes."""
+    path_hex: str = ""
+    """The path's bytes, where they are no UTF-8."""
+    size: int = 0
+    mtime_ns: int = 0
+    mode: str = ""
+    digest: str = ""
+    chunk_bytes: int = 0
+    """Where the digest is over the digests of chunks: their length."""
+    flags: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Summed:
+    """Lines as they are written, and what they come to."""
+
+    def __init__(self, options: Options, *, complete: bool = True) -> None:
+        """Begin; of a transfer that is not complete, what was not moved counts as left out."""
+        self._options = options
+        self._complete = complete
+        self._taken = hasher(options.algorithm)
+        self._encoder = msgspec.json.Encoder()
+        self.files = self.directories = self.size_bytes = self.left_out = self.stripped = self.done = 0
+        self.retries = 0
+        self.left_out_first: list[tuple[str, str]] = []
+
+    @property
+    def digest(self) -> str:
+        """The digest over all lines so far."""
+        return f"{self._options.algorithm}:{self._taken.digest().hex()}"
+
+    def take(self, record: Record, slot: Slot) -> bytes | None:
+        """Return the line of a record, None if nothing has been done about it."""
+        if record.kind == FILE:
+            self.retries += slot.tries
+            if slot.state is not State.DONE:
+                if not self._complete:
+                    self._leave_out(record, "not copied")
+                return None
+            copied = slot.copied
+            self.files += 1
+            self.size_bytes += copied.size
+            self.stripped += bool(copied.flags and copied.flags & Flag.SETID_STRIPPED)
+            line = _line(
+                record,
+                kind="file",
+                size=copied.size,
+                mtime_ns=copied.mtime_ns,
+                mode=f"{record.mode & 0o777:04o}",
+                digest=copied.digest.hex(),
+                chunk_bytes=chunk_bytes_of(record.size, self._options) if record.is_large and copied.digest else 0,
+                flags=_words(copied.flags),
+            )
+        elif record.kind == DIRECTORY:
+            if slot.state not in (State.MADE, State.THERE):
+                return None
+            self.directories += 1
+            line = _line(record, kind="directory", mode=f"{record.mode & 0o777:04o}")
+        else:
+            line = self._leave_out(record, f"a {kind_of(record.mode)}")
+        return self._encoder.encode(line) + b"\n"
+
+    def digest_more(self, lines: bytes | bytearray) -> None:
+        """Take lines into the digest, in their order."""
+        self._taken.update(lines)
+
+    def _leave_out(self, record: Record, reason: str) -> Line:
+        line = _line(record, kind="left out", reason=reason)
+        self.left_out += 1
+        if len(self.left_out_first) < LEFT_OUT_NAMED_MAX:
+            self.left_out_first.append((line.path, reason))
+        return line
+
+
+def write_lines(descriptor: int, manifest: Manifest, slots: Slots, summed: Summed) -> bool:
+    """Write the lines of all records durably; False if the disk has no room: then only `summed` has them. OSError."""
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    kept, block = True, bytearray()
+    for record, slot in with_slots(manifest, slots):
+        data = summed.take(record, slot)
+        if data is None:
+            continue
+        block += data
+        if len(block) >= _BLOCK_BYTES:
+            summed.digest_more(block)
+            kept = kept and _written(descriptor, block)
+            block.clear()
+    summed.digest_more(block)
+    kept = kept and _written(descriptor, block)
+    if kept:
+        os.fsync(descriptor)
+    return kept
+
+
+def _written(descriptor: int, block: bytearray) -> bool:
+    view = memoryview(bytes(block))
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        # Half of the lines would look like all of them, and take room that others need.
+        os.ftruncate(descriptor, 0)
+        return False
+    return True
+
+
+def with_slots(manifest: Manifest, slots: Slots) -> Iterator[tuple[Record, Slot]]:
+    """Yield every record with what is kept of it. OSError."""
+    known: list[Slot] = []
+    base = 0
+    for record in manifest.records():
+        if record.index >= base + len(known):
+            base = record.index
+            known = slots.many(base, _LOOK_RECORDS)
+        yield record, known[record.index - base]
+
+
+def _line(record: Record, **fields: Any) -> Line:
+    try:
+        text = record.path.decode()
+        exact = ""
+    except UnicodeDecodeError:
+        text = record.path.decode("utf-8", "backslashreplace")
+        exact = record.path.hex()
+    return Line(item=record.item, path=text, path_hex=exact, **fields)
+
+
+def _words(flags: Flag) -> tuple[str, ...]:
+    if not flags:
+        return ()
+    # Which attempt moved it is in the counts: the lines of two attempts at the same files are the same.
+    return tuple(flag.name.lower() for flag in Flag if flag in flags and flag is not Flag.RESUMED and flag.name)
+
+
+def read_lines(descriptor: int) -> Iterator[Line]:
+    """Yield the lines of an open file of receipts, from its start. ValueError if one is damaged, OSError."""
+    decoder = msgspec.json.Decoder(Line)
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise ValueError(f"line {number} of the receipts is damaged: {error}") from error

@@ -1,0 +1,74 @@
+"""Whether a destination still is what the receipts say: for bits that flip at rest, long after the transfer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cluster.agent.beneath import join
+from cluster.agent.transfer.commit import open_source, sentence
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.manifest import FILE, Record
+from cluster.agent.transfer.options import Algorithm
+from cluster.agent.transfer.places import Places
+from cluster.agent.transfer.plan import Item
+from cluster.agent.transfer.receipts import Line, read_lines
+from cluster.agent.transfer.verify import combine, digest_on_disk
+
+
+class Difference(NamedTuple):
+    """One file that is not what was moved there."""
+
+    path: str
+    """The destination, as messages name it."""
+    why: str
+
+
+def recheck(receipts: int, items: Sequence[Item], algorithm: Algorithm) -> Iterator[Difference]:
+    """Yield the files of an open file of receipts that are not at the items' destinations as they were put there.
+
+    Read from storage, not from memory. Sizes alone are compared where a receipt has no digest. ValueError if the
+    receipts are damaged, OSError.
+    """
+    with Places([item._replace(source=item.destination) for item in items], "") as places:
+        for number, line in enumerate(read_lines(receipts)):
+            if line.kind == "file":
+                path = bytes.fromhex(line.path_hex) if line.path_hex else os.fsencode(line.path)
+                record = Record(number, line.item, FILE, path, line.size, 0, 0, 0, 0, 0, 0, 1)
+                shown = join(items[line.item].destination.path, (line.path,) if line.path else ())
+                why = _difference(places, record, line, shown, algorithm)
+                if why is not None:
+                    yield Difference(shown, why)
+
+
+def _difference(places: Places, record: Record, line: Line, shown: str, algorithm: Algorithm) -> str | None:
+    try:
+        # As a source: nothing is made on the way.
+        descriptor, status = open_source(*places.source(record), shown)
+    except TransferFailed as error:
+        return str(error)
+    except OSError as error:
+        return sentence(error)
+    try:
+        if status.st_size != line.size:
+            return f"has {status.st_size} bytes instead of {line.size}"
+        if not line.digest:
+            return None
+        found = _digest(descriptor, line, algorithm)
+        return None if found.hex() == line.digest else f"has the {algorithm} {found.hex()} instead of {line.digest}"
+    finally:
+        os.close(descriptor)
+
+
+def _digest(descriptor: int, line: Line, algorithm: Algorithm) -> bytes:
+    if not line.chunk_bytes:
+        return digest_on_disk(descriptor, algorithm)
+    return combine(
+        algorithm,
+        line.chunk_bytes,
+        (
+            digest_on_disk(descriptor, algorithm, offset, min(line.chunk_bytes, line.size - offset))
+            for offset in range(0, line.size, line.chunk_bytes)
+        ),
+    )

@@ -1,0 +1,160 @@
+"""Where a transfer keeps its records: on the agent's disk, opened before the worker becomes the job's user.
+
+`transfers/JOB.STAGE.{control,manifest,chunks}.{0,1}` are two generations: a new attempt writes the one while it reads
+the other, so that a crash at any point leaves one that is whole. `receipts/JOB.ATTEMPT.STAGE` is what it did to every
+file. They belong to the agent: the job's user, whom the worker becomes, can neither open nor change them by name.
+
+Where the agent's disk is full, the records are in memory: the transfer is as safe, but cannot go on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final, NamedTuple
+
+from cluster.agent.durable import is_disk_full, open_directory
+
+TRANSFERS: Final = "transfers"
+RECEIPTS: Final = "receipts"
+STAGES: Final = ("stage_in", "stage_out")
+
+RECEIPT_FILES_MAX: Final = 4_096
+"""Files of receipts that an agent keeps, count; the oldest go first. One has about 120 bytes for each file moved."""
+
+RECEIPT_BYTES_MAX: Final = 4 * 1024**3
+"""Bytes of all of them: some thirty million files' worth."""
+
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_KINDS: Final = ("control", "manifest", "chunks")
+
+
+class Files(NamedTuple):
+    """The open files of one generation."""
+
+    control: int
+    """A header, and a slot for each record."""
+    manifest: int
+    chunks: int
+    """A mark for each chunk of each large file."""
+
+
+class Workspace:
+    """The open files of one transfer."""
+
+    def __init__(self, generations: tuple[Files, Files], receipts: int, *, in_memory: bool) -> None:
+        """Take the descriptors; `close` closes them."""
+        self.generations = generations
+        self.receipts = receipts
+        self.in_memory = in_memory
+
+    @classmethod
+    def open(cls, home: int, job: int, attempt: int, stage: str) -> Workspace:
+        """Open or make the files in the agent's open directory; in memory if there is no room for them. OSError."""
+        with contextlib.ExitStack() as opened:
+            try:
+                transfers = _subdirectory(home, TRANSFERS, opened)
+                receipts = _subdirectory(home, RECEIPTS, opened)
+                generations = tuple(
+                    Files(*(_open(transfers, _name(job, stage, kind, number), opened) for kind in _KINDS))
+                    for number in (0, 1)
+                )
+                lines = _open(receipts, f"{job}.{attempt}.{stage}", opened)
+                os.fsync(transfers)
+                os.fsync(receipts)
+                opened.pop_all()
+                os.close(transfers)
+                os.close(receipts)
+                return cls((generations[0], generations[1]), lines, in_memory=False)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+        return cls.in_memory_only()
+
+    @classmethod
+    def in_memory_only(cls) -> Workspace:
+        """Return one whose files are in memory."""
+        first, second = (Files(*(_memory(kind) for kind in _KINDS)) for _ in (0, 1))
+        return cls((first, second), _memory("receipts"), in_memory=True)
+
+    def close(self) -> None:
+        """Close all of it."""
+        for descriptor in (*self.generations[0], *self.generations[1], self.receipts):
+            os.close(descriptor)
+
+
+def forget(home: int, job: int, stages: tuple[str, ...] = STAGES) -> None:
+    """Remove the records of a job's transfers (not its receipts) from the agent's open directory. OSError."""
+    with contextlib.ExitStack() as opened:
+        try:
+            transfers = open_directory(TRANSFERS, dir_fd=home)
+        except FileNotFoundError:
+            return
+        opened.callback(os.close, transfers)
+        for stage in stages:
+            for kind in _KINDS:
+                for number in (0, 1):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(_name(job, stage, kind, number), dir_fd=transfers)
+
+
+def recorded(home: int, stage: str) -> list[int]:
+    """Return the jobs that have records of a transfer of this stage. OSError."""
+    try:
+        transfers = open_directory(TRANSFERS, dir_fd=home)
+    except FileNotFoundError:
+        return []
+    try:
+        suffix = f".{stage}.control.0"
+        return sorted(
+            int(name.removesuffix(suffix))
+            for name in os.listdir(transfers)
+            if name.endswith(suffix) and name.removesuffix(suffix).isdecimal()
+        )
+    finally:
+        os.close(transfers)
+
+
+def prune_receipts(home: int, files_max: int = RECEIPT_FILES_MAX, bytes_max: int = RECEIPT_BYTES_MAX) -> int:
+    """Remove the oldest files of receipts until the others are within the bounds; return how many went. OSError."""
+    try:
+        receipts = open_directory(RECEIPTS, dir_fd=home)
+    except FileNotFoundError:
+        return 0
+    try:
+        kept: list[tuple[int, str, int]] = []
+        for name in os.listdir(receipts):
+            status = os.stat(name, dir_fd=receipts, follow_symlinks=False)
+            kept.append((status.st_mtime_ns, name, status.st_size))
+        kept.sort(reverse=True)
+        removed, total_bytes = 0, 0
+        for number, (_, name, size_bytes) in enumerate(kept):
+            total_bytes += size_bytes
+            if number >= files_max or total_bytes > bytes_max:
+                os.unlink(name, dir_fd=receipts)
+                removed += 1
+        return removed
+    finally:
+        os.close(receipts)
+
+
+def _name(job: int, stage: str, kind: str, generation: int) -> str:
+    return f"{job}.{stage}.{kind}.{generation}"
+
+
+def _subdirectory(home: int, name: str, opened: contextlib.ExitStack) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=home)
+        os.fsync(home)
+    descriptor = open_directory(name, dir_fd=home)
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _open(directory: int, name: str, opened: contextlib.ExitStack) -> int:
+    descriptor = os.open(name, _FLAGS, 0o600, dir_fd=directory)
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _memory(name: str) -> int:
+    return os.memfd_create(f"forebay-{name}", os.MFD_CLOEXEC)

@@ -1,0 +1,267 @@
+"""What is moved now, what was, and what was not exported: `/v1/transfers`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+
+from cluster.api.history import first_revision_at
+from cluster.api.privacy import check_sight, may_see, owns
+from cluster.api.problems import Problem, bad
+from cluster.api.service import Call, Reply
+from cluster.client.transfer_views import (
+    CheckpointView,
+    JobTransfersView,
+    LeftOutView,
+    NotExportedView,
+    ReceiptsAnswer,
+    ReceiptView,
+    TransfersAnswer,
+    TransferState,
+    TransferView,
+)
+from cluster.client.views import JobView
+from cluster.clock import format_instant
+from cluster.liveness import Transfer
+from cluster.past import PastBusy, settled_at
+from replica import events as e
+from replica.exports import NO_TRANSFERS, not_exported
+from replica.governing import TRANSFERS, node_bytes_s, rules_in_force, shares_of
+from replica.jobs import Job
+from replica.orders import stage_of
+from replica.state import State
+from replica.transfers import RateShares, TransferCheckpoint, TransferReceipt
+from replica.turns import waits_for_turn
+from replica.units import NEVER
+
+TRANSFERS_LISTED_MAX = 10_000
+"""Transfers in one list, count: more than two stages' worth of the default limit on operations."""
+
+RECEIPTS_LISTED_MAX = 1_000
+"""Receipts of one job in one answer, count: a job that is retried for ever has more; the newest are shown."""
+
+NO_SHARES = RateShares()
+
+
+async def list_transfers(call: Call) -> Reply:
+    """List what is moved, waits for its turn, or waits for somebody; with what agents told this leader last."""
+    state = await call.service.current()
+    said = _said(call, state)
+    # Few of many jobs, so they are looked for where something is: on the nodes.
+    found = sorted({job_id for jobs in state.on_node.values() for job_id in jobs if is_transfer(state, job_id)})
+    rows = [
+        transfer_view(call, state, job_id, said.pop(job_id, None)) for job_id in found if may_see(call, state, job_id)
+    ]
+    # What agents say of other operations, such as a removal.
+    rows.extend(_said_view(call, state, row) for row in said.values() if may_see(call, state, row.job))
+    rows.sort(key=lambda row: row.job_id)
+    shown = tuple(rows[:TRANSFERS_LISTED_MAX])
+    answer = TransfersAnswer(revision=state.revision, transfers=shown, truncated=len(rows) > len(shown))
+    return Reply(state.revision, answer)
+
+
+async def show(call: Call) -> Reply:
+    """Show what is moved for one job, what was, and what was not exported."""
+    state = await call.service.current()
+    job_id = call.job_in(state)
+    if job_id not in state.jobs:
+        raise Problem(
+            404, "unknown_job", f"there is no job {job_id} in the state", f"see /v1/transfers/{job_id}/receipts"
+        )
+    check_sight(call, state, job_id)
+    return Reply(state.revision, transfers_of(call, state, job_id))
+
+
+async def receipts(call: Call) -> Reply:
+    """Give every receipt of a job that the ledger has, oldest first; of one `stage` or `attempt` if that is asked."""
+    stage = call.query.get("stage")
+    if stage is not None and stage not in (one.word for one in TRANSFERS):
+        raise bad(f"the stage {stage[:32]!r} moves nothing", "use stage_in or stage_out", "query stage")
+    attempt = call.integer("attempt", 0, least=1, most=2**63 - 1)
+    state = await call.state()
+    job_id = call.job_in(state)
+    if not 0 < job_id < state.next_job:
+        raise Problem(404, "unknown_job", f"there is no job {job_id}", "see /v1/jobs", "job id")
+    check_sight(call, state, job_id)
+    found: list[ReceiptView] = []
+    complete = False
+    names = owns(call, state, job_id)
+    try:
+        async for revision, event in _events_of(call, state, job_id):
+            if not isinstance(event, e.TransferRecorded):
+                complete = True  # it was submitted here
+            elif (stage is None or event.receipt.stage.word == stage) and attempt in (0, event.receipt.attempt):
+                view = receipt_view(event.job, event.node, event.receipt, names=names)
+                found.append(msgspec.structs.replace(view, revision=revision))
+                complete = complete and len(found) <= RECEIPTS_LISTED_MAX
+    except PastBusy as error:
+        raise Problem(503, "too_busy", str(error), "try again in a moment", headers={"Retry-After": "1"}) from error
+    except LookupError:
+        complete = False  # what this replica holds does not begin early enough
+    rows = tuple(found[-RECEIPTS_LISTED_MAX:])
+    return Reply(
+        state.revision, ReceiptsAnswer(revision=state.revision, job_id=job_id, receipts=rows, complete=complete)
+    )
+
+
+async def _events_of(call: Call, state: State, job_id: int) -> AsyncIterator[tuple[int, e.Event]]:
+    """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
+    controller = call.service.controller
+    submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
+    first = first_revision_at(controller.chronicle, state.revision, submitted_at)
+    async for applied in controller.past.entries(first):
+        batch = applied.batch
+        if batch is None or applied.void:
+            continue
+        for position, entry in enumerate(batch.entries):
+            for event in entry.events:
+                if isinstance(event, e.TransferRecorded):
+                    if event.job == job_id:
+                        yield settled_at(applied, position), event
+                elif isinstance(event, e.JobSubmitted | e.ArraySubmitted) and job_id in e.jobs_of(event):
+                    yield settled_at(applied, position), event
+
+
+def is_transfer(state: State, job_id: int) -> bool:
+    """Whether a stage-in or stage-out of the job is under way, queued, or waits for somebody after it failed."""
+    return stage_of(state.jobs[job_id], state.buffers.get(job_id)) in TRANSFERS
+
+
+def transfers_of(call: Call, state: State, job_id: int) -> JobTransfersView:
+    """Return all that is known of the transfers of a job that is in the state."""
+    job, known = state.jobs[job_id], state.transfers.get(job_id, NO_TRANSFERS)
+    said = _said(call, state).get(job_id)
+    names = owns(call, state, job_id)
+    return JobTransfersView(
+        revision=state.revision,
+        job_id=job_id,
+        transfer=transfer_view(call, state, job_id, said) if is_transfer(state, job_id) else None,
+        checkpoint=None if known.checkpoint is None else _checkpoint_view(known.checkpoint),
+        receipts=tuple(receipt_view(job_id, job.node, receipt, names=names) for receipt in known.receipts),
+        not_exported=tuple(
+            NotExportedView(path=one.path if names else "(private)", why=one.why, lost=one.lost)
+            for one in not_exported(state, job_id)
+        ),
+    )
+
+
+def with_transfers(call: Call, state: State, view: JobView) -> JobView:
+    """Return a job with what is known of its transfers, if anything is."""
+    found = transfers_of(call, state, view.job_id)
+    known = found.transfer or found.checkpoint or found.receipts or found.not_exported
+    return msgspec.structs.replace(view, transfers=found) if known else view
+
+
+def transfer_view(call: Call, state: State, job_id: int, said: Transfer | None) -> TransferView:
+    """Return a transfer as the replicas agree on it, with what its agent said of this attempt, if anything."""
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    stage = stage_of(job, buffer)
+    assert stage is not None
+    rules = rules_in_force(state)
+    of_node = None if rules is None else node_bytes_s(state, rules, job.node)
+    shares = NO_SHARES if rules is None else shares_of(state, rules, job.spec.user, job.node, of_node)
+    limits = (shares.transfer_bytes_s, shares.user_bytes_s, shares.node_bytes_s)
+    words = _word(job, queued=waits_for_turn(job, buffer) is not None)
+    view = TransferView(
+        job_id=job_id,
+        attempt=job.attempt,
+        node=job.node,
+        stage=stage.word,
+        user=job.spec.user,
+        state=words,
+        message=job.message if words in ("retrying", "failed") else "",
+        order_time=format_instant(job.order_at),
+        transfer_limit_bytes_s=limits[0],
+        user_limit_bytes_s=limits[1],
+        node_limit_bytes_s=limits[2],
+        paused=0 in limits,
+    )
+    return view if said is None or words != "moving" else _with_said(call, state, view, said)
+
+
+def _word(job: Job, *, queued: bool) -> TransferState:
+    if job.stuck:
+        return "failed"
+    if job.retry_at != NEVER:
+        return "retrying"
+    return "queued" if queued else "moving"
+
+
+def _said_view(call: Call, state: State, said: Transfer) -> TransferView:
+    user = state.jobs[said.job].spec.user
+    view = TransferView(job_id=said.job, attempt=said.attempt, node=said.node, stage=said.stage, user=user)
+    return _with_said(call, state, view, said)
+
+
+def _with_said(call: Call, state: State, view: TransferView, said: Transfer) -> TransferView:
+    left = said.bytes_total - said.bytes_done
+    known = left >= 0 and said.bytes_total and said.rate_bytes_s > 0
+    return msgspec.structs.replace(
+        view,
+        files_done=said.files_done,
+        files_total=said.files_total,
+        bytes_done=said.bytes_done,
+        bytes_total=said.bytes_total,
+        rate_bytes_s=said.rate_bytes_s,
+        updated_time=format_instant(said.updated_at),
+        directories_done=said.directories_done,
+        retries=said.retries,
+        resumed_files=said.resumed_files,
+        resumed_bytes=said.resumed_bytes,
+        phase=said.phase,
+        file=said.file if owns(call, state, said.job) else "",
+        waiting=said.waiting,
+        time_left_s=round(left / said.rate_bytes_s, 3) if known else None,
+    )
+
+
+def receipt_view(job_id: int, node: str, receipt: TransferReceipt, *, names: bool) -> ReceiptView:
+    """Return a receipt; `names`: with what was left out by name."""
+    return ReceiptView(
+        job_id=job_id,
+        node=node,
+        stage=receipt.stage.word,
+        attempt=receipt.attempt,
+        complete=receipt.complete,
+        backends=receipt.backends,
+        files=receipt.files,
+        directories=receipt.directories,
+        links=receipt.links,
+        size_bytes=receipt.size_bytes,
+        written_bytes=receipt.written_bytes,
+        resumed_files=receipt.resumed_files,
+        resumed_bytes=receipt.resumed_bytes,
+        retries=receipt.retries,
+        removed_files=receipt.removed_files,
+        left_out=receipt.left_out,
+        left_out_first=tuple(LeftOutView(path=one.path, reason=one.reason) for one in receipt.left_out_first)
+        if names
+        else (),
+        stripped=receipt.stripped,
+        verify=receipt.verify,
+        algorithm=receipt.algorithm,
+        digest=receipt.digest,
+        manifest_digest=receipt.manifest_digest,
+        start_time=format_instant(receipt.started_at),
+        end_time=format_instant(receipt.ended_at),
+    )
+
+
+def _checkpoint_view(checkpoint: TransferCheckpoint) -> CheckpointView:
+    return CheckpointView(
+        stage=checkpoint.stage.word,
+        attempt=checkpoint.attempt,
+        files=checkpoint.files,
+        size_bytes=checkpoint.size_bytes,
+        files_total=checkpoint.files_total,
+        total_bytes=checkpoint.total_bytes,
+        manifest_digest=checkpoint.manifest_digest,
+        time=format_instant(checkpoint.at),
+    )
+
+
+def _said(call: Call, state: State) -> dict[int, Transfer]:
+    controller = call.service.controller
+    rows: Iterable[Transfer] = controller.liveness.transfers(state) if controller.leads else ()
+    return {row.job: row for row in rows}

@@ -1,0 +1,184 @@
+"""`forebay partition list|set|delete` and `forebay usage show|reset`."""
+
+from typing import Any, Final
+
+import click
+
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.jobs import JSON_OPTION
+from cluster.cli.moments import format_duration, parse_duration
+from cluster.cli.output import show, show_json, size, table
+from cluster.cli.session import session
+from cluster.client import Client
+from cluster.client import partition_views as v
+from replica.limits import NODES_MAX
+from replica.plain import plain
+
+UNLIMITED: Final = "UNLIMITED"
+
+
+@click.group("partition")
+def partition_group() -> None:
+    """Show and change partitions: which nodes jobs may run on, for whom, and for how long."""
+
+
+@partition_group.command("list")
+@click.argument("name", required=False)
+@JSON_OPTION
+def list_partitions(name: str | None, as_json: bool) -> None:
+    """List the partitions, or one; the default one has a star."""
+    stale = session().stale
+    answer = session().ask(lambda client: client.partitions(stale=stale))
+    rows = tuple(row for row in answer.partitions if name is None or row.name == name)
+    if name is not None and not rows:
+        known = ", ".join(row.name for row in answer.partitions) or "there are none"
+        raise Failure(ExitCode.NOT_FOUND, f"there is no partition {name!r}", f"known are: {known}")
+    _print(v.PartitionsAnswer(revision=answer.revision, partitions=rows), as_json)
+
+
+def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+@partition_group.command("set")
+@click.argument("name")
+@click.option("--nodes", metavar="LIST", help="E.g. n[1-4],n7; ALL for every node.  [default: ALL]")
+@click.option(
+    "--state",
+    type=click.Choice(["UP", "DOWN", "DRAIN", "INACTIVE"], case_sensitive=False),
+    help="DOWN starts no jobs, DRAIN takes no new ones, INACTIVE neither.  [default: UP]",
+)
+@click.option("--default/--no-default", "default", default=None, help="Whether it is for jobs that name none.")
+@click.option("--max-time", metavar="TIME", help="The longest time limit, e.g. 2-12, or UNLIMITED.")
+@click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="The fewest nodes of a job.")
+@click.option("--max-nodes", metavar="N", help="The most nodes of a job, or UNLIMITED.")
+@click.option("--users", callback=_names, metavar="NAME,…", help="Who may use it; an empty one for everybody.")
+@click.option("--accounts", callback=_names, metavar="NAME,…", help="Whose jobs may use it; an empty one for all.")
+@JSON_OPTION
+def set_partition(
+    name: str, as_json: bool, max_time: str | None, max_nodes: str | None, state: str | None, **given: Any
+) -> None:
+    """Make a partition, or change what is named of one (operators). Nothing is taken from jobs that run."""
+    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    if state is not None:
+        changes["state"] = state.upper()
+    if max_time is not None:
+        changes["max_time_s"] = None if max_time.upper() == UNLIMITED else _duration(max_time)
+    if max_nodes is not None:
+        changes["max_nodes"] = None if max_nodes.upper() == UNLIMITED else _count(max_nodes)
+
+    async def change(client: Client) -> v.PartitionsAnswer:
+        known = await client.partitions()
+        present = next((row for row in known.partitions if row.name == name), None)
+        fields = ("nodes", "state", "default", "max_time_s", "min_nodes", "max_nodes", "users", "accounts")
+        kept = {} if present is None else {field: getattr(present, field) for field in fields}
+        request = v.PartitionRequest(command_id=client.new_command_id(), **{**kept, **changes})
+        return await client.set_partition(name, request)
+
+    answer = session().ask(change)
+    rows = tuple(row for row in answer.partitions if row.name == name)
+    _print(v.PartitionsAnswer(revision=answer.revision, partitions=rows), as_json)
+
+
+def _duration(text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        sentence, _, remedy = str(error).partition("; ")
+        raise bad_input(sentence, remedy, place="--max-time") from None
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise bad_input(f"{text[:24]!r} is no number of nodes", f"write a number, or {UNLIMITED}", place="--max-nodes")
+    return int(text)
+
+
+@partition_group.command("delete")
+@click.argument("name")
+@JSON_OPTION
+def delete_partition(name: str, as_json: bool) -> None:
+    """Take a partition away; its pending jobs wait with PartitionConfig (operators)."""
+    _print(session().ask(lambda client: client.delete_partition(name)), as_json)
+
+
+def _print(answer: v.PartitionsAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (
+            plain(row.name) + ("*" if row.default else ""),
+            row.state,
+            "infinite" if row.max_time_s is None else format_duration(row.max_time_s),
+            _job_nodes(row),
+            row.nodes_up,
+            row.cpus,
+            plain(row.nodes or "-"),
+            plain(",".join(row.users) or "ALL"),
+            plain(",".join(row.accounts) or "ALL"),
+        )
+        for row in answer.partitions
+    ]
+    heads = ("PARTITION", "AVAIL", "TIMELIMIT", "JOB_SIZE", "UP", "CPUS", "NODELIST", "USERS", "ACCOUNTS")
+    show(table(heads, rows, right=frozenset({"UP", "CPUS"}), flexible=frozenset({"NODELIST", "USERS", "ACCOUNTS"})))
+
+
+def _job_nodes(row: v.PartitionView) -> str:
+    return f"{row.min_nodes}-{'infinite' if row.max_nodes is None else row.max_nodes}"
+
+
+# What was used -------------------------------------------------------------------------------------------------------
+
+
+@click.group("usage")
+def usage_group() -> None:
+    """Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits."""
+
+
+@usage_group.command("show")
+@click.option("--account", metavar="NAME", help="Only of this account.")
+@click.option("--qos", metavar="NAME", help="Only of this QOS.")
+@JSON_OPTION
+def show_usage(account: str | None, qos: str | None, as_json: bool) -> None:
+    """List the space that was held, times the minutes that it was."""
+    stale = session().stale
+    answer = session().ask(lambda client: client.usage(stale=stale))
+    rows = tuple(row for row in answer.usage if account in (None, row.account) and qos in (None, row.qos))
+    _print_usage(v.UsageAnswer(revision=answer.revision, usage=rows), as_json)
+
+
+@usage_group.command("reset")
+@click.option("--account", metavar="NAME", help="Of this account, with all its users.")
+@click.option("--qos", metavar="NAME", help="Of this QOS.")
+@JSON_OPTION
+def reset_usage(account: str | None, qos: str | None, as_json: bool) -> None:
+    """Have what an account, or a QOS, has used count as nothing from here on (operators)."""
+    if (account is None) == (qos is None):
+        raise bad_input("it is not said whose usage", "name an account, or a QOS", place="--account")
+
+    async def reset(client: Client) -> v.UsageAnswer:
+        request = v.UsageResetRequest(command_id=client.new_command_id(), account=account, qos=qos)
+        return await client.reset_usage(request)
+
+    _print_usage(session().ask(reset), as_json)
+
+
+def _print_usage(answer: v.UsageAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (
+            plain(row.account or "-"),
+            plain(row.qos or "-"),
+            plain(row.user or "-"),
+            plain(row.pool or "all"),
+            f"{size(row.byte_minutes)}-minutes",
+        )
+        for row in answer.usage
+    ]
+    show(table(("ACCOUNT", "QOS", "USER", "POOL", "USED"), rows, right=frozenset({"USED"})))
+
+
+GROUPS = (partition_group, usage_group)

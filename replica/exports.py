@@ -1,0 +1,74 @@
+"""What was not exported of a job: said as long as the job is known, so that nobody believes that results are safe."""
+
+from __future__ import annotations
+
+import msgspec
+
+from replica.buffers import Buffer, BufferState
+from replica.jobs import ENDED, Job
+from replica.options import BufferOptions
+from replica.stages import Stage
+from replica.state import State
+from replica.transfers import JobTransfers
+from replica.turns import waits_for_turn
+from replica.units import NEVER
+
+NO_TRANSFERS = JobTransfers()
+
+
+class NotExported(msgspec.Struct, frozen=True):
+    """One thing that the job wanted to have outside, and that is not there as far as the replicas know."""
+
+    path: str
+    why: str
+    lost: bool = False
+    """Whether the buffer that held it is gone, or being removed."""
+
+
+def not_exported(state: State, job_id: int) -> tuple[NotExported, ...]:
+    """Return what a job was to stage out and has not, and what its receipts left out; empty before its script has
+    started. KeyError for a job that is not in the state.
+    """
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if buffer is None or job.started_at == NEVER:
+        return ()
+    options = state.options.get(job_id)
+    wanted = _destinations(buffer, None if options is None else options.buffer)
+    if job.state in ENDED:
+        if buffer.hurry:
+            why = "the buffer was removed without stage-out"
+            return tuple(NotExported(path, why, lost=True) for path in wanted)
+        return _left_out(state, job_id)
+    if buffer.state not in (BufferState.POST_RUN, BufferState.STAGING_OUT):
+        return ()
+    why = _why_not_yet(job, buffer)
+    return tuple(NotExported(path, why) for path in wanted)
+
+
+def _destinations(buffer: Buffer, options: BufferOptions | None) -> tuple[str, ...]:
+    if options is None:
+        return tuple(transfer.outside for transfer in buffer.request.stage_out)
+    listed = tuple(one.destination for one in options.lists if one.outgoing)
+    commands = tuple(f"stage_out:{command}" for command in options.stage_out_command.splitlines())
+    return (*(transfer.outside for transfer in buffer.request.stage_out), *listed, *commands)
+
+
+def _left_out(state: State, job_id: int) -> tuple[NotExported, ...]:
+    """Return what the last complete stage-out left out, by name as far as its receipt names it."""
+    receipts = state.transfers.get(job_id, NO_TRANSFERS).receipts
+    last = next((one for one in reversed(receipts) if one.stage is Stage.STAGE_OUT and one.complete), None)
+    if last is None:
+        return ()
+    named = tuple(NotExported(one.path, one.reason, lost=True) for one in last.left_out_first)
+    more = last.left_out - len(named)
+    return (*named, NotExported(f"{more} more", "see the receipt on its node", lost=True)) if more > 0 else named
+
+
+def _why_not_yet(job: Job, buffer: Buffer) -> str:
+    if job.stuck:
+        return f"{job.message}; the buffer is kept until the job is released, cancelled with --hurry, or cleared"
+    if job.retry_at != NEVER:
+        return f"{job.message}; it will be tried again"
+    if buffer.state is BufferState.POST_RUN:
+        return "stage-out has not begun"
+    return "stage-out waits for its turn" if waits_for_turn(job, buffer) is not None else "it is being staged out"

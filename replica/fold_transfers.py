@@ -1,0 +1,54 @@
+"""Folding what belongs to moving data: the rules, and what is known of the transfers of each job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from replica import events as e
+from replica.draft import Draft
+from replica.sites import SITE_KEY
+from replica.transfers import (
+    RECEIPTS_PER_JOB_MAX,
+    TRANSFER_RULES_KEY,
+    JobTransfers,
+    TransferReceipt,
+)
+from replica.units import Instant
+
+NO_TRANSFERS = JobTransfers()
+
+
+def _rules_set(draft: Draft, event: e.TransferRulesSet) -> None:
+    draft.transfer_rules = draft.transfer_rules.set(TRANSFER_RULES_KEY, event.rules)
+    # They are part of the configuration, so a change that is based on an older one is refused.
+    draft.sites = draft.sites.set(SITE_KEY, replace(draft.site, revision=draft.revision))
+
+
+def _recorded(draft: Draft, event: e.TransferRecorded) -> None:
+    known = draft.transfers.get(draft.job(event.job).id, NO_TRANSFERS)
+    draft.transfers[event.job] = JobTransfers(_kept((*known.receipts, event.receipt)))
+
+
+def _kept(receipts: tuple[TransferReceipt, ...]) -> tuple[TransferReceipt, ...]:
+    """Return as many receipts as are kept: those of attempts that failed go first, and the oldest ones."""
+    if len(receipts) <= RECEIPTS_PER_JOB_MAX:
+        return receipts
+    gone = next((number for number, receipt in enumerate(receipts) if not receipt.complete), 0)
+    return receipts[:gone] + receipts[gone + 1 :]
+
+
+def _checkpointed(draft: Draft, event: e.TransferCheckpointed) -> None:
+    known = draft.transfers.get(draft.job(event.job).id, NO_TRANSFERS)
+    checkpoint = replace(event.checkpoint, at=Instant(draft.at))
+    draft.transfers[event.job] = replace(known, checkpoint=checkpoint)
+
+
+TRANSFER_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+    e.TransferRulesSet: _rules_set,
+    e.TransferRecorded: _recorded,
+    e.TransferCheckpointed: _checkpointed,
+}
+"""What each event does; `replica.fold` has them all."""

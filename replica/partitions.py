@@ -1,0 +1,207 @@
+"""Partitions: which nodes a job may run on, for whom, and for how long.
+
+A partition is a gate, and a set of nodes. Its record alone says whether the gate is open (`partition_gate`); where a
+job is placed is asked at its turn in a pass (`replica.judging`). A node may be in several partitions. As long as a site
+has no partition at all, the name that a job brings is kept with it and means nothing; a job that names none, where no
+partition is the default, may run on any node. Source: Slurm's manual page of slurm.conf, its reasons byte for byte.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from enum import IntEnum
+
+import immutables
+import msgspec
+
+from replica.accounting import check_name
+from replica.jobs import Job
+from replica.limits import ACCOUNT_USERS_MAX, NODES_MAX, PARTITION_NODES_CHARACTERS_MAX, TIME_LIMIT_S_MAX
+from replica.options import JobOptions
+from replica.refusals import Refusal, RefusalCode
+from replica.verdicts import Reason, Verdict
+
+
+class PartitionState(IntEnum):
+    """What a partition does with jobs; the numbers are wire numbers (law 12)."""
+
+    UP = 1
+    DOWN = 2
+    """Takes new jobs, and lets none start."""
+    DRAIN = 3
+    """Takes no new jobs; those that wait may start."""
+    INACTIVE = 4
+    """Takes no new jobs, and lets none start."""
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether jobs may be submitted to it."""
+        return self in (PartitionState.UP, PartitionState.DOWN)
+
+    @property
+    def starts_jobs(self) -> bool:
+        """Whether jobs of it may get space and CPUs."""
+        return self in (PartitionState.UP, PartitionState.DRAIN)
+
+
+class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One partition. What its users hold or run already is never taken from them by a change of it."""
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    """Its nodes in ascending order; none are meant where `every_node` is set. They need not be there yet."""
+    every_node: bool = False
+    state: PartitionState = PartitionState.UP
+    is_default: bool = False
+    """Whether it is for jobs that name none."""
+    max_time_s: int = 0
+    """The longest time limit of a job, seconds; 0: any."""
+    min_nodes: int = 0
+    max_nodes: int | None = None
+    """The fewest and the most nodes of one job; None: any number."""
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    """Who may use it: these users, and jobs of these accounts; empty: everybody. Both must hold, as in Slurm."""
+
+    def admits(self, user: str, account: str) -> bool:
+        """Whether a job of the user in the account may use it."""
+        return (not self.users or user in self.users) and (not self.accounts or account in self.accounts)
+
+    def has(self, node: str) -> bool:
+        """Whether the node is one of its nodes."""
+        if self.every_node:
+            return True
+        place = bisect_left(self.nodes, node)
+        return place < len(self.nodes) and self.nodes[place] == node
+
+
+Partitions = immutables.Map[str, Partition]
+
+
+def place_name(partitions: Partitions, partition: str) -> str:
+    """Return by what name the nodes are kept that a job of a partition may run on; empty: all there are."""
+    found = partitions.get(partition) if partition else None
+    return "" if not partitions or not partition or (found is not None and found.every_node) else partition
+
+
+def is_in(partitions: Partitions, place: str, node: str) -> bool:
+    """Whether a node is among those of a `place_name`."""
+    if not place:
+        return True
+    found = partitions.get(place)
+    return found is not None and found.has(node)
+
+
+class AnyNode:
+    """Who waits, in one pass, for CPUs of any node of his partition: nobody behind him gets CPUs of those nodes."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._waiting: dict[str, int] = {}
+
+    def wait(self, place: str, job: int) -> None:
+        """Note that a job waits for the nodes of a `place_name`; the first one counts."""
+        self._waiting.setdefault(place, job)
+
+    def first_in(self, place: str) -> int:
+        """Return who waits for all nodes of a `place_name`, 0 for nobody."""
+        return (self._waiting.get("") or self._waiting.get(place, 0)) if self._waiting else 0
+
+    def first_for(self, node: str) -> int:
+        """Return who waits for CPUs of the node among others, 0 for nobody."""
+        for place, job in self._waiting.items():
+            if is_in(self._partitions, place, node):
+                return job
+        return 0
+
+
+def partition_gate(partitions: Partitions, job: Job, options: JobOptions) -> Verdict | None:
+    """Return why the partition keeps a pending job back, or None: one job and the records alone say it."""
+    name = options.partition
+    if not partitions or not name:
+        return None
+    partition = partitions.get(name)
+    figures: tuple[tuple[str, str], ...] = (("partition", name),)
+    if partition is None:
+        sentence = f"partition {name} is no more; update the job to another one"
+        return Verdict(Reason.PARTITION_CONFIG, sentence, figures)
+    state = partition.state
+    if not state.starts_jobs:
+        reason = Reason.PARTITION_DOWN if state is PartitionState.DOWN else Reason.PARTITION_INACTIVE
+        return Verdict(reason, f"partition {name} is {state.name}, and starts no jobs", figures)
+    if not partition.admits(job.spec.user, options.account):
+        figures += (("user", job.spec.user), ("account", options.account))
+        return Verdict(Reason.PARTITION_CONFIG, f"partition {name} is for others now", figures)
+    nodes, most = options.nodes, partition.max_nodes
+    if nodes < partition.min_nodes or (most is not None and nodes > most):
+        figures += (("nodes", str(nodes)), ("least", str(partition.min_nodes)))
+        figures += () if most is None else (("most", str(most)),)
+        return Verdict(Reason.PARTITION_NODE_LIMIT, f"partition {name} does not allow so many nodes", figures)
+    if partition.max_time_s and job.spec.time_limit_s > partition.max_time_s:
+        figures += (("time_limit_s", str(job.spec.time_limit_s)), ("most_s", str(partition.max_time_s)))
+        return Verdict(Reason.PARTITION_TIME_LIMIT, f"partition {name} does not allow such a long time limit", figures)
+    return None
+
+
+def chosen_partition(partitions: Partitions, partition: str, user: str, account: str) -> str | Refusal:
+    """Return the partition that a job is submitted to, or why it may not be; empty: it names none, and there is no
+    default one. What exceeds its limits is not refused, but waits (Slurm: EnforcePartLimits=NO).
+    """
+    if not partitions:
+        return partition
+    if not partition:
+        default = next((one for one in partitions.values() if one.is_default), None)
+        if default is None:
+            return ""
+        partition = default.name
+    found = partitions.get(partition)
+    if found is None:
+        listed = ", ".join(sorted(partitions)[:20])
+        sentence = f"there is no partition {partition!r}"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"known are: {listed}", "partition")
+    if not found.admits(user, account):
+        who = f"user {user} may not use partition {partition}" + (f" in account {account}" if account else "")
+        remedy = "use another partition or account, or ask an operator"
+        return Refusal(RefusalCode.PERMISSION_DENIED, who, remedy, "partition")
+    if not found.state.takes_jobs:
+        sentence = f"partition {partition} is {found.state.name}, and takes no new jobs"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "use another partition, or wait until it is up", "partition")
+    return partition
+
+
+# What a record may hold -----------------------------------------------------------------------------------------------
+
+
+def check_partition(partition: Partition) -> Refusal | None:
+    """Return why the partition cannot be made or become this, or None."""
+    refusal = check_name(partition.name, "partition.name")
+    if refusal is not None:
+        return refusal
+    if partition.name.upper() == "ALL":
+        return _invalid("name", "ALL is no name of a partition", "choose another name")
+    for place, names, most in (
+        ("nodes", partition.nodes, NODES_MAX),
+        ("users", partition.users, ACCOUNT_USERS_MAX),
+        ("accounts", partition.accounts, ACCOUNT_USERS_MAX),
+    ):
+        if len(names) > most or sum(map(len, names)) > PARTITION_NODES_CHARACTERS_MAX:
+            return _invalid(place, f"there are {len(names)} names", f"list at most {most}, of moderate length")
+        if len(set(names)) != len(names):
+            return _invalid(place, "a name is listed twice", "list each once")
+        for name in names:
+            refusal = check_name(name, f"partition.{place}")
+            if refusal is not None:
+                return refusal
+    if partition.nodes != tuple(sorted(partition.nodes)) or (partition.every_node and partition.nodes):
+        return _invalid("nodes", "its nodes are not in order, or are listed beside ALL", "write names, or ALL")
+    if not 0 <= partition.max_time_s <= TIME_LIMIT_S_MAX:
+        sentence = f"the longest time limit is {partition.max_time_s} s"
+        return _invalid("max_time", sentence, f"use a time up to {TIME_LIMIT_S_MAX} s, or none")
+    most_nodes = NODES_MAX if partition.max_nodes is None else partition.max_nodes
+    if not 0 <= partition.min_nodes <= NODES_MAX or not 0 <= most_nodes <= NODES_MAX:
+        return _invalid("max_nodes", "a number of nodes is out of range", f"use numbers from 0 to {NODES_MAX}")
+    return None
+
+
+def _invalid(place: str, sentence: str, remedy: str) -> Refusal:
+    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"partition.{place}")

@@ -1,0 +1,257 @@
+"""What moves data dies at a chosen call: the destination is never partial, and the next attempt ends right."""
+
+import contextlib
+import functools
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exercises.disks import Disk
+from exercises.tracing import CHANGING, EVERY, Action, Calls, Plan, Tracer, build
+from exercises.transfers_rig import STAGES, Broken, Rig, Story, judge, look, said
+from replica.commands import OperationDone
+
+WAYS = {
+    "all before it": (Action.KILL_TREE, False),
+    "all after it": (Action.KILL_TREE, True),
+    "the worker": (Action.KILL_MAIN, False),
+    "the caller": (Action.KILL_ONE, False),
+}
+"""Who dies at the call. The agent's death is everybody's: the kernel kills what it started."""
+
+GONE_S = 5.0
+"""Seconds that a helper of a killed worker may take to be gone."""
+
+CALLS_MAX = 20_000
+"""Calls of one small transfer at most, count: a bound against an attack that never ends."""
+
+DISK_BYTES = 384 << 20
+"""Size of a disk that loses its power: two copies of the tree, its parts, and what mkfs.xfs asks for."""
+
+
+class Size(NamedTuple):
+    """How much is done."""
+
+    stride: int
+    """Every so manyth call that changes something is the one."""
+    ways: tuple[str, ...]
+    every_stride: int
+    """Of all calls, those too that change nothing."""
+    power_stride: int
+    """Of calls at which the power goes; 0: none."""
+    power_kinds: tuple[str, ...] = ("ext4", "xfs")
+    programs: tuple[str, ...] = ("rsync", "rclone")
+    """That move the data in place of the agent."""
+
+
+TINY = Size(stride=70, ways=("all before it",), every_stride=600, power_stride=0)
+NAIVE = Size(stride=20, ways=("all before it",), every_stride=40, power_stride=1, power_kinds=("ext4",))
+SMALL = Size(stride=9, ways=("all before it", "the worker"), every_stride=50, power_stride=0)
+FULL = Size(stride=1, ways=tuple(WAYS), every_stride=1, power_stride=1)
+
+
+def plant(directory: Path, seed: int) -> None:
+    """Make a small tree that has one of each kind of thing that a mover treats in its own way."""
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / "below" / "deeper").mkdir(parents=True)
+    (directory / "empty").mkdir()
+    # The largest is copied in chunks.
+    sizes = {"large": 33 * (1 << 20) + 7, "one": 1, "none": 0, "page": 4096, "below/a": 5000, "below/deeper/b": 70_000}
+    for name, size_bytes in sizes.items():
+        (directory / name).write_bytes(_content(seed, name, size_bytes))
+    with (directory / "below" / "sparse").open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(300_000)
+        file.write(b"island")
+    (directory / "below" / "a").chmod(0o4751)
+    for number, name in enumerate(sizes):
+        os.utime(directory / name, ns=(10**18 + number, 10**18 + number * 1001))
+
+
+@functools.cache
+def _content(seed: int, name: str, size_bytes: int) -> bytes:
+    return random.Random(f"{seed} {name}").randbytes(size_bytes)
+
+
+def plant_old(directory: Path) -> None:
+    """Put older files where some of the new ones go, and one that is nobody's business."""
+    (directory / "below").mkdir(parents=True, exist_ok=True)
+    (directory / "large").write_bytes(b"old" * 1000)
+    (directory / "below" / "a").write_bytes(b"old")
+    (directory / "kept").write_bytes(b"not in the source")
+
+
+def prepare(rig: Rig, stage: str, seed: int) -> Story:
+    """Bring a rig to where a stage begins, and return what has to become of it."""
+    rig.clear()
+    source, destination = rig.places(stage)
+    plant(source, seed)
+    if stage == "stage_out":
+        plant_old(destination)
+    return Story(stage, look(source), look(destination))
+
+
+def wait_until_gone(tracer: Tracer) -> None:
+    """Wait until no process is traced any more; Broken if one outlives the worker that started it."""
+    until = time.monotonic() + GONE_S
+    while tracer.living:
+        if time.monotonic() > until:
+            raise Broken(f"{tracer.living} processes outlive their worker by {GONE_S:g} s: {traced()}")
+        time.sleep(0.005)
+
+
+def traced() -> list[str]:
+    """Return what is known of all processes that are traced by somebody."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if fields.get("TracerPid", "0") != "0":
+                wchan = status.with_name("wchan").read_text()
+                command = status.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()[-80:]
+                found.append(f"{status.parent.name} {fields['State']} in {wchan}, of {fields['PPid']}: {command}")
+    return found
+
+
+def kill_once(rig: Rig, tracer: Tracer, stage: str, plan: Plan, seed: int) -> bool:
+    """One transfer with one death, and the attempt after it; return whether it came to the death at all."""
+    story = prepare(rig, stage, seed)
+    source, destination = rig.places(stage)
+    tracer.set(plan)
+    outcome = rig.operate(stage)
+    wait_until_gone(tracer)
+    hit, where = tracer.hits > 0, tracer.last
+    tracer.set(Plan(needle="-"))
+    try:
+        done = isinstance(outcome, OperationDone)
+        if not hit and not done:
+            raise Broken(f"nothing was killed, and it {said(outcome)}")
+        judge(story, source, destination, complete=done)
+        if done and not hit:
+            return False
+        if not done:
+            again = rig.operate(stage)
+            wait_until_gone(tracer)
+            if not isinstance(again, OperationDone):
+                raise Broken(f"the attempt after it {said(again)}")
+            judge(story, source, destination, complete=True)
+    except Broken as error:
+        raise Broken(f"killed at call {where!r} of {stage}: {error}") from error
+    return hit
+
+
+def strides(first: int, stride: int) -> Iterator[int]:
+    """Yield which call is the one, run after run."""
+    yield from range(first, CALLS_MAX, stride)
+
+
+def kills(directory: Path, size: Size, seed: int, *, naive: bool = False) -> dict[str, Any]:
+    """Kill at every call that changes something and is asked for; Broken at the first broken promise."""
+    return _kill(directory, size.ways, CHANGING, size.stride, seed, naive=naive)
+
+
+def programs(directory: Path, size: Size, seed: int, *, naive: bool = False) -> dict[str, Any]:
+    """Kill at every call that changes something and is asked for while a program moves the data."""
+    found: dict[str, Any] = {}
+    for program in size.programs:
+        if shutil.which(program) is None:
+            found[program] = "is not installed: scripts/install-backends"
+            continue
+        ways = tuple(way for way in size.ways if WAYS[way][0] is not Action.KILL_ONE)
+        found[program] = _kill(directory, ways, CHANGING, size.stride, seed, naive=naive, backend=program)
+    return found
+
+
+def calls(directory: Path, size: Size, seed: int, *, naive: bool = False) -> dict[str, Any]:
+    """Kill at every call whatsoever that is asked for; Broken at the first broken promise."""
+    return _kill(directory, size.ways[:1], EVERY, size.every_stride, seed, naive=naive)
+
+
+def _kill(
+    directory: Path, ways: tuple[str, ...], classes: Calls, stride: int, seed: int, *, naive: bool, backend: str = ""
+) -> dict[str, Any]:
+    tracer = Tracer(build(directory.parents[1] / "tools"), directory / "plan")
+    rig = Rig(directory / f"kills{backend}", tracer=tracer, naive=naive)
+    rig.backend = "" if naive else backend
+    deaths = last = 0
+    try:
+        for way in ways:
+            action, after = WAYS[way]
+            for stage in STAGES:
+                for call in strides(seed % stride, stride):
+                    plan = Plan(action, classes, needle=str(rig.directory), skip=call, after=after)
+                    if not kill_once(rig, tracer, stage, plan, seed):
+                        break
+                    deaths, last = deaths + 1, max(last, call)
+                    if deaths % 100 == 0:
+                        print(f"kills: {deaths} deaths, {stage}, {way}, call {call}", file=sys.stderr, flush=True)
+    finally:
+        rig.close()
+    return {"deaths": deaths, "calls_of_a_transfer": last + 1}
+
+
+def cuts(directory: Path, size: Size, seed: int, *, naive: bool = False) -> dict[str, Any]:
+    """Take the power away at every call that is asked for, and once more when the transfer says that it is done."""
+    if not size.power_stride:
+        return {}
+    tracer = Tracer(build(directory.parents[1] / "tools"), directory / "plan")
+    cases = 0
+    for kind in size.power_kinds:
+        disk = Disk(directory / f"{kind}.img", directory / kind, kind, size_bytes=DISK_BYTES)
+        disk.format()
+        disk.mount()
+        try:
+            for stage in STAGES:
+                for call in strides(seed % size.power_stride, size.power_stride):
+                    if not cut_once(disk, tracer, stage, call, seed, naive=naive):
+                        break
+                    cases += 1
+                    if cases % 20 == 0:
+                        print(f"cuts: {cases} power cuts, {kind}, {stage}, call {call}", file=sys.stderr, flush=True)
+        finally:
+            disk.discard()
+    return {"power_cuts": cases}
+
+
+def cut_once(disk: Disk, tracer: Tracer, stage: str, call: int, seed: int, *, naive: bool) -> bool:
+    """One transfer on a disk that loses its power at a call, the attempt after it, and a power cut after that."""
+    rig = Rig(disk.mount_point / "rig", tracer=tracer, naive=naive)
+    source, destination = rig.places(stage)
+    try:
+        story = prepare(rig, stage, seed)
+        os.sync()
+        tracer.set(Plan(Action.KILL_TREE, needle=str(rig.directory), skip=call))
+        outcome = rig.operate(stage)
+        wait_until_gone(tracer)
+        hit, where = tracer.hits > 0, tracer.last
+        tracer.set(Plan(needle="-"))
+        rig = lose_power(disk, rig, tracer, naive=naive)
+        try:
+            judge(story, source, destination, complete=isinstance(outcome, OperationDone))
+            if not isinstance(outcome, OperationDone):
+                again = rig.operate(stage)
+                if not isinstance(again, OperationDone):
+                    raise Broken(f"the attempt after it {said(again)}")
+                rig = lose_power(disk, rig, tracer, naive=naive)
+                judge(story, source, destination, complete=True)
+        except Broken as error:
+            raise Broken(f"power lost at call {where!r} of {stage} on {disk.kind}: {error}") from error
+        return hit
+    finally:
+        rig.close()
+
+
+def lose_power(disk: Disk, rig: Rig, tracer: Tracer, *, naive: bool) -> Rig:
+    """Take the power of the disk that a rig is on, give it back, and return the rig as it is then."""
+    disk.cut()
+    rig.close()
+    disk.unmount()
+    disk.mount()
+    after = Rig(rig.directory, tracer=tracer, naive=naive)
+    after.attempt = rig.attempt
+    return after

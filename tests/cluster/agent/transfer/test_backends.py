@@ -1,0 +1,265 @@
+"""rsync, rclone and a site's own program: what they say is not believed, and what they do is put in place like our own
+copies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
+from cluster.agent.transfer.options import Options, Verify
+from cluster.agent.transfer.pacing import Stopped
+from cluster.agent.transfer.plan import Kind
+from cluster.processes import all_pids, environment_variables
+from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+
+needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync here: scripts/install-backends")
+needs_rclone = pytest.mark.skipif(shutil.which("rclone") is None, reason="no rclone here: scripts/install-backends")
+
+BACKENDS = (pytest.param("rsync", marks=needs_rsync), pytest.param("rclone", marks=needs_rclone), "template")
+
+COPY = "/bin/cp -aT {source} {destination}"
+"""A site's program that does what it should."""
+
+
+def options(**changed: object) -> Options:
+    return msgspec.structs.replace(SMALL, **({"template": COPY} | changed))
+
+
+def script(rig: Rig, text: str) -> str:
+    """Return the command line of a site's program, whose $1 is the source, $2 the destination, $3 the kind."""
+    path = rig.directory / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return f"{path} {{source}} {{destination}} {{kind}}"
+
+
+def big(seed: int, size: int) -> bytes:
+    return bytes((seed * 131 + at * 7 + (at >> 8)) & 255 for at in range(size))
+
+
+TREE: dict[str, object] = {
+    "a": b"x",
+    "empty": b"",
+    "-n": b"dash",
+    "#c": b"comment",
+    ";c": b"semicolon",
+    " blank ": b"blanks",
+    "é*?[a]\\": b"glob",
+    "{source}": b"a name that is a place",
+    "large": big(1, 40_000),
+    "deep": {"er": {"f": big(2, 5_000), "g": b""}, "empty": {}},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("level", [Verify.NONE, Verify.READ_BACK])
+def test_a_tree_arrives_whole_whoever_moves_it_and_the_receipt_is_that_of_our_own_copy(
+    rig: Rig, backend: str, level: Verify
+) -> None:
+    plant(rig.source, TREE)
+    os.chmod(rig.source / "a", 0o6751)
+    os.utime(rig.source / "a", ns=(1, 123_456_789_012_345_678))
+    os.setxattr(rig.source / "a", "user.k", b"v")
+    receipt = rig.carry([rig.item()._replace(backend=backend)], options(verify=level))
+    assert tree_of(rig.destination) == tree_of(rig.source)
+    status = (rig.destination / "a").stat()
+    assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o751, 123_456_789_012_345_678)
+    assert os.getxattr(rig.destination / "a", "user.k") == b"v"
+    assert (receipt.files, receipt.directories, receipt.retries) == (11, 4, 0) and not rig.parts()
+    theirs = [(line.path, line.size, line.digest) for line in rig.lines()]
+    own = Rig(_beside(rig))
+    try:
+        plant(own.source, TREE)
+        own.carry(None, options(verify=level))
+        ours = [(line.path, line.size, line.digest) for line in own.lines()]
+    finally:
+        own.close()
+    if level >= Verify.DIGEST:
+        assert theirs == ours
+    assert [row[:2] for row in theirs] == [row[:2] for row in ours]
+
+
+def _beside(rig: Rig) -> Path:
+    path = rig.directory / "own"
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_single_file_goes_alone_and_replaces_the_old_one_at_once(rig: Rig, backend: str) -> None:
+    plant(rig.source, {"a": b"new", "b": b"not asked for"})
+    plant(rig.destination, {"z": b"old"})
+    item = rig.item(Kind.FILE, rig.source / "a", rig.destination / "z")._replace(backend=backend)
+    rig.carry([item], options())
+    assert tree_of(rig.destination) == {"z": b"new"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_there_stays_where_nothing_may_be_replaced(rig: Rig, backend: str) -> None:
+    plant(rig.source, {"a": b"new"})
+    plant(rig.destination, {"a": b"old"})
+    with pytest.raises(TransferFailed, match="exists already and is not to be replaced"):
+        rig.carry([rig.item()._replace(backend=backend)], options(replace=False))
+    assert (rig.destination / "a").read_bytes() == b"old"
+
+
+@needs_rsync
+@needs_rclone
+def test_each_item_has_its_own_backend_in_one_transfer(rig: Rig) -> None:
+    names = ("native", "rsync", "rclone", "template")
+    plant(rig.source, {name: {"f": name.encode()} for name in names})
+    items = [
+        rig.item(source=rig.source / name, destination=rig.destination / name)._replace(backend=name) for name in names
+    ]
+    receipt = rig.carry(items, options())
+    assert tree_of(rig.destination) == tree_of(rig.source) and receipt.files == 4
+
+
+LIES: dict[str, tuple[str, str]] = {
+    "copies nothing": ("exit 0", "it is not there"),
+    "leaves one out": ('cp -aT "$1" "$2"; rm "$2/b"', "b: it is not there"),
+    "cuts one short": ('cp -aT "$1" "$2"; truncate -s 2 "$2/b"', "b: it has 2 bytes there instead of 5"),
+    "makes one longer": ('cp -aT "$1" "$2"; echo x >>"$2/b"', "b: it has 7 bytes there instead of 5"),
+    "changes a byte": ('cp -aT "$1" "$2"; printf hellO >"$2/b"', "b: its contents are others there"),
+    "makes links": ('ln -s "$1b" "$2/b"; cp "$1/a" "$2/a"', "b: it is a symbolic link there"),
+    "makes second names": ('ln "$1/b" "$2/b"; cp "$1/a" "$2/a"', "b: it is a second name of another file there"),
+    "makes pipes": ('mkfifo "$2/b"; cp "$1/a" "$2/a"', "b: it is a named pipe there"),
+    "makes directories": ('mkdir "$2/b"; cp "$1/a" "$2/a"', "b: it is a directory there"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_no_program_is_believed_by_its_exit_code(rig: Rig, lie: str) -> None:
+    text, says = LIES[lie]
+    plant(rig.source, {"a": b"a", "b": b"hello"})
+    plant(rig.destination, {"b": b"old"})
+    template = script(rig, text)
+    with pytest.raises(ReadBackFailed) as failed:
+        rig.carry([rig.item()._replace(backend="template")], options(template=template))
+    assert "template said that it was done, but did not copy" in str(failed.value) and says in str(failed.value)
+    assert (rig.destination / "b").read_bytes() == b"old" and (rig.source / "b").read_bytes() == b"hello"
+    receipt = rig.carry([rig.item()._replace(backend="template")], options())
+    assert receipt.files == 2 and tree_of(rig.destination) == tree_of(rig.source) and not rig.parts()
+
+
+def test_what_was_wrong_once_is_copied_again(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a", "b": b"hello"})
+    once = rig.directory / "once"
+    template = script(rig, f'cp -aT "$1" "$2"; [ -e {once} ] || {{ touch {once}; printf hellO >"$2/b"; }}')
+    receipt = rig.carry([rig.item()._replace(backend="template")], options(template=template))
+    assert receipt.retries == 1 and tree_of(rig.destination) == tree_of(rig.source)
+
+
+def test_a_program_that_fails_gives_its_last_words_and_nothing_is_put_in_place(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a", "b": b"b"})
+    template = script(rig, 'cp -aT "$1" "$2"; echo first >&2; printf "tape\\033[2J robot\\n" >&2; exit 7')
+    with pytest.raises(TransferFailed, match=r"template ended with code 7: tape.*robot") as failed:
+        rig.carry([rig.item()._replace(backend="template")], options(template=template))
+    assert "\033" not in str(failed.value)
+    assert tree_of(rig.destination) == {}
+
+
+class Ending:
+    """A pace that ends the transfer as soon as a file is there."""
+
+    def __init__(self, there: Callable[[], bool]) -> None:
+        self._there = there
+
+    def take(self, size_bytes: int, /) -> None:
+        pass
+
+    def check(self) -> None:
+        if self._there():
+            raise Stopped
+
+    def step_bytes(self, most: int, /) -> int:
+        return most
+
+
+def test_a_program_is_ended_with_all_that_it_started_when_the_transfer_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_OPERATION", marker := f"test.{os.getpid()}.{time.monotonic_ns()}")
+    plant(rig.source, {"a": b"a"})
+    started = rig.directory / "started"
+    template = script(rig, f"(trap '' TERM; setsid sleep 600) & touch {started}; sleep 600")
+    rig.pace = Ending(started.exists)
+    began_s = time.monotonic()
+    with pytest.raises(Stopped):
+        rig.carry([rig.item()._replace(backend="template")], options(template=template))
+    wanted = f"FOREBAY_OPERATION={marker}".encode()
+    assert [pid for pid in all_pids() if pid != os.getpid() and wanted in environment_variables(pid)] == []
+    assert time.monotonic() - began_s < 60 and not (rig.destination / "a").exists()
+
+
+class Limited:
+    """A pace that lets so many bytes through, and then only so many a second."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, size_bytes: int, /) -> None:
+        self.taken += size_bytes
+
+    def check(self) -> None:
+        pass
+
+    def step_bytes(self, most: int, /) -> int:
+        return min(most, 4096)
+
+
+def test_what_a_program_writes_is_taken_from_the_rate(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a"})
+    template = script(rig, 'head -c 3000000 /dev/zero >"$2/x"; sleep 0.4; rm "$2/x"; cp -aT "$1" "$2"')
+    rig.pace = limited = Limited()
+    rig.carry([rig.item()._replace(backend="template")], options(template=template))
+    assert limited.taken >= 3_000_000 and any(counters.steps for counters in rig.told)
+
+
+@needs_rsync
+@needs_rclone
+def test_rclone_refuses_a_name_that_it_cannot_be_told_of(rig: Rig) -> None:
+    for name, says in (("line\nbreak", "has a line break"), (os.fsdecode(b"\xff"), "is not UTF-8")):
+        (rig.source / name).write_bytes(b"x")
+        with pytest.raises(TransferFailed, match=f"its name {says}; use backend=native"):
+            rig.carry([rig.item()._replace(backend="rclone")], options())
+        rig.carry([rig.item()._replace(backend="rsync")], options())
+        assert tree_of(rig.destination) == tree_of(rig.source)
+        (rig.source / name).unlink()
+        (rig.destination / name).unlink()
+
+
+def test_a_program_that_is_not_there_is_named(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a"})
+    for template, says in (
+        ("/nowhere/copy {source} {destination}", "/nowhere/copy is not on this node"),
+        ("copy {source} {destination}", "begins with 'copy', which is not an absolute path"),
+        ("/bin/cp {source}", "has no {destination}"),
+        ("", "is empty"),
+        ('/bin/cp "{source} {destination}', "quotes that do not match"),
+    ):
+        with pytest.raises(TransferFailed) as failed:
+            rig.carry([rig.item()._replace(backend="template")], options(template=template))
+        assert says in str(failed.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sources_of_a_move_go_only_when_everything_is_there(rig: Rig, backend: str) -> None:
+    plant(rig.source, {"a": b"a", "d": {"b": b"b"}})
+    before = tree_of(rig.source)
+    receipt = rig.carry([rig.item(move=True)._replace(backend=backend)], options())
+    assert tree_of(rig.destination) == before and tree_of(rig.source) == {} and receipt.removed_files == 2
+
+
+@needs_rsync
+def test_more_files_than_one_batch_are_moved_in_several(rig: Rig) -> None:
+    plant(rig.source, {f"d{part}": {f"f{n}": b"%d" % n for n in range(350)} for part in range(3)})
+    receipt = rig.carry([rig.item()._replace(backend="rsync")], options())
+    assert receipt.files == 1050 and tree_of(rig.destination) == tree_of(rig.source) and not rig.parts()

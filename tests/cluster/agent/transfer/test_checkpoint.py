@@ -1,0 +1,155 @@
+"""The checkpoint: what it promises was kept, and what was torn promises nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.agent.transfer.checkpoint import (
+    EMPTY,
+    FORMAT,
+    HEADER_BYTES,
+    MARK_BYTES,
+    SLOT_BYTES,
+    Chunks,
+    ChunkState,
+    Copied,
+    Flag,
+    Header,
+    Slot,
+    Slots,
+    State,
+    read_header,
+    write_header,
+)
+
+digests = st.one_of(st.just(b""), st.binary(min_size=16, max_size=16), st.binary(min_size=32, max_size=32))
+copies = st.builds(
+    Copied,
+    st.integers(0, 2**64 - 1),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**64 - 1),
+    digests,
+    st.integers(0, 63).map(Flag),
+)
+slots = st.builds(Slot, st.sampled_from(list(State)[1:]), st.integers(0, 255), copies)
+
+
+@pytest.fixture(name="file")
+def open_file() -> Iterator[int]:
+    descriptor = os.memfd_create("checkpoint")
+    yield descriptor
+    os.close(descriptor)
+
+
+def header(sequence: int = 1, **fields: object) -> Header:
+    standard = {
+        "sequence": sequence, "items": (("file", b"/a\xff", b"/b"),), "items_digest": b"d" * 16, "boot": "b",
+        "shape": (1, 2, "xxh3-128", 2), "records": 3, "files": 2, "directories": 1, "left_out": 0, "size_bytes": 9,
+        "manifest_bytes": 100, "manifest_digest": b"m" * 16, "chunks": 0,
+    }  # fmt: skip
+    return Header(**standard | fields)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(slots, min_size=1, max_size=20))
+def test_slots_come_back_as_they_were_put_one_by_one_and_in_a_row(kept: list[Slot]) -> None:
+    file = os.memfd_create("slots")
+    one, row = Slots(file), len(kept)
+    for index, slot in enumerate(kept):
+        one.put(index, slot)
+    assert [one.get(index) for index in range(row)] == kept == one.many(0, row)
+    one.put_many(row, kept)
+    assert one.many(0, 2 * row) == kept * 2
+    assert one.states(0, row + 3)[:row] == bytes(slot.state for slot in kept)
+    assert one.many(2 * row, 5) == [EMPTY] * 5 and one.get(10**6) == EMPTY
+    assert one.states(2 * row, 5) == bytes(5)
+    os.close(file)
+
+
+@settings(max_examples=200, deadline=None)
+@given(slots, st.integers(0, SLOT_BYTES * 8 - 1))
+def test_a_slot_with_a_flipped_bit_counts_as_empty(slot: Slot, bit: int) -> None:
+    file = os.memfd_create("slots")
+    kept = Slots(file)
+    kept.put(0, slot)
+    _flip(file, HEADER_BYTES * 8 + bit)
+    assert kept.get(0) == EMPTY
+    os.close(file)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, MARK_BYTES * 8 - 1), st.sampled_from([b"", b"d" * 16, b"d" * 32]))
+def test_a_mark_with_a_flipped_bit_counts_as_none(bit: int, digest: bytes) -> None:
+    file = os.memfd_create("marks")
+    chunks = Chunks(file, 3, 2, 4096)
+    chunks.copied(1, digest)
+    assert (chunks.state(1), chunks.digest(1)) == (ChunkState.COPIED, digest)
+    chunks.durable([1])
+    assert (chunks.state(1), chunks.digest(1)) == (ChunkState.DURABLE, digest)
+    at = 4 * MARK_BYTES * 8 + bit
+    _flip(file, at)
+    if 16 <= bit < 32:
+        assert chunks.state(1) is ChunkState.DURABLE, "two bytes of a mark mean nothing"
+    else:
+        assert (chunks.state(1), chunks.digest(1)) == (ChunkState.NONE, b"")
+    os.close(file)
+
+
+def test_marks_of_one_file_are_cleared_and_those_of_others_stay(file: int) -> None:
+    before, mine, after = Chunks(file, 0, 2, 1), Chunks(file, 2, 3, 1), Chunks(file, 5, 1, 1)
+    for chunks in (before, mine, after):
+        for number in range(chunks.count):
+            chunks.copied(number, b"d" * 16)
+    mine.clear()
+    states = [chunks.state(number) for chunks in (before, mine, after) for number in range(chunks.count)]
+    assert states == [ChunkState.COPIED] * 2 + [ChunkState.NONE] * 3 + [ChunkState.COPIED]
+
+
+def test_tries_are_counted_and_kept_whatever_becomes_of_the_record(file: int) -> None:
+    kept = Slots(file)
+    assert [kept.tried(4), kept.tried(4)] == [1, 2]
+    kept.started(4, 99)
+    kept.ready(4, Copied(1, 2, 3))
+    kept.done(4, Copied(1, 2, 3))
+    assert kept.get(4) == Slot(State.DONE, 2, Copied(1, 2, 3))
+    for _ in range(300):
+        kept.tried(4)
+    assert kept.get(4).tries == 255
+
+
+def test_the_newest_whole_header_counts_and_a_complete_one_before_its_like(file: int) -> None:
+    assert read_header(file) is None
+    write_header(file, header(4))
+    assert read_header(file) == header(4)
+    write_header(file, header(4, complete=True))
+    assert read_header(file) == header(4, complete=True)
+    write_header(file, header(5))
+    assert read_header(file) == header(5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 8 * 100 - 1))
+def test_a_torn_header_is_not_believed_and_the_one_beside_it_is(bit: int) -> None:
+    file = os.memfd_create("control")
+    write_header(file, header(4, complete=True))
+    write_header(file, header(5))
+    _flip(file, bit)
+    found = read_header(file)
+    assert found == header(4, complete=True)
+    os.close(file)
+
+
+def test_records_of_another_format_are_not_read(file: int) -> None:
+    write_header(file, msgspec.structs.replace(header(), format=FORMAT + 1))
+    assert read_header(file) is None
+
+
+def _flip(file: int, bit: int) -> None:
+    (byte,) = os.pread(file, 1, bit // 8)
+    os.pwrite(file, bytes((byte ^ 1 << bit % 8,)), bit // 8)

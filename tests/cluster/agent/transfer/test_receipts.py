@@ -1,0 +1,168 @@
+"""Receipts: what was done to every file, the same of the same files, and what a destination is compared with later."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.options import Options, Verify
+from cluster.agent.transfer.receipts import LEFT_OUT_NAMED_MAX, read_lines
+from cluster.agent.transfer.rechecking import Difference, recheck
+from cluster.agent.transfer.verify import combine, hasher
+from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+
+LARGE = os.urandom(20001)
+
+
+def test_every_file_and_directory_has_a_line_that_says_what_it_is(rig: Rig) -> None:
+    plant(rig.source, {"a": b"hello", "d": {"large": LARGE}})
+    os.close(os.open(os.fsencode(rig.source) + b"/\xffodd\\", os.O_CREAT | os.O_WRONLY, 0o640))
+    receipt = rig.carry()
+    lines = {line.path: line for line in rig.lines()}
+    assert list(lines) == ["", "a", "d", "d/large", "\\xffodd\\"]
+    small = hasher("xxh3-128")
+    small.update(b"hello")
+    assert (lines["a"].kind, lines["a"].size, lines["a"].digest) == ("file", 5, small.digest().hex())
+    assert lines["a"].mtime_ns == (rig.source / "a").stat().st_mtime_ns
+    digests = []
+    for at in range(0, len(LARGE), 4096):
+        taken = hasher("xxh3-128")
+        taken.update(LARGE[at : at + 4096])
+        digests.append(taken.digest())
+    assert lines["d/large"].digest == combine("xxh3-128", 4096, digests).hex()
+    assert lines["d/large"].chunk_bytes == 4096
+    assert bytes.fromhex(lines["\\xffodd\\"].path_hex) == b"\xffodd\\"
+    assert lines["d"].kind == lines[""].kind == "directory"
+    assert (receipt.files, receipt.directories, receipt.size_bytes) == (3, 2, 5 + len(LARGE))
+    assert receipt.started_at <= receipt.ended_at and receipt.lines_kept
+
+
+def test_the_digest_is_of_the_lines_and_tells_contents_names_and_their_boundaries_apart(rig: Rig) -> None:
+    found = set()
+    trees = ({"a": b"1"}, {"a": b"2"}, {"b": b"1"}, {"a": {"b": b"1"}}, {"a": b"", "b": b"1"})
+    for number, tree in enumerate(trees):
+        plant(rig.source / str(number), tree)
+        for path in (rig.source / str(number)).rglob("*"):
+            os.utime(path, (1, 1))
+        receipt = rig.carry([rig.item(source=rig.source / str(number), destination=rig.destination / str(number))])
+        data = (rig.home / "receipts" / f"7.{rig.attempt}.stage_out").read_bytes()
+        taken = hasher("xxh3-128")
+        taken.update(data)
+        assert receipt.digest == f"xxh3-128:{taken.digest().hex()}"
+        found.add(receipt.digest)
+    assert len(found) == len(trees)
+
+
+@pytest.mark.parametrize("verify", list(Verify))
+@pytest.mark.parametrize("algorithm", ["xxh3-128", "blake3"])
+def test_every_level_moves_the_same_and_says_which_it_was(rig: Rig, verify: Verify, algorithm: str) -> None:
+    plant(rig.source, {"a": b"a", "large": LARGE})
+    options = Options(chunk_bytes=4096, large_bytes=16384, verify=verify, algorithm=algorithm)  # type: ignore[arg-type]
+    receipt = rig.carry(options=options)
+    assert tree_of(rig.destination) == tree_of(rig.source)
+    assert (receipt.verify, receipt.algorithm) == (verify.word, algorithm)
+    if verify >= Verify.DIGEST:
+        assert {len(line.digest) for line in rig.lines() if line.kind == "file"} == {32 if algorithm[0] == "x" else 64}
+
+
+def test_where_the_agents_disk_is_full_the_digest_is_there_and_no_half_of_the_lines(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(rig.source, {"d": {}, "e": {}})
+    whole = rig.carry()
+
+    real, room = os.write, [10]
+
+    def full(descriptor: int, data: memoryview) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "full")
+        return real(descriptor, data[: room.pop()])
+
+    monkeypatch.setattr(os, "write", full)
+    receipt = rig.carry()
+    assert (receipt.lines_kept, receipt.digest) == (False, whole.digest)
+    monkeypatch.undo()
+    assert (rig.home / "receipts" / "7.2.stage_out").read_bytes() == b""
+
+
+def test_a_failure_says_what_was_moved_and_what_was_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(rig.source, {f"f{number:02}": b"x" for number in range(20)})
+    (rig.destination / "f10").mkdir()
+    with pytest.raises(TransferFailed, match="destination/f10 exists and is a directory") as caught:
+        rig.carry(options=Options(streams=1))
+    receipt = caught.value.receipt
+    assert receipt is not None and caught.value.item == 0
+    assert (receipt.complete, receipt.files + receipt.left_out) == (False, 20)
+    assert 0 < len(receipt.left_out_first) <= LEFT_OUT_NAMED_MAX
+    assert ("f10", "not copied") in receipt.left_out_first
+    moved = {line.path for line in rig.lines() if line.kind == "file"}
+    assert moved == {path.name for path in rig.destination.iterdir() if path.is_file()}
+
+
+def test_what_is_left_out_on_request_has_a_line_with_the_reason(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a"})
+    (rig.source / "link").symlink_to("a")
+    os.mkfifo(rig.source / "pipe")
+    receipt = rig.carry(options=Options(leave_out=True))
+    assert tree_of(rig.destination) == {"a": b"a"}
+    assert receipt.left_out_first == (("link", "a symbolic link"), ("pipe", "a named pipe"))
+    assert [(line.path, line.reason) for line in rig.lines() if line.kind == "left out"] == list(receipt.left_out_first)
+
+
+def test_a_file_source_beyond_the_limit_is_refused_before_anything_is_copied(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a" * 600, "b": b"b" * 425})
+    with pytest.raises(TransferFailed, match="need 1025 bytes, the buffer has 1024"):
+        rig.carry(options=Options(limit_bytes=1024))
+    assert tree_of(rig.destination) == {}
+    assert rig.carry(options=Options(limit_bytes=1025)).size_bytes == 1025
+
+
+def flips(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes((byte ^ 16,)))
+
+
+def test_a_bit_that_flips_at_rest_is_found_by_the_receipts_wherever_it_is(rig: Rig) -> None:
+    plant(rig.source, {"a": b"hello", "d": {"large": LARGE}})
+    items = [rig.item()]
+    rig.carry(items)
+    descriptor = os.open(rig.home / "receipts" / "7.1.stage_out", os.O_RDONLY)
+    assert list(recheck(descriptor, items, "xxh3-128")) == []
+    for name, places in (("a", range(5)), ("d/large", (0, 4095, 4096, 20000))):
+        path = rig.destination / name
+        for at in places:
+            flips(path, at)
+            (found,) = recheck(descriptor, items, "xxh3-128")
+            assert found.path == str(path) and "instead of" in found.why
+            flips(path, at)
+    (rig.destination / "a").write_bytes(b"hell")
+    (rig.destination / "d" / "large").unlink()
+    assert [(found.path, found.why) for found in recheck(descriptor, items, "xxh3-128")] == [
+        (str(rig.destination / "a"), "has 4 bytes instead of 5"),
+        (str(rig.destination / "d" / "large"), "No such file or directory"),
+    ]
+    (rig.destination / "a").unlink()
+    (rig.destination / "a").symlink_to("/etc/passwd")
+    assert Difference(
+        str(rig.destination / "a"),
+        f"{rig.destination}/a is a symbolic link; links are not followed: name or copy the file that it points to",
+    ) in list(recheck(descriptor, items, "xxh3-128"))
+    os.close(descriptor)
+
+
+def test_a_damaged_line_is_an_error_that_names_it(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a"})
+    rig.carry(options=SMALL)
+    path = rig.home / "receipts" / "7.1.stage_out"
+    path.write_bytes(path.read_bytes()[:-10])
+    descriptor = os.open(path, os.O_RDONLY)
+    with pytest.raises(ValueError, match="line 2 of the receipts is damaged"):
+        list(read_lines(descriptor))
+    os.close(descriptor)

@@ -1,0 +1,63 @@
+"""`forebay transfer …`: the words of each command, what it asks, and what it says where there is nothing."""
+
+from cluster.cli.exits import ExitCode
+from cluster.cli.transfer_text import bar, state_words
+from cluster.client.transfer_views import ReceiptsAnswer, TransfersAnswer, TransferView
+from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.transfer_views import COPYING, OF_A_JOB, RECEIPT, TRANSFERS
+
+
+def test_transfers_are_listed_of_one_user_on_request(double: Double) -> None:
+    double.answer("GET", "/v1/transfers", TransfersAnswer(revision=5, transfers=TRANSFERS))
+    result = forebay(double.config, "transfer", "list", "--user", "bob")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOBID", "44", "45"]
+
+
+def test_a_receipt_is_asked_for_by_stage_and_attempt(double: Double) -> None:
+    double.answer(
+        "GET", r"/v1/transfers/42/receipts.*", ReceiptsAnswer(revision=5, job_id=42, receipts=(RECEIPT, RECEIPT))
+    )
+    result = forebay(double.config, "transfer", "receipt", "42", "--stage", "stage_out", "--attempt", "4")
+    assert result.exit_code == 0 and result.stdout.count("Receipt of job 42") == 2
+    assert double.asked[0].target == "/v1/transfers/42/receipts?stage=stage_out&attempt=4"
+    assert forebay(double.config, "transfer", "receipt", "42", "--stage", "run").exit_code == ExitCode.BAD_INPUT
+    assert forebay(double.config, "transfer", "receipt", "42", "--attempt", "0").exit_code == ExitCode.BAD_INPUT
+
+
+def test_where_there_is_no_receipt_that_is_an_error_and_a_beginning_that_is_missing_is_said(double: Double) -> None:
+    double.answer("GET", r"/v1/transfers/42/receipts.*", ReceiptsAnswer(revision=5, job_id=42, receipts=()))
+    result = forebay(double.config, "transfer", "receipt", "42", "--stage", "stage_in")
+    assert result.exit_code == ExitCode.NOT_FOUND and result.stdout == ""
+    assert "job 42 has no receipt of stage_in" in result.stderr and "transfer show 42" in result.stderr
+    cut = ReceiptsAnswer(revision=5, job_id=42, receipts=(RECEIPT,), complete=False)
+    double.answer("GET", r"/v1/transfers/42/receipts.*", cut)
+    result = forebay(double.config, "transfer", "receipt", "42")
+    assert result.exit_code == 0 and "may be earlier receipts" in result.stderr
+    none = ReceiptsAnswer(revision=5, job_id=42, receipts=(), complete=False)
+    double.answer("GET", r"/v1/transfers/42/receipts.*", none)
+    assert "ask another one" in forebay(double.config, "transfer", "receipt", "42").stderr
+
+
+def test_drawing_needs_a_terminal_and_no_json(double: Double) -> None:
+    double.answer("GET", "/v1/transfers/42", OF_A_JOB)
+    for words in (("list",), ("show", "42")):
+        piped = forebay(double.config, "transfer", *words, "--watch")
+        assert piped.exit_code == ExitCode.BAD_INPUT and "needs a terminal" in piped.stderr
+        both = forebay(double.config, "transfer", *words, "--watch", "--json")
+        assert both.exit_code == ExitCode.BAD_INPUT and "contradict each other" in both.stderr
+    assert double.asked == []
+
+
+def test_a_bar_is_full_at_the_end_only_and_counts_files_where_bytes_are_not_known() -> None:
+    def drawn(**fields: int) -> str:
+        return bar(TransferView(job_id=1, attempt=1, node="n", stage="stage_in", **fields))
+
+    assert drawn() == "·" * 24 + "   0.0 %  0 B of ?  0 of ? files"
+    assert drawn(files_done=1, files_total=2).startswith("█" * 12 + "·" * 12 + "  50.0 %")
+    assert drawn(bytes_done=999, bytes_total=1_000).startswith("█" * 23 + "·")
+    assert drawn(bytes_done=2_000, bytes_total=1_000).startswith("█" * 24 + " 100.0 %")
+
+
+def test_what_an_agent_calls_its_phase_cannot_take_over_a_terminal() -> None:
+    hostile = TransferView(job_id=1, attempt=1, node="n", stage="stage_in", phase="\x1b[2J")
+    assert "\x1b" not in state_words(hostile) and state_words(COPYING) == "copying"

@@ -1,0 +1,175 @@
+"""A replica that was sent a snapshot fetches the history that the snapshot stands for, and believes nobody."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import pytest
+
+from cluster.backfill import JOURNAL_FILL_MAX, Backfill
+from cluster.client.views import HandedAnswer, HandedView
+from cluster.config import Config
+from cluster.storage import Storage, open_storage
+from tests.cluster.rig import Rig, placed, story, until
+from wal import BrokenInvariant, filling
+from wal.filling import Handed
+from wal.records import Gap
+
+BEFORE, MISSED, AFTER = 3, 40, 2
+"""Jobs that the replica knew of, that came while it was away, and that came after the snapshot."""
+
+
+class Away:
+    """A replica that was away, caught up by a snapshot of the leader, and the leader."""
+
+    def __init__(self, leader: Rig, storage: Storage) -> None:
+        self.leader = leader
+        self.storage = storage
+        self.asked: list[tuple[str, int]] = []
+        self.fill = 0.0
+        self.spoil: dict[str, Any] = {}
+        """What r2 says otherwise than it is."""
+
+    def fail(self, error: BaseException) -> NoReturn:
+        raise error
+
+    async def ask(self, peer: str, last: int) -> Iterable[HandedView]:
+        self.asked.append((peer, last))
+        if peer == "r9":
+            raise OSError("nobody is there")
+        answer = await self.leader.ask("GET", f"/v1/ledger/history?last={last}", who="r1")
+        assert answer.status == 200, answer
+        entries = msgspec.convert(answer.body, HandedAnswer).entries
+        if peer == "r2" and self.spoil:
+            return [msgspec.structs.replace(entries[0], **self.spoil), *entries[1:]]
+        return entries
+
+    def backfill(self, *peers: str) -> Backfill:
+        return Backfill(
+            self.storage.ledger,
+            fill=lambda gap, handed: filling.fill(self.storage.environment, gap, handed),
+            journal_fill=lambda: self.fill,
+            peers=lambda: peers,
+            ask=self.ask,
+            fail=self.fail,
+        )
+
+
+@asynccontextmanager
+async def away(config: Config, directory: Path, *, knew: bool = True) -> AsyncIterator[Away]:
+    source, copy = placed(config, directory / "source"), placed(config, directory / "copy")
+    async with Rig(source) as leader:
+        for _ in range(BEFORE):
+            assert (await leader.submit(hold=True)).status == 201
+        await leader.close()
+        if knew:
+            shutil.copytree(directory / "source", directory / "copy", dirs_exist_ok=True)
+        await leader.open()
+        for _ in range(MISSED):
+            assert (await leader.submit(hold=True)).status == 201
+        journal = leader.controller.journal
+        storage = open_storage(copy, "r1")
+        digest = journal.digest_at(journal.applied_index)
+        assert digest is not None
+        storage.journal.reset_to(journal.applied_index, journal.term, digest, journal.applied_revision)
+        storage.journal.sync()
+        for _ in range(AFTER):
+            assert (await leader.submit(hold=True)).status == 201
+        try:
+            yield Away(leader, storage)
+        finally:
+            storage.close()
+
+
+@story
+@pytest.mark.parametrize("knew", [True, False])
+async def test_the_gap_that_a_snapshot_left_is_filled_by_whoever_holds_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, knew: bool
+) -> None:
+    monkeypatch.setattr(filling.hand_over, "__kwdefaults__", {"entries_max": 7, "bytes_max": filling.HANDED_BYTES_MAX})
+    caplog.set_level(logging.DEBUG)
+    async with away(config, tmp_path, knew=knew) as case:
+        ledger = case.storage.ledger
+        (gap,) = ledger.gaps()
+        assert (gap.first_index == 1) is not knew and gap.last_index == ledger.applied_index
+        backfill = case.backfill("r9", "r1")
+        steps = 0
+        while await backfill.step():
+            steps += 1
+            assert ledger.verify().digest == ledger.applied_digest
+        assert steps == -(-(gap.last_index - gap.first_index + 1) // 7) and ledger.gaps() == ()
+        assert case.asked[:2] == [("r9", gap.last_index), ("r1", gap.last_index)]
+        entries = list(ledger.read(1, limit=1000))
+        theirs = list(case.leader.storage.ledger.read(1, limit=len(entries)))
+        assert entries == theirs and len(entries) == gap.last_index
+        assert [ledger.index_of_revision(at) for at in range(1, ledger.applied_revision + 1)] == [
+            case.leader.storage.ledger.index_of_revision(at) for at in range(1, ledger.applied_revision + 1)
+        ]
+        assert f"entries {gap.first_index} to {gap.last_index}, missed by a snapshot, are here" in caplog.text
+
+
+@story
+@pytest.mark.parametrize(
+    "spoil",
+    [{"data": b"\x00"}, {"revision_before": 1}, {"digest_before": "zz"}, {"digest_before": "00" * 32}, {"index": 5000}],
+)
+async def test_a_peer_that_says_something_else_is_named_and_the_next_one_is_asked(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: dict[str, Any]
+) -> None:
+    async with away(config, tmp_path) as case:
+        case.spoil = spoil
+        (gap,) = case.storage.ledger.gaps()
+        assert not await case.backfill("r2").step()
+        assert case.storage.ledger.gaps() == (gap,)
+        assert f"what r2 says of entry {gap.last_index} and before is not the history" in caplog.text
+        assert await case.backfill("r2", "r1").step()
+        assert case.storage.ledger.gaps() == ()
+
+
+@story
+async def test_a_replica_whose_own_history_is_not_the_clusters_stops(config: Config, tmp_path: Path) -> None:
+    async with away(config, tmp_path) as case:
+        stopped: list[BaseException] = []
+
+        def another_history(gap: Gap, handed: Sequence[Handed]) -> Gap | None:
+            raise BrokenInvariant(f"the history up to entry {gap.first_index - 1} is not the cluster's")
+
+        backfill = Backfill(
+            case.storage.ledger,
+            fill=another_history,
+            journal_fill=lambda: 0.0,
+            peers=lambda: ("r1",),
+            ask=case.ask,
+            fail=stopped.append,  # type: ignore[arg-type]  # a process would end here
+        )
+        backfill.start()
+        await until(lambda: bool(stopped))
+        await backfill.stop()
+        assert isinstance(stopped[0], BrokenInvariant)
+
+
+@story
+async def test_history_waits_for_room_in_the_journal(config: Config, tmp_path: Path) -> None:
+    async with away(config, tmp_path) as case:
+        case.fill = JOURNAL_FILL_MAX + 0.01
+        assert not await case.backfill("r1").step() and case.asked == []
+        case.fill = JOURNAL_FILL_MAX
+        assert await case.backfill("r1").step()
+
+
+@story
+async def test_only_replicas_are_given_entries_as_they_are_stored_and_what_is_not_held_is_said(config: Config) -> None:
+    async with Rig(config) as rig:
+        for who in ("operator", "alice", "n1"):
+            assert (await rig.ask("GET", "/v1/ledger/history?last=1", who=who)).status == 403
+        last = rig.controller.applied_index
+        missing = await rig.ask("GET", f"/v1/ledger/history?last={last + 1}", who="r1")
+        assert (missing.status, missing.code) == (404, "not_held")
+        assert (await rig.ask("GET", "/v1/ledger/history", who="r1")).status in (400, 404)
+        assert (await rig.ask("GET", "/v1/ledger/history?last=0", who="r1")).status == 400

@@ -1,0 +1,68 @@
+"""How exercises end: by the exit code, the last line, and what they keep."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+
+from exercises.ending import Ended, percentiles, perform
+from exercises.local_cluster import ExerciseFailed
+
+
+async def ends_with(error: BaseException | None) -> None:
+    await asyncio.sleep(0)
+    if error is not None:
+        raise error
+
+
+def ended(tmp_path: Path, error: BaseException | None) -> tuple[Ended, bool, bool]:
+    """Return how an exercise ended, whether what it had begun was let go of, and whether its directory is kept."""
+    directory, released = tmp_path / "exercise", []
+    directory.mkdir()
+    found = perform("x", ends_with(error), release=lambda: released.append(1), directory=directory, seed=7)
+    return found, released == [1], directory.exists()
+
+
+def test_an_exercise_that_succeeds_keeps_nothing_and_its_last_line_is_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, released, kept = ended(tmp_path, None)
+    assert (found.succeeded, released, kept) == (True, True, False)
+    assert found.report(rounds=3, **percentiles([0.25, 0.5, 1.0])) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last.pop("seconds") >= 0
+    assert last == {"rounds": 3, "failed": 0, "seed": 7, "takeover_p50_s": 0.5, "takeover_max_s": 1.0}
+
+
+@pytest.mark.parametrize("error", [ExerciseFailed("lost"), OSError("lost"), TimeoutError("lost")])
+def test_an_exercise_that_fails_says_how_to_do_it_again_and_keeps_what_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    found, released, kept = ended(tmp_path, error)
+    assert (found.succeeded, released, kept, found.report()) == (False, True, True, 1)
+    said = capsys.readouterr().err
+    assert "x: FAILED: lost" in said
+    assert said.splitlines()[-1].startswith("x: again with --seed 7; ")
+    assert said.splitlines()[-1].endswith(f": {tmp_path / 'exercise'}")
+
+
+def test_an_exercise_that_is_interrupted_is_no_success_and_keeps_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, released, kept = ended(tmp_path, KeyboardInterrupt())
+    assert (found.succeeded, released, kept) == (False, True, False)
+    assert "x: interrupted" in capsys.readouterr().err
+
+
+def test_what_is_unforeseen_is_raised_after_everything_was_let_go_of(tmp_path: Path) -> None:
+    directory, released = tmp_path / "exercise", []
+    directory.mkdir()
+    with pytest.raises(ZeroDivisionError):
+        perform("x", ends_with(ZeroDivisionError()), release=lambda: released.append(1), directory=directory, seed=7)
+    assert released == [1] and directory.exists()

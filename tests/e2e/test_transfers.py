@@ -1,0 +1,82 @@
+"""The data mover under attack: killed, cut off from power, lied to by the kernel, by its disks and by its own user.
+
+Each attack is a small share of what scripts/transfers does, and is first done to a naive mover, which it has to catch.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.e2e.exercise import Exercised, exercise
+
+ATTACKS = ("kills", "cuts", "links", "bits", "refusals", "late", "disks", "moves", "trees", "resume")
+SEED = "7"
+"""The same calls each time: what is drawn is the business of longer runs."""
+
+
+@cache
+def attacks() -> Exercised:
+    """Do all of them once."""
+    return exercise("transfers", *ATTACKS, "--size", "tiny", "--seed", SEED)
+
+
+def found(name: str) -> dict[str, Any]:
+    """Return what became of an attack; skips the test where the machine cannot do it."""
+    done = attacks()
+    if name in done.summary["left_out"]:
+        pytest.skip(done.summary["left_out"][name])
+    result: dict[str, Any] = done.summary["attacks"][name]
+    assert "broken" not in result, done.said
+    assert result["naive"] == "caught", done.said
+    return result
+
+
+def test_killed_at_any_call_a_destination_is_never_partial_and_the_next_attempt_ends_right() -> None:
+    assert found("kills")["deaths"] > 0
+
+
+def test_when_the_power_goes_nothing_that_was_said_to_be_done_is_lost() -> None:
+    assert found("cuts")["power_cuts"] > 0
+
+
+def test_no_swapped_link_leads_out_of_the_roots() -> None:
+    result = found("links")
+    assert result["swaps"] > 0
+    assert result["escapes"] == 0
+
+
+def test_flipped_bits_are_seen_in_flight_on_the_way_back_and_at_rest() -> None:
+    assert found("bits")["flips"] > 0
+
+
+def test_a_call_that_is_refused_is_a_sentence_and_the_next_attempt_ends_right() -> None:
+    result = found("refusals")
+    assert result["once"] + result["always"] > 0
+
+
+def test_what_a_newer_attempt_wrote_stays_whatever_a_late_agent_does() -> None:
+    assert found("late")["held"] > 0
+
+
+def test_disks_that_are_full_or_dead_or_read_only_lose_nothing_and_hang_nothing() -> None:
+    assert found("disks")["dead_mount"] == 1
+
+
+def test_what_is_moved_is_never_gone_from_both_places() -> None:
+    assert found("moves")["deaths"] > 0
+
+
+def test_trees_of_all_kinds_are_moved_whole() -> None:
+    result = found("trees")
+    assert result["names"]["names"] > 255
+    assert result["depth"]["levels"] == 200
+
+
+def test_a_killed_transfer_copies_at_most_a_chunk_for_each_stream_again() -> None:
+    assert found("resume")["kills"] > 0
+
+
+def test_all_attacks_are_looked_at() -> None:
+    done = attacks()
+    assert {*done.summary["attacks"], *done.summary["left_out"]} == set(ATTACKS)

@@ -1,0 +1,32 @@
+"""Partitions, consumption and the terms of jobs in a snapshot: what was written is what is loaded."""
+
+from __future__ import annotations
+
+from replica import commands as c
+from replica.accounting import Account, AccountUser
+from replica.jobs import Dependency, DependencyKind, JobSpec
+from replica.options import JobOptions
+from replica.partitions import Partition, PartitionState
+from replica.state_digest import state_digest
+from snapshots.assembly import from_sections
+from snapshots.image import DIGEST_BYTES, Image, to_sections
+from tests.replica.world import SCRIPT, World, user
+
+
+def test_what_came_with_level_4_for_scheduling_comes_back_with_the_same_digest_and_counts_for_it() -> None:
+    made = World({"fast": 100})
+    before = state_digest(made.state)
+    made.settle(c.SetPartition(Partition("p", ("n1",), state=PartitionState.DRAIN, max_nodes=1, users=("alan",))))
+    made.settle(c.SetPartition(Partition("q", every_node=True, is_default=True)))
+    made.settle(c.SetAccount(Account("lab", members=(AccountUser("alan"),))))
+    first = made.submit("capacity=50", options=JobOptions(account="lab"))
+    made.advance(600)
+    made.finish(first)
+    both = tuple(Dependency(kind, first) for kind in (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK))
+    spec = JobSpec("job", "alan", SCRIPT, "/out", 60, dependencies=both)
+    job = made.settle(c.SubmitJob(spec, None, any_of=True), user())
+    assert made.state.partitions and made.state.consumed and set(made.state.terms) == {job}
+    assert state_digest(made.state) != before
+    image = Image(made.state, made.state.revision, 1, bytes(DIGEST_BYTES))
+    loaded = from_sections((piece.section, piece.payload) for piece in to_sections(image)).state
+    assert loaded == made.state and state_digest(loaded) == state_digest(made.state)
