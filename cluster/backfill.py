@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NoReturn
 
+from cluster.background import Background
 from cluster.client.views import HandedView
 from wal import BrokenInvariant, CodecError, Entry, Ledger, LedgerBroken, StorageFailed, revision_after
 from wal.filling import Handed, NotThisHistory
@@ -35,7 +36,7 @@ Fill = Callable[[Gap, Sequence[Handed]], Gap | None]
 """Writes entries into the ledger; returns what is left of the gap (`wal.filling.fill`)."""
 
 
-class Backfill:
+class Backfill(Background):
     """Fills the gaps of one replica's ledger."""
 
     def __init__(
@@ -55,20 +56,8 @@ class Backfill:
         self._peers = peers
         self._ask = ask
         self._fail = fail
-        self._task: asyncio.Task[None] | None = None
         self._began = 0
         """The last entry of the gap that is being filled; 0: none is."""
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def stop(self) -> None:
-        """End it; what was filled stays, and the next process goes on from there."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
 
     async def _run(self) -> None:
         try:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import NamedTuple, NoReturn
 
+from cluster.background import Background
 from replica.state import State
 from replica.state_digest import state_digest
 from replica.units import Instant, seconds
@@ -77,7 +78,7 @@ class _Pending(NamedTuple):
     state: State
 
 
-class Checkpoints:
+class Checkpoints(Background):
     """The digests of one replica, and their comparison with those of its peers."""
 
     def __init__(
@@ -92,7 +93,6 @@ class Checkpoints:
         self._pending: deque[_Pending] = deque()
         self._woken = asyncio.Event()
         self._compared = 0
-        self._task: asyncio.Task[None] | None = None
         self.verdict = Verdict.UNDECIDED
 
     @property
@@ -108,17 +108,6 @@ class Checkpoints:
             if len(self._pending) < CHECKPOINTS_KEPT:
                 self._pending.append(_Pending(index, after))
             self._woken.set()
-
-    def start(self) -> None:
-        """Begin to digest and compare."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def stop(self) -> None:
-        """End it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
 
     async def _run(self) -> None:
         while True:

@@ -4,7 +4,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from cluster.client.requests import Command
+from cluster.client.requests import Command, Number
 from cluster.client.views import View
 from replica.limits import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX
 
@@ -38,7 +38,7 @@ class AccountRequest(Command, frozen=True, kw_only=True):
 class QosRequest(Command, frozen=True, kw_only=True):
     """Body of PUT /v1/qos/{name}: all of the QOS."""
 
-    priority: int = 0
+    priority: Number = 0
     limits: Limits = {}
     users: _Names = ()
     accounts: _Names = ()
@@ -48,7 +48,7 @@ class QosRequest(Command, frozen=True, kw_only=True):
 class LicenseRequest(Command, frozen=True, kw_only=True):
     """Body of PUT /v1/licenses/{name}."""
 
-    total: int
+    total: Number
 
 
 class ReservationRequest(Command, frozen=True, kw_only=True):
@@ -65,12 +65,12 @@ class ReservationRequest(Command, frozen=True, kw_only=True):
 class SchedulingRequest(Command, frozen=True, kw_only=True):
     """Body of PUT /v1/scheduling: all of the rules."""
 
-    size_points_per_gib: int = 0
+    size_points_per_gib: Number = 0
     default_account: _Text = ""
     default_qos: _Text = ""
     accounts_required: bool = False
-    revocations_max: int = 1
-    revoke_after_s: int = 300
+    revocations_max: Number = 1
+    revoke_after_s: Number = 300
 
 
 class DeleteRequest(Command, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.client.requests import MAIL_TYPES_MAX, Command
+from cluster.client.requests import MAIL_TYPES_MAX, Command, Number
 from cluster.client.views import View
 from replica.limits import ACCOUNT_USERS_MAX, DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX, PARTITION_NODES_CHARACTERS_MAX
 
@@ -26,10 +26,10 @@ class PartitionRequest(Command, frozen=True, kw_only=True):
     """Such as `n[1-4],n7`, or `ALL` for every node that there is; empty: none."""
     state: PartitionWord = "UP"
     default: bool = False
-    max_time_s: int | None = None
+    max_time_s: Number | None = None
     """The longest time limit of its jobs, seconds; null: any."""
-    min_nodes: int = 0
-    max_nodes: int | None = None
+    min_nodes: Number = 0
+    max_nodes: Number | None = None
     users: _Names = ()
     accounts: _Names = ()
     """Who may use it; empty: everybody. Both must hold."""
@@ -50,9 +50,9 @@ class UpdateRequest(Command, frozen=True, kw_only=True):
     """Body of POST /v1/jobs/{id}/update: what is null, or left out, stays as it is."""
 
     name: _Text | None = None
-    time_limit_s: int | None = None
-    priority: int | None = None
-    nice: int | None = None
+    time_limit_s: Number | None = None
+    priority: Number | None = None
+    nice: Number | None = None
     begin_at: _Text | None = None
     """ISO 8601 with a zone; empty: at once."""
     deadline: _Text | None = None

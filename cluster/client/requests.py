@@ -33,10 +33,15 @@ CommandId = Annotated[
     ),
 ]
 
+NUMBER_MAX = 2**63 - 1
+"""A number in a request: what a signed 64-bit field of the ledger holds. What it may be is asked where it is used."""
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+
 JOB_REFERENCE_CHARACTERS_MAX = 4_200
 """A job or tasks of an array as text, characters: what `replica.array_commands` reads."""
 
-JobReference: TypeAlias = int | Annotated[str, msgspec.Meta(max_length=JOB_REFERENCE_CHARACTERS_MAX)]
+JobReference: TypeAlias = Number | Annotated[str, msgspec.Meta(max_length=JOB_REFERENCE_CHARACTERS_MAX)]
 """A job's number, or text as in a path: `12`, `12_3` for a task of an array, `12_[1-4]` for several."""
 
 POLL_WAIT_S_MAX = 30
@@ -60,13 +65,13 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     """Body of POST /v1/jobs. `bb` is the text of --bb, `bbf` the contents of a --bbf file."""
 
     script: str
-    time_limit_s: int
+    time_limit_s: Number
     workdir: str
     name: str | None = None
     bb: str | None = None
     bbf: str | None = None
-    cpus: int = 1
-    priority: int | None = None
+    cpus: Number = 1
+    priority: Number | None = None
     begin_at: str | None = None
     """ISO 8601 with a zone: the job is not eligible before."""
     deadline: str | None = None
@@ -90,7 +95,7 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     """Such as `matlab:2` or `matlab`, which is one of them."""
     reservation: str | None = None
     partition: str | None = None
-    nice: int = 0
+    nice: Number = 0
     """Larger goes later."""
     requeue: bool = True
     """Whether the job may be requeued after a failure that is not its own."""
@@ -212,7 +217,7 @@ class ClearCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="cl
     `discard`: also where the only copy of data is lost by it.
     """
 
-    job_id: int | None = None
+    job_id: Number | None = None
     name: str | None = None
     discard: bool = False
 
@@ -267,7 +272,7 @@ class RegisterRequest(Command, frozen=True, kw_only=True):
 
     instance: str
     storage_id: str
-    cpus: int
+    cpus: Number
 
 
 StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "teardown"]
@@ -281,18 +286,18 @@ FILE_SHOWN_CHARACTERS_MAX = 1_100
 class Progress(Request, frozen=True, kw_only=True):
     """How far one operation is. Soft: shown, never replicated. Totals are 0 while they are not known."""
 
-    job: int
-    attempt: int
+    job: Number
+    attempt: Number
     stage: StageWord
-    files_done: int = 0
-    files_total: int = 0
-    bytes_done: int = 0
-    bytes_total: int = 0
+    files_done: Number = 0
+    files_total: Number = 0
+    bytes_done: Number = 0
+    bytes_total: Number = 0
     rate_bytes_s: float = 0.0
-    directories_done: int = 0
-    retries: int = 0
-    resumed_files: int = 0
-    resumed_bytes: int = 0
+    directories_done: Number = 0
+    retries: Number = 0
+    resumed_files: Number = 0
+    resumed_bytes: Number = 0
     """What an earlier attempt had moved; it is in `files_done` and `bytes_done`, too."""
     phase: Annotated[str, msgspec.Meta(max_length=PHASE_CHARACTERS_MAX)] = ""
     """What it is busy with: planning, copying, verifying, committing."""
@@ -313,13 +318,10 @@ class PollRequest(Request, frozen=True, kw_only=True):
     """
 
     instance: str
-    seen_revision: int = 0
+    seen_revision: Number = 0
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=POLL_WAIT_S_MAX)] = POLL_WAIT_S_MAX
     progress: Annotated[tuple[Progress, ...], msgspec.Meta(max_length=PROGRESS_ROWS_MAX)] = ()
 
-
-NUMBER_MAX = 2**63 - 1
-"""A number that names a job or an attempt: what a signed 64-bit field of the ledger holds."""
 
 REPORTS_MAX = 1024
 """Reports in one request: what one batch holds."""

@@ -11,6 +11,7 @@ import pytest
 
 from cluster.client import Client
 from cluster.client.views import JobView
+from replica.features import FEATURE_LEVEL_KNOWN
 from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
@@ -65,6 +66,10 @@ async def story(cluster: LocalCluster) -> None:
     (inputs / "list").write_text(f"# what to stage\n{inputs}/a\n{inputs}/b b\n")
     (inputs / "back").write_text("$DW_JOB_STRIPED/result\n")
     async with cluster.client(deadline_s=30) as client:
+        async with asyncio.timeout(DEADLINE_S):
+            # A new cluster is raised by its leader, a moment after it was founded.
+            while (await client.feature_level()).feature_level < FEATURE_LEVEL_KNOWN:
+                await asyncio.sleep(0.05)
         await asyncio.to_thread(cluster.forebay, "config", "set", "Flags=EnablePersistent")
         await asyncio.to_thread(
             cluster.forebay,

@@ -207,3 +207,15 @@ async def test_what_is_not_json_or_not_as_expected_is_refused_with_its_place(con
 def test_every_refusal_has_a_status() -> None:
     assert set(STATUS_OF) == set(RefusalCode)
     assert set(STATUS_OF.values()) <= {400, 403, 404, 409, 503}
+
+
+@story
+@pytest.mark.parametrize("field", ["time_limit_s", "cpus", "priority", "nice", "nodes"])
+@pytest.mark.parametrize("number", [2**63, -(2**63), 2**64, 10**40])
+async def test_a_number_that_no_field_of_the_ledger_holds_is_refused_by_its_place(
+    config: Config, field: str, number: int
+) -> None:
+    async with Rig(config) as rig:
+        answer = await rig.submit(**{field: number})
+        assert (answer.status, answer.code) == (400, "invalid_field")
+        assert field in answer.body["error"]["place"]
