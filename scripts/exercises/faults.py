@@ -15,7 +15,9 @@ from typing import NamedTuple
 from exercises.kernel import Unable
 
 SOURCE = Path(__file__).with_name("faults.c")
-TOOLS = {"gcc": "gcc"}
+TOOLS = {"gcc": "gcc", "gencat": "libc6-dev"}
+"""Programs and their packages; `gencat` is what shows that the headers of the C library are there."""
+
 KINDS = {"nothing": 0, "sync": 1, "write": 2, "short-write": 3, "lie": 4, "lie-last": 5}
 _PLAN = struct.Struct("<IIII48s")
 

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from exercises.kernel import Unable
 
 SOURCE = Path(__file__).with_name("tracer.c")
-TOOLS = {"gcc": "gcc", "gencat": "libc6-dev"}
-"""Programs and their packages; `gencat` is what shows that the headers of the C library are there."""
 
 _PLAN = struct.Struct("<8IQ2I208s256s256s256s512s")
 _COUNTED = struct.Struct("<2I")

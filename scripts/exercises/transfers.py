@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from exercises import (
     disks,
+    faults,
     kernel,
-    tracing,
     transfers_bits,
     transfers_disks,
     transfers_kills,
@@ -184,7 +184,7 @@ def main() -> int:
     began = time.monotonic()
     mounts = ""
     try:
-        kernel.require_tools(tracing.TOOLS)
+        kernel.require_tools(faults.TOOLS)
         try:
             kernel.require_root("mount file systems of its own")
             kernel.require_tools({**disks.PACKAGES["ext4"], **disks.PACKAGES["xfs"], **disks.TOOLS})
