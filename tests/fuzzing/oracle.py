@@ -107,7 +107,8 @@ def _lua_nonsense(lines: list[Line], request: BufferRequest) -> str | None:
     total = 0
     pools: set[str] = set()
     for line in lines:
-        pairs = _pairs(line.words)
+        # A word without a value is the site's, `capacity` and `pool` too.
+        pairs = _pairs([word for word in line.words if "=" in word])
         if any(word.startswith("pool=") for word in line.words):
             pools.add(pairs["pool"])
         if any(word.startswith("capacity=") for word in line.words):

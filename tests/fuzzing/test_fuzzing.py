@@ -80,3 +80,15 @@ def test_a_crash_a_loss_and_a_hang_are_faults(
         assert word in capsys.readouterr().out
     monkeypatch.setattr(runner, "_read", lambda case: Reading(None, None, ()))
     assert check_case(case(SOUND)) == "accepted: there is a directive, and no request"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#BB_LUA pool=alpha capacity pool=alpha capacity=32GB anything",
+        "#BB_LUA pool=beta capacity pool=beta capacity=16MB",
+        "#BB_LUA pool pool poolB_LUA pool=beta",
+    ],
+)
+def test_a_word_without_a_value_is_the_sites_whatever_it_is_called(line: str) -> None:
+    assert check_case(case(line, provider="lua")) is None
