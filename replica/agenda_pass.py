@@ -31,12 +31,11 @@ from replica.judging import (
     space_answer,
     space_verdict,
     take_note,
-    wish_of,
 )
 from replica.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
 from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, start_of
 from replica.partitions import AnyNode, place_name
-from replica.persistent_pass import judge_named, names_of
+from replica.persistent_pass import judge_named, names_of, serve_named
 from replica.pools import free_bytes
 from replica.revocation import revocation_events, victims_for
 from replica.scheduling import still, waits_for_space
@@ -336,17 +335,8 @@ class AgendaPass:
         """As `_reserve`, for a job that creates, destroys or uses persistent buffers."""
         job, buffer, options = self.state.jobs[job_id], self.state.buffers[job_id], names_of(self.state, job_id)
         assert options is not None
-        answer = judge_named(self, job, buffer, options)
-        self.named += 1
-        self.events.extend(with_turns(self.state, self.turns, answer.events))
-        if answer.first_for is not None:
-            pool, size_bytes = answer.first_for
-            self.heads[pool] = self.head_of(job, pool, size_bytes, self.free_in(pool))
+        answer = serve_named(self, job, buffer, options)
         if answer.node:
-            wish = wish_of(self.state, job, buffer)
-            self.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, job.spec.time_limit_s)
-            for pool, size_bytes in answer.needs:
-                self.held[pool] = self.held.get(pool, 0) + size_bytes
             cpus, cpus_free, jobs = self.agenda.nodes.up[answer.node]
             self._give(answer.node, (cpus, cpus_free, jobs + 1))
         return _Follows.NEXT if self.named < CANDIDATES_BEHIND_MAX else _Follows.NOBODY

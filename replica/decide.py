@@ -61,8 +61,7 @@ def _of_each(
     It is refused if it is for each of them, with the words about the first.
     """
     jobs = members(state, command.job, command.tasks)
-    if jobs is None:
-        return decide_one(state, actor, command, at)
+    assert jobs is not None  # `decide` has asked
     if isinstance(jobs, Refusal):
         return jobs
     decisions = [

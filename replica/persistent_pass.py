@@ -27,6 +27,7 @@ from replica.pending import Reason, Verdict
 from replica.pools import Pool
 from replica.reasons import CREATE_ERROR, delete_denied, duplicate_name
 from replica.state import Facts
+from replica.turns import with_turns
 from replica.units import round_up
 
 NEVER_GIVEN_BACK = 2**62
@@ -37,6 +38,8 @@ class NamedTurn(Turn, Protocol):
     """A pass, as far as such jobs need more of it."""
 
     events: list[e.Event]
+    held: dict[str, int]
+    """Pool -> bytes; what this pass gives is added."""
     named: int
     """Such jobs that had their turn in this pass."""
 
@@ -63,6 +66,22 @@ def names_of(state: Facts, job_id: int) -> BufferOptions | None:
     options = state.options.get(job_id)
     buffer = None if options is None else options.buffer
     return buffer if buffer is not None and (buffer.creates or buffer.destroys or buffer.uses) else None
+
+
+def serve_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOptions) -> NamedAnswer:
+    """Judge the job at its turn, and note in the pass what follows; its node's use is for the caller to note."""
+    answer = judge_named(turn, job, buffer, options)
+    turn.named += 1
+    turn.events.extend(with_turns(turn.state, turn.turns, answer.events))
+    if answer.first_for is not None:
+        pool, size_bytes = answer.first_for
+        turn.heads[pool] = turn.head_of(job, pool, size_bytes, turn.free_in(pool))
+    if answer.node:
+        wish = wish_of(turn.state, job, buffer)
+        turn.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, job.spec.time_limit_s)
+        for pool, size_bytes in answer.needs:
+            turn.held[pool] = turn.held.get(pool, 0) + size_bytes
+    return answer
 
 
 def judge_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOptions) -> NamedAnswer:

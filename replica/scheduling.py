@@ -43,7 +43,7 @@ from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, run
 from replica.options import BufferOptions
 from replica.partitions import AnyNode, is_in
 from replica.pending import Reason, Verdict, buffer_gate, depended_on, early_gate, later_reason
-from replica.persistent_pass import judge_named, names_of
+from replica.persistent_pass import names_of, serve_named
 from replica.pools import free_bytes
 from replica.revocation import revocation_events, victim_of, victims_for
 from replica.state import State
@@ -257,17 +257,8 @@ class _Pass:
             self.verdicts[job_id] = still(state, state.jobs[job_id], state.buffers[job_id])
 
     def _reserve_named(self, job: Job, buffer: Buffer, options: BufferOptions) -> Verdict:
-        answer = judge_named(self, job, buffer, options)
-        self.named += 1
-        self.events.extend(with_turns(self.state, self.turns, answer.events))
-        if answer.first_for is not None:
-            pool, size_bytes = answer.first_for
-            self.heads[pool] = self.head_of(job, pool, size_bytes, self.free_in(pool))
+        answer = serve_named(self, job, buffer, options)
         if answer.node:
-            wish = wish_of(self.state, job, buffer)
-            self.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, job.spec.time_limit_s)
-            for pool, size_bytes in answer.needs:
-                self.held[pool] = self.held.get(pool, 0) + size_bytes
             self.assigned[answer.node] += 1
         return answer.verdict
 
