@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Final, NamedTuple, cast
 
@@ -43,6 +44,9 @@ class Carrier(NamedTuple):
     claimant: Claimant
     await_order: Callable[[], None] = nothing
     """Returns while the order is certain to stand."""
+    seen_by_pace: Callable[[], AbstractContextManager[object]] = nullcontext
+    """While it is entered, whatever ends this process from outside is raised by the context's pace, and nowhere else;
+    at its end, too."""
 
 
 def stage_in(
@@ -219,7 +223,7 @@ def _carry(
         if order.stage == "stage_in":
             check_room(order, moves, [size_bytes for _, size_bytes in amounts], persistent)
 
-    with Claims(carrier.claimant) as claims:
+    with carrier.seen_by_pace(), Claims(carrier.claimant) as claims:
         own = -1 if buffer is None else claims.add(buffer, "the buffer")
         items = []
         for move, backend in zip(moves, backends_of(order, moves), strict=True):

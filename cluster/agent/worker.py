@@ -12,8 +12,9 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -205,7 +206,9 @@ def _carrier(work: Work, home: int) -> Carrier:
         pace=_pace or Pace(-1, shared, SystemClock()),
     )
     claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
-    return Carrier(context, claimant) if _pace is None else Carrier(context, claimant, _pace.await_order)
+    if _pace is None:
+        return Carrier(context, claimant)
+    return Carrier(context, claimant, _pace.await_order, _seen_by_pace)
 
 
 def _post_run(work: Work) -> Outcome:
@@ -266,12 +269,32 @@ _pace: Pace | None = None
 """What the transfer may do, for the handler of a signal."""
 
 
-def _end(_number: int, _frame: FrameType | None) -> NoReturn:
-    # Once is enough: a second one must not interrupt the cleaning up.
+_is_seen_by_pace = False
+"""Whether SIGTERM only tells the pace."""
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    # Once is enough: a second one must not interrupt whatever unwinds.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if _pace is not None:
+        _pace.end(Stopped)
+        if _is_seen_by_pace:
+            return
         _pace.check()
     raise Stopped
+
+
+@contextlib.contextmanager
+def _seen_by_pace() -> Iterator[None]:
+    """Have SIGTERM seen where the transfer asks its pace, so that nothing is left half done where data is moved."""
+    global _is_seen_by_pace
+    assert _pace is not None
+    _is_seen_by_pace = True
+    try:
+        yield
+    finally:
+        _is_seen_by_pace = False
+    _pace.check()
 
 
 def _allow_descriptors() -> None:

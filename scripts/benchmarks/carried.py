@@ -5,8 +5,6 @@ Prints the receipt, as JSON, when the destination is durable. SIGTERM ends it as
 import os
 import signal
 import sys
-from types import FrameType
-from typing import NoReturn
 
 import msgspec
 
@@ -44,15 +42,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     options: Options = Options()
 
 
-class _Ended(BaseException):
-    """SIGTERM arrived."""
-
-
-def _end(_number: int, _frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Ended
-
-
 def _target(path: str) -> Target:
     directory, name = os.path.split(path)
     return Target(open_directory(directory), directory, (name,))
@@ -68,7 +57,8 @@ def main() -> int:
     claimed = open_directory(holder)
     claimant = Claimant(f"{STORAGE[:8]}-{JOB}", wanted.attempt, STORAGE)
     try:
-        signal.signal(signal.SIGTERM, _end)
+        pace = Pace(wanted.control, shared, SystemClock())
+        signal.signal(signal.SIGTERM, lambda *_: pace.end(Stopped))
         item = Item(
             Kind.DIRECTORY if wanted.directory else Kind.FILE,
             _target(wanted.source),
@@ -83,12 +73,12 @@ def main() -> int:
             clock=SystemClock(),
             progress=shared.write,
             at=shared.at,
-            pace=Pace(wanted.control, shared, SystemClock()),
+            pace=pace,
         )
         receipt = carry([item], wanted.options, context)
         tidy(claimed, claimant)
         os.fsync(claimed)
-    except (_Ended, Stopped):
+    except Stopped:
         return EXIT_ENDED
     sys.stdout.buffer.write(msgspec.json.encode(receipt))
     return 0

@@ -26,19 +26,32 @@ class Pacer(Protocol):
         """Return how much to move at once, `most` at most."""
         ...
 
+    def end(self, error: type[BaseException], /) -> None:
+        """Have `check` raise this from now on, in this process: for the handler of a signal."""
+        ...
+
 
 class Unpaced:
-    """No limit, and no end from outside."""
+    """No limit, and no end from outside but by `end`."""
+
+    _ended: type[BaseException] | None = None
 
     def take(self, size_bytes: int, /) -> None:
         """Return at once."""
+        self.check()
 
     def check(self) -> None:
-        """Raise nothing."""
+        """Raise what it was ended with."""
+        if self._ended is not None:
+            raise self._ended
 
     def step_bytes(self, most: int, /) -> int:
         """Return all of it."""
         return most
+
+    def end(self, error: type[BaseException], /) -> None:
+        """Have `check` raise this from now on."""
+        self._ended = error
 
 
 def nothing(*_: object) -> None:

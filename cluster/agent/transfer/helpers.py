@@ -16,7 +16,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator
-from types import FrameType
 from typing import Final, NoReturn
 
 import msgspec
@@ -65,7 +64,7 @@ class _Said(msgspec.Struct, array_like=True):
 
 
 class _Ended(BaseException):
-    """SIGTERM arrived: unwind, so that temporary files are removed."""
+    """SIGTERM arrived, and was seen by the pace: unwind, so that temporary files are removed."""
 
 
 class _Helper:
@@ -188,6 +187,8 @@ class Helpers:
             return
         for helper in self._helpers.values():
             if helper.pid:
+                # Who waits for a batch sees this, who copies one sees that.
+                helper.channel.close()
                 os.kill(helper.pid, signal.SIGTERM)
         self._reap(GRACE_S)
         self._end()
@@ -247,7 +248,7 @@ def _be_helper(desk: Desk, channel: socket.socket, parent: int) -> NoReturn:
     """Live as a helper; never returns into what the parent was doing."""
     code = 1
     try:
-        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGTERM, lambda *_: desk.context.pace.end(_Ended))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(parent)
         # What the parent has is not looked through again: that would copy its memory. What a batch makes is looked
@@ -260,7 +261,6 @@ def _be_helper(desk: Desk, channel: socket.socket, parent: int) -> NoReturn:
         code = 143
     except BaseException as error:
         with contextlib.suppress(BaseException):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _say(channel, _Said(failure=_failure_of(error)))
     finally:
         os._exit(code)
@@ -284,12 +284,6 @@ def _serve(desk: Desk, channel: socket.socket) -> None:
 
 def _say(channel: socket.socket, said: _Said) -> None:
     channel.send(msgspec.msgpack.encode(said))
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    # Once is enough: a second one must not interrupt the cleaning up.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Ended
 
 
 def _failure_of(error: BaseException) -> _Failure:

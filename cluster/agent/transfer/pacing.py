@@ -103,12 +103,23 @@ class Pace:
         self._shared = shared
         self._clock = clock
         self._mutex = threading.Lock()
+        self._ended: type[BaseException] | None = None
         self._never = threading.Event()
 
     def check(self) -> None:
         """Raise Stopped or Paused if the transfer is to stop; cheap enough for every chunk and every entry."""
         if self._words is not None and self._words[_STOP] != _GO:
             raise Paused if self._words[_STOP] == _PAUSE else Stopped
+        if self._ended is not None:
+            raise self._ended
+
+    def end(self, error: type[BaseException]) -> None:
+        """Have `check` raise this from now on, in this process, unless the agent's page says something else.
+
+        For the handler of a signal: it may run between any two steps, so that what it raised itself could undo half of
+        one, such as a descriptor that is closed and not yet known to be. Whoever waits looks every LOOK_S.
+        """
+        self._ended = error
 
     def await_order(self) -> None:
         """Return as soon as it is certain that the order stands; Stopped or Paused if the transfer is to stop."""

@@ -130,11 +130,7 @@ class SmallFiles:
         except (Paused, Stopped):
             raise
         except BaseException:
-            try:
-                self._discard()
-            finally:
-                # A signal may have ended the first one.
-                self._discard()
+            self._discard()
             raise
 
     def finish(self) -> None:
@@ -297,6 +293,7 @@ class SmallFiles:
         record, again = written.record, written
         try:
             for tried in range(1, COPY_TRIES_MAX + 1):
+                self._pace.check()
                 staging, part = self._places.part(record)
                 descriptor = os.open(part, PART_FLAGS, dir_fd=staging)
                 try:
@@ -318,13 +315,10 @@ class SmallFiles:
 
     def _discard(self) -> None:
         """Remove the temporary files."""
-        while len(self._begun) > self._named:
-            record = self._begun[-1]
+        for record in self._begun[self._named :]:
             with contextlib.suppress(OSError, TransferFailed):
                 discard(*self._places.part(record))
-            # Only now: whoever is interrupted here begins with it again.
-            self._begun.pop()
-        self._written = []
+        self._written, self._begun, self._named = [], [], 0
 
     # Slots.
 
