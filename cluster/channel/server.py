@@ -41,6 +41,7 @@ from cluster.client.requests import BulkCommand, SubmitCommand
 from cluster.identity import Identity
 from cluster.proposer import Settled
 from cluster.providers.limits import CALLS_MAX
+from cluster.reading import ReadingProtocol, read_buffer
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class ChannelServer:
         """`tls` must ask for client certificates of the cluster's authority."""
         self.service = service
         self.connections: set[_Connection] = set()
+        self.buffer = read_buffer()
         self._acceptor = Acceptor(lambda: _Connection(self), address, tls)
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -128,10 +130,11 @@ class _Asker:
         self._connection.answer(self, exception)
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(ReadingProtocol):
     """One program. Everything runs in callbacks: what it reads, and the answers that the proposer resolves."""
 
     def __init__(self, server: ChannelServer) -> None:
+        super().__init__(server.buffer)
         self._server = server
         self._service = server.service
         self._loop = asyncio.get_running_loop()

@@ -38,6 +38,7 @@ from cluster.client.channel_frames import (
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.client.requests import BulkCommand
 from cluster.config import Config, ConfigError
+from cluster.reading import ReadingProtocol, read_buffer
 from cluster.tls import TlsFiles, client_context
 
 CONNECT_S: Final = 3.0
@@ -52,10 +53,11 @@ class ChannelError(ApiError):
     leader: str = ""
 
 
-class Connection(asyncio.Protocol):
+class Connection(ReadingProtocol):
     """One connection to one replica."""
 
     def __init__(self, address: Address, cluster_id: str) -> None:
+        super().__init__(read_buffer())
         self.address = address
         self._cluster_id = cluster_id
         self._loop = asyncio.get_running_loop()

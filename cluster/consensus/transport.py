@@ -21,6 +21,7 @@ from cluster.consensus.frames import AnyMessage, FrameReader, FrameRefused, enco
 from cluster.consensus.interface import Timing
 from cluster.consensus.strangers import Strangers
 from cluster.identity import NotIdentified, Role, identify
+from cluster.reading import ReadingProtocol, read_buffer
 from cluster.tls import TlsFiles, client_context, server_context
 from wal.configuration import name_of
 
@@ -66,10 +67,11 @@ def set_timeouts(connection: socket.socket, timing: Timing) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(ReadingProtocol):
     """One connection, of which the other end is known by its certificate; whatever it says are frames."""
 
     def __init__(self, links: "TlsLinks") -> None:
+        super().__init__(links.buffer)
         self._links = links
         self._reader = FrameReader(links.cluster_id)
         self.peer: str | None = None
@@ -247,6 +249,7 @@ class TlsLinks:
         listener: Listener,
     ) -> None:
         self.cluster_id: Final = cluster_id
+        self.buffer: Final = read_buffer()
         self.timing: Final = timing
         self.uniform: Final = uniform
         self.listener: Final = listener

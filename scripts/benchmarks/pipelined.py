@@ -29,9 +29,6 @@ from cluster.client.errors import ApiError
 from cluster.client.requests import HoldCommand, ReleaseCommand, SubmitCommand
 from cluster.clock import SystemClock
 
-CONNECTIONS_MAX = 8
-"""Connections that the clients share, count: as many as etcd's own benchmark tool is usually run with."""
-
 Send = Callable[[int, int], Awaitable[None]]
 """Sends one write of (client, number) and returns when it is durable; an exception otherwise."""
 
@@ -108,8 +105,8 @@ class ChannelCluster(ForebayCluster):
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
             return await self.committed(session, self._base)
 
-    async def measure(self, clients: int, *, warm_up_s: float, seconds: float) -> Measurement:
-        """Drive the leader's channel."""
+    async def measure(self, clients: int, *, warm_up_s: float, seconds: float, connections_max: int) -> Measurement:
+        """Drive the leader's channel, all clients over `connections_max` connections."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
             self._base = await self.leader(session)
         config = self.config
@@ -118,7 +115,7 @@ class ChannelCluster(ForebayCluster):
         assert isinstance(address, Address)
         tls = self.tls()
         connections = [
-            await Connection.open(address, tls, config.cluster.id) for _ in range(min(clients, CONNECTIONS_MAX))
+            await Connection.open(address, tls, config.cluster.id) for _ in range(min(clients, connections_max))
         ]
         clock, workdir = SystemClock(), str(self._results)
 
@@ -175,14 +172,14 @@ class EtcdGrpcCluster(EtcdCluster):
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
             return await self.committed(session, self._base)
 
-    async def measure(self, clients: int, *, warm_up_s: float, seconds: float) -> Measurement:
-        """Drive the leader."""
+    async def measure(self, clients: int, *, warm_up_s: float, seconds: float, connections_max: int) -> Measurement:
+        """Drive the leader, all clients over `connections_max` connections."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
             self._base = await self.leader(session)
         port = int(self._base.rsplit(":", 1)[1])
         connections = [
             await GrpcConnection.open("127.0.0.1", port, self.tls(), "/etcdserverpb.KV/Put")
-            for _ in range(min(clients, CONNECTIONS_MAX))
+            for _ in range(min(clients, connections_max))
         ]
         value = bytes(range(256)) * (VALUE_BYTES // 256)
 

@@ -32,11 +32,15 @@ SYSTEMS: dict[str, type[ForebayCluster] | type[EtcdCluster]] = {
 }
 
 
-async def _one(name: str, directory: Path, clients: int, warm_up_s: float, seconds: float) -> Measurement:
+async def _one(
+    name: str, directory: Path, clients: int, connections: int, warm_up_s: float, seconds: float
+) -> Measurement:
     cluster = SYSTEMS[name](directory)
     try:
         await cluster.start()
-        if isinstance(cluster, ChannelCluster | EtcdGrpcCluster | InsideCluster):
+        if isinstance(cluster, ChannelCluster | EtcdGrpcCluster):
+            return await cluster.measure(clients, warm_up_s=warm_up_s, seconds=seconds, connections_max=connections)
+        if isinstance(cluster, InsideCluster):
             return await cluster.measure(clients, warm_up_s=warm_up_s, seconds=seconds)
         return await measure(cluster, clients, warm_up_s=warm_up_s, seconds=seconds)
     finally:
@@ -64,7 +68,7 @@ def loads(
         for clients in options.clients:
             for system in systems if round_ % 2 == 0 else systems[::-1]:
                 place = directory / f"{system}-{round_}-{clients}"
-                result = uvloop.run(_one(system, place, clients, warm_up_s, options.seconds))
+                result = uvloop.run(_one(system, place, clients, options.connections, warm_up_s, options.seconds))
                 results.append(result)
                 say(
                     f"{round_ + 1:>5} {clients:>7} {system:<10} {result.commits_per_s:>10,.0f} {result.p50_ms:>8.2f} "
