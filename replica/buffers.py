@@ -221,7 +221,7 @@ class BufferRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     text: str
     """The directives as the user wrote them, one a line: what `BurstBuffer=` shows."""
     places: tuple[str, ...] = ()
-    """Where in what the user wrote each thing stands: pool, capacity, then each stage_in, then each stage_out."""
+    """Where in what was written each thing stands: pool, capacity, each stage_in, each stage_out, and swap if any."""
 
 
 class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):

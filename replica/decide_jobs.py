@@ -205,7 +205,7 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
             "job",
         )
     events: list[e.Event] = []
-    if job.hold is not Hold.NONE:
+    if job.hold is not Hold.NONE and job.state not in ENDED:
         events.append(e.JobReleased(job.id))
     buffer = state.buffers.get(job.id)
     stage = None if buffer is None else waiting_stage(job, buffer)

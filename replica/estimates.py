@@ -19,8 +19,8 @@ from replica.judging import nodes_of, place_of, usable_in
 from replica.line import NOBODY_KNOWS, drain_us, release_at, run_until
 from replica.partitions import is_in
 from replica.pending import early_gate
-from replica.pools import free_bytes
 from replica.rates import rates_of
+from replica.reserved_line import ReservedLine, TooManySteps
 from replica.scheduling import waits_for_space
 from replica.state import State
 from replica.units import NEVER, Instant, format_size, seconds
@@ -78,7 +78,7 @@ def estimate(state: State, job_id: int, at: Instant, ahead: Ahead | None = None)
             return Estimate(NEVER, tuple(steps))
         ready_at = max(ready_at, step.until)
     if buffer is not None and buffer.state is not BufferState.STAGED_IN:
-        space = _space(state, job, buffer, at, ahead)
+        space = _space(state, job, buffer, at, ready_at, ahead)
         if space is not None:
             steps.append(space)
             if space.until == NEVER:
@@ -162,8 +162,8 @@ def _walk(state: State) -> Ahead:
     return ahead
 
 
-def _space(state: State, job: Job, buffer: Buffer, at: Instant, ahead_of: Ahead) -> Step | None:
-    """Return until when the job waits for space; None where it has it, or needs none."""
+def _space(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead_of: Ahead) -> Step | None:
+    """Return until when the job waits for space, for which it asks at `asked_at`; None: it has it, or needs none."""
     if buffer.state is BufferState.STAGING_IN or not buffer.granted_bytes:
         return None
     if buffer.state is not BufferState.PENDING:
@@ -174,8 +174,12 @@ def _space(state: State, job: Job, buffer: Buffer, at: Instant, ahead_of: Ahead)
     ahead = ahead_of(place_of(state, job), buffer.pool)
     if ahead is None:
         return Step("space", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for pool {pool.name}")
-    free = free_bytes(pool, state.held_bytes.get(pool.name, 0))
     drains_us, stages_us = drain_us(state, pool.name), rates_of(state.rates.get(pool.name), pool.name).stage_in.mean_us
+    before = f"; {len(ahead)} jobs are before it" if ahead else ""
+    if any(reservation.size_in(pool.name) for reservation in state.reservations.values()):
+        return _reserved(state, job, buffer, at, asked_at, ahead, stages_us + drains_us, before)
+    # Not less than nothing is free, but a pool that shrank has to be given back more than it lacks.
+    free = pool.usable_bytes - state.held_bytes.get(pool.name, 0)
     releases = [
         (release_at(until, at, drains_us), state.buffers[other].held_bytes)
         for other in state.holders.get(pool.name, ())
@@ -192,8 +196,26 @@ def _space(state: State, job: Job, buffer: Buffer, at: Instant, ahead_of: Ahead)
             now, free = max(now, instant), free + given
         free -= wanted
         heappush(releases, (now + stages_us + seconds(state.jobs[other].spec.time_limit_s) + drains_us, wanted))
-    before = f"; {len(ahead)} jobs are before it" if ahead else ""
     return Step("space", Instant(now), f"{format_size(size_bytes)} of pool {pool.name} are free{before}")
+
+
+def _reserved(
+    state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead: list[int], moves_us: int, before: str
+) -> Step:
+    """Return until when the job waits for space of a pool of which reservations have a part."""
+    pool, size = buffer.pool, format_size(buffer.granted_bytes)
+    line = ReservedLine(state, pool, at)
+    until: int | None = None
+    try:
+        for other in (*ahead, job.id):
+            takes_us = moves_us + seconds(state.jobs[other].spec.time_limit_s)
+            wanted = state.buffers[other].granted_bytes
+            until = line.place(other, wanted, takes_us, asked_at if other == job.id else at)
+    except TooManySteps:
+        return Step("space", NEVER, f"{len(ahead)} jobs are before it in line for pool {pool}: too many to say")
+    if until is None:
+        return Step("space", NEVER, f"nobody gives back {size} of pool {pool} that are not set aside for reservations")
+    return Step("space", Instant(until), f"{size} of pool {pool} are free beside what is set aside{before}")
 
 
 def _stage_in(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:

@@ -45,6 +45,11 @@ def not_exported(state: State, job_id: int) -> tuple[NotExported, ...]:
     return tuple(NotExported(path, why) for path in wanted)
 
 
+def of_persistent(path: str) -> bool:
+    """Return whether a path such as `$DW_PERSISTENT_STRIPED_lake/a` is in a persistent buffer."""
+    return path.removeprefix("$").removeprefix("{").startswith("DW_PERSISTENT_STRIPED_")
+
+
 def _destinations(buffer: Buffer, options: BufferOptions | None) -> tuple[str, ...]:
     if options is None:
         return tuple(transfer.outside for transfer in buffer.request.stage_out)
@@ -59,9 +64,11 @@ def _left_out(state: State, job_id: int) -> tuple[NotExported, ...]:
     last = next((one for one in reversed(receipts) if one.stage is Stage.STAGE_OUT and one.complete), None)
     if last is None:
         return ()
-    named = tuple(NotExported(one.path, one.reason, lost=True) for one in last.left_out_first)
+    # A persistent buffer still holds what was left there.
+    lost = any(not of_persistent(transfer.inside) for transfer in state.buffers[job_id].request.stage_out)
+    named = tuple(NotExported(one.path, one.reason, lost=lost) for one in last.left_out_first)
     more = last.left_out - len(named)
-    return (*named, NotExported(f"{more} more", "see the receipt on its node", lost=True)) if more > 0 else named
+    return (*named, NotExported(f"{more} more", "see the receipt on its node", lost=lost)) if more > 0 else named
 
 
 def _why_not_yet(job: Job, buffer: Buffer) -> str:

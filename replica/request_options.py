@@ -161,7 +161,7 @@ def _check_carried_out(state: Facts, request: BufferRequest, buffer: BufferOptio
             RefusalCode.INVALID_DIRECTIVE,
             "swap is not set up by the provider native: Linux gives swap to everything on a node, and nodes are shared",
             "leave it out, and ask for the memory that the job needs",
-            request.places[1] if len(request.places) > 1 else "swap",
+            request.places[-1] if len(request.places) > 2 else "swap",
         )
     asked = _asked_of_agents(request, buffer)
     if asked is None:

@@ -48,6 +48,10 @@ _ATTEMPT_BYTES: Final = 20
 MOVING: Final = frozenset({"stage_in", "stage_out"})
 """Stages that move data."""
 
+KILL_LOOKS: Final = 4
+"""How often what an ended operation left is looked for and killed before what stays counts as hung, count: a fifth of a
+second."""
+
 PROVIDER_SLACK_S: Final = 30
 """What a worker may take beside the time of its operations, seconds: less than the leader allows the whole stage."""
 
@@ -194,7 +198,9 @@ class Operation:
             return await self._work(order, lock)
         finally:
             if not self._orderly and _runs_programs(order):
-                await asyncio.to_thread(kill_operation, self._marker(order.attempt))
+                left = await asyncio.to_thread(kill_operation, self._marker(order.attempt), KILL_LOOKS)
+                if hangs := await self._home.hung.take_what_stays(order.job, left):
+                    logger.error("%s: %s; the node goes on without it", order_named(order), hangs)
 
     async def _sweep(self, lock: int) -> Outcome | None:
         """Remove what a transfer that was killed left in destinations; None if nothing was, or if it was ended."""

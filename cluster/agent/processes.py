@@ -21,15 +21,15 @@ OPERATION_VARIABLE: Final = "FOREBAY_OPERATION"
 running on purpose has another attempt than one that was interrupted."""
 
 
-def kill_operation(marker: str) -> list[int]:
-    """Kill what is left of an operation that was interrupted; return the ids of what cannot be killed.
+def kill_operation(marker: str, rounds: int = KILL_ROUNDS_MAX) -> list[int]:
+    """Kill what is left of an operation that was interrupted; return the ids of what is there after so many rounds.
 
     Whatever its user is now: a site's program may have become another one.
     """
     pause = threading.Event()
     wanted = f"{OPERATION_VARIABLE}={marker}".encode()
     left: list[int] = []
-    for _ in range(KILL_ROUNDS_MAX):
+    for _ in range(rounds):
         left = [pid for pid in all_pids() if pid != os.getpid() and _is_operation(pid, wanted)]
         if not left:
             return []

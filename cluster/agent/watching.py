@@ -12,12 +12,12 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from cluster.agent.limits import KILL_WAIT_S, LOOKS_PER_STALL, WORKER_GRACE_S
 from cluster.agent.waiting import Handle
-from cluster.processes import fields_of
+from cluster.processes import all_pids, fields_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,19 +58,38 @@ class Hung:
         """Return the process ids of those of a job."""
         return sorted(pid for owner, pid in self._waiting.values() if owner == job)
 
-    def take(self, job: int, handle: Handle, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a process beside everything else; takes the handle."""
-        task = asyncio.get_running_loop().create_task(self._wait(job, handle, process), name=f"hung {process.pid}")
-        self._waiting[task] = (job, process.pid)
+    def take(self, job: int, handle: Handle, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        """Wait for the end of a process beside everything else; takes the handle. `process` if it is a child."""
+        task = asyncio.get_running_loop().create_task(self._wait(job, handle, pid, process), name=f"hung {pid}")
+        self._waiting[task] = (job, pid)
         task.add_done_callback(self._waiting.pop)
 
-    async def _wait(self, job: int, handle: Handle, process: subprocess.Popen[bytes]) -> None:
+    async def _wait(self, job: int, handle: Handle, pid: int, process: subprocess.Popen[bytes] | None) -> None:
         try:
             await handle.wait()
-            process.wait()
-            logger.info("job %s: process %s, which hung in the kernel, has ended", job, process.pid)
+            if process is not None:
+                process.wait()
+            logger.info("job %s: process %s, which hung in the kernel, has ended", job, pid)
         finally:
             handle.close()
+
+    async def take_what_stays(self, job: int, pids: Iterable[int]) -> str:
+        """Wait KILL_WAIT_S for processes that were killed, which need not be children, and know those that stay; return
+        where these are, or nothing."""
+        handles: dict[int, Handle] = {}
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                handles[pid] = Handle(pid)
+        if handles:
+            await asyncio.wait([asyncio.ensure_future(handle.wait(KILL_WAIT_S)) for handle in handles.values()])
+        where = []
+        for pid, handle in handles.items():
+            if handle.over:
+                handle.close()
+            else:
+                where.append(whereabouts(pid))
+                self.take(job, handle, pid)
+        return "; ".join(where)
 
     async def let_go(self) -> None:
         """Wait for none of them any more: the agent ends, and they are others' children."""
@@ -103,6 +122,7 @@ async def see_through(
         raise
     try:
         late = await _wait(handle, ending, bounds, signs)
+        orderly = handle.over and _exit_code(worker.pid) == 0
         if not handle.over:
             stop()
             handle.send(signal.SIGTERM)
@@ -116,13 +136,16 @@ async def see_through(
         raise
     if not handle.over:
         where = whereabouts(worker.pid)
-        hung.take(job, handle, worker)
+        hung.take(job, handle, worker.pid, worker)
         return End(late, where)
     handle.close()
-    # Not reaped yet, so its number still means its group: helpers that outlived it.
-    _kill_group(worker.pid)
-    worker.wait()
-    return End(late)
+    try:
+        # Not reaped yet, so its number still means its group: helpers that outlived it, and may hang where it did not.
+        _kill_group(worker.pid)
+        where = "" if orderly else await hung.take_what_stays(job, _members(worker.pid))
+    finally:
+        worker.wait()
+    return End(late, where)
 
 
 async def _wait(handle: Handle, ending: asyncio.Event, bounds: Bounds, signs: Callable[[], object]) -> str:
@@ -162,6 +185,23 @@ def whereabouts(pid: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
         where = file.read(256).strip("0\n")
     return f"process {pid} is {state}{f' ({where})' if where else ''}"
+
+
+def _exit_code(child: int) -> int:
+    """Return how a child that has ended did so, and leave it to be reaped; negative for a signal."""
+    found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def _members(leader: int) -> list[int]:
+    """Return the living processes of a group."""
+    found = []
+    for pid in all_pids():
+        fields = fields_of(pid)
+        if fields is not None and fields[0] not in (b"Z", b"X") and int(fields[2]) == leader:
+            found.append(pid)
+    return found
 
 
 def _kill_group(leader: int) -> None:

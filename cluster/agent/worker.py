@@ -24,7 +24,7 @@ from cluster.agent.accounts import Account, AccountRefused, account_for, become
 from cluster.agent.beneath import Identity, PathRefused, identity_of
 from cluster.agent.claims import claimant_of
 from cluster.agent.commands import Commands
-from cluster.agent.durable import open_directory, write_all
+from cluster.agent.durable import is_disk_full, open_directory, write_all
 from cluster.agent.io_watch import IoWatch
 from cluster.agent.leftovers import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
@@ -81,8 +81,9 @@ def perform(work: Work) -> Outcome:
         traceback.print_exc()
         # What happens to the job's files is a failure of its own, with their names: this is about the agent's records.
         where = f" ({error.filename})" if error.filename else ""
+        remedy = "; make room on its disk" if is_disk_full(error) else ""
         return failure(
-            f"{work.order.stage} failed: {error.strerror or error}{where} in the agent's directory {work.home}"
+            f"{work.order.stage} failed: {error.strerror or error}{where} in the agent's directory {work.home}{remedy}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from cluster.api.describe import actor_words, as_json, event_name, sentence_of, verdict_words
-from cluster.api.job_details import job_words
+from cluster.api.job_details import job_words, task_words
 from cluster.api.privacy import check_sight, owns
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
@@ -53,7 +53,13 @@ async def history(call: Call) -> Reply:
         # What this replica holds no longer begins early enough to fold anything.
         rows = []
     complete = bool(rows) and rows[0].event in ("job_submitted", "array_submitted") and len(rows) < ROWS_MAX
-    answer = HistoryAnswer(revision=state.revision, job_id=job_id, rows=tuple(rows[:ROWS_MAX]), complete=complete)
+    answer = HistoryAnswer(
+        revision=state.revision,
+        job_id=job_id,
+        task=task_words(state, job_id),
+        rows=tuple(rows[:ROWS_MAX]),
+        complete=complete,
+    )
     return Reply(state.revision, answer)
 
 

@@ -14,8 +14,13 @@ from replica.units import MICROSECONDS_PER_SECOND
 
 def job_words(state: State, job_id: int) -> str:
     """Return what people call a job: `13`, or `10_3` for task 3 of array 10."""
+    return task_words(state, job_id) or str(job_id)
+
+
+def task_words(state: State, job_id: int) -> str | None:
+    """Return what people call a task of an array, such as `10_3`; None for every other job."""
     options = state.options.get(job_id, NO_OPTIONS)
-    return f"{options.array_job}_{options.array_task}" if options.array_job else str(job_id)
+    return f"{options.array_job}_{options.array_task}" if options.array_job else None
 
 
 def details_of(state: State, job: Job) -> JobDetailsView | None:

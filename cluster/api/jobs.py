@@ -240,7 +240,15 @@ def _succeeded(call: Call, request: r.BulkCommand, command: c.Command, settled: 
             return CommandResult(command_id=command_id, status=status, revision=revision)
         case c.ClearBuffer():
             job = command.job
-        case c.CancelJob() | c.HoldJob() | c.ReleaseJob() | c.SuspendJob() | c.ResumeJob() | c.RequeueJob():
+        case (
+            c.CancelJob()
+            | c.HoldJob()
+            | c.ReleaseJob()
+            | c.SuspendJob()
+            | c.ResumeJob()
+            | c.RequeueJob()
+            | c.UpdateJob()
+        ):
             tasks = None if command.tasks is None else command.tasks[:1]
             job = job_of_task(state, command.job, tasks) or command.job
         case c.SetPool():

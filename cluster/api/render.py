@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cluster.api.explaining import Verdicts
-from cluster.api.job_details import details_of
+from cluster.api.job_details import details_of, task_words
 from cluster.client.views import BufferView, JobView, NodeView, PoolView
 from cluster.clock import format_instant
 from cluster.liveness import Liveness
@@ -92,6 +92,7 @@ def buffer_view(state: State, job_id: int) -> BufferView:
     buffer = state.buffers[job_id]
     return BufferView(
         job_id=buffer.job,
+        task=task_words(state, job_id),
         user=buffer.user,
         state=buffer.state.word,
         pool=buffer.pool or None,

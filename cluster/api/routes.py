@@ -174,7 +174,7 @@ ROUTES: tuple[Route, ...] = (
         pv.UsageResetRequest,
         tag="accounting",
     ),
-    Route("POST", "/v1/jobs/{id}/update", PEOPLE, updates.update, v.JobView, pv.UpdateRequest),
+    Route("POST", "/v1/jobs/{id}/update", PEOPLE, updates.update, v.JobView, r.UpdateRequest),
     Route("POST", "/v1/jobs/{id}/cancel", PEOPLE, jobs.cancel, v.JobView, r.CancelRequest),
     Route("POST", "/v1/jobs/{id}/hold", PEOPLE, jobs.hold, v.JobView, r.HoldRequest),
     Route("POST", "/v1/jobs/{id}/release", PEOPLE, jobs.release, v.JobView, r.ReleaseRequest),

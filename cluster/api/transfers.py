@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from cluster.api.history import first_revision_at
+from cluster.api.job_details import task_words
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.problems import Problem, bad
 from cluster.api.service import Call, Reply
@@ -136,6 +137,7 @@ def transfers_of(call: Call, state: State, job_id: int) -> JobTransfersView:
     return JobTransfersView(
         revision=state.revision,
         job_id=job_id,
+        task=task_words(state, job_id),
         transfer=transfer_view(call, state, job_id, said) if is_transfer(state, job_id) else None,
         checkpoint=None if known.checkpoint is None else _checkpoint_view(known.checkpoint),
         receipts=tuple(receipt_view(job_id, job.node, receipt, names=names) for receipt in known.receipts),
@@ -165,6 +167,7 @@ def transfer_view(call: Call, state: State, job_id: int, said: Transfer | None) 
     words = _word(job, queued=waits_for_turn(job, buffer) is not None)
     view = TransferView(
         job_id=job_id,
+        task=task_words(state, job_id),
         attempt=job.attempt,
         node=job.node,
         stage=stage.word,
@@ -190,7 +193,8 @@ def _word(job: Job, *, queued: bool) -> TransferState:
 
 def _said_view(call: Call, state: State, said: Transfer) -> TransferView:
     user = state.jobs[said.job].spec.user
-    view = TransferView(job_id=said.job, attempt=said.attempt, node=said.node, stage=said.stage, user=user)
+    task = task_words(state, said.job)
+    view = TransferView(job_id=said.job, task=task, attempt=said.attempt, node=said.node, stage=said.stage, user=user)
     return _with_said(call, state, view, said)
 
 

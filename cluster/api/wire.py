@@ -9,7 +9,6 @@ import msgspec
 
 from cluster.api.problems import Problem, bad
 from cluster.client import requests as r
-from cluster.client.partition_views import UpdateRequest
 from cluster.clock import parse_instant
 from cluster.identity import Identity, Role
 from replica import commands as c
@@ -202,6 +201,8 @@ def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAUL
             return c.ResumeJob(*job_reference(request.job_id))
         case r.RequeueCommand():
             return c.RequeueJob(*job_reference(request.job_id))
+        case r.UpdateCommand():
+            return update_job(*job_reference(request.job_id), request, site)
         case r.ClearCommand():
             return _clear(request)
         case r.PoolCommand():
@@ -297,7 +298,7 @@ _NO_SCRIPT = "#!/bin/sh\n"
 """In place of a job's script, whose directives are not read again."""
 
 
-def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFAULT_SITE) -> c.UpdateJob:
+def update_job(job: int, tasks: Tasks, request: r.UpdateRequest, site: Site = DEFAULT_SITE) -> c.UpdateJob:
     """Return the command that changes a job that waits; Problem with its place."""
     singleton, texts = None, request.dependencies
     dependencies: tuple[Dependency, ...] | None = None
@@ -332,7 +333,7 @@ def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFA
     return c.UpdateJob(job, change, None if reading is None else reading.request, buffer, after_tasks, tasks)
 
 
-def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
+def _read_alone(request: r.UpdateRequest, site: Site) -> Reading | None:
     """Return what --bb and --bbf ask for without a script; None where neither is given."""
     if request.bb is None and request.bbf is None:
         return None

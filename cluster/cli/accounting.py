@@ -1,13 +1,13 @@
 """`forebay account|qos|license|reservation|scheduling …` and `job estimate`: who may have how much, and when."""
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
-import msgspec
 
-from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.exits import bad_input
 from cluster.cli.jobs import JOB_ID, JSON_OPTION
+from cluster.cli.kinds import NAME, Kind, add_show_and_delete, names, print_records
 from cluster.cli.output import show, show_json, table
 from cluster.cli.session import session
 from cluster.client import Client
@@ -23,19 +23,14 @@ _LIMIT = click.option(
     metavar="LIMIT=VALUE",
     help="Such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/NAME is a pool, or bb/native for all. Repeat for more.",
 )
-_NAME = click.argument("name")
-
-
-def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return () if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
 
 def _users(words: str = "Users, separated by commas.") -> Callable[[Any], Any]:
-    return click.option("--users", callback=_names, metavar="NAME,…", help=words)
+    return click.option("--users", callback=names, metavar="NAME,…", help=words)
 
 
 def _accounts_option(words: str) -> Callable[[Any], Any]:
-    return click.option("--accounts", callback=_names, metavar="NAME,…", help=words)
+    return click.option("--accounts", callback=names, metavar="NAME,…", help=words)
 
 
 def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
@@ -54,50 +49,6 @@ def _limits_text(limits: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in limits.items()) or "-"
 
 
-class Kind(NamedTuple):
-    """One kind of record that a site keeps: listed, shown, changed and deleted as the others are."""
-
-    word: str
-    """What one is called in sentences."""
-    field: str
-    """The field of an answer that has the records."""
-    read: Callable[..., Awaitable[Any]]
-    delete: Callable[[Client, str], Awaitable[Any]]
-    write: Callable[[tuple[Any, ...]], None]
-    """Prints records for people."""
-
-
-def _print(kind: Kind, answer: Any, as_json: bool, name: str | None = None) -> None:
-    """Print the records of an answer, or of them the one that is named."""
-    rows = tuple(row for row in getattr(answer, kind.field) if name in (None, row.name))
-    if as_json:
-        show_json(msgspec.structs.replace(answer, **{kind.field: rows}))
-    else:
-        kind.write(rows)
-
-
-def _add_show_and_delete(group: click.Group, kind: Kind, showing: str, deleting: str) -> None:
-    """Give a group the two commands that differ by nothing but the kind; both texts are their help."""
-
-    @group.command("show", help=showing)
-    @click.argument("name", required=False)
-    @JSON_OPTION
-    def show_records(name: str | None, as_json: bool) -> None:
-        stale = session().stale
-        answer = session().ask(lambda client: kind.read(client, stale=stale))
-        known = [row.name for row in getattr(answer, kind.field)]
-        if name is not None and name not in known:
-            remedy = f"known are: {', '.join(known) or 'there are none'}"
-            raise Failure(ExitCode.NOT_FOUND, f"there is no {kind.word} {name!r}", remedy)
-        _print(kind, answer, as_json, name)
-
-    @group.command("delete", help=deleting)
-    @_NAME
-    @JSON_OPTION
-    def delete_record(name: str, as_json: bool) -> None:
-        _print(kind, session().ask(lambda client: kind.delete(client, name)), as_json)
-
-
 # Accounts ------------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +58,7 @@ def account_group() -> None:
 
 
 @account_group.command("set")
-@_NAME
+@NAME
 @click.option("--parent", default="", metavar="ACCOUNT", help="The account above it.  [default: none]")
 @_users()
 @_LIMIT
@@ -140,7 +91,7 @@ def set_account(
         )
         return await client.set_account(name, request)
 
-    _print(ACCOUNTS, session().ask(change), as_json, name)
+    print_records(ACCOUNTS, session().ask(change), as_json, name)
 
 
 def _write_accounts(accounts: tuple[v.AccountView, ...]) -> None:
@@ -158,7 +109,7 @@ def _write_accounts(accounts: tuple[v.AccountView, ...]) -> None:
 
 
 ACCOUNTS = Kind("account", "accounts", Client.accounts, Client.delete_account, _write_accounts)
-_add_show_and_delete(
+add_show_and_delete(
     account_group,
     ACCOUNTS,
     "List the accounts, or show one.",
@@ -175,7 +126,7 @@ def qos_group() -> None:
 
 
 @qos_group.command("set")
-@_NAME
+@NAME
 @click.option("--priority", type=click.IntRange(0), default=0, show_default=True, help="Added to that of its jobs.")
 @_LIMIT
 @_users("Users who may use it, separated by commas.  [default: everybody]")
@@ -199,7 +150,7 @@ def set_qos(
         )
         return await client.set_qos(name, request)
 
-    _print(QOS, session().ask(change), as_json, name)
+    print_records(QOS, session().ask(change), as_json, name)
 
 
 def _write_qos(qos: tuple[v.QosView, ...]) -> None:
@@ -219,7 +170,7 @@ def _write_qos(qos: tuple[v.QosView, ...]) -> None:
 
 
 QOS = Kind("QOS", "qos", Client.qos, Client.delete_qos, _write_qos)
-_add_show_and_delete(
+add_show_and_delete(
     qos_group,
     QOS,
     "List the QOS, or show one.",
@@ -236,7 +187,7 @@ def license_group() -> None:
 
 
 @license_group.command("set")
-@_NAME
+@NAME
 @click.option("--total", type=click.IntRange(0), required=True, help="How many there are.")
 @JSON_OPTION
 def set_license(name: str, total: int, as_json: bool) -> None:
@@ -245,7 +196,7 @@ def set_license(name: str, total: int, as_json: bool) -> None:
     async def change(client: Client) -> v.LicensesAnswer:
         return await client.set_license(name, v.LicenseRequest(command_id=client.new_command_id(), total=total))
 
-    _print(LICENSES, session().ask(change), as_json, name)
+    print_records(LICENSES, session().ask(change), as_json, name)
 
 
 def _write_licenses(licenses: tuple[v.LicenseView, ...]) -> None:
@@ -254,7 +205,7 @@ def _write_licenses(licenses: tuple[v.LicenseView, ...]) -> None:
 
 
 LICENSES = Kind("licence", "licenses", Client.licenses, Client.delete_license, _write_licenses)
-_add_show_and_delete(
+add_show_and_delete(
     license_group,
     LICENSES,
     "List the licences and how many of each are in use, or show one.",
@@ -271,7 +222,7 @@ def reservation_group() -> None:
 
 
 @reservation_group.command("set")
-@_NAME
+@NAME
 @click.option("--start", metavar="TIME", help="ISO 8601 with a zone, e.g. 2026-01-31T12:00:00Z.  [default: now]")
 @click.option("--end", metavar="TIME", required=True, help="ISO 8601 with a zone.")
 @_users("Users who may use it, separated by commas.")
@@ -304,7 +255,7 @@ def set_reservation(
         )
         return await client.set_reservation(name, request)
 
-    _print(RESERVATIONS, session().ask(change), as_json, name)
+    print_records(RESERVATIONS, session().ask(change), as_json, name)
 
 
 def _write_reservations(reservations: tuple[v.ReservationView, ...]) -> None:
@@ -315,7 +266,7 @@ def _write_reservations(reservations: tuple[v.ReservationView, ...]) -> None:
 
 
 RESERVATIONS = Kind("reservation", "reservations", Client.reservations, Client.delete_reservation, _write_reservations)
-_add_show_and_delete(
+add_show_and_delete(
     reservation_group,
     RESERVATIONS,
     "List the reservations that have not ended, or show one.",

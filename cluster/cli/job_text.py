@@ -59,16 +59,15 @@ def _is_over(row: HistoryRow) -> bool:
 
 def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
     """Return the job's history as a timeline: each event with time, revision and actor, then where the time went."""
-    rows = history.rows
+    rows, called = history.rows, plain(history.task or str(history.job_id))
     parts: list[RenderableType] = []
     if not rows:
-        return Text(f"Job {history.job_id}: this replica holds nothing of its history")
+        return Text(f"Job {called}: this replica holds nothing of its history")
     first, last = parse_instant(rows[0].at), parse_instant(rows[-1].at)
     events = "1 event" if len(rows) == 1 else f"{len(rows)} events"
     parts.append(
         Text(
-            f"Job {history.job_id}: {events} in {format_span(last - first)}, "
-            f"{moment(rows[0].at)} to {moment(rows[-1].at)}",
+            f"Job {called}: {events} in {format_span(last - first)}, {moment(rows[0].at)} to {moment(rows[-1].at)}",
             style="bold",
         )
     )

@@ -3,10 +3,11 @@
 import asyncio
 import difflib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import click
+import msgspec
 from rich.live import Live
 
 from cluster.cli.exits import ExitCode, Failure, bad_input
@@ -14,10 +15,12 @@ from cluster.cli.group import exit_with, report
 from cluster.cli.job_block import job_block
 from cluster.cli.job_text import timeline, why_text
 from cluster.cli.output import note, show, show_json, stdout_console
-from cluster.cli.session import failure_of, session
+from cluster.cli.session import exit_code_of, failure_of, session
 from cluster.cli.tables import jobs_table
 from cluster.client import ApiError, Client
+from cluster.client.errors import error_of_view
 from cluster.client.job_details import NO_DETAILS
+from cluster.client.requests import BULK_COMMANDS_MAX, BulkCommand, CancelCommand, HoldCommand, ReleaseCommand
 from cluster.client.views import JobsAnswer, JobView
 from replica.array_commands import parse_reference, shown_reference
 from replica.arrays import ArrayFault
@@ -29,6 +32,9 @@ LIMIT: Final = 1_000
 
 LIMIT_MAX: Final = 1_000_000
 """Jobs that one listing may have, count: a hundred pages, and about a gigabyte of memory."""
+
+BULK_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of one request with many commands: half of what a replica takes."""
 
 PAGE_JOBS: Final = 10_000
 """Jobs asked for in one request, count: what the API answers at most."""
@@ -206,46 +212,99 @@ def why(job_id: str, at: int | None, as_json: bool) -> None:
 @click.option("--hurry", is_flag=True, help="Skip stage-out: results that were not exported are LOST.")
 def cancel(job_ids: tuple[str, ...], hurry: bool) -> None:
     """Cancel jobs. A running job's results are still staged out, unless --hurry."""
-    each(job_ids, lambda client, job_id: client.cancel(job_id, hurry=hurry))
+    each(
+        job_ids,
+        lambda client, job_id: client.cancel(job_id, hurry=hurry),
+        lambda command_id, job_id: CancelCommand(command_id=command_id, job_id=job_id, hurry=hurry),
+    )
 
 
 @job_group.command("hold")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 def hold(job_ids: tuple[str, ...]) -> None:
     """Hold pending jobs back until they are released."""
-    each(job_ids, lambda client, job_id: client.hold(job_id))
+    each(
+        job_ids,
+        lambda client, job_id: client.hold(job_id),
+        lambda command_id, job_id: HoldCommand(command_id=command_id, job_id=job_id),
+    )
 
 
 @job_group.command("release")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 def release(job_ids: tuple[str, ...]) -> None:
     """Release held jobs; an operation that had failed for good is tried again."""
-    each(job_ids, lambda client, job_id: client.release(job_id))
+    each(
+        job_ids,
+        lambda client, job_id: client.release(job_id),
+        lambda command_id, job_id: ReleaseCommand(command_id=command_id, job_id=job_id),
+    )
 
 
-def each(job_ids: tuple[str, ...], change: Callable[[Client, str], Awaitable[JobView]]) -> None:
+def each(
+    job_ids: tuple[str, ...],
+    change: Callable[[Client, str], Awaitable[JobView]],
+    among: Callable[[str, str], BulkCommand] | None = None,
+) -> None:
     """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one.
 
-    Of several tasks of an array those that stand alike share a line.
+    Several jobs go in one request where `among` makes the command out of its id and the job. Of several tasks of an
+    array those that stand alike share a line.
     """
+    wanted = tuple(dict.fromkeys(job_ids))
 
     async def change_all(client: Client) -> list[Failure]:
         failures = []
-        for job_id in dict.fromkeys(job_ids):
-            try:
-                job = await change(client, job_id)
-                for line in _standings(await _changed(client, job_id, job)):
+        outcomes = _alone(client, wanted, change) if among is None or len(wanted) == 1 else _bulk(client, wanted, among)
+        async for job_id, outcome in outcomes:
+            if isinstance(outcome, JobView):
+                for line in _standings(await _changed(client, job_id, outcome)):
                     click.echo(line)
-            except ApiError as error:
-                failures.append(failure_of(error))
+            else:
+                failures.append(failure_of(outcome))
                 report(failures[-1])
-                if failures[-1].code in (ExitCode.UNREACHABLE, ExitCode.OUTCOME_UNKNOWN):
-                    break
         return failures
 
     failures = session().ask(change_all)
     if failures:
         exit_with(failures[0].code)
+
+
+async def _alone(
+    client: Client, job_ids: tuple[str, ...], change: Callable[[Client, str], Awaitable[JobView]]
+) -> AsyncIterator[tuple[str, JobView | ApiError]]:
+    """Change one job after the other, until nobody answers."""
+    for job_id in job_ids:
+        try:
+            yield job_id, await change(client, job_id)
+        except ApiError as error:
+            yield job_id, error
+            if exit_code_of(error) in (ExitCode.UNREACHABLE, ExitCode.OUTCOME_UNKNOWN):
+                return
+
+
+async def _bulk(
+    client: Client, job_ids: tuple[str, ...], among: Callable[[str, str], BulkCommand]
+) -> AsyncIterator[tuple[str, JobView | ApiError]]:
+    """Change all jobs with as few requests as it takes, until nobody answers one of them."""
+    commands = [among(client.new_command_id(), job_id) for job_id in job_ids]
+    for first in range(0, len(commands), per_request := _per_request(commands)):
+        try:
+            answer = await client.commands(commands[first : first + per_request])
+        except ApiError as error:
+            yield job_ids[first], error
+            return
+        for job_id, result in zip(job_ids[first:], answer.results, strict=False):
+            if result.error is not None:
+                yield job_id, error_of_view(result.status, result.error, result.command_id)
+            elif result.job is not None:
+                yield job_id, result.job
+
+
+def _per_request(commands: Sequence[BulkCommand]) -> int:
+    """Return how many of these commands fit into one request; they differ by their jobs only."""
+    longest = max(len(msgspec.json.encode(command)) for command in commands)
+    return max(1, min(BULK_COMMANDS_MAX, BULK_BYTES_MAX // longest))
 
 
 async def _changed(client: Client, job_id: str, first: JobView) -> tuple[JobView, ...]:

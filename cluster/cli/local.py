@@ -9,6 +9,7 @@ from typing import Final, Literal, NoReturn, cast
 import click
 
 from cluster.certificates import certificate_of
+from cluster.cli.agent_receipts import agent_receipt
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.local_cluster import children_of, module_command, run
 from cluster.cli.output import note
@@ -170,12 +171,23 @@ def serve(name: str, first_start: bool, join: bool) -> None:
     _replace(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
 
 
-@click.command("agent")
-@click.option("--name", required=True, help="Which agent (node) of the configuration this is.")
-def agent(name: str) -> None:
-    """Run one node's agent in the foreground, as a service manager would."""
+@click.group("agent", invoke_without_command=True)
+@click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
+@click.pass_context
+def agent(context: click.Context, name: str | None) -> None:
+    """Run one node's agent in the foreground, as a service manager would: that needs --name.
+
+    With a command, look at what the agent of this node keeps; --name is needed then where several are on one node.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if name is None:
+        raise bad_input("forebay agent does not say which node this is", "forebay agent --name NODE runs its agent")
     config = _checked(session(), lambda config: config.agent(name))
     _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name))
+
+
+agent.add_command(agent_receipt)
 
 
 def _checked(current: Session, look_up: Callable[[Config], object]) -> Config:

@@ -4,8 +4,9 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.exits import bad_input
 from cluster.cli.jobs import JSON_OPTION
+from cluster.cli.kinds import Kind, add_show_and_delete, names, print_records
 from cluster.cli.moments import format_duration, parse_duration
 from cluster.cli.output import show, show_json, size, table
 from cluster.cli.session import session
@@ -22,22 +23,8 @@ def partition_group() -> None:
     """Show and change partitions: which nodes jobs may run on, for whom, and for how long."""
 
 
-@partition_group.command("list")
-@click.argument("name", required=False)
-@JSON_OPTION
-def list_partitions(name: str | None, as_json: bool) -> None:
-    """List the partitions, or one; the default one has a star."""
-    stale = session().stale
-    answer = session().ask(lambda client: client.partitions(stale=stale))
-    rows = tuple(row for row in answer.partitions if name is None or row.name == name)
-    if name is not None and not rows:
-        known = ", ".join(row.name for row in answer.partitions) or "there are none"
-        raise Failure(ExitCode.NOT_FOUND, f"there is no partition {name!r}", f"known are: {known}")
-    _print(v.PartitionsAnswer(revision=answer.revision, partitions=rows), as_json)
-
-
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+    return None if value is None else names(context, parameter, value)
 
 
 @partition_group.command("set")
@@ -75,9 +62,7 @@ def set_partition(
         request = v.PartitionRequest(command_id=client.new_command_id(), **{**kept, **changes})
         return await client.set_partition(name, request)
 
-    answer = session().ask(change)
-    rows = tuple(row for row in answer.partitions if row.name == name)
-    _print(v.PartitionsAnswer(revision=answer.revision, partitions=rows), as_json)
+    print_records(PARTITIONS, session().ask(change), as_json, name)
 
 
 def _duration(text: str) -> int:
@@ -94,18 +79,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-@partition_group.command("delete")
-@click.argument("name")
-@JSON_OPTION
-def delete_partition(name: str, as_json: bool) -> None:
-    """Take a partition away; its pending jobs wait with PartitionConfig (operators)."""
-    _print(session().ask(lambda client: client.delete_partition(name)), as_json)
-
-
-def _print(answer: v.PartitionsAnswer, as_json: bool) -> None:
-    if as_json:
-        show_json(answer)
-        return
+def _write(partitions: tuple[v.PartitionView, ...]) -> None:
     rows = [
         (
             plain(row.name) + ("*" if row.default else ""),
@@ -118,7 +92,7 @@ def _print(answer: v.PartitionsAnswer, as_json: bool) -> None:
             plain(",".join(row.users) or "ALL"),
             plain(",".join(row.accounts) or "ALL"),
         )
-        for row in answer.partitions
+        for row in partitions
     ]
     heads = ("PARTITION", "AVAIL", "TIMELIMIT", "JOB_SIZE", "UP", "CPUS", "NODELIST", "USERS", "ACCOUNTS")
     show(table(heads, rows, right=frozenset({"UP", "CPUS"}), flexible=frozenset({"NODELIST", "USERS", "ACCOUNTS"})))
@@ -126,6 +100,16 @@ def _print(answer: v.PartitionsAnswer, as_json: bool) -> None:
 
 def _job_nodes(row: v.PartitionView) -> str:
     return f"{row.min_nodes}-{'infinite' if row.max_nodes is None else row.max_nodes}"
+
+
+PARTITIONS = Kind("partition", "partitions", Client.partitions, Client.delete_partition, _write)
+add_show_and_delete(
+    partition_group,
+    PARTITIONS,
+    "List the partitions, or one; the default one has a star.",
+    "Take a partition away; its pending jobs wait with PartitionConfig (operators).",
+    listing="list",
+)
 
 
 # What was used -------------------------------------------------------------------------------------------------------

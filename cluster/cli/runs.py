@@ -5,27 +5,40 @@ import click
 from cluster.cli.exits import bad_input
 from cluster.cli.jobs import JOB_ID, each
 from cluster.cli.session import session
+from cluster.client.requests import ContinueCommand, RequeueCommand, SuspendCommand
 
 
 @click.command("suspend")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 def suspend(job_ids: tuple[str, ...]) -> None:
     """Stop running jobs where they are; their time limits stand still."""
-    each(job_ids, lambda client, job_id: client.suspend(job_id))
+    each(
+        job_ids,
+        lambda client, job_id: client.suspend(job_id),
+        lambda command_id, job_id: SuspendCommand(command_id=command_id, job_id=job_id),
+    )
 
 
 @click.command("resume")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 def resume(job_ids: tuple[str, ...]) -> None:
     """Let suspended jobs go on where they were stopped."""
-    each(job_ids, lambda client, job_id: client.continue_job(job_id))
+    each(
+        job_ids,
+        lambda client, job_id: client.continue_job(job_id),
+        lambda command_id, job_id: ContinueCommand(command_id=command_id, job_id=job_id),
+    )
 
 
 @click.command("requeue")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 def requeue(job_ids: tuple[str, ...]) -> None:
     """End the present run of jobs, or take back their buffers; they wait and stage in again."""
-    each(job_ids, lambda client, job_id: client.requeue(job_id))
+    each(
+        job_ids,
+        lambda client, job_id: client.requeue(job_id),
+        lambda command_id, job_id: RequeueCommand(command_id=command_id, job_id=job_id),
+    )
 
 
 @click.command("clear")

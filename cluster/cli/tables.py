@@ -117,7 +117,7 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
         ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED"),
         (
             (
-                buffer.name if buffer.job_id is None else buffer.job_id,
+                buffer.name if buffer.job_id is None else buffer.task or buffer.job_id,
                 buffer.user,
                 buffer.state,
                 buffer.pool,

@@ -22,6 +22,9 @@ BAR_CELLS: Final = 24
 FILE_CHARACTERS_SHOWN: Final = 60
 """Characters of the present file's path: its end, on a line of its own."""
 
+LEFT_OUT_SHOWN: Final = 4
+"""Things left out that a receipt in short names, count: the whole one names more."""
+
 _LONGEST_S: Final = 1_000 * DAY_S
 """A time left beyond this says only that it is not worth waiting for, seconds."""
 
@@ -32,7 +35,7 @@ def transfers_table(transfers: Iterable[TransferView]) -> Listing:
         ("JOBID", "USER", "STAGE", "NODE", "ATTEMPT", "STATE", "FILES", "BYTES", "RATE", "LEFT"),
         (
             (
-                row.job_id,
+                row.task or row.job_id,
                 row.user,
                 row.stage,
                 row.node,
@@ -97,7 +100,7 @@ def bar(row: TransferView) -> str:
 
 
 def _head(row: TransferView) -> Iterator[str]:
-    yield f"job {row.job_id} {plain(row.stage)} on {plain(row.node)}"
+    yield f"job {plain(row.task or str(row.job_id))} {plain(row.stage)} on {plain(row.node)}"
     yield state_words(row)
     if row.state == "moving":
         yield f"{readable_size(row.rate_bytes_s)}/s"
@@ -129,7 +132,8 @@ def _file(row: TransferView) -> str:
 def job_transfers_text(answer: JobTransfersView) -> str:
     """Return what is known of the transfers of one job, as Key=Value."""
     lines = list(transfer_lines(answer))
-    return "\n".join([f"JobId={answer.job_id}", *(f"   {line}" for line in lines or ["Transfer=none"])])
+    head = f"JobId={plain(answer.task or str(answer.job_id))}"
+    return "\n".join([head, *(f"   {line}" for line in lines or ["Transfer=none"])])
 
 
 def transfer_lines(answer: JobTransfersView) -> Iterator[str]:
@@ -173,6 +177,12 @@ def receipt_lines(receipt: ReceiptView) -> Iterator[str]:
         f"Bytes={receipt.size_bytes} Resumed={receipt.resumed_bytes} Retries={receipt.retries} "
         f"LeftOut={receipt.left_out}"
     )
+    if receipt.complete:
+        named = receipt.left_out_first[:LEFT_OUT_SHOWN]
+        for one in named:
+            yield f"LeftOut={plain(one.path)} ({plain(one.reason)})"
+        if named and receipt.left_out > len(named):
+            yield f"LeftOut={receipt.left_out - len(named)} more (see forebay transfer receipt {receipt.job_id})"
     if receipt.digest:
         yield f"ReceiptDigest={plain(receipt.digest)} Verify={plain(receipt.verify)}"
 

@@ -18,7 +18,7 @@ from cluster.cli.submission import (
     parse_nice,
     read_bbf,
 )
-from cluster.client.partition_views import UpdateRequest
+from cluster.client.requests import UpdateCommand, UpdateRequest
 from replica.limits import PRIORITY_MAX
 
 
@@ -53,6 +53,7 @@ def update(job_ids: tuple[str, ...], **given: Any) -> None:
     each(
         job_ids,
         lambda client, job_id: client.update_job(job_id, UpdateRequest(command_id=client.new_command_id(), **fields)),
+        lambda command_id, job_id: UpdateCommand(command_id=command_id, job_id=job_id, **fields),
     )
 
 

@@ -68,6 +68,11 @@ def error_of(status: int, body: bytes, *, who: str, command_id: str | None) -> A
             # Something else than Forebay's own code refused it, perhaps after it had been carried out.
             outcome="unknown" if status >= 500 else "refused",
         )
+    return error_of_view(status, view, command_id)
+
+
+def error_of_view(status: int, view: ErrorView, command_id: str | None) -> ApiError:
+    """Return the error that a replica gave, for a call or for one command among many."""
     return ApiError(
         status,
         view.code,

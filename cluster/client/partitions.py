@@ -4,6 +4,7 @@ from urllib.parse import quote
 
 from cluster.client import partition_views as v
 from cluster.client.configuring import Calls
+from cluster.client.requests import UpdateRequest
 from cluster.client.views import JobView
 
 
@@ -40,7 +41,7 @@ class Partitioning:
         return await self._write("POST", "/v1/usage/reset", request, v.UsageAnswer, deadline_s)
 
     async def update_job(
-        self: Calls, job: int | str, request: v.UpdateRequest, *, deadline_s: float | None = None
+        self: Calls, job: int | str, request: UpdateRequest, *, deadline_s: float | None = None
     ) -> JobView:
         """Change a job that waits, or those that wait of an array (`12`) or some of its tasks (`12_[1-3]`)."""
         path = f"/v1/jobs/{quote(str(job), safe='')}/update"

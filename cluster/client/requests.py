@@ -9,13 +9,16 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from replica.commands import OperationResult
-from replica.limits import LICENSES_PER_JOB_MAX
+from replica.limits import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
 FEATURE_LEVEL_MAX = 2**31 - 1
 """Feature levels that a request may name, far more than there will ever be."""
 
 NODES_ASKED_MAX = 2**31 - 1
 """Nodes that a request may name; how many there can be is for the controller to say."""
+
+TEXT_CHARACTERS_MAX = 4_096
+"""One text of a change, characters: longer than any name, comment or address may be."""
 
 OPTION_CHARACTERS_MAX = 4096
 """The text of one option that lists much, characters: an array of 1,000 tasks named one by one."""
@@ -41,6 +44,7 @@ Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 JOB_REFERENCE_CHARACTERS_MAX = 4_200
 """A job or tasks of an array as text, characters: what `replica.array_commands` reads."""
 
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
 JobReference: TypeAlias = Number | Annotated[str, msgspec.Meta(max_length=JOB_REFERENCE_CHARACTERS_MAX)]
 """A job's number, or text as in a path: `12`, `12_3` for a task of an array, `12_[1-4]` for several."""
 
@@ -103,6 +107,36 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     """Such as `stage_out` or `all`."""
     mail_user: str | None = None
     comment: str | None = None
+
+
+class UpdateRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/update: what is null, or left out, stays as it is."""
+
+    name: Text | None = None
+    time_limit_s: Number | None = None
+    priority: Number | None = None
+    nice: Number | None = None
+    begin_at: Text | None = None
+    """ISO 8601 with a zone; empty: at once."""
+    deadline: Text | None = None
+    """ISO 8601 with a zone; empty: none any more."""
+    dependencies: Annotated[tuple[Text, ...], msgspec.Meta(max_length=DEPENDENCIES_MAX + 1)] | None = None
+    """Such as `afterok:12` or `singleton`, all of them; empty: none any more."""
+    dependency_any: bool = False
+    """Whether one of these dependencies is enough."""
+    account: Text | None = None
+    qos: Text | None = None
+    reservation: Text | None = None
+    partition: Text | None = None
+    """Empty, as for the three before it: none any more, or the default one."""
+    licenses: Annotated[tuple[Text, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] | None = None
+    comment: Text | None = None
+    requeue: bool | None = None
+    mail_types: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAIL_TYPES_MAX)] | None = None
+    mail_user: Text | None = None
+    bb: str | None = None
+    bbf: str | None = None
+    """What it asks of burst buffers instead of all that it asked for: the text of --bb, what a --bbf file holds."""
 
 
 class CancelRequest(Command, frozen=True, kw_only=True):
@@ -211,6 +245,12 @@ class RequeueCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="
     job_id: JobReference
 
 
+class UpdateCommand(UpdateRequest, frozen=True, kw_only=True, tag_field="type", tag="update_job"):
+    """A change of a job that waits, among many."""
+
+    job_id: JobReference
+
+
 class ClearCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="clear_buffer"):
     """A clear among many (operators): the buffer of a job, or (`name`) a persistent one.
 
@@ -248,6 +288,7 @@ BulkCommand: TypeAlias = (
     | SuspendCommand
     | ContinueCommand
     | RequeueCommand
+    | UpdateCommand
     | ClearCommand
     | PoolCommand
     | DrainCommand

@@ -15,6 +15,8 @@ class TransferView(View, frozen=True, kw_only=True):
     """
 
     job_id: int
+    task: str | None = None
+    """What people call the job if it is a task of an array, such as `10_3`."""
     attempt: int
     node: str
     stage: str
@@ -139,6 +141,8 @@ class JobTransfersView(View, frozen=True, kw_only=True):
 
     revision: int
     job_id: int
+    task: str | None = None
+    """What people call the job if it is a task of an array, such as `10_3`."""
     transfer: TransferView | None = None
     """What is under way; null for nothing."""
     checkpoint: CheckpointView | None = None

@@ -131,6 +131,8 @@ class HistoryAnswer(View, frozen=True, kw_only=True):
 
     revision: int
     job_id: int
+    task: str | None = None
+    """What people call the job if it is a task of an array, such as `10_3`."""
     rows: tuple[HistoryRow, ...]
     complete: bool = True
 
@@ -163,6 +165,8 @@ class BufferView(View, frozen=True, kw_only=True):
     """One buffer: of a job (`job_id`), or persistent (`name`)."""
 
     job_id: int | None
+    task: str | None = None
+    """What people call the job if it is a task of an array, such as `10_3`."""
     name: str | None = None
     user: str
     state: str

@@ -164,6 +164,7 @@ class Asked:
                 self.capacity_at.place() if self.capacity_at is not None else fallback,
                 *(move.outside.place() for move in stage_in),
                 *(move.outside.place() for move in stage_out),
+                *(() if self.swap_at is None else (self.swap_at.place(),)),
             ),
         )
         options = BufferOptions(

@@ -9,14 +9,17 @@ from pathlib import Path
 
 from exercises.kernel import Unable, shut_down_file_system, tool
 
-IMAGE_BYTES = {"ext4": 64 << 20, "xfs": 320 << 20}
-"""Size of an image: mkfs.xfs refuses less than 300 MB. Sparse: what is not used takes no space."""
+IMAGE_BYTES = {"ext4": 64 << 20, "xfs": 320 << 20, "btrfs": 192 << 20}
+"""Size of an image: mkfs.xfs refuses less than 300 MB, mkfs.btrfs 109 MiB. Sparse: what is not used takes no space."""
 
 MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=1"),
     "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
+    "btrfs": ("mkfs.btrfs", "-q", "-f", "-K"),
 }
-PACKAGES = {"ext4": {"mkfs.ext4": "e2fsprogs"}, "xfs": {"mkfs.xfs": "xfsprogs"}}
+PACKAGES = {
+    "ext4": {"mkfs.ext4": "e2fsprogs"}, "xfs": {"mkfs.xfs": "xfsprogs"}, "btrfs": {"mkfs.btrfs": "btrfs-progs"}
+}  # fmt: skip
 TOOLS = {"mount": "mount", "umount": "mount", "losetup": "mount"}
 
 BUSY_S = 5.0

@@ -346,7 +346,12 @@ static int due(pid_t pid, const struct call *call, const uint64_t *arguments)
     if (!(plan->classes & class) || !(about || (class == OTHER && begun)))
         return 0;
     char text[512];
-    snprintf(text, sizeof text, "%u %d %s %.400s\n", atomic_load(&plan->counted), pid, call ? call->name : "other", path);
+    const char *name = call == NULL ? "other" : call->name;
+    char first = 1;
+    /* The C library's fstat. */
+    if (call != NULL && call->number == SYS_newfstatat && peek(pid, arguments[1], &first, 1) == 0 && first == 0)
+        name = "fstat";
+    snprintf(text, sizeof text, "%u %d %s %.400s\n", atomic_load(&plan->counted), pid, name, path);
     atomic_fetch_add(&plan->counted, 1);
     note(text);
     if (plan->action == NOTHING)

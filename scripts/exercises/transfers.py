@@ -21,8 +21,10 @@ from exercises import (
     disks,
     faults,
     kernel,
+    transfers_agents,
     transfers_bits,
     transfers_disks,
+    transfers_endings,
     transfers_kills,
     transfers_late,
     transfers_links,
@@ -30,6 +32,7 @@ from exercises import (
     transfers_paths,
     transfers_refusals,
     transfers_resume,
+    transfers_sources,
     transfers_trees,
 )
 from exercises.transfers_rig import Broken, Unfit
@@ -70,7 +73,7 @@ ATTACKS = {
         (
             transfers_kills.TINY._replace(programs=("rsync",)),
             transfers_kills.SMALL._replace(stride=150),
-            transfers_kills.FULL._replace(stride=10),
+            transfers_kills.FULL._replace(stride=20),
         ),
         transfers_kills.NAIVE,
     ),
@@ -115,11 +118,30 @@ ATTACKS = {
         (transfers_late.TINY, transfers_late.SMALL, transfers_late.FULL),
         transfers_late.SMALL,
     ),
+    "endings": Attack(
+        "cancelled, left by its agent, stopped, stalled and cut down at any call",
+        transfers_endings.endings,
+        (transfers_endings.TINY, transfers_endings.SMALL, transfers_endings.FULL),
+        transfers_endings.NAIVE,
+    ),
+    "agents": Attack(
+        "the agent itself is killed or told to end at any call, and starts again",
+        transfers_agents.agents,
+        (transfers_agents.TINY, transfers_agents.SMALL, transfers_agents.FULL),
+        None,
+    ),
     "disks": Attack(
         "disks are full, read-only, dead or gone, sources missing, unreadable or changing",
         transfers_disks.disks,
         (transfers_disks.TINY, transfers_disks.SMALL, transfers_disks.FULL),
         transfers_disks.SMALL,
+        mounts=True,
+    ),
+    "sources": Attack(
+        "file servers stop answering, and directories are gone while they are moved",
+        transfers_sources.sources,
+        (transfers_sources.TINY, transfers_sources.SMALL, transfers_sources.FULL),
+        None,
         mounts=True,
     ),
     "moves": Attack(

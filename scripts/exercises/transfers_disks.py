@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.agent.accounts import Mode
-from exercises.disks import Disk
-from exercises.kernel import tool
+from exercises.disks import PACKAGES, Disk
+from exercises.kernel import Unable, require_tools, tool
 from exercises.transfers_kills import plant
 from exercises.transfers_refusals import check_words
 from exercises.transfers_rig import Broken, Rig, Story, Unfit, judge, look, said
@@ -170,7 +170,7 @@ def no_inodes(directory: Path, kind: str, *, naive: bool) -> None:
 
 
 def over_quota(directory: Path, kind: str, *, naive: bool) -> None:
-    """The user may not have so much."""
+    """The user may not have so much, or the directory, where the kernel has quotas for those only."""
     if kind != "ext4" or naive:
         return
     with contextlib.ExitStack() as stack:
@@ -180,10 +180,36 @@ def over_quota(directory: Path, kind: str, *, naive: bool) -> None:
             )
             assert on.disk is not None
             set_quota(on.disk, 512)
-        except OSError as error:
-            raise LeftOut(f"the kernel has no quotas: {error.strerror}") from error
+        except OSError:
+            stack.close()
+            over_directory_quota(directory)
+            return
         on.fails(("quota",), final=False)
         set_quota(on.disk, 0)
+        on.ends_right()
+
+
+def over_directory_quota(directory: Path) -> None:
+    """Not so much may be in the directory: a subvolume of btrfs."""
+    try:
+        require_tools(PACKAGES["btrfs"])
+    except Unable as unable:
+        raise LeftOut(f"the kernel has no quotas of users, and {unable}") from unable
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    disk = Disk(directory / "disk.img", directory / "disk", "btrfs")
+    disk.format()
+    disk.mount()
+    with contextlib.ExitStack() as stack:
+        stack.callback(disk.discard)
+        out = disk.mount_point / "out"
+        tool("btrfs", "quota", "enable", str(disk.mount_point))
+        tool("btrfs", "subvolume", "create", str(out))
+        tool("btrfs", "qgroup", "limit", "512K", str(out))
+        on = Bench(directory, disk, naive=False)
+        stack.callback(on.close)
+        on.fails(("quota",), final=False)
+        tool("btrfs", "qgroup", "limit", "none", str(out))
         on.ends_right()
 
 
@@ -261,6 +287,42 @@ async def _dead_mount(on: Bench) -> None:
     finally:
         tool("fsfreeze", "--unfreeze", str(on.disk.mount_point))
         other.close()
+
+
+def own_disk_full(directory: Path, kind: str, *, naive: bool) -> None:
+    """The agent's own disk is full, so that it can keep no records: it stages out all the same, is cancelled, and tears
+    down, and leaves nothing."""
+    if naive:
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    disk = Disk(directory / "disk.img", directory / "disk", kind)
+    disk.format()
+    disk.mount()
+    out = directory / "out"
+    out.mkdir()
+    rig = Rig(disk.mount_point / "rig", destination=out)
+    try:
+        source, destination = rig.places("stage_out")
+        plant(source, 6)
+        story = Story("stage_out", look(source), {})
+        ballast = disk.fill()
+        for after_s in (0.1, 0.3, 0.5):
+            asyncio.run(rig.carry(rig.order("stage_out"), end_after_s=after_s))
+            judge(story, source, destination, complete=False)
+        outcome = rig.operate("stage_out")
+        if not isinstance(outcome, OperationDone):
+            raise Broken(f"on a full disk it {said(outcome)}")
+        judge(story, source, destination, complete=True)
+        outcome = rig.operate("teardown", [])
+        if not isinstance(outcome, OperationDone) or rig.buffer.exists():
+            raise Broken(f"on a full disk the teardown {said(outcome)}")
+        if left := [str(path) for path in out.rglob(".forebay-*")]:
+            raise Broken(f"it left {left[:3]}")
+        ballast.unlink()
+    finally:
+        rig.close()
+        disk.discard()
 
 
 def unreadable(directory: Path, kind: str, *, naive: bool) -> None:
@@ -403,6 +465,7 @@ def set_quota(disk: Disk, blocks: int) -> None:
 
 CASES: tuple[Callable[..., None], ...] = (
     no_space, no_inodes, over_quota, read_only, goes_away, dead_mount, unreadable, missing, changing,
+    own_disk_full,
 )  # fmt: skip
 RACING = (goes_away, changing)
 """Cases that may go one way or the other."""

@@ -49,6 +49,9 @@ class Size(NamedTuple):
     """That move the data in place of the agent."""
 
 
+MANY = 40
+"""Files of one directory, count: more than GROUPED_FILES_MIN and SHELVED_FILES_MIN of the mover."""
+
 TINY = Size(stride=70, ways=("all before it",), every_stride=600, power_stride=0)
 NAIVE = Size(stride=20, ways=("all before it",), every_stride=40, power_stride=1, power_kinds=("ext4",))
 SMALL = Size(stride=9, ways=("all before it", "the worker"), every_stride=50, power_stride=0)
@@ -68,6 +71,10 @@ def plant(directory: Path, seed: int) -> None:
         file.truncate(1 << 20)
         file.seek(300_000)
         file.write(b"island")
+    # As many as are written on a shelf, and take their directory's place at once.
+    (directory / "many").mkdir()
+    for number in range(MANY):
+        (directory / "many" / f"{number}").write_bytes(b"%d" % (seed + number))
     (directory / "below" / "a").chmod(0o4751)
     for number, name in enumerate(sizes):
         os.utime(directory / name, ns=(10**18 + number, 10**18 + number * 1001))

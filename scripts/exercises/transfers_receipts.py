@@ -19,11 +19,15 @@ class Mismatch(NamedTuple):
 
 
 def newest_lines(home: Path) -> list[dict[str, Any]]:
-    """Return the lines of the newest receipt in an agent's home; Unfit if there is none."""
+    """Return the lines of files in the newest receipt in an agent's home; Unfit if there is none.
+
+    Where items went stands before them.
+    """
     receipts = sorted((home / "receipts").glob("*"), key=lambda path: path.stat().st_mtime_ns)
     if not receipts:
         raise Unfit(f"{home} has no receipts")
-    return [msgspec.json.decode(line) for line in receipts[-1].read_bytes().splitlines()]
+    lines = [msgspec.json.decode(line) for line in receipts[-1].read_bytes().splitlines()]
+    return [line for line in lines if "place" not in line]
 
 
 def compare(lines: list[dict[str, Any]], destination: Path) -> list[Mismatch]:

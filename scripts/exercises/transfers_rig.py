@@ -13,7 +13,7 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,11 +168,20 @@ class Rig:
             fields = {**fields, "rules": msgspec.structs.replace(rules, backends=(self.backend,))}
         return Order(**{**standard, **fields})
 
-    async def carry(self, order: Order, *, end_after_s: float = 0.0) -> Outcome | None:
-        """Have an order carried out, and end it after a time if one is named; None if it was ended."""
+    async def carry(
+        self, order: Order, *, end_after_s: float = 0.0, beside: Callable[[Operation], Awaitable[None]] | None = None
+    ) -> Outcome | None:
+        """Have an order carried out, and end it after a time if one is named; None if it was ended. What is done
+        `beside` it is cancelled when it is over."""
         operation = Operation(self.home, order, self.accounts, 0)
         with self._worker():
             running = asyncio.ensure_future(operation.run())
+            if beside is not None:
+                doing = asyncio.ensure_future(beside(operation))
+                await asyncio.wait({running})
+                doing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await doing
             if end_after_s:
                 done, _ = await asyncio.wait({running}, timeout=end_after_s)
                 if not done:

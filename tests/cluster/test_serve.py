@@ -17,29 +17,19 @@ from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, PoolSpec, found
 from tests.cluster.rig import PATIENCE_S, PLAIN, story
+from tests.repo.tree import ROOT
 from wal.sync_log import LOG_BYTES
 
-ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))
 
-
-def free_base_port() -> int:
-    """Return a port with a dozen free ones after it."""
-    for base in range(20_000, 32_000, 37):
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(base, base + 14):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
-    raise AssertionError("no free ports")
+from exercises.ports import claim_base_port
 
 
 def make(directory: Path, replicas: int) -> Config:
     founding = Founding(
         replicas=replicas,
         agents=1,
-        base_port=free_base_port(),
+        base_port=claim_base_port((*range(14),)),
         pools=(PoolSpec("fast", "96MiB", "8MiB", True),),
         users=("alice",),
         destination_roots=(directory,),

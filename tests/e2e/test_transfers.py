@@ -10,7 +10,10 @@ import pytest
 
 from tests.e2e.exercise import Exercised, exercise
 
-ATTACKS = ("kills", "cuts", "links", "bits", "refusals", "late", "disks", "moves", "trees", "resume")
+ATTACKS = (
+    "kills", "cuts", "links", "bits", "refusals", "late", "disks", "moves", "trees", "resume", "endings",
+    "agents", "sources",
+)  # fmt: skip
 SEED = "7"
 """The same calls each time: what is drawn is the business of longer runs."""
 
@@ -28,7 +31,7 @@ def found(name: str) -> dict[str, Any]:
         pytest.skip(done.summary["left_out"][name])
     result: dict[str, Any] = done.summary["attacks"][name]
     assert "broken" not in result, done.said
-    assert result["naive"] == "caught", done.said
+    assert result.get("naive", "caught") == "caught", done.said
     return result
 
 
@@ -75,6 +78,22 @@ def test_trees_of_all_kinds_are_moved_whole() -> None:
 
 def test_a_killed_transfer_copies_at_most_a_chunk_for_each_stream_again() -> None:
     assert found("resume")["kills"] > 0
+
+
+def test_a_cancelled_transfer_is_over_at_once_and_leaves_nothing() -> None:
+    result = found("endings")
+    assert result["helpers"] > 0
+    assert "cancelled" in result["over_after_s_max"]
+
+
+def test_an_agent_that_is_killed_anywhere_ends_its_transfer_right_when_it_starts_again() -> None:
+    assert found("agents")["killed with all"] > 0
+
+
+def test_a_file_server_that_stops_answering_hangs_nothing_but_the_process_that_asked() -> None:
+    result = found("sources")
+    assert result["vanished"] > 0
+    assert "left_out" in result or result["read"] > 0
 
 
 def test_all_attacks_are_looked_at() -> None:

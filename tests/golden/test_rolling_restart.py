@@ -101,7 +101,12 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
             return job.revision
 
         async def all_agree(revision: int) -> set[int]:
-            found = [await site.status(operator, name, revision, digest=True) for name in REPLICAS]
+            while True:
+                found = [await site.status(operator, name, revision, digest=True) for name in REPLICAS]
+                if len({one.revision for one in found}) == 1:
+                    break
+                # A scheduling pass came in between.
+                revision = max(one.revision for one in found)
             assert len({(one.revision, one.state_digest, one.ledger_digest) for one in found}) == 1, found
             return {one.feature_level for one in found}
 

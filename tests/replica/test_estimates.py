@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from replica import commands as c
+from replica import reserved_line
 from replica.estimates import Estimate, estimate
 from replica.jobs import Dependency, DependencyKind, Hold
 from replica.rates import DRAIN_TIME_S, MEASURED_MAX, Measured
 from replica.units import NEVER, seconds
+from tests.replica.test_accounting import changed, given
+from tests.replica.test_reservations import reserve
 from tests.replica.world import World
 
 
@@ -114,3 +119,77 @@ def test_an_estimate_is_never_before_now_and_holds_if_everybody_uses_his_time() 
     assert len(started) == 4
     for job, said_at in zip(jobs, said, strict=True):
         assert started[job] <= said_at + seconds(30)
+
+
+def test_a_job_that_would_be_in_the_way_of_a_reservation_is_estimated_after_it() -> None:
+    world = World({"fast": 100}, cpus=100)
+    reserve(world, 1_000, 2_000)
+    end_at = world.at + seconds(3_000)
+    late = given(world, "capacity=50", time_limit_s=5_000)
+    assert world.reason(late) == "BurstBufferResources"
+    assert of(world, late).start_at == end_at
+    assert "beside what is set aside" in of(world, late).steps[0].sentence
+
+
+def test_what_a_reservation_s_jobs_give_back_is_its_own_again_until_it_ends() -> None:
+    world = World({"fast": 100}, cpus=100)
+    reserve(world, 0, 90_000)
+    end_at = world.at + seconds(90_000)
+    given(world, "capacity=60", "eve", reservation="r", time_limit_s=600)
+    own = given(world, "capacity=60", "eve", reservation="r", time_limit_s=600)
+    others = given(world, "capacity=50", time_limit_s=600)
+    assert of(world, own).start_at == world.at + seconds(600 + DRAIN_TIME_S)
+    assert of(world, others).start_at == end_at
+
+
+def test_those_who_wait_for_a_reservation_s_end_do_not_put_off_whom_they_do_not_hinder() -> None:
+    world = World({"fast": 100}, cpus=100)
+    reserve(world, 0, 90_000, size=50)
+    holder = given(world, "capacity=45", time_limit_s=600)
+    first = given(world, "capacity=60", time_limit_s=600)
+    second = given(world, "capacity=40", time_limit_s=600)
+    assert world.reason(holder) == "BurstBufferStageIn"
+    assert of(world, first).start_at == world.at + seconds(90_000)
+    assert of(world, second).start_at == world.at + seconds(600 + DRAIN_TIME_S)
+
+
+def test_an_estimate_beside_a_reservation_holds_if_everybody_uses_his_time() -> None:
+    world = World({"fast": 100}, cpus=100)
+    reserve(world, 200, 1_000)
+    jobs = [given(world, "capacity=30", time_limit_s=60 + 100 * index) for index in range(6)]
+    said = {job: of(world, job).start_at for job in jobs}
+    allocated: dict[int, int] = {}
+    for _ in range(3_000):
+        for job in jobs:
+            buffer = world.state.buffers[job].state.word
+            if buffer == "staging-in":
+                allocated.setdefault(job, world.at)
+                world.done(job)
+            elif buffer == "pre-run":
+                world.report(job, c.ScriptStarted())
+            elif job in world.state.unfinished and buffer != "pending":
+                started_at = world.state.jobs[job].started_at
+                if buffer != "running" or world.at >= started_at + seconds(world.state.jobs[job].spec.time_limit_s):
+                    world.done(job)
+        world.advance(5)
+    assert sorted(allocated) == jobs
+    for job in jobs:
+        assert allocated[job] <= said[job] + seconds(60), job
+
+
+def test_a_pool_that_shrank_gives_back_first_what_it_lacks() -> None:
+    world = World({"fast": 100}, cpus=100)
+    for time_limit_s in (100, 500):
+        given(world, "capacity=50", time_limit_s=time_limit_s)
+    waiting = given(world, "capacity=40")
+    changed(world, c.ChangePool("fast", out_of_service=40))
+    assert of(world, waiting).start_at == world.at + seconds(500 + DRAIN_TIME_S)
+
+
+def test_a_line_that_is_too_long_to_say_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserved_line, "STEPS_MAX", 10)
+    world = World({"fast": 100}, cpus=100)
+    reserve(world, 0, 90_000)
+    jobs = [given(world, "capacity=40", time_limit_s=600) for _ in range(9)]
+    assert of(world, jobs[-1]).start_at == NEVER
+    assert "too many to say" in of(world, jobs[-1]).steps[0].sentence

@@ -191,6 +191,18 @@ def test_a_failed_stage_out_keeps_the_only_copy_until_it_is_released() -> None:
     assert world.free() == 100
 
 
+def test_a_job_that_was_cancelled_while_it_was_held_cannot_be_released_any_more() -> None:
+    world = World(stage_retries=0)
+    job = world.submit("capacity=40")
+    world.report(job, c.OperationFailed("/in/a does not exist", final=True))
+    assert world.state.jobs[job].hold is not Hold.NONE
+    world.settle(c.CancelJob(job), user())
+    world.finish(job)
+    settled = world.settle(c.ReleaseJob(job), user())
+    assert isinstance(settled, Refusal)
+    assert settled.code is RefusalCode.WRONG_STATE
+
+
 def test_a_failed_teardown_keeps_its_space_counted_and_is_retried() -> None:
     world = World(stage_retries=1)
     job = world.submit("capacity=40")

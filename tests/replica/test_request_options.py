@@ -106,6 +106,13 @@ def test_swap_and_capacity_are_held_together() -> None:
     assert "not set up" in refused(world(), "#DW swap 3M").sentence
 
 
+def test_swap_is_refused_at_its_own_place_whatever_else_is_asked_for() -> None:
+    move = "#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a"
+    refusal = refused(world(), "#DW jobdw capacity=5M", move, "#DW swap 3M")
+    assert (refusal.place, refusal.code) == ("script line 4, column 5", RefusalCode.INVALID_DIRECTIVE)
+    assert refused(world(), "#DW swap 3M", "#DW jobdw capacity=5M").place == "script line 2, column 5"
+
+
 def test_a_bare_number_needs_no_record_and_no_feature_level() -> None:
     made = World(pools={"fast": 100}, level=2)
     job = taken(made, "#DW jobdw capacity=40")

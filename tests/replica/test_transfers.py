@@ -446,6 +446,13 @@ def test_what_a_complete_stage_out_left_out_is_said_by_name_for_as_long_as_the_j
         ("/buffer/fifo", "a FIFO", True),
         ("17 more", "see the receipt on its node", True),
     ]
+    buffer = world.state.buffers[job]
+    lake = tuple(
+        msgspec.structs.replace(one, inside="${DW_PERSISTENT_STRIPED_lake}/r") for one in buffer.request.stage_out
+    )
+    kept = msgspec.structs.replace(buffer, request=msgspec.structs.replace(buffer.request, stage_out=lake))
+    state = msgspec.structs.replace(world.state, buffers=world.state.buffers.set(job, kept))
+    assert [one.lost for one in not_exported(state, job)] == [False, False]
     other = world.submit(script=OUT.format("s"))
     staged_out(world, other)
     world.done(other)

@@ -10,8 +10,9 @@ from typing import Final
 
 import msgspec
 
+from cluster.agent.durable import is_disk_full
 from cluster.agent.transfer import backends
-from cluster.agent.transfer.checkpoint import EMPTY, Slots, State, write_header
+from cluster.agent.transfer.checkpoint import EMPTY, RecordsFailed, Slots, State, write_header
 from cluster.agent.transfer.commit import MODE_BITS, discard
 from cluster.agent.transfer.context import Context
 from cluster.agent.transfer.desk import LOOK_RECORDS, Desk
@@ -25,6 +26,7 @@ from cluster.agent.transfer.plan import Item
 from cluster.agent.transfer.planning import STEP_RECORDS, earlier, plan
 from cluster.agent.transfer.receipts import Receipt, Summed, write_lines
 from cluster.agent.transfer.removing import remove_sources
+from cluster.agent.transfer.shelves import discard_all
 from cluster.agent.transfer.workspace import Workspace
 from cluster.processes import sync_file_system
 
@@ -120,8 +122,13 @@ class _Carrying:
             backends.copy_all(desk)
             desk.tell(desk.counters._replace(phase=COMMITTING))
             _finish_directories(desk, planned.directories)
-            desk.slots.sync()
-            write_header(planned.files.control, msgspec.structs.replace(planned.header, complete=True))
+            try:
+                desk.slots.sync()
+                write_header(planned.files.control, msgspec.structs.replace(planned.header, complete=True))
+            except RecordsFailed as error:
+                # Everything is durable at its destination. Only a move has to know that for certain later on.
+                if not is_disk_full(error) or any(item.move for item in self._items):
+                    raise
         removed = remove_sources(desk) if any(item.move for item in self._items) else 0
         return self._receipt(desk, complete=True, removed=removed)
 
@@ -129,7 +136,7 @@ class _Carrying:
         self._items = [item._replace(staging=self._context.claim(item)) for item in self._items]
 
     def _receipt(self, desk: Desk, *, complete: bool, removed: int = 0) -> Receipt:
-        summed = Summed(self._options, complete=complete)
+        summed = Summed(self._options, desk.items, complete=complete)
         kept = write_lines(self._context.workspace.receipts, desk.manifest, desk.slots, summed)
         counters = desk.counters
         return Receipt(
@@ -159,6 +166,8 @@ class _Carrying:
         desk = self._desk
         if desk is None or keep:
             return
+        for staging in {item.staging for item in desk.items if item.staging >= 0}:
+            discard_all(staging)
         with contextlib.suppress(OSError), desk.places() as places:
             under_way = _under_way(desk)
             if not under_way:

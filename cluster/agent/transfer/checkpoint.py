@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 
@@ -29,7 +30,13 @@ _NOTHING: Final = bytes(SLOT_BYTES)
 _HALF: Final = HEADER_BYTES // 2
 _FRAME: Final = struct.Struct("<II")
 _SLOT: Final = struct.Struct("<BBBBIQqQ32s")
+_HEAD: Final = struct.Struct("<BBBB")
+_REST: Final = struct.Struct("<QqQ32s")
 _MARK: Final = struct.Struct("<BBHI32s")
+
+
+class RecordsFailed(OSError):
+    """The agent's disk does not take the records of a transfer: nothing is wrong with the files that it moves."""
 
 
 class State(IntEnum):
@@ -58,6 +65,8 @@ class Flag(IntFlag):
     XATTRS_LOST = 16
     RESUMED = 32
     """An earlier attempt had moved it."""
+    XATTRS = 64
+    """It has extended attributes of the `user.` class."""
 
 
 NO_FLAG: Final = Flag(0)
@@ -143,8 +152,18 @@ def read_header(control: int) -> Header | None:
 def write_header(control: int, header: Header) -> None:
     """Write the header durably; the one before it is whole until then. OSError."""
     data = msgspec.msgpack.encode(header)
-    os.pwrite(control, _FRAME.pack(len(data), zlib.crc32(data)) + data, _HALF if header.complete else 0)
-    os.fdatasync(control)
+    _write(control, _FRAME.pack(len(data), zlib.crc32(data)) + data, _HALF if header.complete else 0)
+    _sync(control)
+
+
+def reserve(control: int, records: int, chunks: int, marks: int) -> None:
+    """Give slots, marks and both headers blocks of their own, so that a disk that fills up later does not matter where
+    files are overwritten in place. OSError if there is no room.
+    """
+    os.posix_fallocate(control, 0, HEADER_BYTES + records * SLOT_BYTES)
+    if marks:
+        os.posix_fallocate(chunks, 0, marks * MARK_BYTES)
+        os.fdatasync(chunks)
 
 
 class Slots:
@@ -171,11 +190,16 @@ class Slots:
 
     def put(self, index: int, slot: Slot) -> None:
         """Keep something of a record."""
-        os.pwrite(self._control, _packed(slot), HEADER_BYTES + index * SLOT_BYTES)
+        _write(self._control, _packed(slot), HEADER_BYTES + index * SLOT_BYTES)
 
     def put_many(self, index: int, slots: list[Slot]) -> None:
         """Keep something of records in a row."""
-        os.pwrite(self._control, b"".join(map(_packed, slots)), HEADER_BYTES + index * SLOT_BYTES)
+        _write(self._control, b"".join(map(_packed, slots)), HEADER_BYTES + index * SLOT_BYTES)
+
+    def put_files(self, index: int, state: State, files: Sequence[tuple[int, Copied]]) -> None:
+        """Keep the same state of records in a row, each with its tries and what is known of it."""
+        data = b"".join([_packed_fields(state, tries, copied) for tries, copied in files])
+        _write(self._control, data, HEADER_BYTES + index * SLOT_BYTES)
 
     def started(self, index: int, inode: int) -> None:
         """A large file has a temporary file."""
@@ -197,7 +221,7 @@ class Slots:
 
     def sync(self) -> None:
         """Make durable what was put."""
-        os.fdatasync(self._control)
+        _sync(self._control)
 
 
 class Chunks:
@@ -227,11 +251,14 @@ class Chunks:
         COPIED."""
         for number in numbers:
             self._put(number, ChunkState.DURABLE, self.digest(number))
-        os.fdatasync(self._chunks)
+        _sync(self._chunks)
 
     def clear(self) -> None:
-        """Forget all of it."""
-        os.pwrite(self._chunks, bytes(self.count * MARK_BYTES), self._first * MARK_BYTES)
+        """Forget all of it, for good: a mark that came back would be believed of the next temporary file."""
+        size_bytes, at = self.count * MARK_BYTES, self._first * MARK_BYTES
+        if any(os.pread(self._chunks, size_bytes, at)):
+            _write(self._chunks, bytes(size_bytes), at)
+            _sync(self._chunks)
 
     def _mark(self, number: int) -> tuple[ChunkState, bytes]:
         data = os.pread(self._chunks, MARK_BYTES, (self._first + number) * MARK_BYTES)
@@ -246,16 +273,37 @@ class Chunks:
         head = bytes((state, len(digest)))
         padded = digest.ljust(32, b"\0")
         data = _MARK.pack(state, len(digest), 0, zlib.crc32(head + padded), padded)
-        os.pwrite(self._chunks, data, (self._first + number) * MARK_BYTES)
+        _write(self._chunks, data, (self._first + number) * MARK_BYTES)
+
+
+def _write(descriptor: int, data: bytes, at: int) -> None:
+    """Write all of it: a disk that is nearly full takes a part first. RecordsFailed."""
+    try:
+        written = os.pwrite(descriptor, data, at)
+        while written < len(data):
+            written += os.pwrite(descriptor, data[written:], at + written)
+    except OSError as error:
+        raise RecordsFailed(error.errno, error.strerror) from error
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fdatasync(descriptor)
+    except OSError as error:
+        raise RecordsFailed(error.errno, error.strerror) from error
 
 
 def _packed(slot: Slot) -> bytes:
     if slot is EMPTY:
         return _NOTHING
-    copied = slot.copied
-    head = bytes((slot.state, copied.flags, slot.tries, len(copied.digest)))
-    rest = _SLOT.pack(*head, 0, copied.size, copied.mtime_ns, copied.inode, copied.digest)[8:]
-    return head + zlib.crc32(head + rest).to_bytes(4, "little") + rest
+    return _packed_fields(slot.state, slot.tries, slot.copied)
+
+
+def _packed_fields(state: State, tries: int, copied: Copied) -> bytes:
+    size, mtime_ns, inode, digest, flags = copied
+    head = _HEAD.pack(state, flags, tries, len(digest))
+    rest = _REST.pack(size, mtime_ns, inode, digest)
+    return b"%b%b%b" % (head, zlib.crc32(rest, zlib.crc32(head)).to_bytes(4, "little"), rest)
 
 
 def _slot(data: bytes) -> Slot:

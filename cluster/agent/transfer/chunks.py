@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final
 
-from cluster.agent.transfer.checkpoint import ChunkState
+from cluster.agent.transfer.checkpoint import Chunks, ChunkState
 from cluster.agent.transfer.desk import Desk
 from cluster.agent.transfer.errors import SourceChanged
 from cluster.agent.transfer.manifest import Record
@@ -62,12 +62,22 @@ class Pouring:
     """Moves the chunks of one file from one open file into another."""
 
     def __init__(
-        self, desk: Desk, record: Record, reading: int, writing: int, direct: int | None, way: Way, tally: Tally
+        self,
+        desk: Desk,
+        record: Record,
+        chunks: Chunks,
+        reading: int,
+        writing: int,
+        direct: int | None,
+        way: Way,
+        tally: Tally,
     ) -> None:
-        """Take open descriptors, which stay the caller's. `direct` is `writing` past the page cache."""
+        """Take the record as the file is now, its marks, and open descriptors, which stay the caller's. `direct` is
+        `writing` past the page cache.
+        """
         self._desk = desk
         self._record = record
-        self._chunks = desk.chunks(record)
+        self._chunks = chunks
         self._reading = reading
         self._writing = writing
         self._direct = direct if self._chunks.chunk_bytes % ALIGNED_BYTES == 0 else None

@@ -21,6 +21,7 @@ from cluster.agent.transfer.options import Options
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 PART_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FLAGS: Final = PART_FLAGS | os.O_CREAT | os.O_EXCL
 MODE_BITS: Final = 0o777
 """What is copied of a mode: set-user-id, set-group-id and sticky are not."""
 
@@ -124,14 +125,17 @@ def check_unchanged(reading: int, status: os.stat_result) -> None:
         raise SourceChanged
 
 
-def create_part(directory: int, part: bytes) -> int:
-    """Return a new, empty temporary file, open for reading and writing; what had its name is removed. OSError."""
+def create_part(directory: int, part: bytes, mode: int = 0o600) -> int:
+    """Return a new, empty temporary file, open for reading and writing; what had its name is removed. OSError.
+
+    It has what the process's mask leaves of `mode`: not more than its owner's while others could open it.
+    """
     for _ in range(2):
         try:
-            return os.open(part, PART_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+            return os.open(part, _NEW_FLAGS, mode & MODE_BITS, dir_fd=directory)
         except FileExistsError:
             os.unlink(part, dir_fd=directory)
-    return os.open(part, PART_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+    return os.open(part, _NEW_FLAGS, mode & MODE_BITS, dir_fd=directory)
 
 
 def open_part(directory: int, part: bytes, inode: int) -> int | None:
@@ -153,12 +157,18 @@ def discard(directory: int, part: bytes) -> None:
         os.unlink(part, dir_fd=directory)
 
 
-def set_metadata(reading: int, writing: int, status: os.stat_result, options: Options) -> Flag:
-    """Give the copy the source's permissions, extended attributes and times, and say what was not copied. OSError."""
+def set_metadata(
+    reading: int, writing: int, status: os.stat_result, options: Options, *, mode: int | None = None
+) -> Flag:
+    """Give the copy the source's permissions, extended attributes and times, and say what was not copied. OSError.
+
+    `mode` is what the copy has, if that is known.
+    """
     flags = Flag.SETID_STRIPPED if status.st_mode & SETID_BITS else _NO_FLAGS
     if options.xattrs and (names := _xattrs_of(reading)):
         flags |= _copy_xattrs(reading, writing, names)
-    os.fchmod(writing, status.st_mode & MODE_BITS)
+    if mode is None or stat.S_IMODE(mode) != status.st_mode & MODE_BITS:
+        os.fchmod(writing, status.st_mode & MODE_BITS)
     os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
     return flags
 
@@ -179,6 +189,7 @@ def _copy_xattrs(reading: int, writing: int, names: list[str]) -> Flag:
             continue
         try:
             os.setxattr(writing, name, os.getxattr(reading, name))
+            flags |= Flag.XATTRS
         except OSError as error:
             # A file system without them, or with less room for them, still takes the contents.
             if error.errno not in _NO_XATTR:

@@ -36,7 +36,7 @@ class Copier:
                 for record in records:
                     self._large(record)
             else:
-                self._small.copy(records)
+                self._small.copy(records, self._desk.leaves(batch, records))
         except Unfinished as error:
             self._fail(error.record, error.__cause__)
         self._tally.tell()

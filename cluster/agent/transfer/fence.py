@@ -7,7 +7,9 @@ the one that it wants to rename: both are ENOENT, however late it comes and what
 that comes so late that it makes its directory afterwards finds the newer one's beside it. Of two agents that were given
 the same attempt, the one that comes second gives way.
 
-An attempt takes over the partial files of the same owner's last one, in order to go on with them.
+An attempt takes over the partial files of the same owner's last one, in order to go on with them. Directories that end
+in SHELF_SUFFIX hold small files that nobody goes on with, and that may get their place all at once (`shelves`): they
+are removed, and first of all lose the name by which they could.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ from cluster.agent.removal import RemovalFailed, empty_directory
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE: Final = 0o700
+
+SHELF_SUFFIX: Final = ".shelf"
+"""How the names of directories in a staging directory end that may be renamed as a whole."""
+
+_GONE_SUFFIX: Final = ".gone"
 
 REMOVALS_MAX: Final = 1000
 """How often an older attempt's directory is emptied before it is given up, count: its owner may still be making files
@@ -101,7 +108,8 @@ def _take_over(home: int, former: str, place: str) -> None:
     """Move what an earlier attempt left half done: the files and not their directory, which that one may have open."""
     with _opened(home, former) as source, _opened(home, place) as destination:
         for name in os.listdir(source):
-            os.rename(name, name, src_dir_fd=source, dst_dir_fd=destination)
+            if not name.endswith((SHELF_SUFFIX, _GONE_SUFFIX)):
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=destination)
 
 
 def _defend(home: int, shown: str, claimant: Claimant) -> int:
@@ -205,7 +213,7 @@ def _remove(home: int, place: str, shown: str) -> int:
     for _ in range(REMOVALS_MAX):
         try:
             with _opened(home, place) as descriptor:
-                removed += len(os.listdir(descriptor))
+                removed += _take_names(descriptor)
                 empty_directory(descriptor, shown=f"{shown}/{place}")
             os.rmdir(place, dir_fd=home)
             os.fsync(home)
@@ -219,6 +227,24 @@ def _remove(home: int, place: str, shown: str) -> int:
         else:
             return removed
     raise FenceFailed(f"an older attempt goes on making files in {shown}; end it, and try again")
+
+
+def _take_names(staging: int) -> int:
+    """See that no directory in a staging directory is renamed from there while it is being emptied; count the files."""
+    found = 0
+    for name in os.listdir(staging):
+        gone = name
+        if name.endswith(SHELF_SUFFIX):
+            gone = name + _GONE_SUFFIX
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(name, gone, src_dir_fd=staging, dst_dir_fd=staging)
+        try:
+            with _opened(staging, gone) as inner:
+                found += len(os.listdir(inner))
+        except OSError:
+            # A file, mostly; or its owner was quicker.
+            found += 1
+    return found
 
 
 @contextlib.contextmanager

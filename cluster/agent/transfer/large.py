@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+import msgspec
+
 from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer.checkpoint import ChunkState, Copied, Flag, Slot, State
 from cluster.agent.transfer.chunks import Pouring, SyncFailed, Way, quietly_close
@@ -31,7 +33,8 @@ from cluster.agent.transfer.verify import combine
 def copy_file(desk: Desk, record: Record, places: Places, tally: Tally) -> None:
     """Copy one large file, once more if it changes or storage gives it back wrong.
 
-    TransferFailed, OSError, SourceChanged, or what the pace raises.
+    What it has become since the walk is what is copied: only a file that goes on changing fails. TransferFailed,
+    OSError, SourceChanged, or what the pace raises.
     """
     tally.at(desk.label(record))
     for tried in range(1, COPY_TRIES_MAX + 1):
@@ -50,9 +53,10 @@ class _Attempt:
     def __init__(self, desk: Desk, record: Record, places: Places, tally: Tally) -> None:
         self._desk = desk
         self._record = record
+        """As it is now, once its source is open."""
         self._places = places
         self._tally = tally
-        self._chunks = desk.chunks(record)
+        self._planned = self._chunks = desk.chunks(record)
         self._source_shown, self._shown = desk.shown(record)
         self.moved_bytes = self.durable_bytes = 0
 
@@ -65,8 +69,7 @@ class _Attempt:
         writing: int | None = None
         try:
             if (status.st_size, status.st_mtime_ns) != (record.size, record.mtime_ns):
-                # The marks are of what was planned.
-                raise SourceChanged
+                record = self._plan_again(status, staging, part)
             writing = self._open_part(staging, part)
             copied = self._fill(reading, status, writing, staging, part)
         except (SourceChanged, ReadBackFailed):
@@ -89,23 +92,50 @@ class _Attempt:
         self._tally.add(files=1, durable_bytes=record.size - self.durable_bytes)
         self._tally.tell()
 
+    def _plan_again(self, status: os.stat_result, staging: int, part: bytes) -> Record:
+        """Take the file as it has become since the walk: from its beginning, since all marks are of what was planned.
+
+        TransferFailed if there is no room for what it has grown to.
+        """
+        desk, planned = self._desk, self._record
+        desk.check_limit(desk.totals.size_bytes - planned.size + status.st_size)
+        self._start_over(staging, part)
+        self._chunks = desk.chunks(planned, status.st_size)
+        self._record = msgspec.structs.replace(
+            planned,
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            ctime_ns=status.st_ctime_ns,
+            data_bytes=status.st_blocks * 512,
+        )
+        return self._record
+
     def _open_part(self, staging: int, part: bytes) -> int:
         """Return the temporary file of an earlier attempt, or a new one."""
-        slots, index = self._desk.slots, self._record.index
+        slots, index, record = self._desk.slots, self._record.index, self._record
         slot = slots.get(index)
         if slot.state is State.STARTED:
             writing = open_part(staging, part, slot.copied.inode)
             if writing is not None:
                 return writing
         writing = create_part(staging, part)
-        self._chunks.clear()
-        slots.put(index, Slot(State.STARTED, slot.tries, Copied(0, 0, os.fstat(writing).st_ino)))
+        try:
+            self._chunks.clear()
+            # Size and time say what the marks are of: the manifest may say something else.
+            started = Copied(record.size, record.mtime_ns, os.fstat(writing).st_ino)
+            slots.put(index, Slot(State.STARTED, slot.tries, started))
+        except OSError:
+            # No record leads to it.
+            with contextlib.suppress(OSError):
+                discard(staging, part)
+            quietly_close((writing,))
+            raise
         return writing
 
     def _start_over(self, staging: int, part: bytes) -> None:
         with contextlib.suppress(OSError):
             discard(staging, part)
-        self._chunks.clear()
+        self._planned.clear()
 
     def _fill(self, reading: int, status: os.stat_result, writing: int, staging: int, part: bytes) -> Copied:
         options, record = self._desk.options, self._record
@@ -117,7 +147,7 @@ class _Attempt:
                     allocate(writing, record.size)
                 os.ftruncate(writing, record.size)
                 direct = open_direct(staging, part, writing) if way is Way.WRITE else None
-            pouring = Pouring(self._desk, record, reading, writing, direct, way, self._tally)
+            pouring = Pouring(self._desk, record, self._chunks, reading, writing, direct, way, self._tally)
             try:
                 if way is not Way.CLONED or options.verify >= Verify.DIGEST:
                     pouring.run()

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 import msgspec
 import xxhash
 
+from cluster.agent.transfer.extras import Extra
+
 FRAME_RECORDS: Final = 512
 """Records that are encoded together, count: decoding them one by one costs four times as much."""
 
@@ -18,7 +20,8 @@ FRAME_PATH_BYTES: Final = 64 * 1024
 """Bytes of paths from which on a frame has no more records."""
 
 BLOCK_BYTES: Final = 256 * 1024
-"""Bytes read at once; a frame has FRAME_PATH_BYTES, one more path, and a hundred bytes for each record."""
+"""Bytes read at once; a frame has FRAME_PATH_BYTES, one more path with its extra, and a hundred bytes for each
+record."""
 
 _INDEX_BITS: Final = 10
 """Bits of a place that say which record of the frame it is."""
@@ -50,6 +53,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     links: int
     chunk_at: int = -1
     """A large file's first mark in the table of chunks; -1: it is copied as a whole."""
+    extra: Extra | None = None
+    """What a large file has besides its contents, if it has."""
 
     @property
     def is_large(self) -> bool:
@@ -102,7 +107,7 @@ class ManifestWriter:
         """Add a record, whose index has to be the number of those before it, and return its place."""
         place = self._at << _INDEX_BITS | len(self._frame)
         self._frame.append(record)
-        self._frame_bytes += len(record.path)
+        self._frame_bytes += len(record.path) + (0 if record.extra is None else record.extra.size_bytes)
         self.records += 1
         self.chunks += chunks
         if record.kind == FILE:

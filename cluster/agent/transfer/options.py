@@ -62,9 +62,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Whether holes stay holes."""
     template: str = ""
     """The site's command line for the backend of that name (cluster.agent.transfer.backends.template)."""
-    leave_out: bool = False
-    """Whether links, devices, pipes and sockets in a tree are left out with a line in the receipt, instead of failing
-    the transfer."""
+    leave_out_links: bool = False
+    """Whether links in a tree are left out with a line in the receipt, as devices, pipes and sockets always are,
+    instead of failing the transfer."""
 
 
 def chunk_bytes_of(size_bytes: int, options: Options) -> int:
@@ -78,3 +78,14 @@ def chunk_bytes_of(size_bytes: int, options: Options) -> int:
 def chunks_of(size_bytes: int, options: Options) -> int:
     """Return how many chunks a file of this size has; 0 if it is copied as a whole."""
     return 0 if size_bytes < options.large_bytes else -(-size_bytes // chunk_bytes_of(size_bytes, options))
+
+
+def chunk_bytes_again(planned_bytes: int, size_bytes: int, options: Options) -> int:
+    """Return how long the chunks of a file are that had one size when it was planned, and has another when it is
+    copied: it has no more of them than were planned for, since their marks are in a table that others have their part
+    of.
+    """
+    chunk_bytes, count = chunk_bytes_of(planned_bytes, options), chunks_of(planned_bytes, options)
+    while chunk_bytes * count < size_bytes:
+        chunk_bytes *= 2
+    return chunk_bytes

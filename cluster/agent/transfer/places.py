@@ -12,6 +12,7 @@ from cluster.agent.transfer.commit import part_name, sentence, trouble
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.manifest import DIRECTORY, Record
 from cluster.agent.transfer.plan import Item, Kind
+from cluster.agent.transfer.shelves import Shelf
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -51,6 +52,15 @@ class _Side:
             self._go(path, target, barred)
             self._parent = path
         return self._chain[-1][1] if self._chain else self._top
+
+    def above(self) -> tuple[int, bytes]:
+        """Return what holds the directory that was found last, and its name there; only of one beneath the item."""
+        return (self._chain[-2][1] if len(self._chain) > 1 else self._top), self._chain[-1][0]
+
+    def forget(self) -> None:
+        """Find the directory that was found last anew: another one has its place."""
+        os.close(self._chain.pop()[1])
+        self._parent = None
 
     def close(self) -> None:
         """Close what is open."""
@@ -121,6 +131,18 @@ class Places:
         except TransferFailed as error:
             error.item = record.item
             raise
+
+    def takes_place(self, record: Record, shelf: Shelf) -> bool:
+        """Give a shelf the place of the directory that the record goes to: at once, or False. OSError, TransferFailed.
+
+        Only where no other process copies into that directory: what it had open is gone.
+        """
+        replaced, _ = self.destination(record)
+        above, name = self._destination.above()
+        if not shelf.takes_place(above, name, replaced):
+            return False
+        self._destination.forget()
+        return True
 
     def part(self, record: Record) -> tuple[int, bytes]:
         """Return the open directory that the record's temporary file is in, and its name; otherwise as `destination`.

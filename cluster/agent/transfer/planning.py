@@ -20,13 +20,14 @@ from cluster.agent.transfer.checkpoint import (
     EMPTY,
     ITEMS_NAMED_BYTES_MAX,
     MARK_BYTES,
-    Copied,
+    NO_FLAG,
     Flag,
     Header,
     Slot,
     Slots,
     State,
     read_header,
+    reserve,
     write_header,
 )
 from cluster.agent.transfer.commit import discard
@@ -173,7 +174,8 @@ class _Planning:
         self._next = next(self._earlier, None)
 
     def run(self) -> Planned:
-        _empty(self._new)
+        with _room():
+            _empty(self._new)
         writer = ManifestWriter(self._new.manifest)
         try:
             for record in Walk(self._items, self._options).records():
@@ -201,9 +203,7 @@ class _Planning:
         self._flush()
         with _room():
             totals = writer.seal()
-            if totals.chunks:
-                os.posix_fallocate(self._new.chunks, 0, totals.chunks * MARK_BYTES)
-                os.fdatasync(self._new.chunks)
+            reserve(self._new.control, totals.records, self._new.chunks, totals.chunks)
             self._slots.sync()
             header = Header(
                 sequence=self._sequence,
@@ -253,6 +253,9 @@ class _Planning:
         if before.kind != FILE or not before.is_as(record):
             # Its temporary file has the same name in this attempt, and is replaced.
             return EMPTY
+        if (slot.copied.size, slot.copied.mtime_ns) != (record.size, record.mtime_ns):
+            # What was copied, or half copied, is what the source had become by then, and is not any more.
+            return EMPTY
         if slot.state in (State.READY, State.DONE) and is_there(self._places, record, slot.copied):
             if slot.state is State.READY:
                 self._settle(record)
@@ -263,7 +266,7 @@ class _Planning:
             marks = os.pread(self._old_chunks, chunks * MARK_BYTES, before.chunk_at * MARK_BYTES)
             with _room():
                 os.pwrite(self._new.chunks, marks, record.chunk_at * MARK_BYTES)
-            return Slot(State.STARTED, slot.tries, Copied(0, 0, slot.copied.inode))
+            return Slot(State.STARTED, slot.tries, slot.copied._replace(digest=b"", flags=NO_FLAG))
         return EMPTY
 
     def _settle(self, record: Record) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +12,8 @@ from cluster.agent.beneath import kind_of
 from cluster.agent.durable import is_disk_full
 from cluster.agent.transfer.checkpoint import Flag, Slot, Slots, State
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
-from cluster.agent.transfer.options import Algorithm, Options, chunk_bytes_of
+from cluster.agent.transfer.options import Algorithm, Options, chunk_bytes_again
+from cluster.agent.transfer.plan import Item
 from cluster.agent.transfer.verify import hasher
 
 LEFT_OUT_NAMED_MAX: Final = 16
@@ -75,12 +76,30 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an item went: at the head of the lines, and not in their digest, which is of what was moved alone."""
+
+    place: int
+    """The item's number, which its lines name it by."""
+    kind: str
+    """file, directory"""
+    root: str
+    """Where its path begins: a directory outside, or a variable of the job such as $DW_JOB_STRIPED."""
+    path_hex: str
+    """The bytes of the rest of it."""
+
+
+_PLACE: Final = b'{"place":'
+
+
 class Summed:
     """Lines as they are written, and what they come to."""
 
-    def __init__(self, options: Options, *, complete: bool = True) -> None:
+    def __init__(self, options: Options, items: Sequence[Item] = (), *, complete: bool = True) -> None:
         """Begin; of a transfer that is not complete, what was not moved counts as left out."""
         self._options = options
+        self._moved = [item.move for item in items]
+        self._items = items
         self._complete = complete
         self._taken = hasher(options.algorithm)
         self._encoder = msgspec.json.Encoder()
@@ -112,7 +131,9 @@ class Summed:
                 mtime_ns=copied.mtime_ns,
                 mode=f"{record.mode & 0o777:04o}",
                 digest=copied.digest.hex(),
-                chunk_bytes=chunk_bytes_of(record.size, self._options) if record.is_large and copied.digest else 0,
+                chunk_bytes=chunk_bytes_again(record.size, copied.size, self._options)
+                if record.is_large and copied.digest
+                else 0,
                 flags=_words(copied.flags),
             )
         elif record.kind == DIRECTORY:
@@ -121,8 +142,24 @@ class Summed:
             self.directories += 1
             line = _line(record, kind="directory", mode=f"{record.mode & 0o777:04o}")
         else:
-            line = self._leave_out(record, f"a {kind_of(record.mode)}")
+            stays = "; it stays at the source" if self._moved and self._moved[record.item] else ""
+            line = self._leave_out(record, f"a {kind_of(record.mode)}{stays}")
         return self._encoder.encode(line) + b"\n"
+
+    def head(self) -> bytes:
+        """Return what stands before the lines."""
+        return b"".join(
+            self._encoder.encode(
+                Place(
+                    place=number,
+                    kind=item.kind.value,
+                    root=os.fsencode(item.destination.shown).decode("utf-8", "backslashreplace"),
+                    path_hex=b"/".join(map(os.fsencode, item.destination.parts)).hex(),
+                )
+            )
+            + b"\n"
+            for number, item in enumerate(self._items)
+        )
 
     def digest_more(self, lines: bytes | bytearray) -> None:
         """Take lines into the digest, in their order."""
@@ -140,7 +177,7 @@ def write_lines(descriptor: int, manifest: Manifest, slots: Slots, summed: Summe
     """Write the lines of all records durably; False if the disk has no room: then only `summed` has them. OSError."""
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    kept, block = True, bytearray()
+    kept, block = _written(descriptor, bytearray(summed.head())), bytearray()
     for record, slot in with_slots(manifest, slots):
         data = summed.take(record, slot)
         if data is None:
@@ -151,17 +188,16 @@ def write_lines(descriptor: int, manifest: Manifest, slots: Slots, summed: Summe
             kept = kept and _written(descriptor, block)
             block.clear()
     summed.digest_more(block)
-    kept = kept and _written(descriptor, block)
-    if kept:
-        os.fsync(descriptor)
-    return kept
+    return kept and _written(descriptor, block, durably=True)
 
 
-def _written(descriptor: int, block: bytearray) -> bool:
+def _written(descriptor: int, block: bytearray, *, durably: bool = False) -> bool:
     view = memoryview(bytes(block))
     try:
         while view:
             view = view[os.write(descriptor, view) :]
+        if durably:
+            os.fsync(descriptor)
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -202,10 +238,36 @@ def _words(flags: Flag) -> tuple[str, ...]:
 def read_lines(descriptor: int) -> Iterator[Line]:
     """Yield the lines of an open file of receipts, from its start. ValueError if one is damaged, OSError."""
     decoder = msgspec.json.Decoder(Line)
+    for number, line in raw_lines(descriptor):
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"line {number} of the receipts is damaged: {error}") from error
+
+
+def raw_lines(descriptor: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of an open file of receipts as they were digested, each with its number in the file. OSError."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(0)
         for number, line in enumerate(file, start=1):
+            if not line.startswith(_PLACE):
+                yield number, line
+
+
+def read_places(descriptor: int) -> list[Place]:
+    """Return where the items of an open file of receipts went. ValueError if that is damaged, OSError."""
+    decoder = msgspec.json.Decoder(Place)
+    found: list[Place] = []
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        for number, line in enumerate(file):
+            if not line.startswith(_PLACE):
+                return found
             try:
-                yield decoder.decode(line)
+                place = decoder.decode(line)
             except msgspec.DecodeError as error:
-                raise ValueError(f"line {number} of the receipts is damaged: {error}") from error
+                raise ValueError(f"line {number + 1} of the receipts is damaged: {error}") from error
+            if place.place != number:
+                raise ValueError(f"line {number + 1} of the receipts is damaged: it is not in its order")
+            found.append(place)
+    return found

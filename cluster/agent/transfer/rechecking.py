@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cluster.agent.beneath import join
 from cluster.agent.transfer.commit import open_source, sentence
+from cluster.agent.transfer.context import nothing
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.manifest import FILE, Record
 from cluster.agent.transfer.options import Algorithm
@@ -25,24 +26,36 @@ class Difference(NamedTuple):
     why: str
 
 
-def recheck(receipts: int, items: Sequence[Item], algorithm: Algorithm) -> Iterator[Difference]:
+def recheck(
+    receipts: int, items: Sequence[Item], algorithm: Algorithm, told: Callable[[int, int], None] = nothing
+) -> Iterator[Difference]:
     """Yield the files of an open file of receipts that are not at the items' destinations as they were put there.
 
-    Read from storage, not from memory. Sizes alone are compared where a receipt has no digest. ValueError if the
-    receipts are damaged, OSError.
+    Read from storage, not from memory. Sizes alone are compared where a receipt has no digest. `told` is called with
+    the files and bytes that were looked at since the last time. ValueError if the receipts are damaged, OSError.
     """
     with Places([item._replace(source=item.destination) for item in items], "") as places:
         for number, line in enumerate(read_lines(receipts)):
             if line.kind == "file":
+                if line.item >= len(items):
+                    raise ValueError(f"the receipts are damaged: they name item {line.item + 1} of {len(items)}")
                 path = bytes.fromhex(line.path_hex) if line.path_hex else os.fsencode(line.path)
                 record = Record(number, line.item, FILE, path, line.size, 0, 0, 0, 0, 0, 0, 1)
                 shown = join(items[line.item].destination.path, (line.path,) if line.path else ())
-                why = _difference(places, record, line, shown, algorithm)
+                why = _difference(places, record, line, shown, algorithm, told)
+                told(1, 0)
                 if why is not None:
                     yield Difference(shown, why)
 
 
-def _difference(places: Places, record: Record, line: Line, shown: str, algorithm: Algorithm) -> str | None:
+def _difference(
+    places: Places,
+    record: Record,
+    line: Line,
+    shown: str,
+    algorithm: Algorithm,
+    told: Callable[[int, int], None],
+) -> str | None:
     try:
         # As a source: nothing is made on the way.
         descriptor, status = open_source(*places.source(record), shown)
@@ -55,20 +68,24 @@ def _difference(places: Places, record: Record, line: Line, shown: str, algorith
             return f"has {status.st_size} bytes instead of {line.size}"
         if not line.digest:
             return None
-        found = _digest(descriptor, line, algorithm)
+        found = _digest(descriptor, line, algorithm, told)
         return None if found.hex() == line.digest else f"has the {algorithm} {found.hex()} instead of {line.digest}"
+    except OSError as error:
+        return sentence(error)
     finally:
         os.close(descriptor)
 
 
-def _digest(descriptor: int, line: Line, algorithm: Algorithm) -> bytes:
+def _digest(descriptor: int, line: Line, algorithm: Algorithm, told: Callable[[int, int], None]) -> bytes:
     if not line.chunk_bytes:
-        return digest_on_disk(descriptor, algorithm)
-    return combine(
-        algorithm,
-        line.chunk_bytes,
-        (
-            digest_on_disk(descriptor, algorithm, offset, min(line.chunk_bytes, line.size - offset))
-            for offset in range(0, line.size, line.chunk_bytes)
-        ),
-    )
+        found = digest_on_disk(descriptor, algorithm)
+        told(0, line.size)
+        return found
+
+    def chunks() -> Iterator[bytes]:
+        for offset in range(0, line.size, line.chunk_bytes):
+            size_bytes = min(line.chunk_bytes, line.size - offset)
+            yield digest_on_disk(descriptor, algorithm, offset, size_bytes)
+            told(0, size_bytes)
+
+    return combine(algorithm, line.chunk_bytes, chunks())

@@ -32,6 +32,11 @@ def hasher(algorithm: Algorithm) -> Hasher:
     return xxhash.xxh3_128() if algorithm == "xxh3-128" else blake3.blake3()
 
 
+def digest_of_bytes(algorithm: Algorithm, data: bytes) -> bytes:
+    """Return the digest of bytes that are at hand as a whole."""
+    return xxhash.xxh3_128_digest(data) if algorithm == "xxh3-128" else blake3.blake3(data).digest()
+
+
 def combine(algorithm: Algorithm, chunk_bytes: int, digests: Iterable[bytes]) -> bytes:
     """Return the digest of a large file: over the length of its chunks and their digests, in order."""
     taken = hasher(algorithm)

@@ -6,10 +6,13 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
-from cluster.agent.beneath import PathRefused, Target, join, kind_of, opened, opened_parent
+import msgspec
+
+from cluster.agent.beneath import PathRefused, Target, join, opened, opened_parent
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
 from cluster.agent.transfer.commit import oddity, trouble
 from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.extras import extra_of
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, ODD, Record
 from cluster.agent.transfer.options import Options, chunks_of
 from cluster.agent.transfer.places import enter
@@ -45,10 +48,11 @@ class Walk:
     def _file(self, item: Item) -> Iterator[Record]:
         with opened_parent(_kept(item), forbidden=item.source_barred) as (directory, name):
             status = _status(directory, os.fsencode(name), join(item.source.shown, item.source.parts[:-1]))
-        why = oddity(status.st_mode, item.source.path)
-        if why is not None:
-            raise TransferFailed(why)
-        yield self._record(FILE, b"", status)
+            why = oddity(status.st_mode, item.source.path)
+            if why is not None:
+                raise TransferFailed(why)
+            record = self._file_record(b"", status, directory, os.fsencode(name))
+        yield record
 
     def _tree(self, item: Item) -> Iterator[Record]:
         with opened(_kept(item), forbidden=item.source_barred) as directory:
@@ -60,7 +64,7 @@ class Walk:
             below = path + b"/" + name if path else name
             status = _status(directory, name, shown)
             if stat.S_ISREG(status.st_mode):
-                yield self._record(FILE, below, status)
+                yield self._file_record(below, status, directory, name)
                 continue
             shown_below = join(shown, (os.fsdecode(name),))
             if stat.S_ISDIR(status.st_mode):
@@ -71,10 +75,18 @@ class Walk:
                 finally:
                     os.close(inner)
                 continue
-            why = oddity(status.st_mode, shown_below)
-            if not self._options.leave_out:
-                raise TransferFailed(why or f"{shown_below} is a {kind_of(status.st_mode)}")
+            if stat.S_ISLNK(status.st_mode) and not self._options.leave_out_links:
+                # It stands for contents that whoever made it may miss. What is left out stands for none.
+                raise TransferFailed(oddity(status.st_mode, shown_below) or shown_below)
             yield self._record(ODD, below, status)
+
+    def _file_record(self, path: bytes, status: os.stat_result, directory: int, name: bytes) -> Record:
+        record = self._record(FILE, path, status)
+        if not record.is_large:
+            return record
+        sparse = self._options.sparse and record.is_sparse
+        extra = extra_of(directory, name, status, xattrs=self._options.xattrs, sparse=sparse)
+        return record if extra is None else msgspec.structs.replace(record, extra=extra)
 
     def _record(self, kind: int, path: bytes, status: os.stat_result) -> Record:
         chunks = chunks_of(status.st_size, self._options) if kind == FILE else 0

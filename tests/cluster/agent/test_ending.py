@@ -41,6 +41,10 @@ class Bench:
         self._control = Control()
         self._progress = SharedCounters.create()
 
+    def close(self) -> None:
+        self._control.close()
+        os.close(self._progress)
+
     def work(self) -> Work:
         transfers = tuple(
             Transfer(TransferKind.FILE, str(self.outside / name), f"$DW_JOB_STRIPED/{name}") for name in "ab"
@@ -117,6 +121,7 @@ def test_a_worker_told_to_end_before_any_line_leaves_nothing_at_the_destination_
     with open(seen_file, "w") as out:
         first = Bench(tmp_path / "seen")
         assert first.run(lambda line: print(*line, sep="\t", file=out, flush=True)) == 0, first.said
+        first.close()
     lines = list(dict.fromkeys(tuple(line.split("\t")) for line in seen_file.read_text().splitlines()))
     assert {name for name, _ in lines} == MODULES
     ended = 0
@@ -130,6 +135,7 @@ def test_a_worker_told_to_end_before_any_line_leaves_nothing_at_the_destination_
                 os.kill(os.getpid(), signal.SIGTERM)
 
         code = bench.run(end)
+        bench.close()
         assert code in (0, worker.EXIT_ENDED), (wanted, bench.said)
         assert "Traceback" not in bench.said, (wanted, bench.said)
         left = {path.name: path.read_bytes() for path in bench.outside.iterdir() if path.is_file()}

@@ -32,6 +32,7 @@ from cluster.clock import SystemClock
 from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone
 from replica.orders import Order
+from replica.transfers import LeftOut
 
 STORAGE_ID = "0" * 32
 
@@ -169,26 +170,45 @@ ODD = {"symbolic link": make_link, "named pipe": make_pipe, "socket": make_socke
 
 
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("inside_a_tree", [False, True])
-def test_whatever_is_no_file_is_refused_by_name_and_nothing_is_copied(
-    bench: Bench, kind: str, inside_a_tree: bool
+def test_whatever_is_no_file_and_is_named_itself_is_refused_by_name_and_nothing_is_copied(
+    bench: Bench, kind: str
 ) -> None:
     (bench.outside / "d").mkdir()
-    (bench.outside / "d" / "a").write_text("a")
     ODD[kind](bench.outside / "d" / "odd")
-    transfer = (
-        Transfer(DIRECTORY, str(bench.outside / "d"), "$DW_JOB_STRIPED/d")
-        if inside_a_tree
-        else Transfer(FILE, str(bench.outside / "d" / "odd"), "$DW_JOB_STRIPED/odd")
-    )
     with pytest.raises(TransferFailed, match=f"d/odd is a {kind}"):
-        bench.stage_in(transfer)
+        bench.stage_in(Transfer(FILE, str(bench.outside / "d" / "odd"), "$DW_JOB_STRIPED/odd"))
     assert tree_of(bench.buffer) == {"striped": None, "private": None}
     bench.fill(a="a")
     ODD[kind](bench.buffer / "striped" / "odd")
     with pytest.raises(TransferFailed, match=f"STRIPED/odd is a {kind}"):
+        bench.stage_out(Transfer(FILE, str(bench.outside / "o"), "$DW_JOB_STRIPED/odd"))
+    assert not (bench.outside / "o").exists()
+
+
+def test_a_link_in_a_tree_fails_its_transfer_by_name_and_nothing_is_copied(bench: Bench) -> None:
+    plant(bench.outside / "d", {"a": b"a"})
+    make_link(bench.outside / "d" / "odd")
+    with pytest.raises(TransferFailed, match="d/odd is a symbolic link; links are not followed"):
+        bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "d"), "$DW_JOB_STRIPED/d"))
+    assert tree_of(bench.buffer) == {"striped": None, "private": None}
+    bench.fill(a="a")
+    make_link(bench.buffer / "striped" / "odd")
+    with pytest.raises(TransferFailed, match="STRIPED/odd is a symbolic link"):
         bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED"))
     assert not (bench.outside / "o" / "a").exists()
+
+
+@pytest.mark.parametrize("kind", ["named pipe", "socket"])
+def test_what_holds_no_data_in_a_tree_is_left_out_and_named_in_the_receipt(bench: Bench, kind: str) -> None:
+    plant(bench.outside / "d", {"a": b"a"})
+    ODD[kind](bench.outside / "d" / "odd")
+    into = bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "d"), "$DW_JOB_STRIPED/d"))
+    ODD[kind](bench.buffer / "striped" / "d" / "new")
+    back = bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED/d"))
+    assert tree_of(bench.outside / "o") == {"a": b"a"}
+    for done, name in ((into, "odd"), (back, "new")):
+        assert done.receipt is not None and done.files == 1
+        assert (done.receipt.left_out, done.receipt.left_out_first) == (1, (LeftOut(name, f"a {kind}"),))
 
 
 def test_a_missing_source_is_named_with_its_transfer(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,6 +121,26 @@ def test_a_worker_that_no_signal_ends_is_left_to_itself_and_known(
 
     asyncio.run(asyncio.wait_for(story(), 30))
     assert "which hung in the kernel, has ended" in caplog.text and worker.returncode is not None
+
+
+def test_a_helper_that_no_signal_ends_is_known_though_its_worker_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_kill_group", lambda leader: None)
+    monkeypatch.setattr(watching, "KILL_WAIT_S", 0.05)
+    worker, line = start(WITH_A_HELPER)
+    helper = int(line)
+
+    async def story() -> None:
+        hung, ending = Hung(), asyncio.Event()
+        worker.kill()
+        end = await see_through(worker, 7, ending, Bounds(), hung, signs=lambda: 0, stop=lambda: None)
+        assert end.hangs.startswith(f"process {helper} is ") and not end.late
+        assert hung.of(7) == [helper]
+        os.kill(helper, signal.SIGKILL)
+        while len(hung):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    assert worker.returncode == -signal.SIGKILL
 
 
 def test_an_agent_that_ends_does_not_wait_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

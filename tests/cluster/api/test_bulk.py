@@ -106,6 +106,30 @@ async def test_tasks_are_named_in_bulk_as_in_a_path_and_listed_by_the_same_words
 
 
 @story
+async def test_waiting_jobs_are_changed_in_bulk_as_one_by_one(config: Config) -> None:
+    async with Rig(config) as rig:
+        await until(lambda: rig.controller.state.feature_level >= 4)
+        await rig.submit(array="1-3", hold=True)
+        plain = (await rig.submit(hold=True)).body["job_id"]
+        results = await all_of(
+            rig,
+            {"type": "update_job", "job_id": "1_[1-2]", "name": "night"},
+            {"type": "update_job", "job_id": plain, "comment": "later", "bb": "capacity=8MiB"},
+            {"type": "update_job", "job_id": plain, "bb": "capacity=1XB"},
+            {"type": "update_job", "job_id": 99, "name": "none"},
+        )
+        assert [result["status"] for result in results] == [200, 200, 400, 404]
+        assert (results[0]["job"]["name"], results[1]["job"]["job_id"]) == ("night", plain)
+        state = rig.controller.state
+        assert [state.jobs[state.arrays[1][task]].spec.name == "night" for task in (1, 2, 3)] == [True, True, False]
+        assert state.buffers[plain].granted_bytes == 8 * 1024**2
+        alone = await rig.ask("POST", f"/v1/jobs/{plain}/update", {"command_id": rig.new_id(), "bb": "capacity=1XB"})
+        assert (results[2]["status"], results[2]["error"]) == (alone.status, alone.body["error"])
+        (denied,) = await all_of(rig, {"type": "update_job", "job_id": plain, "name": "mine"}, who="bob")
+        assert denied["status"] == 403
+
+
+@story
 async def test_a_task_that_waits_is_explained_by_what_people_call_it(config: Config) -> None:
     async with Rig(config) as rig:
         await until(lambda: rig.controller.state.feature_level >= 3)
@@ -117,6 +141,26 @@ async def test_a_task_that_waits_is_explained_by_what_people_call_it(config: Con
         assert why["name"] == str(waiting)
         assert why["blocking"] == ["1_1", "1_2"]
         assert why["blockers"] == [rig.controller.state.arrays[1][task] for task in (1, 2)]
+
+
+@story
+async def test_a_task_is_called_the_same_in_histories_buffers_and_transfers(config: Config) -> None:
+    async with Rig(config) as rig:
+        await until(lambda: rig.controller.state.feature_level >= 4)
+        agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 4}
+        await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
+        alone = (await rig.submit(script=PLAIN, bb="capacity=8MiB")).body["job_id"]
+        await rig.submit(script=PLAIN, bb="capacity=8MiB", array="4-5")
+        array = rig.controller.state.arrays[alone + 1]
+        await until(lambda: rig.controller.state.buffers[array[5]].state.word == "staging-in")
+        names = {alone: None, array[4]: f"{alone + 1}_4", array[5]: f"{alone + 1}_5"}
+        for job, name in names.items():
+            history = (await rig.ask("GET", f"/v1/jobs/{job}/history")).body
+            assert (history["job_id"], history["task"]) == (job, name)
+            assert (await rig.ask("GET", f"/v1/transfers/{job}")).body["transfer"]["task"] == name
+        for path, field in (("/v1/buffers", "buffers"), ("/v1/transfers", "transfers")):
+            rows = (await rig.ask("GET", path)).body[field]
+            assert {row["job_id"]: row["task"] for row in rows} == names
 
 
 @story

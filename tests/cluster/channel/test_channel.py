@@ -65,6 +65,8 @@ COMMANDS: list[Callable[[Rig], r.BulkCommand]] = [
     lambda rig: submission(rig, script="#!/bin/sh\n" + "#" * SCRIPT_BYTES_MAX),
     lambda rig: r.HoldCommand(command_id=rig.new_id(), job_id=1),
     lambda rig: r.ReleaseCommand(command_id=rig.new_id(), job_id=1),
+    lambda rig: r.UpdateCommand(command_id=rig.new_id(), job_id=1, comment="later"),
+    lambda rig: r.UpdateCommand(command_id=rig.new_id(), job_id=1, bb="capacity=lots"),
     lambda rig: r.CancelCommand(command_id=rig.new_id(), job_id=77),
     lambda rig: r.HoldCommand(command_id=rig.new_id(), job_id="1"),
     lambda rig: r.CancelCommand(command_id=rig.new_id(), job_id="1_[2-3]"),

@@ -17,6 +17,9 @@ from cluster.client.transfer_views import ReceiptsAnswer
 from cluster.client.views import (
     BuffersAnswer,
     BufferView,
+    BulkAnswer,
+    CommandResult,
+    ErrorView,
     HistoryAnswer,
     JobsAnswer,
     JobView,
@@ -506,15 +509,45 @@ def test_tasks_of_an_array_are_named_as_slurm_names_them(double: Double) -> None
         assert double.asked[-1].target == asked
 
 
-def test_cancel_hold_and_release_go_on_after_a_refusal_and_exit_with_the_first_code(double: Double) -> None:
-    double.answer("POST", "/v1/jobs/42/(cancel|hold|release)", PENDING)
-    double.refuse("POST", "/v1/jobs/7/.*", 404, "unknown_job", "there is no job 7")
-    for command in ("cancel", "hold", "release"):
-        result = forebay(double.config, "job", command, "7", "42", "42")
+def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_refusal_and_exits_with_the_first_code(
+    double: Double,
+) -> None:
+    unknown = ErrorView(code="unknown_job", sentence="there is no job 7")
+    results = (
+        CommandResult(command_id="a", status=404, error=unknown),
+        CommandResult(command_id="b", status=200, job=PENDING),
+    )
+    double.answer("POST", "/v1/commands", BulkAnswer(revision=5, results=results))
+    words = ("cancel", "hold", "release", "suspend", "resume", "requeue", "update")
+    for command in words:
+        more = ("--nice", "3") if command == "update" else ()
+        result = forebay(double.config, "job", command, "7", "42", "42", *more)
         assert result.exit_code == ExitCode.NOT_FOUND
         assert result.stdout == "JobId=42 JobState=PENDING Reason=BurstBufferResources BurstBufferState=pending\n"
         assert result.stderr == "forebay: there is no job 7\n"
-    assert [asked.target.split("/")[3] for asked in double.asked] == ["7", "42"] * 3
+    sent = [asked.body["commands"] for asked in double.asked]
+    assert [[(one["type"], one["job_id"]) for one in commands] for commands in sent] == [
+        [(f"{word}_job", "7"), (f"{word}_job", "42")] for word in words
+    ]
+    assert len({one["command_id"] for commands in sent for one in commands}) == 2 * len(words)
+    assert [one["nice"] for one in sent[-1]] == [3, 3]
+
+
+def test_more_jobs_than_fit_into_one_request_are_changed_by_several(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.cli.jobs.BULK_COMMANDS_MAX", 2)
+    results = tuple(CommandResult(command_id="a", status=200, job=PENDING) for _ in range(2))
+    double.answer("POST", "/v1/commands", BulkAnswer(revision=5, results=results))
+    assert forebay(double.config, "job", "hold", "1", "2", "3", "4", "5").exit_code == ExitCode.OK
+    assert [len(asked.body["commands"]) for asked in double.asked] == [2, 2, 1]
+
+
+def test_a_request_that_nobody_answers_ends_the_change_of_many_jobs(double: Double) -> None:
+    double.refuse("POST", "/v1/commands", 403, "permission_denied", "not with this certificate")
+    result = forebay(double.config, "job", "hold", "1", "2")
+    assert (result.exit_code, result.stderr) == (ExitCode.PERMISSION_DENIED, "forebay: not with this certificate\n")
+    assert len(double.asked) == 1
 
 
 def test_hurry_is_sent_only_when_asked_for(double: Double) -> None:

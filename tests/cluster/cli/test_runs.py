@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cluster.cli.exits import ExitCode
 from cluster.client.job_details import JobDetailsView
 from cluster.client.run_views import PersistentCleared
-from cluster.client.views import JobsAnswer, JobView, WhyView
+from cluster.client.views import BuffersAnswer, BufferView, JobsAnswer, JobView, TransfersAnswer, WhyView
 from tests.cluster.cli.double import Double, forebay
-from tests.cluster.cli.views import PENDING, job
+from tests.cluster.cli.transfer_views import OF_A_JOB, TRANSFERS
+from tests.cluster.cli.views import HISTORY, PENDING, job
 
 
 @pytest.mark.parametrize("word", ["suspend", "resume", "requeue"])
-def test_each_job_is_asked_for_by_itself_and_its_standing_is_said(double: Double, word: str) -> None:
-    for number in (1, 2):
-        double.answer("POST", f"/v1/jobs/{number}/{word}", PENDING)
-    result = forebay(double.config, "job", word, "1", "2")
+def test_one_job_is_asked_for_by_its_own_path_and_its_standing_is_said(double: Double, word: str) -> None:
+    double.answer("POST", f"/v1/jobs/1/{word}", PENDING)
+    result = forebay(double.config, "job", word, "1")
     assert result.exit_code == ExitCode.OK, result.stderr
-    assert [asked.target for asked in double.asked] == [f"/v1/jobs/1/{word}", f"/v1/jobs/2/{word}"]
-    assert result.stdout.count("JobState=") == 2
+    assert [asked.target for asked in double.asked] == [f"/v1/jobs/1/{word}"]
+    assert result.stdout.count("JobState=") == 1
 
 
 def test_a_buffer_is_cleared_by_its_job_or_by_its_name_and_data_is_only_discarded_when_that_is_said(
@@ -105,3 +106,20 @@ def test_a_job_that_waits_is_shown_with_when_it_should_start_as_scontrol_does(
     said = forebay(double.config, "job", "show", "42").stdout
     assert "   StartTime=Unknown EndTime=Unknown Deadline=N/A\n" in said
     assert said.endswith(" WaitsFor=hold\n")
+
+
+def test_listings_and_timelines_name_a_task_as_its_array_does(double: Double) -> None:
+    history = msgspec.structs.replace(HISTORY, task="10_3")
+    double.answer("GET", "/v1/jobs/10_3/history", history)
+    assert "Job 10_3: " in forebay(double.config, "job", "history", "10_3").stdout
+    row = msgspec.structs.replace(TRANSFERS[0], task="10_3")
+    double.answer("GET", "/v1/transfers.*", TransfersAnswer(revision=5, transfers=(row,)))
+    assert "10_3 " in forebay(double.config, "transfer", "list").stdout
+    double.answer("GET", "/v1/transfers/10_3", msgspec.structs.replace(OF_A_JOB, task="10_3"))
+    assert forebay(double.config, "transfer", "show", "10_3").stdout.startswith("JobId=10_3\n")
+    buffer = BufferView(
+        job_id=12, task="10_3", user="alice", state="running", pool="fast", capacity_bytes=1, requested_bytes=1,
+        held_bytes=1, node="n1", revision=5,
+    )  # fmt: skip
+    double.answer("GET", "/v1/buffers.*", BuffersAnswer(revision=5, buffers=(buffer,)))
+    assert "10_3 " in forebay(double.config, "buffer", "list").stdout

@@ -103,6 +103,10 @@ class _Mover:
         desk, scratch = self._desk, self._scratch
         left: Sequence[Record] = records
         wrong: Exception | None = None
+        if scratch.is_old and not self._backend.at_once:
+            # Half a file of a killed attempt: rclone, told not to look at what changes, goes by the size that this had.
+            for record in records:
+                scratch.discard_unlike(self._path(record), record.size, record.mtime_ns)
         for tried in range(COPY_TRIES_MAX):
             if run or tried:
                 names = [self._path(record) for record in left]

@@ -116,9 +116,10 @@ def _digest(desk: Desk, record: Record, descriptor: int, *, on_disk: bool = Fals
     if not record.is_large:
         desk.advance(steps=1)
         return take(descriptor, algorithm)
-    chunk_bytes = desk.chunks(record).chunk_bytes
+    size = os.fstat(descriptor).st_size
+    chunk_bytes = desk.chunks(record, size).chunk_bytes
     digests = []
-    for offset in range(0, os.fstat(descriptor).st_size, chunk_bytes):
+    for offset in range(0, size, chunk_bytes):
         desk.context.pace.check()
         desk.advance(steps=1 + chunk_bytes // READ_BYTES)
         digests.append(take(descriptor, algorithm, offset, chunk_bytes))

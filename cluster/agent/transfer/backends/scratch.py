@@ -27,9 +27,13 @@ class Scratch:
         self._parent = os.dup(places.part(record)[0])
         self._name = os.fsdecode(part_name(desk.context.tag, b"%d:scratch" % number))
         self.shown = join(desk.items[number].destination.path, (self._name,))
+        self.is_old = False
+        """Whether an earlier attempt left something in it, maybe."""
         try:
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.mkdir(self._name, 0o700, dir_fd=self._parent)
+            except FileExistsError:
+                self.is_old = True
             self.descriptor = os.open(self._name, _DIRECTORY, dir_fd=self._parent)
         except BaseException:
             os.close(self._parent)
@@ -61,6 +65,14 @@ class Scratch:
             yield current, name
         finally:
             os.close(current)
+
+    def discard_unlike(self, path: bytes, size_bytes: int, mtime_ns: int) -> None:
+        """Remove a file unless it has this size and this time. OSError, RemovalFailed."""
+        with contextlib.suppress(FileNotFoundError, TransferFailed), self.holding(path) as (directory, name):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if (status.st_size, status.st_mtime_ns) == (size_bytes, mtime_ns):
+                return
+        self.discard(path)
 
     def discard(self, path: bytes) -> None:
         """Remove a file of the program, or what it made in its place. OSError, RemovalFailed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from cluster.agent.beneath import Identity, Target
 from cluster.agent.durable import open_directory
 from cluster.agent.progress import Counters
 from cluster.agent.transfer.carrying import carry
-from cluster.agent.transfer.context import Context, Pacer, Unpaced
+from cluster.agent.transfer.context import Context, Pacer, Unpaced, nothing
 from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.plan import Item, Kind
 from cluster.agent.transfer.receipts import Line, Receipt, read_lines
@@ -37,6 +37,8 @@ class Rig:
         self._open: list[int] = []
         self.told: list[Counters] = []
         self.pace: Pacer = Unpaced()
+        self.planned: Callable[[], object] = nothing
+        """Called between the walk and the copying."""
         self.attempt = 0
 
     def close(self) -> None:
@@ -90,7 +92,14 @@ class Rig:
             return carry(
                 [self.item()] if items is None else items,
                 options,
-                Context(TAG, workspace, SystemClock(), progress=self.told.append, pace=self.pace),
+                Context(
+                    TAG,
+                    workspace,
+                    SystemClock(),
+                    progress=self.told.append,
+                    pace=self.pace,
+                    planned=lambda _: self.planned(),
+                ),
             )
 
     def lines(self) -> list[Line]:

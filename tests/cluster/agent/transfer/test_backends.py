@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cluster.agent.transfer.commit import part_name
 from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
 from cluster.agent.transfer.options import Options, Verify
 from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.plan import Kind
 from cluster.processes import all_pids, environment_variables
-from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant, tree_of
 
 needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync here: scripts/install-backends")
 needs_rclone = pytest.mark.skipif(shutil.which("rclone") is None, reason="no rclone here: scripts/install-backends")
@@ -166,6 +168,15 @@ def test_a_program_that_fails_gives_its_last_words_and_nothing_is_put_in_place(r
     assert tree_of(rig.destination) == {}
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_half_a_file_that_a_killed_program_left_does_not_fail_the_next_attempt(rig: Rig, backend: str) -> None:
+    plant(rig.source, {"a": b"a" * 5000, "d": {"b": b"b" * 5000}, "c": b"c"})
+    left = rig.destination / os.fsdecode(part_name(TAG, b"0:scratch"))
+    plant(left, {"a": b"a" * 100, "d": {"b": b"x" * 5000}})
+    rig.carry([rig.item()._replace(backend=backend)], options())
+    assert tree_of(rig.destination) == tree_of(rig.source)
+
+
 class Ending:
     """A pace that ends the transfer as soon as a file is there."""
 
@@ -181,6 +192,9 @@ class Ending:
 
     def step_bytes(self, most: int, /) -> int:
         return most
+
+    def end(self, error: type[BaseException], /) -> None:
+        pass
 
 
 def test_a_program_is_ended_with_all_that_it_started_when_the_transfer_ends(
@@ -213,6 +227,9 @@ class Limited:
 
     def step_bytes(self, most: int, /) -> int:
         return min(most, 4096)
+
+    def end(self, error: type[BaseException], /) -> None:
+        pass
 
 
 def test_what_a_program_writes_is_taken_from_the_rate(rig: Rig) -> None:
@@ -256,6 +273,34 @@ def test_sources_of_a_move_go_only_when_everything_is_there(rig: Rig, backend: s
     before = tree_of(rig.source)
     receipt = rig.carry([rig.item(move=True)._replace(backend=backend)], options())
     assert tree_of(rig.destination) == before and tree_of(rig.source) == {} and receipt.removed_files == 2
+
+
+@pytest.mark.parametrize("backend", ["native", *BACKENDS])
+@pytest.mark.parametrize("move", [False, True])
+def test_what_is_left_out_of_a_tree_is_missed_by_nobody_and_never_removed_at_its_source(
+    rig: Rig, backend: str, move: bool
+) -> None:
+    plant(rig.source, {"a": b"a", "d": {"b": b"b"}, "e": {"only": {}}})
+    os.mkfifo(rig.source / "d" / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(rig.source / "e" / "only" / "socket"))
+    receipt = rig.carry([rig.item(move=move)._replace(backend=backend)], options())
+    assert tree_of(rig.destination) == {"a": b"a", "d": None, "d/b": b"b", "e": None, "e/only": None}
+    stays = "; it stays at the source" if move else ""
+    assert receipt.left_out_first == (("d/pipe", f"a named pipe{stays}"), ("e/only/socket", f"a socket{stays}"))
+    assert (receipt.complete, receipt.files, receipt.left_out) == (True, 2, 2) and not rig.parts()
+    left = {str(path.relative_to(rig.source)) for path in rig.source.rglob("*")}
+    around = {"d", "d/pipe", "e", "e/only", "e/only/socket"}
+    assert left == (around if move else around | {"a", "d/b"})
+
+
+@pytest.mark.parametrize("backend", ["native", *BACKENDS])
+def test_what_is_no_file_and_is_named_itself_is_refused_whoever_moves_it(rig: Rig, backend: str) -> None:
+    os.mkfifo(rig.source / "pipe")
+    item = rig.item(Kind.FILE, rig.source / "pipe", rig.destination / "pipe")._replace(backend=backend)
+    with pytest.raises(TransferFailed, match="source/pipe is a named pipe; only regular files and directories"):
+        rig.carry([item], options())
+    assert tree_of(rig.destination) == {}
 
 
 @needs_rsync

@@ -6,14 +6,18 @@ import os
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.agent.transfer.context import nothing
 from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
 from cluster.agent.transfer.options import Options, Verify
 from cluster.agent.transfer.plan import Kind
-from tests.cluster.agent.transfer.rig import Rig, plant, tree_of
+from cluster.agent.transfer.receipts import read_lines
+from cluster.agent.transfer.rechecking import recheck
+from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 names = st.text(alphabet="ab.é \n$-", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
 contents = st.one_of(st.binary(max_size=300), st.integers(16380, 40000).map(lambda size: os.urandom(7) * (size // 7)))
@@ -81,15 +85,68 @@ def test_a_source_that_changes_once_is_read_again_and_one_that_keeps_changing_is
     assert tree_of(rig.destination) == {"log": b"0+"}
 
 
-def test_a_large_source_that_changes_is_refused_and_copied_by_the_next_attempt(rig: Rig) -> None:
+def test_a_large_source_that_changes_is_planned_again_and_one_that_keeps_changing_is_refused(rig: Rig) -> None:
     log = rig.source / "log"
     log.write_bytes(bytes(20000))
     rig.pace = Writes(log, 1)
-    with pytest.raises(TransferFailed, match="source/log changed while it was copied"):
+    receipt = rig.carry()
+    assert (receipt.size_bytes, receipt.retries) == (20001, 1)
+    assert tree_of(rig.destination) == tree_of(rig.source) and not rig.parts()
+    rig.pace = Writes(log, 99)
+    with pytest.raises(TransferFailed, match="source/log changed while it was copied, 2 times") as caught:
         rig.carry()
-    assert tree_of(rig.destination) == {}
-    assert rig.carry().size_bytes == 20001
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    assert isinstance(root_cause(caught.value), SourceChanged)
+    assert tree_of(rig.destination) == {"log": bytes(20000) + b"+"} and not rig.parts()
+
+
+AFTER = {
+    "a little longer": 20500,
+    "many times as long": 300_001,
+    "shorter": 9000,
+    "shorter than a large one": 5,
+    "empty": 0,
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "template"])
+@pytest.mark.parametrize("after", AFTER)
+def test_a_large_file_that_became_another_between_the_walk_and_its_copy_arrives_as_it_became(
+    rig: Rig, after: str, backend: str
+) -> None:
+    names = ("a", "b", "c")
+    plant(rig.source, {name: name.encode() * 20000 for name in names})
+    became = os.urandom(AFTER[after])
+
+    def write() -> None:
+        # In place: files around it keep their marks.
+        (rig.source / "b").write_bytes(became)
+
+    rig.planned = write
+    items = [rig.item()._replace(backend=backend)]
+    options = msgspec.structs.replace(SMALL, template="/bin/cp -aT {source} {destination}")
+    receipt = rig.carry(items, options)
+    assert tree_of(rig.destination) == tree_of(rig.source) and not rig.parts()
+    assert (receipt.size_bytes, receipt.retries, receipt.files) == (40000 + len(became), 0, 3)
+    descriptor = os.open(rig.home / "receipts" / "7.1.stage_out", os.O_RDONLY)
+    assert list(recheck(descriptor, items, "xxh3-128")) == []
+    (line,) = (line for line in read_lines(descriptor) if line.path == "b")
+    assert line.size == len(became) and -(-line.size // line.chunk_bytes) <= 5
+    os.close(descriptor)
+    rig.planned = nothing
+    again = rig.carry(items, options)
+    assert again.resumed_files == 2 and tree_of(rig.destination) == tree_of(rig.source)
+
+
+def test_what_a_large_file_grew_to_is_held_against_the_limit_before_it_takes_room(rig: Rig) -> None:
+    plant(rig.source, {"a": bytes(20000), "b": bytes(20000)})
+
+    def grow() -> None:
+        os.truncate(rig.source / "b", 1 << 40)
+
+    rig.planned = grow
+    with pytest.raises(TransferFailed, match="a source grew .* more than the 50000 bytes of the buffer"):
+        rig.carry(options=msgspec.structs.replace(SMALL, limit_bytes=50000, streams=1))
+    assert set(tree_of(rig.destination)) <= {"a"} and not rig.parts()
 
 
 @pytest.mark.parametrize(("size", "module"), [(3, "small"), (20000, "chunks")])

@@ -118,13 +118,13 @@ def test_a_file_has_a_bounded_number_of_chunks_however_large_it_is(size: int) ->
     assert (count - 1) * chunk_bytes < size or count == 0
 
 
-def test_what_is_no_file_fails_the_walk_by_name_or_is_left_out_as_was_asked(rig: Rig) -> None:
+def test_a_link_in_a_tree_fails_the_walk_by_name_or_is_left_out_as_was_asked(rig: Rig) -> None:
     (rig.source / "a").write_bytes(b"a")
     (rig.source / "odd").symlink_to("a")
     with pytest.raises(TransferFailed, match="source/odd is a symbolic link; links are not followed") as caught:
         list(Walk([rig.item(), rig.item()], Options()).records())
     assert caught.value.item == 0
-    kinds = {one.path: one.kind for one in Walk([rig.item()], Options(leave_out=True)).records()}
+    kinds = {one.path: one.kind for one in Walk([rig.item()], Options(leave_out_links=True)).records()}
     assert kinds == {b"": DIRECTORY, b"a": FILE, b"odd": ODD}
 
 

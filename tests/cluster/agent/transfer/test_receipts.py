@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -49,9 +51,10 @@ def test_the_digest_is_of_the_lines_and_tells_contents_names_and_their_boundarie
         for path in (rig.source / str(number)).rglob("*"):
             os.utime(path, (1, 1))
         receipt = rig.carry([rig.item(source=rig.source / str(number), destination=rig.destination / str(number))])
-        data = (rig.home / "receipts" / f"7.{rig.attempt}.stage_out").read_bytes()
+        lines = (rig.home / "receipts" / f"7.{rig.attempt}.stage_out").read_bytes().splitlines(keepends=True)
+        # The first one says where the item went.
         taken = hasher("xxh3-128")
-        taken.update(data)
+        taken.update(b"".join(lines[1:]))
         assert receipt.digest == f"xxh3-128:{taken.digest().hex()}"
         found.add(receipt.digest)
     assert len(found) == len(trees)
@@ -103,14 +106,31 @@ def test_a_failure_says_what_was_moved_and_what_was_not(rig: Rig, monkeypatch: p
     assert moved == {path.name for path in rig.destination.iterdir() if path.is_file()}
 
 
-def test_what_is_left_out_on_request_has_a_line_with_the_reason(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a"})
-    (rig.source / "link").symlink_to("a")
-    os.mkfifo(rig.source / "pipe")
-    receipt = rig.carry(options=Options(leave_out=True))
-    assert tree_of(rig.destination) == {"a": b"a"}
-    assert receipt.left_out_first == (("link", "a symbolic link"), ("pipe", "a named pipe"))
+def test_what_is_left_out_of_a_tree_has_a_line_with_its_kind_and_links_only_where_that_is_wanted(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a", "d": {"b": b"b"}})
+    odd(rig.source / "d")
+    receipt = rig.carry()
+    assert tree_of(rig.destination) == {"a": b"a", "d": None, "d/b": b"b"}
+    assert receipt.left_out == 2
+    assert receipt.left_out_first == (("d/pipe", "a named pipe"), ("d/socket", "a socket"))
     assert [(line.path, line.reason) for line in rig.lines() if line.kind == "left out"] == list(receipt.left_out_first)
+    (rig.source / "link").symlink_to("a")
+    with pytest.raises(TransferFailed, match="source/link is a symbolic link"):
+        rig.carry()
+    assert rig.carry(options=Options(leave_out_links=True)).left_out_first[-1] == ("link", "a symbolic link")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_a_device_in_a_tree_is_left_out_and_named(rig: Rig) -> None:
+    plant(rig.source, {"a": b"a"})
+    try:
+        os.mknod(rig.source / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        os.mknod(rig.source / "disk", 0o600 | stat.S_IFBLK, os.makedev(7, 250))
+    except PermissionError:
+        pytest.skip("no devices may be made here")
+    receipt = rig.carry()
+    assert tree_of(rig.destination) == {"a": b"a"}
+    assert receipt.left_out_first == (("disk", "a block device"), ("null", "a character device"))
 
 
 def test_a_file_source_beyond_the_limit_is_refused_before_anything_is_copied(rig: Rig) -> None:
@@ -119,6 +139,13 @@ def test_a_file_source_beyond_the_limit_is_refused_before_anything_is_copied(rig
         rig.carry(options=Options(limit_bytes=1024))
     assert tree_of(rig.destination) == {}
     assert rig.carry(options=Options(limit_bytes=1025)).size_bytes == 1025
+
+
+def odd(directory: Path) -> None:
+    """Make a pipe and a socket."""
+    os.mkfifo(directory / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "socket"))
 
 
 def flips(path: Path, at: int) -> None:
@@ -163,6 +190,6 @@ def test_a_damaged_line_is_an_error_that_names_it(rig: Rig) -> None:
     path = rig.home / "receipts" / "7.1.stage_out"
     path.write_bytes(path.read_bytes()[:-10])
     descriptor = os.open(path, os.O_RDONLY)
-    with pytest.raises(ValueError, match="line 2 of the receipts is damaged"):
+    with pytest.raises(ValueError, match="line 3 of the receipts is damaged"):
         list(read_lines(descriptor))
     os.close(descriptor)

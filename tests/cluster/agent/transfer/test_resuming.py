@@ -13,7 +13,9 @@ from cluster.agent.durable import open_directory
 from cluster.agent.transfer import workspace as workspace_module
 from cluster.agent.transfer.carrying import resumable
 from cluster.agent.transfer.checkpoint import Chunks, ChunkState
+from cluster.agent.transfer.context import nothing
 from cluster.agent.transfer.errors import Paused, TransferFailed
+from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.plan import Kind
@@ -65,6 +67,51 @@ def test_a_second_attempt_copies_nothing_again_and_says_the_same_of_every_file(r
     assert (second.digest, second.files, second.size_bytes) == (first.digest, first.files, first.size_bytes)
     assert rig.lines() == lines
     assert first.resumed_files == 0
+
+
+def test_the_marks_of_what_a_large_file_became_are_not_believed_of_what_it_was(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside, first = rig.directory / "aside", rig.directory / "first"
+    (rig.source / "large").write_bytes(LARGE)
+    os.utime(rig.source / "large", ns=(1, 10**18))
+    aside.write_bytes(LARGE[::-1])
+    os.utime(aside, ns=(1, 10**18 + 1))
+
+    def swap() -> None:
+        os.rename(rig.source / "large", first)
+        os.rename(aside, rig.source / "large")
+
+    rig.planned = swap
+    end_in_the_large_file(rig, Paused())
+    os.rename(first, rig.source / "large")
+    rig.planned = nothing
+    # As on a file system whose renames change no time.
+    monkeypatch.setattr(Record, "is_as", lambda this, that: (this.size, this.inode) == (that.size, that.inode))
+    assert rig.carry(options=ONE).resumed_bytes == 0
+    assert tree_of(rig.destination) == {"large": LARGE}
+
+
+def test_what_was_copied_of_what_a_file_became_is_copied_again_when_it_is_what_it_was(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, aside, first = rig.source / "small", rig.directory / "aside", rig.directory / "first"
+    small.write_bytes(b"first")
+    aside.write_bytes(b"other")
+    os.utime(aside, ns=(1, 1))
+
+    def swap() -> None:
+        os.rename(small, first)
+        os.rename(aside, small)
+
+    rig.planned = swap
+    rig.carry()
+    assert tree_of(rig.destination) == {"small": b"other"}
+    os.rename(first, small)
+    rig.planned = nothing
+    monkeypatch.setattr(Record, "is_as", lambda this, that: (this.size, this.inode) == (that.size, that.inode))
+    rig.carry()
+    assert tree_of(rig.destination) == {"small": b"first"}
 
 
 def test_what_changed_on_either_side_is_copied_again_and_nothing_else_is(rig: Rig) -> None:

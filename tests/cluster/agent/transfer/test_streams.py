@@ -17,7 +17,7 @@ from cluster.agent.worker import is_final
 from cluster.processes import descendants
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
-BATCH_FILES = 40
+BATCH_FILES = 44
 
 
 @pytest.fixture

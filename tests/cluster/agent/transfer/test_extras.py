@@ -1,0 +1,123 @@
+"""What large files have besides their contents, in the manifest: attributes and holes, however many there are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from cluster.agent.transfer import extras
+from cluster.agent.transfer.extras import Attribute, Extra
+from cluster.agent.transfer.manifest import Manifest, ManifestWriter, Record
+from cluster.agent.transfer.options import Options, chunks_of
+from cluster.agent.transfer.walking import Walk
+from tests.cluster.agent.transfer.rig import SMALL, Rig, tree_of
+
+PAGE = 65536
+
+
+def sparse(path: Path, segments: int) -> None:
+    """Make a file with data at the beginning of every second page, and a hole at its end."""
+    with path.open("wb") as file:
+        for number in range(segments):
+            file.seek(2 * number * PAGE)
+            file.write(b"x" * 4096)
+        file.truncate(2 * segments * PAGE)
+
+
+def walked(rig: Rig, options: Options = SMALL) -> dict[bytes, Record]:
+    """Return the records as they come back out of a manifest."""
+    descriptor = os.memfd_create("manifest")
+    writer = ManifestWriter(descriptor)
+    for record in Walk([rig.item()], options).records():
+        writer.add(record, chunks_of(record.size, options))
+    found = {record.path: record for record in Manifest(descriptor, writer.seal().manifest_bytes).records()}
+    os.close(descriptor)
+    return found
+
+
+def test_the_manifest_has_the_attributes_of_large_files_and_digests_of_long_values(rig: Rig) -> None:
+    large = rig.source / "large"
+    large.write_bytes(os.urandom(20000))
+    os.setxattr(large, "user.b", b"v" * 1000)
+    os.setxattr(large, "user.a", b"short")
+    (rig.source / "plain").write_bytes(os.urandom(20000))
+    (rig.source / "small").write_bytes(b"x")
+    os.setxattr(rig.source / "small", "user.a", b"short")
+    found = walked(rig)
+    extra = found[b"large"].extra
+    assert extra is not None and extra.attributes_count == 2
+    assert extra.attributes == (
+        Attribute(b"user.a", 5, b"short"),
+        Attribute(b"user.b", 1000, xxhash.xxh3_128_digest(b"v" * 1000)),
+    )
+    assert found[b"plain"].extra is None and found[b"small"].extra is None
+    rig.carry()
+    assert {line.path: line.flags for line in rig.lines() if line.kind == "file"} == {
+        "large": ("xattrs",),
+        "plain": (),
+        "small": ("xattrs",),
+    }
+    before = rig.carry().manifest_digest
+    os.setxattr(large, "user.a", b"SHORT")
+    assert rig.carry().manifest_digest != before
+
+
+def test_attributes_that_nobody_wants_copied_are_not_looked_for(rig: Rig) -> None:
+    (rig.source / "large").write_bytes(os.urandom(20000))
+    os.setxattr(rig.source / "large", "user.a", b"v")
+    assert walked(rig, Options(chunk_bytes=4096, large_bytes=16384, xattrs=False))[b"large"].extra is None
+
+
+@pytest.mark.parametrize("segments", [0, 1, 3])
+def test_the_manifest_has_the_map_of_a_sparse_file(rig: Rig, segments: int) -> None:
+    sparse(rig.source / "f", segments)
+    os.truncate(rig.source / "f", max(20000, 2 * segments * PAGE))
+    extra = walked(rig)[b"f"].extra
+    assert extra is not None
+    assert (extra.segments_count, len(extra.segments), extra.segments_digest) == (segments, 2 * segments, b"")
+    assert [at // PAGE for at in extra.segments[::2]] == [2 * number for number in range(segments)]
+    rig.carry()
+    assert tree_of(rig.destination) == tree_of(rig.source)
+
+
+def test_of_too_many_attributes_or_segments_a_number_and_a_digest_are_kept(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "SEGMENTS_MAX", 2)
+    monkeypatch.setattr(extras, "ATTRIBUTES_MAX", 1)
+    seen = set()
+    for segments in (3, 4):
+        sparse(rig.source / "f", segments)
+        for value in (b"1", b"2"):
+            os.setxattr(rig.source / "f", "user.a", value)
+            os.setxattr(rig.source / "f", "user.b", b"v")
+            extra = walked(rig)[b"f"].extra
+            assert extra is not None
+            assert (extra.segments, extra.segments_count, extra.attributes, extra.attributes_count) == (
+                (),
+                segments,
+                (),
+                2,
+            )
+            seen.add((extra.segments_digest, extra.attributes_digest))
+    assert len(seen) == 4
+    monkeypatch.setattr(extras, "SEGMENTS_WALKED_MAX", 3)
+    extra = walked(rig)[b"f"].extra
+    assert extra is not None and extra.segments_count == 3
+
+
+def test_a_frame_of_files_with_all_that_they_may_have_can_be_read_again() -> None:
+    full = Extra(
+        attributes=tuple(Attribute(b"user." + b"n" * 250, 64, b"v" * 64) for _ in range(extras.ATTRIBUTES_MAX)),
+        segments=tuple(2**62 + number for number in range(2 * extras.SEGMENTS_MAX)),
+    )
+    descriptor = os.memfd_create("manifest")
+    writer = ManifestWriter(descriptor)
+    for number in range(40):
+        writer.add(Record(number, 0, 0, b"p" * 4000, 2**62, 1, 1, 1, 2**62, 1, 1, 1, 2**40, full), 0)
+    read = list(Manifest(descriptor, writer.seal().manifest_bytes).records())
+    assert [record.index for record in read] == list(range(40)) and all(record.extra == full for record in read)
+    os.close(descriptor)

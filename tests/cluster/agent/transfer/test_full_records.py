@@ -1,0 +1,145 @@
+"""A disk of the agent's that fills up while a transfer runs: the records are overwritten in place, and what cannot be
+recorded is not begun, or done again; the files that are moved never suffer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.agent.transfer import checkpoint, receipts
+from cluster.agent.transfer.checkpoint import RecordsFailed, Slots
+from cluster.agent.transfer.options import Options
+from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+
+TREE: dict[str, object] = {
+    "a": b"a" * 500,
+    "d": {f"f{n}": b"%d" % n for n in range(6)},
+    "large": bytes(range(256)) * 90,
+}
+ONE = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
+
+
+@pytest.fixture
+def small_disk(rig: Rig) -> Iterator[Path]:
+    """The agent's directory on a disk of 1 MiB, where this machine lets one be mounted."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(rig.home)]
+    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small disk needs more rights")
+    yield rig.home
+    subprocess.run(["umount", "-l", str(rig.home)], check=True)
+
+
+def fill(directory: Path) -> None:
+    """Take all room that is left."""
+    with (directory / "filler").open("wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+
+
+def test_a_disk_that_fills_up_during_a_transfer_costs_the_lines_and_not_the_checkpoint(
+    rig: Rig, small_disk: Path
+) -> None:
+    plant(rig.source, TREE)
+    rig.planned = lambda: fill(small_disk)
+    receipt = rig.carry()
+    assert tree_of(rig.destination) == tree_of(rig.source) and not rig.parts()
+    assert (receipt.complete, receipt.lines_kept, rig.lines()) == (True, False, [])
+    (small_disk / "filler").unlink()
+    rig.planned = lambda: None
+    again = rig.carry()
+    assert (again.resumed_files, again.digest, again.lines_kept) == (8, receipt.digest, True)
+
+
+def test_a_disk_that_was_full_before_has_the_transfer_keep_its_records_in_memory(rig: Rig, small_disk: Path) -> None:
+    plant(rig.source, TREE)
+    rig.carry()
+    (rig.source / "a").write_bytes(b"new")
+    fill(small_disk)
+    receipt = rig.carry()
+    assert tree_of(rig.destination) == tree_of(rig.source) and receipt.resumed_files == 7
+
+
+class Full:
+    """The records' disk takes so many writes once it is armed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+        self.left = writes
+        self.armed = False
+        self.write: Callable[[int, bytes, int], None] = checkpoint._write
+        monkeypatch.setattr(checkpoint, "_write", self)
+
+    def __call__(self, descriptor: int, data: bytes, at: int) -> None:
+        if self.armed:
+            self.left -= 1
+            if self.left < 0:
+                raise RecordsFailed(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.write(descriptor, data, at)
+
+    def arm(self) -> None:
+        self.armed = True
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_wherever_a_record_finds_no_room_nothing_is_half_done_and_the_next_attempt_ends_right(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, move: bool
+) -> None:
+    # As where overwriting needs new blocks: on a file system that copies on write.
+    plant(rig.source, TREE)
+    expected, failures = tree_of(rig.source), 0
+    for writes in range(1000):
+        with monkeypatch.context() as patched:
+            full = Full(patched, writes)
+            rig.planned = full.arm
+            try:
+                receipt = rig.carry([rig.item(move=move)], ONE)
+            except RecordsFailed as error:
+                failures += 1
+                assert error.errno == errno.ENOSPC and not rig.parts()
+                assert tree_of(rig.source) == expected
+                arrived = {name: data for name, data in tree_of(rig.destination).items() if data is not None}
+                assert arrived.items() <= expected.items()
+                shutil.rmtree(rig.destination)
+                rig.destination.mkdir()
+                continue
+        assert receipt.complete and tree_of(rig.destination) == expected
+        assert (tree_of(rig.source) == {}) is move
+        break
+    # The slots of three directories, the chunks and the large file, the batch twice.
+    assert failures >= 12
+
+
+def test_a_write_that_is_taken_in_part_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = os.memfd_create("control")
+    slots, pwrite = Slots(control), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: pwrite(descriptor, bytes(data)[:7], at))
+    wanted = [checkpoint.Slot(checkpoint.State.DONE, number, checkpoint.Copied(number, 2, 3)) for number in range(5)]
+    slots.put_many(0, wanted)
+    assert slots.many(0, 5) == wanted
+    os.close(control)
+
+
+def test_lines_that_cannot_be_made_durable_for_want_of_room_are_not_kept(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(rig.source, {"a": b"a"})
+
+    def full(_: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    rig.carry(options=SMALL)
+    with monkeypatch.context() as patched:
+        patched.setattr(receipts.os, "fsync", full)
+        descriptor = os.memfd_create("lines")
+        assert not receipts._written(descriptor, bytearray(b"line\n"), durably=True)
+        assert os.fstat(descriptor).st_size == 0
+        os.close(descriptor)

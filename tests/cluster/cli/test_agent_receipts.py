@@ -1,0 +1,172 @@
+"""`forebay agent receipt`: what a node's agent keeps of every file, proven by its digest and held against storage."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import Result
+
+from cluster.agent.durable import open_directory
+from cluster.agent.transfer.carrying import carry
+from cluster.agent.transfer.context import Context
+from cluster.agent.transfer.options import Algorithm, Options
+from cluster.agent.transfer.receipts import Receipt
+from cluster.agent.transfer.workspace import Workspace
+from cluster.cli.exits import ExitCode
+from cluster.client.transfer_views import ReceiptsAnswer
+from cluster.clock import SystemClock
+from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant
+from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.transfer_views import RECEIPT
+
+LARGE = os.urandom(20001)
+
+
+@pytest.fixture
+def rig(double: Double, tmp_path: Path) -> Iterator[Rig]:
+    """A rig whose agent is the first of the configuration."""
+    made = Rig(tmp_path)
+    made.home.rmdir()
+    made.home = double.config.agents[0].directory
+    made.home.mkdir(parents=True, exist_ok=True)
+    plant(made.source, {"a": b"hello", "d": {"large": LARGE, "b\x1b": b"b"}})
+    os.mkfifo(made.source / "pipe")
+    yield made
+    made.close()
+
+
+def moved(
+    rig: Rig, job: int, attempt: int = 1, *, algorithm: Algorithm = "xxh3-128", stage: str = "stage_out"
+) -> Receipt:
+    """Move the tree, and return the receipt."""
+    home = open_directory(rig.home)
+    workspace = Workspace.open(home, job, attempt, stage)
+    try:
+        options: Options = msgspec.structs.replace(SMALL, algorithm=algorithm)
+        return carry([rig.item()], options, Context(TAG, workspace, SystemClock()))
+    finally:
+        workspace.close()
+        os.close(home)
+
+
+def asked(double: Double, *words: object) -> Result:
+    return forebay(double.config, "agent", "--name", double.config.agents[0].name, "receipt", *map(str, words))
+
+
+def in_ledger(double: Double, job: int, digest: str) -> None:
+    row = msgspec.structs.replace(RECEIPT, job_id=job, digest=digest)
+    answer = ReceiptsAnswer(revision=5, job_id=job, receipts=(row,))
+    double.answer("GET", rf"/v1/transfers/{job}/receipts.*", answer)
+
+
+def test_the_lines_are_printed_and_proven_by_the_digest_of_the_ledger(double: Double, rig: Rig) -> None:
+    receipt = moved(rig, 501)
+    in_ledger(double, 501, receipt.digest)
+    result = asked(double, "--job", 501)
+    assert result.exit_code == 0, result.stderr
+    assert double.asked[0].target == "/v1/transfers/501/receipts?stage=stage_out&attempt=1"
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["directory", "file", "directory", "file", "file", "left"]
+    assert lines[1].split()[2] == "5" and lines[1].endswith(" a") and lines[3].endswith(r" d/b\x1b")
+    assert lines[-1] == "left out   pipe (a named pipe)" and result.stderr == ""
+    in_ledger(double, 501, "xxh3-128:" + "0" * 32)
+    result = asked(double, "--job", 501)
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert receipt.digest in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize("algorithm", ["xxh3-128", "blake3"])
+def test_a_digest_that_is_given_is_compared_without_asking_anybody(
+    double: Double, rig: Rig, algorithm: Algorithm
+) -> None:
+    receipt = moved(rig, 502, algorithm=algorithm)
+    result = asked(double, "--job", 502, "--digest", receipt.digest, "--recheck", "--json")
+    assert result.exit_code == 0 and double.asked == [], result.stderr
+    answer = json.loads(result.stdout)
+    assert (answer["digest"], answer["proven"], answer["rechecked"], answer["differences"]) == (
+        receipt.digest,
+        True,
+        True,
+        [],
+    )
+    assert [line["kind"] for line in answer["lines"]].count("file") == 3
+    path = rig.home / "receipts" / "502.1.stage_out"
+    path.write_bytes(path.read_bytes().replace(b'"size":5', b'"size":6'))
+    result = asked(double, "--job", 502, "--digest", receipt.digest)
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED and "come to" in result.stderr
+    assert asked(double, "--job", 502, "--digest", "md5:00").exit_code == ExitCode.BAD_INPUT
+
+
+def test_where_nobody_can_be_asked_a_remark_says_that_nothing_is_proven(double: Double, rig: Rig) -> None:
+    moved(rig, 503)
+    result = asked(double, "--job", 503)
+    assert result.exit_code == 0 and "compared with nothing" in result.stderr
+    assert json.loads(asked(double, "--job", 503, "--json").stdout)["proven"] is False
+
+
+def test_a_recheck_names_each_file_that_differs_and_ends_with_a_code_of_its_own(double: Double, rig: Rig) -> None:
+    receipt = moved(rig, 504)
+    assert asked(double, "--job", 504, "--digest", receipt.digest, "--recheck").stdout == ""
+    (rig.destination / "a").write_bytes(b"hallo")
+    with (rig.destination / "d" / "large").open("r+b") as file:
+        file.seek(9000)
+        file.write(bytes((LARGE[9000] ^ 1,)))
+    (rig.destination / "d" / "b\x1b").unlink()
+    result = asked(double, "--job", 504, "--digest", receipt.digest, "--recheck")
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED and "3 files are not" in result.stderr
+    named = result.stdout.splitlines()
+    assert [line.split()[0] for line in named] == [
+        f"{rig.destination}/a",
+        rf"{rig.destination}/d/b\x1b",
+        f"{rig.destination}/d/large",
+    ]
+    assert "instead of" in named[0] and "No such file" in named[1] and "\x1b" not in result.stdout
+    answer = json.loads(asked(double, "--job", 504, "--digest", receipt.digest, "--recheck", "--json").stdout)
+    assert len(answer["differences"]) == 3
+
+
+def test_the_last_attempt_counts_unless_another_is_named_and_what_is_not_there_is_said(
+    double: Double, rig: Rig
+) -> None:
+    moved(rig, 505, 9)
+    moved(rig, 505, 10)
+    moved(rig, 505, 2, stage="stage_in")
+    for words, attempt in (((), 10), (("--attempt", 9), 9), (("--stage", "stage_in"), 2)):
+        assert json.loads(asked(double, "--job", 505, "--json", *words).stdout)["attempt"] == attempt
+    result = asked(double, "--job", 505, "--attempt", 11)
+    assert result.exit_code == ExitCode.NOT_FOUND and "no receipt of job 505 of attempt 11" in result.stderr
+    assert asked(double, "--job", 506).exit_code == ExitCode.NOT_FOUND
+    assert asked(double, "--job", 505, "--as-user", "nobody").exit_code == ExitCode.BAD_INPUT
+
+
+def test_lines_that_are_damaged_are_named_by_their_place(double: Double, rig: Rig) -> None:
+    moved(rig, 507)
+    path = rig.home / "receipts" / "507.1.stage_out"
+    path.write_bytes(path.read_bytes()[:-10])
+    result = asked(double, "--job", 507)
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED and "line 7 of the receipts is damaged" in result.stderr
+
+
+def test_an_agent_that_is_not_named_is_the_one_whose_directory_is_here(double: Double, rig: Rig) -> None:
+    moved(rig, 508)
+    result = forebay(double.config, "agent", "receipt", "--job", "508")
+    assert result.exit_code == 0, result.stderr
+    assert forebay(double.config, "agent", "--name", "nowhere", "receipt", "--job", "508").exit_code != 0
+    assert forebay(double.config, "agent").exit_code == ExitCode.BAD_INPUT
+
+
+def test_an_agent_without_a_node_and_a_buffer_that_is_gone_are_said(double: Double, rig: Rig) -> None:
+    receipt = moved(rig, 509)
+    path = rig.home / "receipts" / "509.1.stage_out"
+    text = path.read_text().replace(f'"root":"{rig.directory}"', '"root":"$DW_JOB_STRIPED"', 1)
+    path.write_text(text)
+    result = asked(double, "--job", 509, "--digest", receipt.digest, "--recheck")
+    assert result.exit_code == ExitCode.NOT_FOUND and "buffer of job 509 is not on this node" in result.stderr
+    (rig.home / "buffers" / "509" / "striped").mkdir(parents=True)
+    result = asked(double, "--job", 509, "--digest", receipt.digest, "--recheck")
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED and "3 files are not" in result.stderr
