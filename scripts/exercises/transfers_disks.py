@@ -156,7 +156,7 @@ def no_inodes(directory: Path, kind: str, *, naive: bool) -> None:
     """There is room, but no inode for another file."""
     if kind != "ext4":
         return
-    with bench(directory, kind, naive=naive, make=("-N", "64")) as on:
+    with bench(directory, kind, naive=naive, make=("-N", "128")) as on:
         assert on.disk is not None
         made = []
         with contextlib.suppress(OSError):

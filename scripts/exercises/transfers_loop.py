@@ -6,6 +6,7 @@ written. Run in the place of cluster.agent.worker by transfers_links.py.
 
 import contextlib
 import faulthandler
+import gc
 import os
 import stat
 import sys
@@ -173,6 +174,8 @@ def main() -> int:
                 reason = outcome.message.rpartition(": ")[2]
                 if reason not in tally.reasons and len(tally.reasons) < 8:
                     tally.reasons.append(reason)
+        # What failed is still referred to, and closes its descriptors when it goes: not those that are opened next.
+        gc.collect()
         for descriptor in set(os.listdir("/proc/self/fd")) - opened:
             with contextlib.suppress(OSError):
                 os.close(int(descriptor))
