@@ -137,6 +137,10 @@ class PassPacer:
                 # Whatever ends that rests again.
                 return
             loop = asyncio.get_running_loop()
+            if self._unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX:
+                # Armed when all was settled, and passes follow each other since: the next one is on its way.
+                self.schedule()
+                return
             if self._unsettled:
                 LOGGER.error("the scheduler has not settled after %d passes; it goes on slowly", self._in_a_row)
                 self._timer = loop.call_later(PASS_PAUSE_S, self.schedule)

@@ -2,12 +2,14 @@
 
 import asyncio
 import itertools
+from typing import NoReturn
 
 import msgspec
 import pytest
 
-from cluster.clock import ManualClock
+from cluster.clock import ManualClock, SystemClock
 from cluster.config import Config
+from cluster.pacing import PassPacer
 from cluster.proposer import (
     BATCHES_IN_FLIGHT_MAX,
     QUEUE_COMMANDS_MAX,
@@ -400,6 +402,23 @@ async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: C
         revision = state.revision
         await rig.restart()
         assert rig.controller.state.revision == revision
+
+
+@story
+async def test_a_look_that_was_due_from_before_does_not_slow_down_passes_that_follow_each_other() -> None:
+    woken: list[None] = []
+
+    def fail(error: BaseException) -> NoReturn:
+        raise error
+
+    pacer = PassPacer(
+        next_due=lambda _: None, idle=lambda: True, wake=lambda: woken.append(None), clock=SystemClock(), fail=fail
+    )
+    pacer.rest()
+    pacer.passed(Instant(1), cost_s=0.0, found=True, decided=False)
+    await until(lambda: bool(woken))
+    assert pacer.due and not pacer.sleeping
+    pacer.stop()
 
 
 @story
