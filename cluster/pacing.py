@@ -79,6 +79,11 @@ class PassPacer:
         """Whether a timer is set for the next pass."""
         return self._timer is not None
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the next pass follows the last one at once."""
+        return self._unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX
+
     def schedule(self) -> None:
         """Have a pass, with the next batch or in one of its own."""
         self.due = True
@@ -109,7 +114,7 @@ class PassPacer:
     def rest(self) -> None:
         """Nothing is queued or in flight any more: see to it that the next pass comes."""
         # Under load the next batch brings the next pass; here nothing else would.
-        if self._unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX:
+        if self._goes_on:
             self.schedule()
         elif self._arming is None:
             self._arming = asyncio.get_running_loop().call_later(ARM_DELAY_S, self._look)
@@ -137,7 +142,7 @@ class PassPacer:
                 # Whatever ends that rests again.
                 return
             loop = asyncio.get_running_loop()
-            if self._unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX:
+            if self._goes_on:
                 # Armed when all was settled, and passes follow each other since: the next one is on its way.
                 self.schedule()
                 return

@@ -13,7 +13,7 @@ import errno
 import os
 from typing import Final
 
-from cluster.agent.removal import RemovalFailed, empty_directory
+from cluster.agent.removal import RemovalFailed, empty_directory, remove_tree
 from cluster.agent.transfer.fence import SHELF_SUFFIX
 
 SHELVED_FILES_MIN: Final = 16
@@ -93,10 +93,8 @@ class Shelf:
 
     def discard(self) -> None:
         """Remove it, and what is on it, as far as that goes: the rest is swept."""
-        with contextlib.suppress(OSError, RemovalFailed):
-            empty_directory(self.opened(), shown=os.fsdecode(self._name))
-            self.remove()
         self.close()
+        _discard(self._staging, os.fsdecode(self._name))
 
 
 def _likeness(directory: int) -> tuple[object, ...]:
@@ -115,12 +113,10 @@ def discard_all(staging: int) -> None:
     """Remove the shelves in a staging directory that nobody writes to any more, as far as that goes."""
     with contextlib.suppress(OSError):
         for name in os.listdir(staging):
-            if not name.endswith(SHELF_SUFFIX):
-                continue
-            with contextlib.suppress(OSError, RemovalFailed):
-                descriptor = os.open(name, _DIRECTORY, dir_fd=staging)
-                try:
-                    empty_directory(descriptor, shown=name)
-                finally:
-                    os.close(descriptor)
-                os.rmdir(name, dir_fd=staging)
+            if name.endswith(SHELF_SUFFIX):
+                _discard(staging, name)
+
+
+def _discard(staging: int, name: str) -> None:
+    with contextlib.suppress(OSError, RemovalFailed):
+        remove_tree(staging, name, shown=name)

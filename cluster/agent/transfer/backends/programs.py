@@ -7,6 +7,7 @@ import shutil
 from typing import Final
 
 from cluster.agent.commands import NO_LIMIT_S, ProgramFailed, end_descendants, last_words
+from cluster.agent.durable import write_all
 from cluster.agent.io_watch import LOOK_S, IoWatch
 from cluster.agent.processes import OPERATION_VARIABLE
 from cluster.agent.script import BASE_LANG, BASE_PATH
@@ -30,7 +31,8 @@ def run_program(desk: Desk, backend: str, call: Call, job: Job) -> None:
     become_subreaper()
     told = os.memfd_create("forebay-names", os.MFD_CLOEXEC)
     try:
-        _fill(told, call.told)
+        write_all(told, call.told)
+        os.lseek(told, 0, os.SEEK_SET)
         ran = guard.run(
             lambda returned: _become(program, call, job, told, returned),
             timeout_s=NO_LIMIT_S,
@@ -46,13 +48,6 @@ def run_program(desk: Desk, backend: str, call: Call, job: Job) -> None:
         raise ProgramFailed(f"{backend} {guard.how(ran.code)}{last_words(ran)}")
     if left:
         raise ProgramFailed(f"{backend} left processes that cannot be ended: {', '.join(map(str, left[:20]))}")
-
-
-def _fill(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def _become(program: str, call: Call, job: Job, told: int, returned: int) -> None:
