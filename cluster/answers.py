@@ -10,6 +10,7 @@ import msgspec
 from replica.commands import Request
 from replica.commit import Batch
 from replica.refusals import Refusal
+from replica.settle import Tentative
 from replica.state import State
 from replica.units import Revision
 
@@ -73,18 +74,23 @@ class Waiter(msgspec.Struct, frozen=True):
 class InFlight:
     """A batch that was proposed: the states before and after it, and who waits for it."""
 
-    __slots__ = ("after", "batch", "before", "data", "first", "index", "last", "term", "waiters")
+    __slots__ = ("batch", "before", "data", "first", "index", "last", "term", "tentative", "waiters")
 
-    def __init__(self, before: State, batch: Batch, data: bytes, after: State, waiters: list[Waiter]) -> None:
+    def __init__(self, tentative: Tentative, batch: Batch, data: bytes, waiters: list[Waiter]) -> None:
         self.index = 0
         self.term = 0
-        self.before = before
+        self.tentative = tentative
+        self.before = tentative.base
         self.batch = batch
         self.data = data
-        self.first = Revision(before.revision + 1)
-        self.last = after.revision
-        self.after = after
+        self.first = Revision(batch.base + 1)
+        self.last = Revision(tentative.revision)
         self.waiters = waiters
+
+    @property
+    def after(self) -> State:
+        """The state after it. Made when it is asked for first: by then the batch is on its way to the others."""
+        return self.tentative.state()
 
 
 def resolve(answer: Asker, settled: Settled) -> None:
@@ -92,6 +98,12 @@ def resolve(answer: Asker, settled: Settled) -> None:
     # The waiter may have gone, by its deadline or its connection: the command stands all the same.
     if not answer.done():
         answer.set_result(settled)
+
+
+def tell(waiters: list[Waiter], state: State) -> None:
+    """Answer those who wait for what is applied now, in `state`."""
+    for waiter in waiters:
+        resolve(waiter.answer, Settled(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh))
 
 
 def reject(answer: Asker, error: Exception) -> None:

@@ -6,8 +6,12 @@ Theory of operation
 Commands wait in one bounded queue. The pump takes as many as fit, decides them in order against the *tentative* state
 (the applied state and everything that is in flight), and proposes them as one batch (law 5). Up to
 `BATCHES_IN_FLIGHT_MAX` batches are under way at once: while they travel, the queue collects the next one, so batches
-grow with the load and a lonely command never waits for company. A batch that decided anything ends with a pass of the
-scheduler. When the entry is applied, its waiters are told; an answer never precedes the commit (law 4).
+grow with the load and a lonely command never waits for company. When the entry is applied, its waiters are told; an
+answer never precedes the commit (law 4).
+
+A pass of the scheduler follows whatever was decided, and is there when it is answered. While other batches are under
+way it ends the batch. A batch that leaves alone does not wait for it: the pass comes while the others write the batch
+down, and what it finds follows in an entry of its own, to which those who wait for the batch then belong.
 
 A command id that is known is answered from its receipt, without an entry (law 6): at once if the receipt is applied,
 with the batch that carries it if it is in flight.
@@ -30,18 +34,18 @@ from typing import NoReturn
 
 import msgspec
 
-from cluster.answers import Answer, Asker, InFlight, Settled, Waiter, Waiting, reject, resolve
+from cluster.answers import Answer, Asker, InFlight, Settled, Waiter, Waiting, reject, resolve, tell
 from cluster.clock import Clock
 from cluster.consensus import NotLeader, Role
 from cluster.engine import Engine
+from cluster.entries import ENTRIES_BYTES_MAX, entry_of, entry_too_large, weight_bytes
 from cluster.pacing import PassPacer
 from cluster.planning import Planner
-from replica.commands import CONTROLLER, Request, RunSchedulingPass, SubmitJob, command_digest, kind_of
+from replica.commands import CONTROLLER, Request, RunSchedulingPass, command_digest, kind_of
 from replica.commit import Batch, Entry
 from replica.decide import decide, is_by_key
-from replica.events import Event
-from replica.limits import BATCH_BYTES_MAX, COMMANDS_PER_BATCH_MAX
-from replica.refusals import Refusal, RefusalCode
+from replica.limits import COMMANDS_PER_BATCH_MAX
+from replica.refusals import Refusal
 from replica.settle import Tentative, is_new, receipt_for
 from replica.state import State
 from replica.units import Instant, Revision
@@ -68,12 +72,6 @@ QUEUE_BYTES_MAX = 64 * 1024 * 1024
 
 BATCHES_IN_FLIGHT_MAX = 4
 """Batches proposed and not applied, count: measured where more no longer hides the latency of a sync (HAZARDS.md)."""
-
-ENTRY_OVERHEAD_BYTES = 64
-"""What an entry takes in a batch besides its own encoding, bytes, rounded up generously."""
-
-ENTRIES_BYTES_MAX = BATCH_BYTES_MAX - 1024
-"""The entries of one batch, bytes: what surrounds them (kind, base, instant) takes far less than the rest."""
 
 
 class QueueFull(Exception):
@@ -130,6 +128,8 @@ class Proposer:
         self._planner = Planner()
         self._pacer = PassPacer(next_due=self._next_due, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail)
         self._leading_term = 0
+        self._unpassed: InFlight | None = None
+        """A batch that left alone, of which the pass is still to come; nobody is told before."""
         self._open = False
         """Whether commands are taken."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,12 +164,12 @@ class Proposer:
         # command that comes in before the change is told is refused when it is.
         if not self._open:
             raise NotLeading(self._engine.leader)
-        weight_bytes = _weight_bytes(request) if type(request.command) is SubmitJob else ENTRY_OVERHEAD_BYTES
-        if len(self._queue) >= QUEUE_COMMANDS_MAX or self._queue_bytes + weight_bytes > QUEUE_BYTES_MAX:
+        weight = weight_bytes(request)
+        if len(self._queue) >= QUEUE_COMMANDS_MAX or self._queue_bytes + weight > QUEUE_BYTES_MAX:
             self.counts.queue_full += 1
             raise QueueFull(f"{len(self._queue)} commands are waiting")
-        self._queue.append(Waiting(request, asker, weight_bytes))
-        self._queue_bytes += weight_bytes
+        self._queue.append(Waiting(request, asker, weight))
+        self._queue_bytes += weight
         self._wake()
 
     @property
@@ -216,17 +216,14 @@ class Proposer:
                     self._abandon()
                 else:
                     self._in_flight.popleft()
-                    for waiter in head.waiters:
-                        resolve(
-                            waiter.answer,
-                            Settled(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh),
-                        )
+                    if head is not self._unpassed:
+                        tell(head.waiters, state)
             elif index > head.index:
                 self._abandon()
         if self.leading:
             if self._queue or self._pacer.due:
                 self._wake()
-            elif not self._in_flight:
+            elif not self._in_flight and self._unpassed is None:
                 self._pacer.rest()
 
     def installed(self) -> None:
@@ -252,7 +249,11 @@ class Proposer:
     def _pump(self) -> None:
         self._pump_handle = None
         try:
-            if not self.leading or len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
+            if not self.leading:
+                return
+            if self._unpassed is not None:
+                self._pass_behind(self._unpassed)
+            if len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
                 return
             if self._queue or self._pacer.due:
                 self._propose_batch()
@@ -289,7 +290,12 @@ class Proposer:
             entries.append(encoded)
             decided = decided or bool(entry.events)
             waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))
-        if self._pacer.wanted(decided=decided):
+        wants_pass = self._pacer.wanted(decided=decided)
+        if wants_pass and decided and not self._in_flight:
+            self._unpassed = self._propose(batch, entries, waiters)
+            self._wake()
+            return
+        if wants_pass:
             entry_of_pass = self._pass(batch, decided)
             if entry_of_pass is not None:
                 encoded = encode_entry(entry_of_pass)
@@ -302,24 +308,41 @@ class Proposer:
             if not self._in_flight and not self._pacer.due:
                 self._pacer.rest()
             return
-        self._propose(batch, entries, waiters)
+        if self._propose(batch, entries, waiters) is not None:
+            self._planner.closed(batch)
 
-    def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter]) -> None:
+    def _pass_behind(self, flight: InFlight) -> None:
+        """Have the pass that belongs to a batch that left without it; whoever waits for the batch waits for both."""
+        self._unpassed = None
+        self._planner.closed(flight.tentative)
+        batch = Tentative(flight.after, Instant(max(self._clock.now(), flight.batch.at)))
+        entry = self._pass(batch, True)
+        if entry is not None:
+            batch.add(entry)
+            waiters, flight.waiters = flight.waiters, []
+            if self._propose(batch, [encode_entry(entry)], waiters) is not None:
+                self._planner.closed(batch)
+        elif flight not in self._in_flight:
+            tell(flight.waiters, self._applied())
+            if not self._pacer.due:
+                self._pacer.rest()
+
+    def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter]) -> InFlight | None:
+        """Propose a batch; None if this replica does not lead any more: then everything was given up."""
         agreed = Batch(batch.base.revision, batch.at, tuple(batch.entries))
-        data = batch_of_encoded(agreed.base, agreed.at, entries)
-        flight = InFlight(batch.base, agreed, data, batch.state(), waiters)
+        flight = InFlight(batch, agreed, batch_of_encoded(agreed.base, agreed.at, entries), waiters)
         self._in_flight.append(flight)
-        self._planner.closed(batch)
         try:
             flight.index, flight.term = self._engine.propose(flight.data)
         except NotLeader:
             self._abandon()
-            return
+            return None
         self.counts.batches += 1
         self.counts.commands += len(agreed.entries)
         for entry in agreed.entries:
             if entry.refusal is not None:
                 self.counts.refusals[entry.refusal.code.name.lower()] += 1
+        return flight
 
     def _dequeue(self) -> None:
         self._queue_bytes -= self._queue.popleft().weight_bytes
@@ -357,12 +380,12 @@ class Proposer:
         try:
             outcome = decide(batch.facts if is_by_key(request.command) else batch.state(), request, batch.at)
             if isinstance(outcome, Refusal):
-                entry = _entry(request, refusal=outcome)
+                entry = entry_of(request, refusal=outcome)
             else:
-                entry = _entry(request, outcome.events)
+                entry = entry_of(request, outcome.events)
             encoded = encode_entry(entry)
             if len(encoded) > ENTRIES_BYTES_MAX:
-                entry = _too_large(request, len(encoded))
+                entry = entry_too_large(request, len(encoded))
                 encoded = encode_entry(entry)
         except Exception as error:
             self._cannot_decide(waiting, error)
@@ -413,6 +436,9 @@ class Proposer:
     def _abandon(self) -> None:
         self._planner.forget()
         flights, self._in_flight = self._in_flight, deque()
+        if self._unpassed is not None and self._unpassed not in flights:
+            flights.appendleft(self._unpassed)
+        self._unpassed = None
         for flight in flights:
             for waiter in flight.waiters:
                 if not waiter.answer.done():
@@ -424,27 +450,3 @@ class Proposer:
             for waiting in queue:
                 if not waiting.answer.done():
                     reject(waiting.answer, NotLeading(self._engine.leader))
-
-
-def _too_large(request: Request, size_bytes: int) -> Entry:
-    refusal = Refusal(
-        RefusalCode.LIMIT_EXCEEDED,
-        f"the command would take {size_bytes} bytes of the ledger; one entry has at most {ENTRIES_BYTES_MAX}",
-        "send a smaller script, environment or set of directives",
-    )
-    return _entry(request, refusal=refusal)
-
-
-def _entry(request: Request, events: tuple[Event, ...] = (), refusal: Refusal | None = None) -> Entry:
-    digest = command_digest(request) if request.id else b""
-    return Entry(request.id, request.actor, kind_of(request.command), events, refusal, digest)
-
-
-def _weight_bytes(request: Request) -> int:
-    command = request.command
-    if not isinstance(command, SubmitJob):
-        return ENTRY_OVERHEAD_BYTES
-    spec = command.spec
-    text = "" if command.request is None else command.request.text
-    environment = sum(len(name) + len(value) for name, value in spec.environment)
-    return ENTRY_OVERHEAD_BYTES + len(spec.script) + len(text) + environment

@@ -326,7 +326,9 @@ class _Connection(ReadingProtocol):
 
     def _send(self, message: Hello | Done | Failed) -> None:
         self._out.append(encode_frame(message))
-        if not self._flush_soon:
+        if not self._waiting:
+            self._flush()  # no other answer comes in this turn
+        elif not self._flush_soon:
             self._flush_soon = True
             self._loop.call_soon(self._flush)
 

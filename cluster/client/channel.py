@@ -114,7 +114,9 @@ class Connection(ReadingProtocol):
             raise ApiError(413, "limit_exceeded", str(error), remedy="send a smaller command") from error
         self._answers[number] = answer
         self._out.append(frame)
-        if not self._flush_soon:
+        if len(self._answers) == 1:
+            self._flush()  # nobody else has asked anything: nothing to wait for
+        elif not self._flush_soon:
             self._flush_soon = True
             self._loop.call_soon(self._flush)
         return answer

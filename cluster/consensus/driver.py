@@ -96,7 +96,9 @@ class Consensus:
         self._find_peers()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._soon = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at_s = 0.0
+        """The loop's time for which the timer is set: uvloop's handle does not say it if that is within 1 ms."""
         self._running = False
         self._failed = False
 
@@ -242,6 +244,14 @@ class Consensus:
         if wants_tick:
             self._wake()
 
+    def on_read(self) -> None:
+        """All frames that came together are heard: a follower does what they ask for now, not a turn of the loop later.
+
+        A leader waits for its turn: under load what arrives meanwhile makes its batches larger.
+        """
+        if self._soon and self._engine.role is not Role.LEADER:
+            self._tick()
+
     def on_up(self, peer: str) -> None:
         """The link to a peer is there."""
         if self._running:
@@ -306,7 +316,11 @@ class Consensus:
     def _wake(self) -> None:
         if not self._soon and self._running and self._loop is not None:
             self._soon = True
-            self._loop.call_soon(self._tick)
+            self._loop.call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        if self._soon:
+            self._tick()
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -337,10 +351,10 @@ class Consensus:
             return
         at_s = self._loop.time() + wait_s
         # A timer that is too early costs a look that finds nothing to do; most are moved later many times first.
-        if self._timer is None or self._timer.when() > at_s + TIMER_SLACK_S:
+        if self._timer is None or self._timer_at_s > at_s + TIMER_SLACK_S:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(at_s, self._on_timer)
+            self._timer, self._timer_at_s = self._loop.call_at(at_s, self._on_timer), at_s
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

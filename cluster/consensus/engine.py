@@ -178,7 +178,7 @@ class Engine(Changing):
             # Nearly all that an idle cluster says: what a tick would do does not depend on it.
             is_routine = (
                 isinstance(message, Heartbeat | AppendReply)
-                and (known is None or _footing(known) == before)
+                and (known is None or _footing(known) == before or self._only_confirms(known))
                 and not self._reads.under_way
                 and self._status() == self._shown
             )
@@ -233,8 +233,10 @@ class Engine(Changing):
         if self._leads:
             self._hand_over(now_s)
             self._send_appends()
+            self._advance_commit()  # by what the others hold: then nothing waits for this replica's disk
+        durable = self._durable_index
         self._make_durable()
-        if self._leads:
+        if self._leads and self._durable_index != durable:
             self._advance_commit()
         self._apply_committed()
         if self._leads:
@@ -250,7 +252,7 @@ class Engine(Changing):
             if self._postpones_sync():
                 return
             self._journal.sync()
-        self._sync_due_s = NEVER
+        self._sync_due_s = self._sync_owed_s = NEVER
         self._unsynced_bytes = 0
         self._durable_index = self._journal.last_index
         self._bridge.release()
@@ -259,21 +261,38 @@ class Engine(Changing):
     def _postpones_sync(self) -> bool:
         """Say whether this leader's own copy can wait: nothing rests on it but the leader's own vote for a commit.
 
-        It always waits for the next tick, so that what was sent leaves the process before the disk holds it up: event
-        loops send at the end of a turn. Under load it waits while the others can commit without it (thesis 10.2.1).
+        It always waits for the next tick: what was sent is under way, and answers may be there. It waits on, under load
+        and where the others have committed everything, while they can commit without it (thesis 10.2.1).
         """
         if not self._leads or self._bridge.holds:
             return False
         now_s = self._clock.monotonic_s()
-        if self._sync_due_s == NEVER:
-            voters = self.configuration.voters
-            streaming = sum(one.id != self.me and self._is_streaming(one.id) for one in voters)
+        voters = self.configuration.voters
+        streaming = sum(one.id != self.me and self._is_streaming(one.id) for one in voters)
+        if self._sync_owed_s == NEVER:
             if not streaming:
                 return False
-            spared = self._unsynced_bytes >= SYNC_POSTPONED_BYTES and streaming >= self.configuration.majority
-            self._sync_due_s = now_s + (SYNC_POSTPONED_S if spared else 0.0)
+            self._sync_owed_s = now_s + SYNC_POSTPONED_S
+        elif now_s >= self._sync_owed_s:
+            return False
+        is_spared = self._unsynced_bytes >= SYNC_POSTPONED_BYTES or self.commit_index == self._journal.last_index
+        if is_spared and streaming >= self.configuration.majority:
+            self._sync_due_s = self._sync_owed_s
             return True
-        return now_s < self._sync_due_s
+        asked_before = self._sync_due_s <= now_s
+        self._sync_due_s = now_s
+        return not asked_before
+
+    def _only_confirms(self, known: Progress) -> bool:
+        """Whether all that a peer may have said is that it holds, too, what is committed already."""
+        last = self._journal.last_index
+        return (
+            self._leads
+            and not self.hands_over
+            and known.phase is Phase.REPLICATE
+            and known.next > last
+            and self.commit_index == last
+        )
 
     def _is_streaming(self, peer: str) -> bool:
         """Whether a peer takes entries as they come."""

@@ -326,8 +326,8 @@ def answered_before_commit() -> list[Any]:
     """A client has its answer when the batch is proposed, not when it is applied (law 4)."""
     original = Proposer._propose
 
-    def hasty(self: Any, *given: Any) -> None:
-        original(self, *given)
+    def hasty(self: Any, *given: Any) -> Any:
+        proposed = original(self, *given)
         if self._in_flight:
             flight = self._in_flight[-1]
             for waiter in flight.waiters:
@@ -335,6 +335,7 @@ def answered_before_commit() -> list[Any]:
                     waiter.answer.set_result(
                         Settled(waiter.revision, waiter.job, waiter.refusal, flight.after, waiter.fresh)
                     )
+        return proposed
 
     return [patch.object(Proposer, "_propose", hasty)]
 
