@@ -43,7 +43,7 @@ TIMER_S_MAX = 30.0
 
 
 class PassPacer:
-    """Says whether a batch ends with a pass, and wakes the pump when one is needed without a batch."""
+    """Says whether a batch has a pass in it or behind it, and wakes the pump when one is needed without a batch."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PassPacer:
         self._arming: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
         self.due = False
-        """Whether the next batch ends with a pass whatever it decides, and is made for that if need be."""
+        """Whether the next batch has a pass whatever it decides, and is made for that if need be."""
 
     @property
     def sleeping(self) -> bool:
@@ -90,7 +90,7 @@ class PassPacer:
         self._wake()
 
     def wanted(self, *, decided: bool) -> bool:
-        """Whether the batch under construction ends with a pass; `decided`: whether it has events so far."""
+        """Whether the batch under construction has a pass; `decided`: whether it has events so far."""
         if self.due:
             return True
         if not decided:

@@ -249,11 +249,9 @@ class Proposer:
     def _pump(self) -> None:
         self._pump_handle = None
         try:
-            if not self.leading:
-                return
-            if self._unpassed is not None:
+            if self.leading and self._unpassed is not None:
                 self._pass_behind(self._unpassed)
-            if len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
+            if not self.leading or len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
                 return
             if self._queue or self._pacer.due:
                 self._propose_batch()
@@ -292,7 +290,7 @@ class Proposer:
             waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))
         wants_pass = self._pacer.wanted(decided=decided)
         if wants_pass and decided and not self._in_flight:
-            self._unpassed = self._propose(batch, entries, waiters)
+            self._propose(batch, entries, waiters, passed=False)
             self._wake()
             return
         if wants_pass:
@@ -308,7 +306,7 @@ class Proposer:
             if not self._in_flight and not self._pacer.due:
                 self._pacer.rest()
             return
-        if self._propose(batch, entries, waiters) is not None:
+        if self._propose(batch, entries, waiters):
             self._planner.closed(batch)
 
     def _pass_behind(self, flight: InFlight) -> None:
@@ -316,33 +314,33 @@ class Proposer:
         self._unpassed = None
         self._planner.closed(flight.tentative)
         batch = Tentative(flight.after, Instant(max(self._clock.now(), flight.batch.at)))
-        entry = self._pass(batch, True)
-        if entry is not None:
+        if (entry := self._pass(batch, True)) is not None:
             batch.add(entry)
             waiters, flight.waiters = flight.waiters, []
-            if self._propose(batch, [encode_entry(entry)], waiters) is not None:
+            if self._propose(batch, [encode_entry(entry)], waiters):
                 self._planner.closed(batch)
         elif flight not in self._in_flight:
             tell(flight.waiters, self._applied())
             if not self._pacer.due:
                 self._pacer.rest()
 
-    def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter]) -> InFlight | None:
-        """Propose a batch; None if this replica does not lead any more: then everything was given up."""
+    def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter], *, passed: bool = True) -> bool:
+        """Propose a batch; False if this replica does not lead any more: then everything was given up."""
         agreed = Batch(batch.base.revision, batch.at, tuple(batch.entries))
         flight = InFlight(batch, agreed, batch_of_encoded(agreed.base, agreed.at, entries), waiters)
         self._in_flight.append(flight)
+        self._unpassed = None if passed else flight
         try:
             flight.index, flight.term = self._engine.propose(flight.data)
         except NotLeader:
             self._abandon()
-            return None
+            return False
         self.counts.batches += 1
         self.counts.commands += len(agreed.entries)
         for entry in agreed.entries:
             if entry.refusal is not None:
                 self.counts.refusals[entry.refusal.code.name.lower()] += 1
-        return flight
+        return True
 
     def _dequeue(self) -> None:
         self._queue_bytes -= self._queue.popleft().weight_bytes

@@ -67,6 +67,13 @@ def batches(rig: Rig) -> list[Batch]:
     return found
 
 
+async def commit(rig: Rig, answer: Answer) -> None:
+    """Have what was asked committed, with whatever follows from it."""
+    while not answer.done() or rig.engine.uncommitted:
+        rig.engine.commit()
+        await asyncio.sleep(0)
+
+
 def manual(config: Config) -> Rig:
     return Rig(config, automatic=False, clock=ManualClock(START))
 
@@ -286,17 +293,88 @@ async def test_the_clock_of_batches_never_goes_back_when_the_leaders_does(config
 
 
 @story
-async def test_a_batch_that_decides_something_ends_with_a_scheduling_pass_of_the_controller(config: Config) -> None:
+async def test_what_a_lonely_batch_decided_is_passed_over_in_an_entry_behind_it_and_answered_with_that(
+    config: Config,
+) -> None:
     async with manual(config) as rig:
         node = c.Actor(c.ActorRole.AGENT, "n1")
         rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "instance", "disk")))
-        submit(rig, script=SCRIPT, hold=Hold.NONE)
-        await until(lambda: rig.engine.uncommitted == 1)
-        (batch,) = batches(rig)
-        assert [entry.command for entry in batch.entries] == ["register_node", "submit_job", "run_scheduling_pass"]
-        assert batch.entries[-1].actor == c.CONTROLLER and batch.entries[-1].id == b""
-        rig.engine.commit()
+        answer = submit(rig, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: rig.engine.uncommitted == 2)
+        decided, passed = batches(rig)
+        assert [entry.command for entry in decided.entries] == ["register_node", "submit_job"]
+        assert [entry.command for entry in passed.entries] == ["run_scheduling_pass"]
+        assert passed.entries[0].actor == c.CONTROLLER and passed.entries[0].id == b""
+        assert passed.base == decided.base + 2
+        rig.engine.commit(1)
+        await asyncio.sleep(0)
+        assert not answer.done(), "its pass is not committed"
+        rig.engine.commit(1)
         assert rig.controller.state.buffers[1].state.word == "staging-in"
+        settled = await answer
+        assert (settled.revision, settled.state) == (decided.base + 2, rig.controller.state)
+
+
+@story
+async def test_a_pass_ends_the_batch_where_others_are_under_way(config: Config) -> None:
+    async with manual(config) as rig:
+        submit(rig)
+        await until(lambda: rig.engine.uncommitted == 1)
+        node = c.Actor(c.ActorRole.AGENT, "n1")
+        rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "instance", "disk")))
+        submit(rig, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: rig.engine.uncommitted == 2)
+        batch = batches(rig)[-1]
+        assert [entry.command for entry in batch.entries] == ["register_node", "submit_job", "run_scheduling_pass"]
+        rig.engine.commit()
+        assert rig.controller.state.buffers[2].state.word == "staging-in"
+
+
+@story
+@pytest.mark.parametrize("finds", [True, False])
+async def test_a_batch_that_is_applied_before_its_pass_is_answered_after_it(config: Config, finds: bool) -> None:
+    async with manual(config) as rig:
+        node = c.Actor(c.ActorRole.AGENT, "n1")
+        await commit(rig, rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "i", "disk"))))
+        propose = rig.engine.propose
+
+        def at_once(data: bytes) -> tuple[int, int]:
+            # What a replica without peers may do: the entry is applied before `propose` has returned.
+            place = propose(data)
+            rig.engine.commit()
+            return place
+
+        rig.engine.propose = at_once  # type: ignore[method-assign]
+        answer = submit(rig, script=SCRIPT if finds else PLAIN, hold=Hold.NONE if finds else Hold.USER)
+        states = []
+        answer.add_done_callback(lambda done: states.append(done.result().state))
+        await until(lambda: bool(states))
+        job = (await answer).job
+        assert (job in states[0].buffers) is finds
+        assert not finds or states[0].buffers[job].state.word == "staging-in"
+        assert not rig.failures
+
+
+@story
+async def test_leadership_lost_between_a_batch_and_its_pass_leaves_the_outcome_unknown(config: Config) -> None:
+    async with manual(config) as rig:
+        propose = rig.engine.propose
+
+        def last(data: bytes) -> tuple[int, int]:
+            place = propose(data)
+            asyncio.get_running_loop().call_soon(rig.engine.depose)
+            return place
+
+        rig.engine.propose = last  # type: ignore[method-assign]
+        answer = submit(rig)
+        with pytest.raises(OutcomeUnknown):
+            await answer
+        assert rig.controller.proposer.batches_in_flight == 0
+        rig.engine.propose = propose  # type: ignore[method-assign]
+        rig.engine.lead()
+        again = submit(rig)
+        await commit(rig, again)
+        assert not rig.failures
 
 
 @story

@@ -326,8 +326,8 @@ def answered_before_commit() -> list[Any]:
     """A client has its answer when the batch is proposed, not when it is applied (law 4)."""
     original = Proposer._propose
 
-    def hasty(self: Any, *given: Any) -> Any:
-        proposed = original(self, *given)
+    def hasty(self: Any, *given: Any, **named: Any) -> Any:
+        proposed = original(self, *given, **named)
         if self._in_flight:
             flight = self._in_flight[-1]
             for waiter in flight.waiters:

@@ -56,6 +56,47 @@ async def test_commands_sent_together_are_settled_in_one_batch_and_each_is_answe
         connection.close()
 
 
+class Writes:
+    """Stands before a transport and counts what is written to it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self.count += 1
+        self._transport.write(data)
+
+
+@story
+@pytest.mark.parametrize("together", [1, 2, 7])
+async def test_the_last_answer_of_a_connection_leaves_at_once_with_those_before_it(
+    config: Config, together: int
+) -> None:
+    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        (other_end,) = server.connections
+        assert other_end._transport is not None
+        written = other_end._transport = Writes(other_end._transport)  # type: ignore[assignment]
+        asking = Writes(connection._transport)  # type: ignore[arg-type]
+        connection._transport = asking  # type: ignore[assignment]
+        answers = [connection.ask(submission(rig)) for _ in range(together)]
+        assert asking.count == 1, "who asks first waits for nobody"
+        await until(lambda: sum(len(flight.waiters) for flight in rig.controller.proposer._in_flight) == together)
+        assert asking.count == min(together, 2)
+        before = written.count
+        for _ in range(together):
+            rig.engine.commit()
+        await asyncio.sleep(0)
+        rig.engine.commit()
+        assert written.count == before + 1
+        assert sorted([(await answer).job for answer in answers]) == list(range(1, together + 1))
+        connection.close()
+
+
 COMMANDS: list[Callable[[Rig], r.BulkCommand]] = [
     lambda rig: submission(rig),
     lambda rig: submission(rig, user="bob"),

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from cluster.consensus.elections import FIRST_SHARE
 from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
@@ -12,6 +14,28 @@ from cluster.consensus.interface import Role, Timing
 from tests.cluster.consensus.rig import TIMING, Rig
 from tests.cluster.consensus.simulator import Simulation
 from tests.cluster.consensus.tls_cluster import Node, certify, make_authority, make_members
+
+PATIENT = Timing(election_min_s=60.0, election_max_s=120.0, heartbeat_s=10.0)
+
+
+def counting(node: Node) -> list[int]:
+    """Return the terms of the ticks that this replica makes from now on."""
+    ticks = []
+    tick = node.consensus._engine.tick
+
+    def counted() -> None:
+        ticks.append(node.consensus.term)
+        tick()
+
+    node.consensus._engine.tick = counted  # type: ignore[method-assign]
+    return ticks
+
+
+def alone(tmp_path: Path) -> Node:
+    """Return the first of three replicas, of which the others are not there."""
+    authority = make_authority(tmp_path / "tls")
+    tls = certify(authority, tmp_path / "tls", "r1")
+    return Node(tmp_path, "r1", make_members(["r1", "r2", "r3"]), tls, timing=PATIENT)
 
 
 def count_ticks(sim: Simulation) -> Counter[str]:
@@ -98,21 +122,32 @@ def test_an_answer_that_moves_a_peer_on_asks_for_a_tick() -> None:
     assert rig.engine.commit_index == index
 
 
+def acknowledged(*, handing_over: bool) -> bool:
+    """Have an entry committed by one follower; return whether the answer of the other asks for a tick."""
+    rig = Rig()
+    rig.lead()
+    index, _ = rig.engine.propose(b"\x01a")
+    rig.engine.tick()
+    requests = dict(message for message in rig.out if isinstance(message[1], AppendRequest))
+    rig.give("r2", AppendReply(rig.engine.term, requests["r2"].seq, index))
+    rig.settle()
+    assert rig.engine.commit_index == index
+    if handing_over:
+        rig.engine.transfer("r3")
+        rig.settle()
+    return rig.engine.receive("r3", AppendReply(rig.engine.term, requests["r3"].seq, index))
+
+
+def test_an_answer_about_what_is_committed_already_asks_for_no_tick_but_of_a_leader_that_hands_over() -> None:
+    assert acknowledged(handing_over=False) is False
+    assert acknowledged(handing_over=True) is True
+
+
 def test_the_driver_ticks_only_for_frames_that_ask_for_it(tmp_path: Path) -> None:
     async def work() -> None:
-        members = make_members(["r1", "r2", "r3"])
-        authority = make_authority(tmp_path / "tls")
-        patient = Timing(election_min_s=60.0, election_max_s=120.0, heartbeat_s=10.0)
-        node = Node(tmp_path, "r1", members, certify(authority, tmp_path / "tls", "r1"), timing=patient)
+        node = alone(tmp_path)
         engine = node.consensus._engine
-        ticks = []
-        tick = engine.tick
-
-        def counted() -> None:
-            ticks.append(engine.term)
-            tick()
-
-        engine.tick = counted  # type: ignore[method-assign]
+        ticks = counting(node)
         await node.consensus.start()
 
         async def give(message: AppendRequest | Heartbeat) -> int:
@@ -132,6 +167,59 @@ def test_the_driver_ticks_only_for_frames_that_ask_for_it(tmp_path: Path) -> Non
             await node.stop()
 
     asyncio.run(work())
+
+
+def test_a_follower_acts_in_the_turn_in_which_it_reads_and_once_for_all_that_came_together(tmp_path: Path) -> None:
+    async def work() -> None:
+        node = alone(tmp_path)
+        await node.consensus.start()
+        await asyncio.sleep(0)
+        ticks = counting(node)
+        try:
+            node.consensus.on_frame("r2", AppendRequest(1, 1, 0, 0, 1, True, [(1, b"\x00")]))
+            node.consensus.on_frame("r2", AppendRequest(1, 2, 1, 1, 2, True, [(1, b"\x01a")]))
+            assert ticks == []
+            node.consensus.on_read()
+            assert ticks == [1]
+            assert node.consensus.applied_index == 2
+            node.consensus.on_read()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert ticks == [1], "the turn that was asked for first has nothing left to do"
+        finally:
+            await node.stop()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_timer_that_is_due_within_a_millisecond_is_moved_like_any_other(
+    tmp_path: Path, run: Callable[[Coroutine[None, None, None]], None]
+) -> None:
+    async def work() -> None:
+        node = alone(tmp_path)
+        await node.consensus.start()
+        await asyncio.sleep(0)
+        engine, now_s = node.consensus._engine, node.consensus._clock.monotonic_s
+        due_s = now_s() + 60.0
+        engine.next_due_s = lambda: due_s  # type: ignore[method-assign]
+        ticks = counting(node)
+        try:
+            node.consensus._set_timer()
+            for wait_s in (0.0004, 0.0002, 30.0):
+                due_s = now_s() + wait_s
+                node.consensus._set_timer()
+            assert ticks == []
+            due_s = now_s() + 0.0003
+            node.consensus._set_timer()
+            async with asyncio.timeout(20.0):
+                while not ticks:
+                    await asyncio.sleep(0.001)
+            due_s = now_s() + 60.0
+        finally:
+            await node.stop()
+
+    run(work())
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 5, 7])

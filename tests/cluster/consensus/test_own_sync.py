@@ -61,6 +61,52 @@ def test_under_load_the_others_commit_while_the_leader_has_not_synced() -> None:
     assert rig.disk.syncs == syncs
 
 
+def test_what_the_others_have_committed_is_applied_before_the_leader_syncs_it_within_the_bound() -> None:
+    rig = leading()
+    syncs = rig.disk.syncs
+    index, _ = rig.engine.propose(SMALL)
+    rig.engine.tick()
+    for peer in ("r2", "r3"):
+        acknowledge(rig, peer, index)
+    rig.engine.tick()
+    assert rig.applied[-1][0] == index
+    assert rig.disk.syncs == syncs
+    assert rig.journal.dirty
+    rig.wait(SYNC_POSTPONED_S)
+    assert not rig.journal.dirty
+    assert rig.disk.syncs == syncs + 1
+
+
+def test_a_copy_that_was_put_off_is_synced_with_the_next_proposal_that_needs_it() -> None:
+    rig = leading()
+    index, _ = rig.engine.propose(SMALL)
+    rig.engine.tick()
+    for peer in ("r2", "r3"):
+        acknowledge(rig, peer, index)
+    rig.engine.tick()
+    syncs = rig.disk.syncs
+    rig.out.clear()
+    rig.engine.propose(SMALL)
+    rig.engine.tick()
+    acknowledge(rig, "r2", index + 1)
+    rig.engine.tick()
+    assert rig.disk.syncs == syncs + 1
+    assert rig.engine.commit_index == index + 1
+
+
+def test_who_put_a_copy_off_makes_it_when_too_few_of_the_others_are_left() -> None:
+    rig = leading()
+    index, _ = rig.engine.propose(SMALL)
+    rig.engine.tick()
+    for peer in ("r2", "r3"):
+        acknowledge(rig, peer, index)
+    rig.engine.tick()
+    assert rig.journal.dirty
+    rig.engine.disconnected("r3")
+    rig.settle()
+    assert not rig.journal.dirty
+
+
 def test_a_follower_that_is_slow_is_waited_for_no_longer_than_the_bound() -> None:
     rig = leading()
     index, _ = rig.engine.propose(LARGE)
