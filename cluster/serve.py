@@ -281,7 +281,7 @@ def _time_syncs(environment: Environment, clock: Clock, service: Service) -> Non
     def timed(transaction: Any) -> None:
         started_s = clock.monotonic_s()
         commit(transaction)
-        service.metrics.syncs.observe(clock.monotonic_s() - started_s)
+        service.metrics.synced(clock.monotonic_s() - started_s)
 
     environment.commit = timed
 

@@ -23,6 +23,9 @@ SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 LATENCY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Bounds of the request histogram, seconds: from a stale read to the longest poll."""
 
+SYNCS_KEPT_MAX = 4096
+"""Syncs whose times wait for a scrape, count: some 100 KiB."""
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -32,7 +35,9 @@ class Metrics:
     def __init__(self, controller: Controller) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_ReplicaCollector(controller))
-        self.syncs = Histogram(
+        self._sync_times_s: list[float] = []
+        """What `_syncs` has not been told: telling takes longer than all else between a sync and its answer."""
+        self._syncs = Histogram(
             "forebay_journal_sync_seconds",
             "Time of each durable write of the journal.",
             buckets=SYNC_BUCKETS_S,
@@ -49,9 +54,21 @@ class Metrics:
             "forebay_api_problems_total", "API answers with an error, by code.", ["code"], registry=self._registry
         )
 
+    def synced(self, duration_s: float) -> None:
+        """Note how long a durable write of the journal took."""
+        self._sync_times_s.append(duration_s)
+        if len(self._sync_times_s) >= SYNCS_KEPT_MAX:
+            self._tell_syncs()
+
     def text(self) -> bytes:
         """Return everything in Prometheus's text format."""
+        self._tell_syncs()
         return generate_latest(self._registry)
+
+    def _tell_syncs(self) -> None:
+        times_s, self._sync_times_s = self._sync_times_s, []
+        for duration_s in times_s:
+            self._syncs.observe(duration_s)
 
 
 class _ReplicaCollector(Collector):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.api.explaining import Verdicts
+from cluster.api.metrics import SYNCS_KEPT_MAX
 from cluster.api.render import job_view
 from cluster.config import Config
 from replica.features import FEATURE_LEVEL_KNOWN
@@ -236,6 +237,18 @@ async def test_the_ledger_is_read_with_its_digests_and_says_what_the_status_says
             assert revisions == list(range(1, status["revision"] + 1))
             assert len(status["state_digest"]) == 64
             await rig.restart()
+
+
+@story
+async def test_each_sync_is_in_the_histogram_whether_it_was_told_before_the_scrape_or_for_it(config: Config) -> None:
+    async with Rig(config) as rig:
+        for _ in range(SYNCS_KEPT_MAX + 2):
+            rig.service.metrics.synced(0.0002)
+        rig.service.metrics.synced(5.0)
+        for _ in range(2):
+            text = (await rig.ask("GET", "/metrics", who="alice")).body.decode()
+            assert f"forebay_journal_sync_seconds_count {SYNCS_KEPT_MAX + 3}.0" in text
+            assert f'forebay_journal_sync_seconds_bucket{{le="0.0003"}} {SYNCS_KEPT_MAX + 2}.0' in text
 
 
 @story
