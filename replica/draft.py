@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
+import immutables
 from msgspec.structs import replace
 
 from replica import consumption, name_groups
 from replica import events as e
+from replica.accounting import Account, License, Qos, SchedulingRules
 from replica.buffers import HOLDING, Buffer, BufferInput, IllegalTransition, step
 from replica.commit import Receipt
+from replica.consumption import Consumed
 from replica.failures import LedgerViolation
 from replica.features import TRANSFERS_AND_PARTITIONS
-from replica.governing import TRANSFERS, counted_under
+from replica.governing import TRANSFERS, MovingKey, counted_under
+from replica.job_changes import JobTerms
+from replica.job_extras import JobExtra
 from replica.jobs import ENDED, Job
+from replica.mails import Mail
+from replica.name_groups import NameGroup
 from replica.nodes import Node
 from replica.options import JobOptions
+from replica.partitions import Partition
+from replica.persistent import PersistentBuffer
 from replica.policy import Policy
+from replica.pool_units import PoolUnit
+from replica.pools import Pool
+from replica.rates import Rates
+from replica.receipts import ReceiptsDraft
+from replica.reservations import Reservation
 from replica.sites import DEFAULT_SITE, SITE_KEY, Site
 from replica.state import State
-from replica.state_index import Groups, is_finished
+from replica.state_index import is_finished, move
+from replica.transfers import JobTransfers, TransferRules
 from replica.turns import takes_turn
-from replica.units import Instant, Revision
+from replica.units import Instant
 from replica.use import UseKey, standing_of, use_of
 
 _DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
@@ -29,106 +46,71 @@ _DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
 
 
 class Draft:
-    """A State being changed: mutations of its maps, folded on in place, finished into the next State in O(changes)."""
+    """A State being changed: mutations of its maps, folded on in place, finished into the next State in O(changes).
+
+    A field is taken from the base when it is looked at first: a batch of one command touches a few of them, and to
+    open and close mutations of all took a sixth of what such a command costs.
+    """
+
+    cluster_id: str
+    name: str
+    feature_level: int
+    policy: Policy
+    next_job: int
+    oldest_receipt: int
+    receipts_horizon_ms: int
+    # Few and seldom changed: persistent maps, which can be walked while a batch is decided.
+    pools: immutables.Map[str, Pool]
+    nodes: immutables.Map[str, Node]
+    persistent: immutables.Map[str, PersistentBuffer]
+    sites: immutables.Map[str, Site]
+    pool_units: immutables.Map[str, PoolUnit]
+    accounts: immutables.Map[str, Account]
+    qos: immutables.Map[str, Qos]
+    licenses: immutables.Map[str, License]
+    reservations: immutables.Map[str, Reservation]
+    scheduling_rules: immutables.Map[str, SchedulingRules]
+    rates: immutables.Map[str, Rates]
+    revocations: immutables.Map[int, int]
+    mails: immutables.Map[str, Mail]
+    partitions: immutables.Map[str, Partition]
+    consumed: Consumed
+    transfer_rules: immutables.Map[str, TransferRules]
+    # Mutations.
+    jobs: immutables.MapMutation[int, Job]
+    buffers: immutables.MapMutation[int, Buffer]
+    receipts: ReceiptsDraft
+    options: immutables.MapMutation[int, JobOptions]
+    extras: immutables.MapMutation[int, JobExtra]
+    terms: immutables.MapMutation[int, JobTerms]
+    transfers: immutables.MapMutation[int, JobTransfers]
+    using: immutables.MapMutation[str, immutables.Map[int, bool]]
+    held_bytes: immutables.MapMutation[str, int]
+    unfinished: immutables.MapMutation[int, bool]
+    finished: immutables.MapMutation[int, bool]
+    on_node: immutables.MapMutation[str, immutables.Map[int, bool]]
+    holders: immutables.MapMutation[str, immutables.Map[int, bool]]
+    operations: immutables.MapMutation[int, int]
+    arrays: immutables.MapMutation[int, immutables.Map[int, int]]
+    named: immutables.MapMutation[str, immutables.Map[str, NameGroup]]
+    use: immutables.MapMutation[UseKey, int]
+    moving: immutables.MapMutation[MovingKey, int]
 
     def __init__(self, state: State) -> None:
         self._base = state
-        self.cluster_id = state.cluster_id
-        self.name = state.name
-        self.feature_level = state.feature_level
+        self._receipts_max: int | None = None
         self.revision: int = state.revision
         self.at: int = state.at
-        self.policy: Policy = state.policy
-        self.next_job = state.next_job
-        self.oldest_receipt = state.oldest_receipt
-        self.receipts_horizon_ms = state.receipts_horizon_ms
-        # Few and seldom changed: persistent maps, which can be walked while a batch is decided.
-        self.pools = state.pools
-        self.nodes = state.nodes
-        self.sites = state.sites
-        self.pool_units = state.pool_units
-        self.accounts = state.accounts
-        self.qos = state.qos
-        self.licenses = state.licenses
-        self.reservations = state.reservations
-        self.scheduling_rules = state.scheduling_rules
-        self.rates = state.rates
-        self.revocations = state.revocations
-        self.jobs = state.jobs.mutate()
-        self.buffers = state.buffers.mutate()
-        self.receipts = state.receipts.mutate()
-        self._receipts_max: int | None = None
-        self.options = state.options.mutate()
-        self.persistent = state.persistent
-        self.extras = state.extras.mutate()
-        self.mails = state.mails
-        self.partitions = state.partitions
-        self.consumed = state.consumed
-        self.terms = state.terms.mutate()
-        self.transfer_rules = state.transfer_rules
-        self.transfers = state.transfers.mutate()
-        self._using = Groups(state.using)
-        self.using = self._using.groups
-        self.held_bytes = state.held_bytes.mutate()
-        self.unfinished = state.unfinished.mutate()
-        self.finished = state.finished.mutate()
-        self._on_node = Groups(state.on_node)
-        self.on_node = self._on_node.groups
-        self._holders = Groups(state.holders)
-        self.operations = state.operations.mutate()
-        self.arrays = state.arrays.mutate()
-        self.named = state.named.mutate()
-        self.use = state.use.mutate()
-        self.moving = state.moving.mutate()
 
     def finish(self) -> State:
-        """Return the next State; the draft must not be used afterwards."""
+        """Return the next State; the draft must not be used afterwards. A map that was not touched is the base's."""
         self._drop_receipts()
-        return State(
-            cluster_id=self.cluster_id,
-            name=self.name,
-            feature_level=self.feature_level,
-            revision=Revision(self.revision),
-            at=Instant(self.at),
-            policy=self.policy,
-            next_job=self.next_job,
-            oldest_receipt=self.oldest_receipt,
-            receipts_horizon_ms=self.receipts_horizon_ms,
-            pools=self.pools,
-            nodes=self.nodes,
-            jobs=self.jobs.finish(),
-            buffers=self.buffers.finish(),
-            receipts=self.receipts.finish(),
-            options=self.options.finish(),
-            persistent=self.persistent,
-            extras=self.extras.finish(),
-            mails=self.mails,
-            partitions=self.partitions,
-            consumed=self.consumed,
-            terms=self.terms.finish(),
-            transfer_rules=self.transfer_rules,
-            transfers=self.transfers.finish(),
-            using=self.using.finish(),
-            sites=self.sites,
-            pool_units=self.pool_units,
-            accounts=self.accounts,
-            qos=self.qos,
-            licenses=self.licenses,
-            reservations=self.reservations,
-            scheduling_rules=self.scheduling_rules,
-            rates=self.rates,
-            revocations=self.revocations,
-            held_bytes=self.held_bytes.finish(),
-            unfinished=self.unfinished.finish(),
-            finished=self.finished.finish(),
-            on_node=self.on_node.finish(),
-            holders=self._holders.groups.finish(),
-            operations=self.operations.finish(),
-            arrays=self.arrays.finish(),
-            named=self.named.finish(),
-            use=self.use.finish(),
-            moving=self.moving.finish(),
-        )
+        taken = self.__dict__
+        changes = {name: taken[name] for name in _TAKEN if name in taken}
+        for name in _MUTATED:
+            if name in taken:
+                changes[name] = taken[name].finish()
+        return replace(self._base, revision=self.revision, at=self.at, **changes)
 
     @property
     def site(self) -> Site:
@@ -171,7 +153,8 @@ class Draft:
             difference = buffer.held_bytes - (0 if before is None else before.held_bytes)
             if difference:
                 self.hold(buffer.pool, difference)
-                self._holders.move(
+                move(
+                    self.holders,
                     job.id,
                     before.pool if before is not None and before.held_bytes else "",
                     buffer.pool if buffer.held_bytes else "",
@@ -181,7 +164,7 @@ class Draft:
             self._count_use(before, buffer)
             self.buffers[job.id] = buffer
         over = is_finished(job, buffer)
-        self._on_node.move(job.id, was_on, "" if over else job.node)
+        move(self.on_node, job.id, was_on, "" if over else job.node)
         into, out_of = (self.finished, self.unfinished) if over else (self.unfinished, self.finished)
         if job.id not in into:
             into[job.id] = True
@@ -271,7 +254,7 @@ class Draft:
         if was == uses or options is None or options.buffer is None:
             return
         for name in dict.fromkeys(options.buffer.uses):
-            self._using.move(buffer.job, name if was else "", name if uses else "")
+            move(self.using, buffer.job, name if was else "", name if uses else "")
 
     def moved(self, buffer: Buffer, happening: BufferInput) -> Buffer:
         """Return the buffer after `happening`."""
@@ -301,3 +284,25 @@ class Draft:
         if dropped is not None:
             self.oldest_receipt = dropped.revision + 1
             self.receipts_horizon_ms = max(self.receipts_horizon_ms, int.from_bytes(dropped.greatest_id[:6], "big"))
+
+
+class _Taken:
+    """A field of a draft, taken from its base when it is looked at first, and an attribute like any other from then."""
+
+    def __init__(self, name: str, take: Callable[[Any], Any]) -> None:
+        self._name = name
+        self._take = take
+
+    def __get__(self, draft: Draft, owner: type[Draft]) -> Any:
+        found = draft.__dict__[self._name] = self._take(getattr(draft._base, self._name))
+        return found
+
+
+_FIELDS = [name for name in State.__struct_fields__ if name not in ("revision", "at")]
+_MUTATED = [name for name in _FIELDS if "MapMutation" in Draft.__annotations__[name] or name == "receipts"]
+_TAKEN = [name for name in _FIELDS if name not in _MUTATED]
+
+for _name in _TAKEN:
+    setattr(Draft, _name, _Taken(_name, lambda kept: kept))
+for _name in _MUTATED:
+    setattr(Draft, _name, _Taken(_name, methodcaller("mutate")))

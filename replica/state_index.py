@@ -38,24 +38,21 @@ def _group(jobs: dict[int, bool]) -> NameGroup:
     return first if len(jobs) == 1 else Several(first, immutables.Map(jobs))
 
 
-class Groups:
-    """A derived map from a name to the jobs under it, being changed; a name without jobs has no entry."""
+def move(groups: immutables.MapMutation[str, immutables.Map[int, bool]], job_id: int, before: str, after: str) -> None:
+    """Have the job stand under `after` instead of `before` in a derived map from a name to the jobs under it.
 
-    def __init__(self, groups: immutables.Map[str, immutables.Map[int, bool]]) -> None:
-        self.groups = groups.mutate()
-
-    def move(self, job_id: int, before: str, after: str) -> None:
-        """Have the job stand under `after` instead of `before`; "" is nowhere."""
-        if before == after:
-            return
-        if before:
-            left = self.groups[before].delete(job_id)
-            if left:
-                self.groups[before] = left
-            else:
-                del self.groups[before]
-        if after:
-            self.groups[after] = self.groups.get(after, _NOBODY).set(job_id, True)
+    "" is nowhere; a name without jobs has no entry.
+    """
+    if before == after:
+        return
+    if before:
+        left = groups[before].delete(job_id)
+        if left:
+            groups[before] = left
+        else:
+            del groups[before]
+    if after:
+        groups[after] = groups.get(after, _NOBODY).set(job_id, True)
 
 
 _NOBODY: immutables.Map[int, bool] = immutables.Map()
