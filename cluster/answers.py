@@ -15,6 +15,26 @@ from replica.state import State
 from replica.units import Revision
 
 
+class QueueFull(Exception):
+    """The queue is full; nothing has happened, and the client may try again later."""
+
+
+class NotLeading(Exception):
+    """This replica cannot decide; nothing has happened. `leader` is the name of who may, if known."""
+
+    def __init__(self, leader: str | None) -> None:
+        super().__init__(f"this replica does not lead; leader: {leader or 'unknown'}")
+        self.leader = leader
+
+
+class OutcomeUnknown(Exception):
+    """Leadership was lost while the command was under way: the same id must be sent again to learn the outcome."""
+
+
+class CannotDecide(Exception):
+    """Deciding the command failed with a fault of the program; nothing has happened."""
+
+
 class Settled(msgspec.Struct, frozen=True):
     """The answer to one command. `state` is the applied state when it is given; `revision` that of the command."""
 
@@ -70,6 +90,14 @@ class Waiter(msgspec.Struct, frozen=True):
     refusal: Refusal | None
     fresh: bool
 
+    @property
+    def is_hurried(self) -> bool:
+        """Whether the answer says no more than that the command is committed: it does not wait for the pass.
+
+        Who has a future gets a state with the answer, in which the scheduler has looked at what was decided.
+        """
+        return not isinstance(self.answer, asyncio.Future)
+
 
 class InFlight:
     """A batch that was proposed: the states before and after it, and who waits for it."""
@@ -86,6 +114,11 @@ class InFlight:
         self.first = Revision(batch.base + 1)
         self.last = Revision(tentative.revision)
         self.waiters = waiters
+
+    def by_hurry(self) -> tuple[list[Waiter], list[Waiter]]:
+        """Return those who want no more than to know that their command is committed, and the others."""
+        hurried = [waiter for waiter in self.waiters if waiter.is_hurried]
+        return hurried, [waiter for waiter in self.waiters if not waiter.is_hurried]
 
     @property
     def after(self) -> State:

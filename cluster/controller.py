@@ -211,7 +211,7 @@ class Controller:
             raise NotLeading(None)
 
     async def current(self) -> State:
-        """Return a state that is at least as new as any answer given before the call.
+        """Return a state that is at least as new as any answer given before the call, and passed over.
 
         NotLeading if this replica does not lead; Unavailable if it cannot prove within READ_WAIT_S that it does.
         """
@@ -221,7 +221,8 @@ class Controller:
                     await asyncio.sleep(READY_POLL_S)
                 if self.engine.role != Role.LEADER:
                     raise NotLeading(self.engine.leader)
-                await self.wait_applied(await self.engine.confirm_leadership())
+                passed = self.proposer.pass_now()
+                await self.wait_applied(max(passed, await self.engine.confirm_leadership()))
         except NotLeader as error:
             raise NotLeading(error.leader) from error
         except TimeoutError as error:

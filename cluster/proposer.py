@@ -9,9 +9,10 @@ Commands wait in one bounded queue. The pump takes as many as fit, decides them 
 grow with the load and a lonely command never waits for company. When the entry is applied, its waiters are told; an
 answer never precedes the commit (law 4).
 
-A pass of the scheduler follows whatever was decided, and is there when it is answered. While other batches are under
-way it ends the batch. A batch that leaves alone does not wait for it: the pass comes while the others write the batch
-down, and what it finds follows in an entry of its own, to which those who wait for the batch then belong.
+A pass of the scheduler follows whatever was decided. While other batches are under way it ends the batch. A batch that
+leaves alone does not wait for it: the pass comes while the others write the batch down, and what it finds follows in an
+entry of its own, to which those who wait for the batch then belong. Where nobody wants more than to know that a command
+is committed, they are told before: the pass comes when they are, or with the next command or read.
 
 A command id that is known is answered from its receipt, without an entry (law 6): at once if the receipt is applied,
 with the batch that carries it if it is in flight.
@@ -28,15 +29,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-import msgspec
-
-from cluster.answers import Answer, Asker, InFlight, Settled, Waiter, Waiting, reject, resolve, tell
+from cluster.answers import (
+    Answer,
+    Asker,
+    CannotDecide,
+    InFlight,
+    NotLeading,
+    OutcomeUnknown,
+    QueueFull,
+    Settled,
+    Waiter,
+    Waiting,
+    reject,
+    resolve,
+    tell,
+)
 from cluster.clock import Clock
 from cluster.consensus import NotLeader, Role
+from cluster.counts import Counts
 from cluster.engine import Engine
 from cluster.entries import ENTRIES_BYTES_MAX, entry_of, entry_too_large, weight_bytes
 from cluster.pacing import PassPacer
@@ -74,37 +88,6 @@ BATCHES_IN_FLIGHT_MAX = 4
 """Batches proposed and not applied, count: measured where more no longer hides the latency of a sync (HAZARDS.md)."""
 
 
-class QueueFull(Exception):
-    """The queue is full; nothing has happened, and the client may try again later."""
-
-
-class NotLeading(Exception):
-    """This replica cannot decide; nothing has happened. `leader` is the name of who may, if known."""
-
-    def __init__(self, leader: str | None) -> None:
-        super().__init__(f"this replica does not lead; leader: {leader or 'unknown'}")
-        self.leader = leader
-
-
-class OutcomeUnknown(Exception):
-    """Leadership was lost while the command was under way: the same id must be sent again to learn the outcome."""
-
-
-class CannotDecide(Exception):
-    """Deciding the command failed with a fault of the program; nothing has happened."""
-
-
-class Counts(msgspec.Struct):
-    """What the proposer has done since the process started."""
-
-    batches: int = 0
-    commands: int = 0
-    receipts_answered: int = 0
-    queue_full: int = 0
-    outcomes_unknown: int = 0
-    refusals: Counter[str] = msgspec.field(default_factory=Counter)
-
-
 class Proposer:
     """Decides commands in order and proposes them in batches, while this replica leads and is ready."""
 
@@ -129,7 +112,9 @@ class Proposer:
         self._pacer = PassPacer(next_due=self._next_due, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail)
         self._leading_term = 0
         self._unpassed: InFlight | None = None
-        """A batch that left alone, of which the pass is still to come; nobody is told before."""
+        """A batch that left alone, of which the pass is still to come."""
+        self._passed_index = 0
+        """The last entry that holds such a pass."""
         self._open = False
         """Whether commands are taken."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -181,6 +166,15 @@ class Proposer:
         """Have the scheduler look at the state, with the next batch or in one of its own."""
         self._pacer.schedule()
 
+    def pass_now(self) -> int:
+        """Have the pass that is still to come; return the last entry that holds one of its own, 0 for none."""
+        try:
+            if self._unpassed is not None and self.leading:
+                self._pass_behind(self._unpassed)
+        except Exception as error:
+            self._fail(error)
+        return self._passed_index
+
     def leadership_changed(self) -> None:
         """React to a change of role, term or readiness; called by consensus, must not raise."""
         term = self._engine.term if self._engine.role == Role.LEADER else 0
@@ -216,8 +210,11 @@ class Proposer:
                     self._abandon()
                 else:
                     self._in_flight.popleft()
-                    if head is not self._unpassed:
-                        tell(head.waiters, state)
+                    waits = head is self._unpassed and self.leading  # not while it hands over: the heir has the pass
+                    told, head.waiters = head.by_hurry() if waits else (head.waiters, [])
+                    tell(told, state)
+                    if waits:
+                        self._wake()
             elif index > head.index:
                 self._abandon()
         if self.leading:
@@ -249,11 +246,11 @@ class Proposer:
     def _pump(self) -> None:
         self._pump_handle = None
         try:
-            if self.leading and self._unpassed is not None:
-                self._pass_behind(self._unpassed)
             if not self.leading or len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
                 return
-            if self._queue or self._pacer.due:
+            if self._unpassed is not None:
+                self._pass_behind(self._unpassed)
+            elif self._queue or self._pacer.due:
                 self._propose_batch()
             # One batch a turn: heartbeats and other connections get their share of the loop.
             if (self._queue or self._pacer.due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
@@ -291,7 +288,8 @@ class Proposer:
         wants_pass = self._pacer.wanted(decided=decided)
         if wants_pass and decided and not self._in_flight:
             self._propose(batch, entries, waiters, passed=False)
-            self._wake()
+            if not all(waiter.is_hurried for waiter in waiters):
+                self._wake()
             return
         if wants_pass:
             entry_of_pass = self._pass(batch, decided)
@@ -316,9 +314,10 @@ class Proposer:
         batch = Tentative(flight.after, Instant(max(self._clock.now(), flight.batch.at)))
         if (entry := self._pass(batch, True)) is not None:
             batch.add(entry)
-            waiters, flight.waiters = flight.waiters, []
+            flight.waiters, waiters = flight.by_hurry()
             if self._propose(batch, [encode_entry(entry)], waiters):
                 self._planner.closed(batch)
+                self._passed_index = self._in_flight[-1].index if self._in_flight else 0
         elif flight not in self._in_flight:
             tell(flight.waiters, self._applied())
             if not self._pacer.due:
@@ -433,7 +432,7 @@ class Proposer:
 
     def _abandon(self) -> None:
         self._planner.forget()
-        flights, self._in_flight = self._in_flight, deque()
+        flights, self._in_flight, self._passed_index = self._in_flight, deque(), 0
         if self._unpassed is not None and self._unpassed not in flights:
             flights.appendleft(self._unpassed)
         self._unpassed = None

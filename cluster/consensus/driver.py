@@ -244,14 +244,6 @@ class Consensus:
         if wants_tick:
             self._wake()
 
-    def on_read(self) -> None:
-        """All frames that came together are heard: a follower does what they ask for now, not a turn of the loop later.
-
-        A leader waits for its turn: under load what arrives meanwhile makes its batches larger.
-        """
-        if self._soon and self._engine.role is not Role.LEADER:
-            self._tick()
-
     def on_up(self, peer: str) -> None:
         """The link to a peer is there."""
         if self._running:
@@ -316,11 +308,7 @@ class Consensus:
     def _wake(self) -> None:
         if not self._soon and self._running and self._loop is not None:
             self._soon = True
-            self._loop.call_soon(self._on_turn)
-
-    def _on_turn(self) -> None:
-        if self._soon:
-            self._tick()
+            self._loop.call_soon(self._tick)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -7,6 +7,7 @@ The asyncio driver and the simulators drive it in the same way: `receive`, `prop
 from collections.abc import Callable
 from typing import Any, Final
 
+from cluster.consensus.changes import Wanted
 from cluster.consensus.changing import Changing
 from cluster.consensus.core import NEVER
 from cluster.consensus.frames import (
@@ -71,7 +72,7 @@ class Engine(Changing):
         self._on_change: Final = on_change
         self._shown: tuple[object, ...] = ()
         self._stirred = False
-        """Whether a message came since the last tick after which a tick may have something to do."""
+        """Whether a message or a proposal came since the last tick, after which a tick may have something to do."""
         super().__init__(**given)
         self._on_members = on_members
         self._receiver.on_verified = on_due
@@ -118,7 +119,14 @@ class Engine(Changing):
         self._unsynced_bytes += len(data)
         with self._stopping_at_an_exception():
             self._append([Entry(index, self.term, data)])
+        self._stirred = True
         return index, self.term
+
+    def change(self, wanted: Wanted) -> tuple[int, int]:
+        """Append the configuration that `wanted` makes, as `Changing.change` does. It leaves with the next tick."""
+        place = super().change(wanted)
+        self._stirred = True
+        return place
 
     def read(self, waiter: ReadWaiter) -> None:
         """Call `waiter` with the commit index once a majority, asked from now on, confirms that this replica leads.

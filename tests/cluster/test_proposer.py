@@ -18,6 +18,7 @@ from cluster.proposer import (
     NotLeading,
     OutcomeUnknown,
     QueueFull,
+    Settled,
 )
 from replica import commands as c
 from replica.commit import Batch, Entry
@@ -353,6 +354,124 @@ async def test_a_batch_that_is_applied_before_its_pass_is_answered_after_it(conf
         assert (job in states[0].buffers) is finds
         assert not finds or states[0].buffers[job].state.word == "staging-in"
         assert not rig.failures
+
+
+class Told:
+    """Who wants to know no more than that a command is committed, as the channel does."""
+
+    def __init__(self) -> None:
+        self.settled: list[Settled] = []
+        self.errors: list[Exception] = []
+
+    def done(self) -> bool:
+        return bool(self.settled or self.errors)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, result: Settled, /) -> None:
+        self.settled.append(result)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        self.errors.append(exception)
+
+
+async def hurry(rig: Rig) -> Told:
+    """Submit a job of which the scheduler starts the stage-in, for somebody in a hurry; return when it is proposed."""
+    node = c.Actor(c.ActorRole.AGENT, "n1")
+    await commit(rig, rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "i", "disk"))))
+    told = Told()
+    rig.controller.queue(c.Request(command_id(), ALICE, submission(rig, script=SCRIPT, hold=Hold.NONE)), told)
+    await until(lambda: rig.engine.uncommitted == 1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert rig.engine.uncommitted == 1, "the pass waits for the answer"
+    return told
+
+
+@story
+@pytest.mark.parametrize("reads", [True, False])
+async def test_who_is_in_a_hurry_is_told_at_the_commit_and_a_read_afterwards_sees_the_pass(
+    config: Config, reads: bool
+) -> None:
+    async with manual(config) as rig:
+        told = await hurry(rig)
+        rig.engine.commit()
+        assert [settled.job for settled in told.settled] == [1]
+        assert rig.controller.state.buffers[1].state.word == "pending"
+        read = asyncio.ensure_future(rig.controller.current()) if reads else None
+        await until(lambda: rig.engine.uncommitted == 1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert read is None or not read.done(), "the pass is not committed"
+        rig.engine.commit()
+        state = rig.controller.state if read is None else await read
+        assert state.buffers[1].state.word == "staging-in"
+        assert len(told.settled) == 1
+
+
+@story
+async def test_the_next_command_brings_the_pass_for_what_was_decided_in_a_hurry(config: Config) -> None:
+    async with manual(config) as rig:
+        told = await hurry(rig)
+        answer = submit(rig)
+        await until(lambda: rig.engine.uncommitted == 3)
+        assert [batch.entries[0].command for batch in batches(rig)] == [
+            "submit_job",
+            "run_scheduling_pass",
+            "submit_job",
+        ]
+        assert not told.done()
+        rig.engine.commit(1)
+        assert len(told.settled) == 1
+        await commit(rig, answer)
+        assert rig.controller.state.buffers[1].state.word == "staging-in"
+
+
+@story
+async def test_a_read_does_not_wait_for_a_pass_that_was_lost_with_the_leadership(config: Config) -> None:
+    async with manual(config) as rig:
+        told = await hurry(rig)
+        submit(rig)
+        await until(lambda: rig.engine.uncommitted == 3)
+        rig.engine.depose()
+        assert [type(error) for error in told.errors] == [OutcomeUnknown]
+        rig.engine.lead()
+        async with asyncio.timeout(1.0):
+            assert not (await rig.controller.current()).jobs
+
+
+@story
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_what_is_committed_while_leadership_is_handed_over_is_answered_without_its_pass(
+    config: Config, goes_on: bool
+) -> None:
+    async with manual(config) as rig:
+        node = c.Actor(c.ActorRole.AGENT, "n1")
+        await commit(rig, rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "i", "disk"))))
+        propose = rig.engine.propose
+
+        def last(data: bytes) -> tuple[int, int]:
+            rig.engine.ready = False  # it has an heir, and proposes no more
+            return propose(data)
+
+        rig.engine.propose = last  # type: ignore[method-assign]
+        answer = submit(rig, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: rig.engine.uncommitted == 1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        rig.engine.commit()
+        assert (await answer).job == 1
+        rig.engine.propose = propose  # type: ignore[method-assign]
+        if goes_on:
+            rig.engine.ready = True
+            rig.engine.on_change()
+        else:
+            rig.engine.depose("r2")
+            rig.engine.lead()
+        await until(lambda: rig.engine.uncommitted == 1)
+        rig.engine.commit()
+        assert rig.controller.state.buffers[1].state.word == "staging-in"
 
 
 @story

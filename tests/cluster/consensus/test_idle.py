@@ -122,6 +122,24 @@ def test_an_answer_that_moves_a_peer_on_asks_for_a_tick() -> None:
     assert rig.engine.commit_index == index
 
 
+def test_what_is_proposed_while_a_copy_is_put_off_is_due_at_once() -> None:
+    rig = Rig()
+    rig.lead()
+    index, _ = rig.engine.propose(b"\x01a")
+    rig.engine.tick()
+    requests = dict(message for message in rig.out if isinstance(message[1], AppendRequest))
+    for peer, request in requests.items():
+        rig.engine.receive(peer, AppendReply(rig.engine.term, request.seq, index))
+    rig.engine.tick()
+    assert rig.journal.dirty
+    assert rig.engine.next_due_s() > rig.clock.now_s
+    rig.engine.propose(b"\x01b")
+    assert rig.engine.next_due_s() < rig.clock.now_s
+    rig.engine.tick()
+    rig.settle()
+    assert not rig.journal.dirty
+
+
 def acknowledged(*, handing_over: bool) -> bool:
     """Have an entry committed by one follower; return whether the answer of the other asks for a tick."""
     rig = Rig()
@@ -163,29 +181,6 @@ def test_the_driver_ticks_only_for_frames_that_ask_for_it(tmp_path: Path) -> Non
             assert [await give(Heartbeat(1, seq, 1, True)) for seq in range(2, 12)] == [0] * 10
             assert await give(AppendRequest(1, 12, 1, 1, 2, True, [(1, b"\x01a")])) > 0
             assert engine.applied_index == 2
-        finally:
-            await node.stop()
-
-    asyncio.run(work())
-
-
-def test_a_follower_acts_in_the_turn_in_which_it_reads_and_once_for_all_that_came_together(tmp_path: Path) -> None:
-    async def work() -> None:
-        node = alone(tmp_path)
-        await node.consensus.start()
-        await asyncio.sleep(0)
-        ticks = counting(node)
-        try:
-            node.consensus.on_frame("r2", AppendRequest(1, 1, 0, 0, 1, True, [(1, b"\x00")]))
-            node.consensus.on_frame("r2", AppendRequest(1, 2, 1, 1, 2, True, [(1, b"\x01a")]))
-            assert ticks == []
-            node.consensus.on_read()
-            assert ticks == [1]
-            assert node.consensus.applied_index == 2
-            node.consensus.on_read()
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert ticks == [1], "the turn that was asked for first has nothing left to do"
         finally:
             await node.stop()
 

@@ -34,9 +34,6 @@ class Ear:
         self.frames.append((peer, message))
         self.changed.set()
 
-    def on_read(self) -> None:
-        pass
-
     def on_up(self, peer: str) -> None:
         self.up.add(peer)
         self.changed.set()
