@@ -28,12 +28,24 @@ TRIES_MAX = 60
 """Tries of one command, count; a client that never got an answer gives it up, and does not know what became of it."""
 
 
+class Hurried:
+    """Whom the channel tells: at the commit, and not when the scheduler has looked at what was decided."""
+
+    def __init__(self, told: asyncio.Future[Settled]) -> None:
+        self.done = told.done
+        self.cancelled = told.cancelled
+        self.set_result = told.set_result
+        self.set_exception = told.set_exception
+
+
 class Caller:
     """Somebody outside who sends one request at a time to whom it believes to lead, until it is answered."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, *, hurried: bool = False) -> None:
+        """`hurried`: it sends commands over the channel."""
         self.world = world
         self.name = name
+        self.hurried = hurried
         self.rng = world.fork()
         self.target = self.rng.choice(world.names)
         self.patience_s = 0.6
@@ -101,7 +113,11 @@ class Caller:
             task.add_done_callback(lambda done: self._leave(attempt, what, replica, generation, done))
             return
         try:
-            answer = controller.submit(what)
+            if self.hurried:
+                answer = asyncio.get_running_loop().create_future()
+                controller.queue(what, Hurried(answer))
+            else:
+                answer = controller.submit(what)
         except NotLeading as error:
             self._reply(replica, generation, self._refused, attempt, error.leader)
         except (StorageFailed, BrokenInvariant) as error:
@@ -179,7 +195,7 @@ class SimClient(Caller):
     """A user or an operator, one command after the other."""
 
     def __init__(self, world: World, number: int) -> None:
-        super().__init__(world, f"c{number}")
+        super().__init__(world, f"c{number}", hurried=number % 2 == 1)
         self.actor = c.Actor(c.ActorRole.USER, f"user{number % 2}")
         self.jobs: list[int] = []
         self.think_s = self.rng.choice((0.01, 0.05, 0.2))

@@ -22,7 +22,9 @@ class SimFiles(Disk):
         self._names: dict[int, str] = {}
         """By descriptor; of those that are closed the entry is out of date until the number is used again."""
         self._unsynced: set[str] = set()
-        self._renamed: list[tuple[str, str]] = []
+        self._renamed: list[tuple[str, str, bytes | None]] = []
+        """Old name, new name, and what was durably there under the new one: a crash brings that back, or keeps what
+        took its place, but never leaves nothing."""
 
     def create(self, directory: int, name: str) -> int:
         self._step("making a snapshot's file", needs_space=True)
@@ -52,8 +54,10 @@ class SimFiles(Disk):
 
     def rename(self, directory: int, old: str, new: str) -> None:
         self._step("naming a snapshot")
+        path = self.directory / new
+        replaced = path.read_bytes() if path.exists() and new not in self._unsynced else None
         super().rename(directory, old, new)
-        self._renamed.append((old, new))
+        self._renamed.append((old, new, replaced))
         self._unsynced.discard(new)
         if old in self._unsynced:
             self._unsynced.discard(old)
@@ -76,9 +80,11 @@ class SimFiles(Disk):
             path = self.directory / name
             if path.exists():
                 os.truncate(path, self._disk.rng.randrange(path.stat().st_size + 1))
-        for old, new in reversed(self._renamed):
+        for old, new, replaced in reversed(self._renamed):
             if (self.directory / new).exists() and self._disk.rng.random() < 0.5:
                 os.rename(self.directory / new, self.directory / old)
+                if replaced is not None:
+                    (self.directory / new).write_bytes(replaced)
         self._unsynced.clear()
         self._names.clear()
         self._renamed.clear()

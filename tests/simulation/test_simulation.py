@@ -141,6 +141,28 @@ def test_the_disk_keeps_what_was_synced_and_forgets_what_was_not(tmp_path: Path)
         assert (disk.tables[b"t"].values == {b"a": b"1"}) is sync
 
 
+@pytest.mark.parametrize("chance", [0.0, 0.99])
+def test_a_file_that_takes_the_place_of_a_durable_one_leaves_one_of_the_two_after_a_crash(
+    tmp_path: Path, chance: float
+) -> None:
+    disk, _ = disk_at(tmp_path)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for content in (b"older", b"newer"):
+            file = disk.files.create(directory, ".saving")
+            disk.files.write(file, content)
+            disk.files.sync(file)
+            os.close(file)
+            disk.files.rename(directory, ".saving", "sealed")
+            if content == b"older":
+                disk.files.sync_directory(directory)
+        disk.rng.random = lambda: chance  # type: ignore[method-assign]
+        disk.lose_power()
+    finally:
+        os.close(directory)
+    assert (tmp_path / "sealed").read_bytes() == (b"older" if chance == 0.0 else b"newer")
+
+
 def test_a_transaction_that_dies_on_its_way_leaves_nothing(tmp_path: Path) -> None:
     disk, environment = disk_at(tmp_path)
     put(environment, b"a", b"1")

@@ -8,7 +8,7 @@ from tests.simulation import scenarios, scenarios_of_members, scenarios_of_sync
 from tests.simulation.bugs import PLANTS, planted
 from tests.simulation.world import World, simulate
 
-SEEDS_MAX = 60
+SEEDS_MAX = 150
 """Seeds within which each of these is found, count. Most need fewer than ten; any change of the code shifts that."""
 
 BY_CHANCE = {
