@@ -100,15 +100,14 @@ class Waiter(msgspec.Struct, frozen=True):
 
 
 class InFlight:
-    """A batch that was proposed: the states before and after it, and who waits for it."""
+    """A batch that was proposed: what it was decided on and comes to, and who waits for it."""
 
-    __slots__ = ("batch", "before", "data", "first", "index", "last", "term", "tentative", "waiters")
+    __slots__ = ("batch", "data", "first", "index", "last", "term", "tentative", "waiters")
 
     def __init__(self, tentative: Tentative, batch: Batch, data: bytes, waiters: list[Waiter]) -> None:
         self.index = 0
         self.term = 0
         self.tentative = tentative
-        self.before = tentative.base
         self.batch = batch
         self.data = data
         self.first = Revision(batch.base + 1)

@@ -196,7 +196,7 @@ class Proposer:
         if not self._in_flight:
             return None
         head = self._in_flight[0]
-        if head.before is not before or (head.data is not data and head.data != data):
+        if head.tentative.base is not before or (head.data is not data and head.data != data):
             return None
         return head.batch, head.after
 
@@ -304,8 +304,7 @@ class Proposer:
             if not self._in_flight and not self._pacer.due:
                 self._pacer.rest()
             return
-        if self._propose(batch, entries, waiters):
-            self._planner.closed(batch)
+        self._propose(batch, entries, waiters)
 
     def _pass_behind(self, flight: InFlight) -> None:
         """Have the pass that belongs to a batch that left without it; whoever waits for the batch waits for both."""
@@ -315,16 +314,14 @@ class Proposer:
         if (entry := self._pass(batch, True)) is not None:
             batch.add(entry)
             flight.waiters, waiters = flight.by_hurry()
-            if self._propose(batch, [encode_entry(entry)], waiters):
-                self._planner.closed(batch)
-                self._passed_index = self._in_flight[-1].index if self._in_flight else 0
+            self._propose(batch, [encode_entry(entry)], waiters)
+            self._passed_index = self._in_flight[-1].index if self._in_flight else 0
         elif flight not in self._in_flight:
             tell(flight.waiters, self._applied())
             if not self._pacer.due:
                 self._pacer.rest()
 
-    def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter], *, passed: bool = True) -> bool:
-        """Propose a batch; False if this replica does not lead any more: then everything was given up."""
+    def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter], *, passed: bool = True) -> None:
         agreed = Batch(batch.base.revision, batch.at, tuple(batch.entries))
         flight = InFlight(batch, agreed, batch_of_encoded(agreed.base, agreed.at, entries), waiters)
         self._in_flight.append(flight)
@@ -333,13 +330,14 @@ class Proposer:
             flight.index, flight.term = self._engine.propose(flight.data)
         except NotLeader:
             self._abandon()
-            return False
+            return
         self.counts.batches += 1
         self.counts.commands += len(agreed.entries)
         for entry in agreed.entries:
             if entry.refusal is not None:
                 self.counts.refusals[entry.refusal.code.name.lower()] += 1
-        return True
+        if passed:
+            self._planner.closed(batch)
 
     def _dequeue(self) -> None:
         self._queue_bytes -= self._queue.popleft().weight_bytes

@@ -93,7 +93,7 @@ class Core(Seam):
         self._durable_index = 0
         """Everything up to here is synced: what a leader may count of its own."""
         self._sync_due_s = self._sync_owed_s = NEVER
-        """When a leader that put off its own sync does it; NEVER when it owes none."""
+        """When a leader that put off its own sync does it, and by when at the latest; NEVER when it owes none."""
         self._unsynced_bytes = 0
         """What was proposed here since the last sync."""
         self._hints_due_s = NEVER

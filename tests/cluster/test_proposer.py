@@ -58,6 +58,11 @@ def submit(rig: Rig, id_: bytes | None = None, **changes: object) -> Answer:
     return rig.controller.submit(c.Request(id_ or command_id(), ALICE, submission(rig, **changes)))
 
 
+def register(rig: Rig) -> Answer:
+    node = c.Actor(c.ActorRole.AGENT, "n1")
+    return rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "instance", "disk")))
+
+
 def batches(rig: Rig) -> list[Batch]:
     """Every batch in the journal after the founding one, committed or not."""
     found = []
@@ -298,8 +303,7 @@ async def test_what_a_lonely_batch_decided_is_passed_over_in_an_entry_behind_it_
     config: Config,
 ) -> None:
     async with manual(config) as rig:
-        node = c.Actor(c.ActorRole.AGENT, "n1")
-        rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "instance", "disk")))
+        register(rig)
         answer = submit(rig, script=SCRIPT, hold=Hold.NONE)
         await until(lambda: rig.engine.uncommitted == 2)
         decided, passed = batches(rig)
@@ -321,8 +325,7 @@ async def test_a_pass_ends_the_batch_where_others_are_under_way(config: Config) 
     async with manual(config) as rig:
         submit(rig)
         await until(lambda: rig.engine.uncommitted == 1)
-        node = c.Actor(c.ActorRole.AGENT, "n1")
-        rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "instance", "disk")))
+        register(rig)
         submit(rig, script=SCRIPT, hold=Hold.NONE)
         await until(lambda: rig.engine.uncommitted == 2)
         batch = batches(rig)[-1]
@@ -335,8 +338,7 @@ async def test_a_pass_ends_the_batch_where_others_are_under_way(config: Config) 
 @pytest.mark.parametrize("finds", [True, False])
 async def test_a_batch_that_is_applied_before_its_pass_is_answered_after_it(config: Config, finds: bool) -> None:
     async with manual(config) as rig:
-        node = c.Actor(c.ActorRole.AGENT, "n1")
-        await commit(rig, rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "i", "disk"))))
+        await commit(rig, register(rig))
         propose = rig.engine.propose
 
         def at_once(data: bytes) -> tuple[int, int]:
@@ -378,8 +380,7 @@ class Told:
 
 async def hurry(rig: Rig) -> Told:
     """Submit a job of which the scheduler starts the stage-in, for somebody in a hurry; return when it is proposed."""
-    node = c.Actor(c.ActorRole.AGENT, "n1")
-    await commit(rig, rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "i", "disk"))))
+    await commit(rig, register(rig))
     told = Told()
     rig.controller.queue(c.Request(command_id(), ALICE, submission(rig, script=SCRIPT, hold=Hold.NONE)), told)
     await until(lambda: rig.engine.uncommitted == 1)
@@ -447,8 +448,7 @@ async def test_what_is_committed_while_leadership_is_handed_over_is_answered_wit
     config: Config, goes_on: bool
 ) -> None:
     async with manual(config) as rig:
-        node = c.Actor(c.ActorRole.AGENT, "n1")
-        await commit(rig, rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "i", "disk"))))
+        await commit(rig, register(rig))
         propose = rig.engine.propose
 
         def last(data: bytes) -> tuple[int, int]:

@@ -111,23 +111,24 @@ def test_a_heartbeat_that_commits_asks_for_a_tick() -> None:
     assert rig.engine.applied_index == 2
 
 
-def test_an_answer_that_moves_a_peer_on_asks_for_a_tick() -> None:
+def proposing() -> tuple[Rig, int, dict[str, AppendRequest]]:
+    """Return a leader that has sent an entry, the entry's index, and the requests that hold it, by peer."""
     rig = Rig()
     rig.lead()
     index, _ = rig.engine.propose(b"\x01a")
     rig.engine.tick()
-    requests = dict(message for message in rig.out if isinstance(message[1], AppendRequest))
+    return rig, index, {peer: message for peer, message in rig.out if isinstance(message, AppendRequest)}
+
+
+def test_an_answer_that_moves_a_peer_on_asks_for_a_tick() -> None:
+    rig, index, requests = proposing()
     assert rig.engine.receive("r2", AppendReply(rig.engine.term, requests["r2"].seq, index)) is True
     rig.engine.tick()
     assert rig.engine.commit_index == index
 
 
 def test_what_is_proposed_while_a_copy_is_put_off_is_due_at_once() -> None:
-    rig = Rig()
-    rig.lead()
-    index, _ = rig.engine.propose(b"\x01a")
-    rig.engine.tick()
-    requests = dict(message for message in rig.out if isinstance(message[1], AppendRequest))
+    rig, index, requests = proposing()
     for peer, request in requests.items():
         rig.engine.receive(peer, AppendReply(rig.engine.term, request.seq, index))
     rig.engine.tick()
@@ -142,11 +143,7 @@ def test_what_is_proposed_while_a_copy_is_put_off_is_due_at_once() -> None:
 
 def acknowledged(*, handing_over: bool) -> bool:
     """Have an entry committed by one follower; return whether the answer of the other asks for a tick."""
-    rig = Rig()
-    rig.lead()
-    index, _ = rig.engine.propose(b"\x01a")
-    rig.engine.tick()
-    requests = dict(message for message in rig.out if isinstance(message[1], AppendRequest))
+    rig, index, requests = proposing()
     rig.give("r2", AppendReply(rig.engine.term, requests["r2"].seq, index))
     rig.settle()
     assert rig.engine.commit_index == index

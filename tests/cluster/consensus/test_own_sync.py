@@ -25,6 +25,22 @@ def acknowledge(rig: Rig, peer: str, index: int) -> None:
     rig.engine.receive(peer, AppendReply(rig.engine.term, seq, index))
 
 
+def have_committed(rig: Rig, data: bytes) -> int:
+    """Have the others commit a proposal before the leader's next tick; return its index."""
+    index, _ = rig.engine.propose(data)
+    rig.engine.tick()
+    for peer in ("r2", "r3"):
+        acknowledge(rig, peer, index)
+    rig.engine.tick()
+    return index
+
+
+def putting_off() -> tuple[Rig, int]:
+    """Return a leader that put off its copy of what the others have committed, and the index of that."""
+    rig = leading()
+    return rig, have_committed(rig, SMALL)
+
+
 @pytest.mark.parametrize("data", [SMALL, LARGE])
 def test_what_is_sent_leaves_in_a_tick_of_its_own_before_the_leader_syncs(data: bytes) -> None:
     rig = leading()
@@ -64,11 +80,7 @@ def test_under_load_the_others_commit_while_the_leader_has_not_synced() -> None:
 def test_what_the_others_have_committed_is_applied_before_the_leader_syncs_it_within_the_bound() -> None:
     rig = leading()
     syncs = rig.disk.syncs
-    index, _ = rig.engine.propose(SMALL)
-    rig.engine.tick()
-    for peer in ("r2", "r3"):
-        acknowledge(rig, peer, index)
-    rig.engine.tick()
+    index = have_committed(rig, SMALL)
     assert rig.applied[-1][0] == index
     assert rig.disk.syncs == syncs
     assert rig.journal.dirty
@@ -78,12 +90,7 @@ def test_what_the_others_have_committed_is_applied_before_the_leader_syncs_it_wi
 
 
 def test_a_copy_that_was_put_off_is_synced_with_the_next_proposal_that_needs_it() -> None:
-    rig = leading()
-    index, _ = rig.engine.propose(SMALL)
-    rig.engine.tick()
-    for peer in ("r2", "r3"):
-        acknowledge(rig, peer, index)
-    rig.engine.tick()
+    rig, index = putting_off()
     syncs = rig.disk.syncs
     rig.out.clear()
     rig.engine.propose(SMALL)
@@ -95,12 +102,7 @@ def test_a_copy_that_was_put_off_is_synced_with_the_next_proposal_that_needs_it(
 
 
 def test_who_put_a_copy_off_makes_it_when_too_few_of_the_others_are_left() -> None:
-    rig = leading()
-    index, _ = rig.engine.propose(SMALL)
-    rig.engine.tick()
-    for peer in ("r2", "r3"):
-        acknowledge(rig, peer, index)
-    rig.engine.tick()
+    rig, _ = putting_off()
     assert rig.journal.dirty
     rig.engine.disconnected("r3")
     rig.settle()
@@ -155,11 +157,7 @@ def test_a_leader_that_owes_a_sync_makes_it_before_it_promises_anything_in_anoth
 
 def test_what_a_leader_has_not_synced_is_gone_after_a_power_cut_and_was_committed_by_others_only() -> None:
     rig = leading()
-    index, _ = rig.engine.propose(LARGE)
-    rig.engine.tick()
-    for peer in ("r2", "r3"):
-        acknowledge(rig, peer, index)
-    rig.engine.tick()
+    index = have_committed(rig, LARGE)
     assert rig.engine.commit_index == index
     again = Rig(disk=rig.disk)
     assert again.journal.last_index == index - 1
