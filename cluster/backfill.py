@@ -50,21 +50,18 @@ class Backfill(Background):
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
         """`peers` names the other members now; `fail` stops the replica."""
+        super().__init__(fail)
         self._ledger = ledger
         self._fill = fill
         self._journal_fill = journal_fill
         self._peers = peers
         self._ask = ask
-        self._fail = fail
         self._began = 0
         """The last entry of the gap that is being filled; 0: none is."""
 
     async def _run(self) -> None:
-        try:
-            while True:
-                await asyncio.sleep(PAUSE_S if await self.step() else LOOK_PERIOD_S)
-        except (BrokenInvariant, StorageFailed, LedgerBroken) as error:
-            self._fail(error)
+        while True:
+            await asyncio.sleep(PAUSE_S if await self.step() else LOOK_PERIOD_S)
 
     async def step(self) -> bool:
         """Fill a part of the newest gap; return whether to go on at once.

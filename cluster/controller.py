@@ -21,7 +21,7 @@ from cluster.answers import Answer, Asker
 from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
 from cluster.clock import Clock
 from cluster.config import Config
-from cluster.consensus import Machine, NotLeader, Role, SnapshotRef, SnapshotSink
+from cluster.consensus import HELD_BACK_ENTRIES, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine
 from cluster.installing import Installing, call_soon
@@ -42,7 +42,7 @@ from replica.refusals import RefusalCode
 from replica.settle import settle
 from replica.state import State
 from snapshots import Image, SnapshotStore
-from wal import BrokenInvariant
+from wal import BrokenInvariant, StorageFailed
 from wal.configuration import Placed
 from wal.filling import Handed, fill
 from wal.journal import Entry
@@ -61,7 +61,9 @@ READY_POLL_S = 0.02
 """How often a read looks whether a new leader is ready, seconds."""
 
 COMPACTION_MARGIN_ENTRIES = 1024
-"""Entries before a snapshot that consensus keeps, count: a peer that is only a little behind needs no snapshot."""
+COMPACTION_MARGIN_PERIODS = 2
+"""What consensus keeps before a snapshot at least, entries and snapshot periods: whoever was away for less needs none,
+and whoever needs one finds what follows it at a new leader too. At most HELD_BACK_ENTRIES: a start reads all of it."""
 
 EngineFactory = Callable[[Machine, Callable[[], None], Callable[[BaseException], NoReturn]], Engine]
 """Makes the consensus of this replica: (machine, on_change, fail) -> engine."""
@@ -203,7 +205,8 @@ class Controller:
         self.proposer.queue(request, asker)
 
     def _check_room(self, request: Request) -> None:
-        if isinstance(request.command, SubmitJob) and self.journal_fill > JOURNAL_FILL_MAX:
+        submits = isinstance(request.command, SubmitJob) and request.id not in self._state.receipts
+        if submits and self.journal_fill > JOURNAL_FILL_MAX:
             raise JournalFull(
                 f"the journal is {self.journal_fill:.0%} full, and new jobs are refused so that those there are can end"
             )
@@ -382,8 +385,12 @@ class Controller:
             )
 
     def _look(self) -> None:
-        """Mark down the nodes that have been silent for too long."""
+        """Mark down the nodes that have been silent for too long. Before that: is what is written still to be found?"""
         self._looking = asyncio.get_running_loop().call_later(LOOK_PERIOD_S, self._look)
+        try:
+            self._storage.environment.look_around()
+        except StorageFailed as error:
+            self._fail(error)
         if not self.leads:
             return
         self.membership.promote()
@@ -437,6 +444,7 @@ class Controller:
         self._snapshot_index = max(self._snapshot_index, image.index)
         self.snapshot_at_s = self.clock.monotonic_s()
         LOGGER.info("snapshot %s: entry %d, revision %d", done.result().name, image.index, image.state.revision)
-        keep_from = image.index - COMPACTION_MARGIN_ENTRIES
+        periods = min(COMPACTION_MARGIN_PERIODS * self.config.storage.snapshot_every_entries, HELD_BACK_ENTRIES)
+        keep_from = image.index - max(COMPACTION_MARGIN_ENTRIES, periods)
         if keep_from > 0:
             self.engine.compact_to(keep_from)

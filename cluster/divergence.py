@@ -85,10 +85,10 @@ class Checkpoints(Background):
         self, name: str, peers: Callable[[], tuple[str, ...]], ask: Ask, fail: Callable[[BaseException], NoReturn]
     ):
         """`peers` names the other members now; `fail` stops the replica."""
+        super().__init__(fail)
         self._name = name
         self._peers = peers
         self._ask = ask
-        self._fail = fail
         self._digests: dict[int, str] = {}
         self._pending: deque[_Pending] = deque()
         self._woken = asyncio.Event()
@@ -126,20 +126,39 @@ class Checkpoints(Background):
                     await asyncio.sleep(COMPARE_PERIOD_S)
 
     async def _compare(self) -> None:
-        """Ask every peer, and judge the newest checkpoint that somebody else has too."""
+        """Ask every peer, and judge every checkpoint that somebody else has too.
+
+        Not the newest alone: where a peer is steadily a checkpoint behind, it never has a majority, the one before has.
+        """
         peers = self._peers()
         answers = await asyncio.gather(*(self._ask(peer) for peer in peers), return_exceptions=True)
         theirs = {peer: answer for peer, answer in zip(peers, answers, strict=True) if isinstance(answer, Mapping)}
-        common = [index for index in self._digests if any(index in digests for digests in theirs.values())]
+        common = sorted(index for index in self._digests if any(index in digests for digests in theirs.values()))
         if not common:
             if not peers:
                 self._compared = max(self._digests)
             return
-        index = max(common)
-        mine = self._digests[index]
-        of_index = {peer: digests[index] for peer, digests in theirs.items() if index in digests}
-        self.verdict = judge(mine, of_index, len(peers) + 1)
-        if self.verdict is Verdict.ODD:
+        verdict, decided = Verdict.UNDECIDED, common[-1]
+        for index in common:
+            said = self._judged(index, theirs, len(peers) + 1)
+            if said is not Verdict.UNDECIDED:
+                verdict, decided = said, index
+        self.verdict = verdict
+        if verdict is Verdict.DISPUTED:
+            said_of = _of_index(theirs, decided)
+            mine = self._digests[decided]
+            LOGGER.error(
+                "states differ after entry %d and no majority agrees: %s %s, %s", decided, self._name, mine, said_of
+            )
+        newest = common[-1]
+        if newest == max(self._digests) and all(newest in theirs.get(peer, ()) for peer in peers):
+            self._compared = newest
+
+    def _judged(self, index: int, theirs: Mapping[str, Mapping[int, str]], members: int) -> Verdict:
+        """Return what one checkpoint says; the odd one out does not return."""
+        mine, of_index = self._digests[index], _of_index(theirs, index)
+        verdict = judge(mine, of_index, members)
+        if verdict is Verdict.ODD:
             others = ", ".join(f"{peer} {digest[:16]}" for peer, digest in sorted(of_index.items()))
             self._fail(
                 Diverged(
@@ -148,9 +167,8 @@ class Checkpoints(Background):
                     "`forebay member replace`"
                 )
             )
-        if self.verdict is Verdict.DISPUTED:
-            LOGGER.error(
-                "states differ after entry %d and no majority agrees: %s %s, %s", index, self._name, mine, of_index
-            )
-        if len(of_index) == len(peers) and index == max(self._digests):
-            self._compared = index
+        return verdict
+
+
+def _of_index(theirs: Mapping[str, Mapping[int, str]], index: int) -> dict[str, str]:
+    return {peer: digests[index] for peer, digests in theirs.items() if index in digests}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica.commands import Request, SubmitJob, command_digest, kind_of
+from replica.commands import Request, SubmitJob, UpdateJob, command_digest, kind_of
 from replica.commit import Entry
 from replica.events import Event
 from replica.limits import BATCH_BYTES_MAX
@@ -34,6 +34,8 @@ def entry_too_large(request: Request, size_bytes: int) -> Entry:
 def weight_bytes(request: Request) -> int:
     """Return what a command takes while it waits, bytes: its texts, and something for the rest."""
     command = request.command
+    if type(command) is UpdateJob:
+        return ENTRY_OVERHEAD_BYTES + (0 if command.request is None else len(command.request.text))
     if type(command) is not SubmitJob:
         return ENTRY_OVERHEAD_BYTES
     spec = command.spec

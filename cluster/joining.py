@@ -15,7 +15,7 @@ from cluster.client import ApiError, Client
 from cluster.clock import Clock
 from cluster.config import Config
 from cluster.identity import is_name
-from cluster.storage import StorageRefused, allow_first_start, member_note
+from cluster.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
 from cluster.tls import TlsRefused
 
 ASK_S: Final = 30.0
@@ -31,22 +31,31 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
 
     JoiningRefused, StorageRefused.
     """
-    directory = config.wal_directory(name)
-    if directory.is_dir() and any(directory.iterdir()):
+    _refuse_if_data(config, name)
+    identity = await _ask(config, name, clock)
+    note = member_note(config, name)
+    with starting(config, name, make=True):
+        # Another process may have joined and started while this one asked: the mark would outlive its data.
+        _refuse_if_data(config, name)
+        if note.exists() and identity_of(config, name) == identity:
+            raise JoiningRefused(
+                f"{name} joined as {identity} before and lost its data since; run `forebay member replace {name}` and "
+                "start it with --join again"
+            )
+        _write(note, identity)
+        allow_first_start(config, name)
+    return identity
+
+
+def _refuse_if_data(config: Config, name: str) -> None:
+    """What a former life left would stand against this start; it is kept for an examination, elsewhere."""
+    for directory in (config.wal_directory(name), config.snapshot_directory(name)):
+        if any_of(directory) is None:
+            continue
         raise JoiningRefused(
             f"{directory} holds data, so {name} has joined already; start it without --join, or move its directory "
             f"{directory.parent} away"
         )
-    identity = await _ask(config, name, clock)
-    note = member_note(config, name)
-    if note.exists() and note.read_text(encoding="ascii").strip() == identity:
-        raise JoiningRefused(
-            f"{name} joined as {identity} before and lost its data since; run `forebay member replace {name}` and "
-            "start it with --join again"
-        )
-    _write(note, identity)
-    allow_first_start(config, name)
-    return identity
 
 
 async def _ask(config: Config, name: str, clock: Clock) -> str:

@@ -37,7 +37,7 @@ from cluster.garbage import Collector
 from cluster.joining import JoiningRefused, join
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
-from cluster.storage import StorageRefused, allow_first_start, note_forgotten, open_storage
+from cluster.storage import StorageRefused, note_forgotten, open_storage
 from cluster.tls import TlsRefused, server_context
 from replica.features import ReleaseNeeded
 from snapshots import SnapshotFailed
@@ -132,8 +132,12 @@ class Replica:
         *,
         clock: Clock,
         fail: Callable[[BaseException], NoReturn] = fail_stop,
+        first_start: bool = False,
     ) -> None:
-        """Open the storage and rebuild the state. Call in a running loop. Raises Refused."""
+        """Open the storage and rebuild the state; `first_start`: somebody says that the replica has never run.
+
+        Call in a running loop. Raises Refused.
+        """
         try:
             me = config.replica(name)
             tls = config.tls_files(name)
@@ -141,17 +145,20 @@ class Replica:
             timing = timing_of(config)
         except (ConfigError, TlsRefused) as error:
             raise Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+        no_founder = Refused(
+            f"replica {name} is no founder; `forebay member add` it and start it with --join", EXIT_STORAGE_REFUSED
+        )
+        if me.joins and first_start:
+            raise no_founder
         try:
-            storage = open_storage(config, name)
+            storage = open_storage(config, name, first_start=first_start)
         except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
         except ReleaseNeeded as error:
             raise Refused(str(error), EXIT_RELEASE_NEEDED) from error
         if me.joins and storage.identity == name:
             storage.close()
-            raise Refused(
-                f"replica {name} is no founder; `forebay member add` it and start it with --join", EXIT_STORAGE_REFUSED
-            )
+            raise no_founder
         LOGGER.info("revision %d, entry %d, %d replayed", storage.state.revision, storage.index, storage.replayed)
 
         def make_engine(
@@ -286,14 +293,14 @@ def _time_syncs(environment: Environment, clock: Clock, service: Service) -> Non
     environment.commit = timed
 
 
-async def run(config: Config, name: str) -> None:
-    """Run a replica until SIGTERM or SIGINT. Raises Refused."""
+async def run(config: Config, name: str, *, first_start: bool = False) -> None:
+    """Run a replica until SIGTERM or SIGINT; `first_start` as for `Replica`. Raises Refused."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    replica = Replica(config, name, clock=SystemClock())
+    replica = Replica(config, name, clock=SystemClock(), first_start=first_start)
     await replica.start()
     me = config.replica(name)
     LOGGER.info("replica %s of cluster %s: api %s, peers %s", name, config.cluster.name, me.api, me.peer)
@@ -323,10 +330,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="forebay serve", description="Run one replica in the foreground.")
     parser.add_argument("--config", type=Path, required=True, help="the cluster's forebay.toml")
     parser.add_argument("--name", required=True, help="which replica of it this is")
-    parser.add_argument(
+    empty = parser.add_mutually_exclusive_group()
+    empty.add_argument(
         "--first-start", action="store_true", help="the replica has never run: let it start without data"
     )
-    parser.add_argument(
+    empty.add_argument(
         "--join", action="store_true", help="the cluster has added the replica: let it start without data, as a new one"
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
@@ -339,12 +347,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)
     try:
         config = Config.load(options.config)
-        if options.first_start:
-            allow_first_start(config, config.replica(options.name).name)
         if options.join:
             identity = asyncio.run(join(config, config.replica(options.name).name, clock=SystemClock()))
             LOGGER.info("this replica joins the cluster as %s", identity)
-        uvloop.run(run(config, options.name))
+        uvloop.run(run(config, options.name, first_start=options.first_start))
     except ConfigError as error:
         _say(f"forebay: {error}")
         return EXIT_CONFIGURATION_REFUSED

@@ -7,8 +7,11 @@ without a usable one everything is folded from the first entry, if this replica 
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -16,12 +19,15 @@ import msgspec
 from cluster.chronicle import read_batch, read_configuration
 from cluster.config import Config
 from cluster.founding import FIRST_START_NAME
+from replica.features import ReleaseNeeded
 from replica.settle import settle
 from replica.state import EMPTY, State
 from snapshots import Image, SnapshotStore
-from wal import Environment, Journal
+from wal import CodecError, Environment, Journal, traces
+from wal import directory as directories
 from wal.configuration import Placed, name_of
-from wal.ledger import Ledger
+from wal.ledger import Ledger, LedgerBroken
+from wal.recovery import TABLE, Condition, RecoveryRefused
 
 LOGGER = logging.getLogger(__name__)
 
@@ -42,7 +48,14 @@ REPLAY_STEP_ENTRIES = 1024
 
 
 class StorageRefused(Exception):
-    """What this replica has cannot be used as it is; the sentence names the place and the remedy."""
+    """What this replica has cannot be used as it is; the sentence names the place and the remedy.
+
+    `condition` is the row of `wal.recovery.TABLE`; None for what is not damage, such as a mark that cannot be made.
+    """
+
+    def __init__(self, sentence: str, condition: Condition | None = None) -> None:
+        super().__init__(sentence)
+        self.condition = condition
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -69,44 +82,62 @@ class Storage(msgspec.Struct, frozen=True):
         self.environment.close()
 
 
-def open_storage(config: Config, name: str) -> Storage:
-    """Open the storage of replica `name` and rebuild its state.
+def open_storage(config: Config, name: str, *, first_start: bool = False) -> Storage:
+    """Open the storage of replica `name` and rebuild its state. `first_start`: somebody says that it has never run.
 
     Raises RecoveryRefused and StorageFailed (wal), SnapshotFailed (snapshots), StorageRefused.
     """
     directory = config.wal_directory(name)
     snapshot_directory = config.snapshot_directory(name)
-    _refuse_if_forgotten(config, name)
-    mark = first_start_mark(config, name)
-    if not mark.exists() and not _has_files(directory):
-        raise StorageRefused(
-            f"{directory} is empty; if replica {name} has never run, start it once with `forebay serve --name {name} "
-            "--first-start`; if its data is lost, it must not start again under its name, because it would have "
-            "forgotten votes and entries that the others count on: `forebay member replace` brings it back, and then "
-            "`forebay serve --join`"
-        )
-    identity = identity_of(config, name)
-    environment = Environment.open(
-        directory,
-        cluster_id=config.cluster.id,
-        replica=identity,
-        map_size_bytes=config.storage.map_size_bytes,
-        create=mark.exists(),
-    )
-    _consume(mark)
+    with starting(config, name, make=first_start):
+        _refuse_if_forgotten(config, name)
+        mark = first_start_mark(config, name)
+        may_be_empty = _may_be_empty(config, name, mark, first_start=first_start)
+        if not may_be_empty and any_of(directory) is None:
+            raise StorageRefused(
+                f"{directory} is empty; if replica {name} has never run, start it once with `forebay serve --name "
+                f"{name} --first-start`; if its data is lost, it must not start again as who it was, because it would "
+                f"have forgotten votes and entries that the others count on: `forebay member replace {name}` brings "
+                f"it back, and then `forebay serve --name {name} --join`",
+                Condition.DIRECTORY_EMPTY,
+            )
+        identity = identity_of(config, name)
+        try:
+            environment = Environment.open(
+                directory,
+                cluster_id=config.cluster.id,
+                replica=identity,
+                map_size_bytes=config.storage.map_size_bytes,
+                create=may_be_empty,
+            )
+        except RecoveryRefused as error:
+            _refuse_if_of_another_id(error, directory, member_note(config, name), name)
+            raise RecoveryRefused(error.condition, error.place, name) from error
+        try:
+            _consume(mark, name)
+        except BaseException:
+            environment.close()
+            raise
     store: SnapshotStore | None = None
     try:
         journal = Journal(environment)
         ledger = Ledger(environment)
         store = SnapshotStore(snapshot_directory, config.storage.snapshots_kept, cluster_id=config.cluster.id)
         image = _usable_image(store, journal)
-        state, replayed, placed = _replay(ledger, journal, image)
-        _check(state, journal, config, directory)
+        try:
+            state, replayed, placed = _replay(ledger, journal, image, directory, name)
+        except ReleaseNeeded:
+            raise
+        except (LedgerBroken, CodecError) as error:
+            raise _refused(Condition.LEDGER_DAMAGED, f"{directory} ({error})", name) from error
+        _check(state, journal, config, directory, name)
         return Storage(environment, journal, ledger, store, state, journal.applied_index, replayed, identity, placed)
-    except BaseException:
+    except BaseException as error:
         if store is not None:
             store.close()
         environment.close()
+        if isinstance(error, RecoveryRefused):
+            raise RecoveryRefused(error.condition, error.place, name) from error
         raise
 
 
@@ -123,9 +154,10 @@ def identity_of(config: Config, name: str) -> str:
     except FileNotFoundError:
         return name
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageRefused(f"{note} cannot be read ({error}); it says under which id {name} joined") from error
+        raise _refused(Condition.MEMBER_NOTE_DAMAGED, f"{note} cannot be read ({error})", name) from error
     if name_of(text) != name or len(text) > MEMBER_CHARACTERS_MAX:
-        raise StorageRefused(f"{note} says {text[:MEMBER_CHARACTERS_MAX]!r}, which is no id of replica {name}")
+        place = f"{note} says {text[:MEMBER_CHARACTERS_MAX]!r}, which is no id of replica {name}"
+        raise _refused(Condition.MEMBER_NOTE_DAMAGED, place, name)
     return text
 
 
@@ -137,6 +169,7 @@ def note_forgotten(config: Config, name: str, sentence: str) -> None:
             file.write(f"{sentence}\n")
             file.flush()
             os.fsync(file.fileno())
+        directories.sync(note.parent)
     except OSError as error:  # it stops all the same, and the leader refuses it for as long as it leads
         LOGGER.error("%s cannot be written: %s", note, error)
 
@@ -149,19 +182,99 @@ def _refuse_if_forgotten(config: Config, name: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise StorageRefused(f"{note} cannot be read ({error.strerror}); it says why {name} must not start") from error
-    raise StorageRefused(f"{note}: {sentence}")
+        raise _refused(Condition.PROMISES_FORGOTTEN, f"{note} cannot be read ({error.strerror})", name) from error
+    # Its own sentence comes first. What follows is for a note that was damaged, and is still a reason not to start.
+    raise _refused(Condition.PROMISES_FORGOTTEN, f"{note}: {sentence}", name)
+
+
+def _refuse_if_of_another_id(error: RecoveryRefused, directory: Path, note: Path, name: str) -> None:
+    """Say that the note `member` is wrong, where the storage is this replica's after all, under another id."""
+    if error.condition is not Condition.REPLICA_FOREIGN:
+        return
+    with Environment.open_readonly(directory) as stored:
+        theirs = stored.identity.replica
+    if name_of(theirs) == name:
+        raise _refused(Condition.MEMBER_NOTE_CONTRADICTS, f"{note} ({directory} is of {theirs})", name) from error
+
+
+def _refused(condition: Condition, place: str, name: str) -> StorageRefused:
+    """Return the refusal that the recovery table has for this condition, with the replica's name in its remedy."""
+    row = TABLE[condition]
+    remedy = row.remedy.replace("NAME", name)
+    return StorageRefused(f"{place}: {condition.value}: {row.reason}. {remedy}.", condition)
+
+
+@contextmanager
+def starting(config: Config, name: str, *, make: bool) -> Iterator[None]:
+    """Let nobody else start replica `name`, or make it join, in the meantime. With `make` its directory is made.
+
+    Whether it may begin without data is decided here and is true until there is data, or the mark is gone. Raises
+    StorageRefused.
+    """
+    home = config.storage.directory / name
+    descriptor: int | None = None
+    try:
+        if make:
+            directories.make(home)
+        # Without the directory there is no mark in it either.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _refused(Condition.DIRECTORY_UNUSABLE, f"{home} ({error.strerror})", name) from error
+    if descriptor is None:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            place = f"{home} (by a process that is starting)"
+            raise _refused(Condition.HELD_BY_ANOTHER_PROCESS, place, name) from error
+        except OSError as error:
+            raise _refused(Condition.DIRECTORY_UNUSABLE, f"{home} ({error.strerror})", name) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _may_be_empty(config: Config, name: str, mark: Path, *, first_start: bool) -> bool:
+    """Whether this replica may begin without data. A mark beside what it left when it ran is removed.
+
+    Raises StorageRefused if `first_start` is not true.
+    """
+    if not first_start and not mark.exists():
+        return False
+    trace = traces.of_a_life(config.wal_directory(name)) or any_of(config.snapshot_directory(name))
+    note = member_note(config, name)
+    if trace is not None:
+        # Whoever made the mark, it is not for a replica that has run, and would outlive the loss of its data.
+        _consume(mark, name)
+    elif first_start and os.path.lexists(note) and not mark.exists():
+        trace = note  # one that joins has the note and the mark before it has data
+    if first_start and trace is not None:
+        raise _refused(Condition.HAS_RUN, str(trace), name)
+    return trace is None
+
+
+def any_of(directory: Path) -> Path | None:
+    """Return something that is in the directory, itself if it cannot be read, or None if it is empty or not there."""
+    try:
+        return next(directory.iterdir(), None)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return directory
 
 
 def first_start_mark(config: Config, name: str) -> Path:
-    """Return the file whose existence lets a replica start without data: made by `forebay init`, or by an operator's
-    `--first-start`, and consumed by the first start.
+    """Return the file whose existence lets a replica start without data: made by `forebay init`, or for a replica that
+    joins, and consumed by the first start.
     """
     return config.storage.directory / name / FIRST_START_NAME
 
 
 def allow_first_start(config: Config, name: str) -> None:
-    """Let a replica start without data, once. StorageRefused if the mark cannot be made."""
+    """Let a replica that has no data start without, once. StorageRefused if the mark cannot be made."""
     mark = first_start_mark(config, name)
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -170,23 +283,15 @@ def allow_first_start(config: Config, name: str) -> None:
         raise StorageRefused(f"{mark} cannot be made ({error.strerror})") from error
 
 
-def _consume(mark: Path) -> None:
+def _consume(mark: Path, name: str) -> None:
     """Remove the mark durably, before the replica promises anything: a promise is what must not be forgotten."""
     try:
         mark.unlink()
-        directory = os.open(mark.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        directories.sync(mark.parent)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageRefused(f"{mark} cannot be removed ({error.strerror})") from error
-
-
-def _has_files(directory: Path) -> bool:
-    return directory.is_dir() and any(directory.iterdir())
+        raise _refused(Condition.FIRST_START_KEPT, f"{mark} cannot be removed ({error.strerror})", name) from error
 
 
 def _usable_image(store: SnapshotStore, journal: Journal) -> Image | None:
@@ -207,21 +312,22 @@ def _why_not(image: Image, journal: Journal) -> str | None:
     return None
 
 
-def _replay(ledger: Ledger, journal: Journal, image: Image | None) -> tuple[State, int, Placed | None]:
+def _replay(
+    ledger: Ledger, journal: Journal, image: Image | None, directory: Path, name: str
+) -> tuple[State, int, Placed | None]:
     state, index = (EMPTY, 0) if image is None else (image.state, image.index)
     placed = None if image is None else image.configuration
     for gap in ledger.gaps():
         if index < gap.last_index:
-            raise StorageRefused(
-                f"entries {gap.first_index} to {gap.last_index} came with a snapshot that is gone or damaged, so the "
-                "state cannot be rebuilt; put the snapshot back, or remove this replica and add another to the cluster"
-            )
+            missing = f"entries {gap.first_index} to {gap.last_index} came with a snapshot that is gone or damaged"
+            raise _refused(Condition.SNAPSHOT_NEEDED, f"{directory}: {missing}", name)
     replayed = 0
     while index < journal.applied_index:
         before = index
         for entry in ledger.read(index + 1, limit=REPLAY_STEP_ENTRIES):
             if entry.index != index + 1:
-                raise StorageRefused(f"entry {index + 1} of the ledger is missing; {entry.index} follows")
+                place = f"{directory} (entry {index + 1} of the ledger is missing; {entry.index} follows)"
+                raise _refused(Condition.LEDGER_DAMAGED, place, name)
             batch = read_batch(entry.data)
             if batch is not None:
                 following = settle(state, batch)
@@ -232,18 +338,18 @@ def _replay(ledger: Ledger, journal: Journal, image: Image | None) -> tuple[Stat
             index = entry.index
             replayed += 1
         if index == before:
-            raise StorageRefused(f"the ledger ends at entry {index}, but {journal.applied_index} is marked as applied")
+            place = f"{directory} (the ledger ends at entry {index}, but {journal.applied_index} is marked as applied)"
+            raise _refused(Condition.LEDGER_DAMAGED, place, name)
     return state, replayed, placed
 
 
-def _check(state: State, journal: Journal, config: Config, directory: Path) -> None:
+def _check(state: State, journal: Journal, config: Config, directory: Path, name: str) -> None:
     if state.revision != journal.applied_revision:
-        raise StorageRefused(
-            f"{directory}: the state has revision {state.revision}, the applied mark says {journal.applied_revision}; "
-            "this replica must not go on: remove it from the cluster and add a new one"
-        )
+        place = f"{directory} (the state has revision {state.revision}, the applied mark {journal.applied_revision})"
+        raise _refused(Condition.STATE_CONTRADICTS, place, name)
     if state.cluster_id and state.cluster_id != config.cluster.id:
         raise StorageRefused(
             f"{directory}: the ledger is of cluster {state.cluster_id}, {config.file} says {config.cluster.id}; "
-            "name the right configuration"
+            "name the right configuration",
+            Condition.CLUSTER_FOREIGN,
         )

@@ -2,8 +2,6 @@
 first failure.
 """
 
-import errno
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,16 +10,18 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import lmdb
 
+from wal import directory as directories
 from wal import meta_pages, records
 from wal import tables as tables_of
-from wal.failures import DATA_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
+from wal.directory import LOCK_FILE, Files, Lock
+from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
 from wal.records import TABLES, Identity, LogMark
-from wal.sync_log import DiskStore, LogStore, SyncLog, make_log, open_log
+from wal.sync_log import DiskStore, LogStore, SyncLog, is_used, make_log, open_log
 
 if TYPE_CHECKING:
     from lmdb import _Database
 
-__all__ = ["DATA_FILE", "MAP_SIZE_BYTES", "BrokenInvariant", "Environment", "StorageFailed"]
+__all__ = ["DATA_FILE", "LOCK_FILE", "MAP_SIZE_BYTES", "BrokenInvariant", "Environment", "StorageFailed"]
 
 MAP_SIZE_BYTES: Final = 16 << 30
 """Default bound of the data file: address space, not disk, until it is used; years of history for most sites."""
@@ -31,9 +31,6 @@ LMDB_ENGINE: Final = 0
 
 READERS_MAX: Final = 64
 """Read transactions open at once, over all processes: the replica itself has one or two, the rest are audits."""
-
-LOCK_FILE: Final = "replica.lock"
-_LOCK_TEXT_MAX_BYTES: Final = 512
 
 
 class Sync(Protocol):
@@ -71,7 +68,9 @@ class Environment:
         """The seam where syncs are timed, and a test makes one fail: called with each transaction and record."""
         self._environment: lmdb.Environment | None = environment
         self._tables: Final = tables
-        self._lock: int | None = None
+        self._lock: Lock | None = None
+        self._files: Files | None = None
+        """What was opened, where it is the replica's own and on a real disk."""
 
     @classmethod
     def open(
@@ -85,28 +84,34 @@ class Environment:
         """
         identity = Identity(cluster_id, replica)
         records.pack_identity(identity)
-        lock = _lock_directory(directory, replica, create=create)
+        lock = directories.lock(directory, replica, create=create)
         environment: lmdb.Environment | None = None
         try:
-            fresh = not _has_data(lock.directory)
+            files = Files(directory, lock.directory)
+            fresh = not directories.has_data(lock.directory)
             if fresh and not create:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
             if not fresh:
                 meta_pages.check(lock.directory, directory / DATA_FILE)
+            files.note(DATA_FILE)
             environment = _open_lmdb(directory, map_size_bytes, readonly=False)
+            files.note(DATA_FILE, READERS_FILE)
+            # LMDB opened by the path what was locked and looked at by the descriptor.
+            if (altered := files.altered()) is not None:
+                raise StorageFailed(altered)
+            environment.reader_check()
             opened = cls.prepared(directory, environment, identity, DiskStore(lock.directory), create=create)
+            files.note(LOG_FILE)
         except lmdb.MapFullError as error:
-            _close(environment, lock.file)
+            _close(environment, lock)
             raise StorageFailed(_map_full(directory, map_size_bytes)) from error
         except (lmdb.Error, OSError) as error:
-            _close(environment, lock.file)
-            raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} ({error})") from error
+            _close(environment, lock)
+            raise directories.refusal(directory, error) from error
         except BaseException:
-            _close(environment, lock.file)
+            _close(environment, lock)
             raise
-        finally:
-            os.close(lock.directory)
-        opened._lock = lock.file
+        opened._lock, opened._files = lock, files
         return opened
 
     @classmethod
@@ -120,6 +125,8 @@ class Environment:
         if environment.info()["last_txnid"] == 0:
             if not create:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
+            if is_used(store, directory):
+                raise RecoveryRefused(Condition.DATA_FILE_MISSING, str(directory / LOG_FILE))
             make_log(store, directory, identity)
             tables = tables_of.create(environment, identity, LogMark(1, store.size_bytes))
             # LMDB syncs its file, not the directory that names it.
@@ -127,6 +134,9 @@ class Environment:
         else:
             tables = tables_of.open_all(directory, environment)
             if tables_of.check_identity(directory, environment, tables, identity) == records.FORMAT_WITHOUT_SYNC_LOG:
+                if is_used(store, directory):
+                    place = f"{directory / LOG_FILE} (the data file is of the format without one)"
+                    raise RecoveryRefused(Condition.SYNC_LOG_AHEAD, place)
                 make_log(store, directory, identity)
                 tables_of.migrate(environment, tables, LogMark(1, store.size_bytes))
         with environment.begin(tables[records.STATE]) as transaction:
@@ -151,6 +161,7 @@ class Environment:
                 )
             if environment.info()["last_txnid"] == 0:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
+            environment.reader_check()
             tables = tables_of.open_all(directory, environment)
             version, identity = tables_of.read_identity(directory, environment, tables)
             log = None
@@ -164,7 +175,7 @@ class Environment:
                     os.close(descriptor)
         except (lmdb.Error, OSError) as error:
             _close(environment, None)
-            raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} ({error})") from error
+            raise directories.refusal(directory, error) from error
         except BaseException:
             _close(environment, None)
             raise
@@ -212,6 +223,10 @@ class Environment:
                 # The replica's own process was restarted with a larger map: adopt its size.
                 self._environment.set_mapsize(0)
                 transaction = self._environment.begin()
+            except lmdb.ReadersFullError:
+                # Readers that were killed hold their places until somebody looks whether they live.
+                self._environment.reader_check()
+                transaction = self._environment.begin()
             with transaction:
                 yield transaction
         except lmdb.Error as error:
@@ -225,6 +240,7 @@ class Environment:
         """
         self.check()
         assert self._environment is not None
+        self.look_around()
         try:
             transaction = self._environment.begin(write=True)
             try:
@@ -283,17 +299,25 @@ class Environment:
         info = self._environment.info()
         return float((info["last_pgno"] + 1) * self._environment.stat()["psize"] / info["map_size"])
 
+    def look_around(self) -> None:
+        """Stop if the files are not those that were opened any more; let go of the pages of readers that were killed.
+
+        Some calls of a microsecond each, beside a transaction. Raises StorageFailed.
+        """
+        if self._files is None or self._environment is None:
+            return
+        if (altered := self._files.altered()) is not None:
+            raise self.fail(altered)
+        try:
+            self._environment.reader_check()
+        except lmdb.Error as error:
+            raise self.fail(f"{self.directory / READERS_FILE} cannot be read: {error}") from error
+
     def fail(self, sentence: str) -> StorageFailed:
         """Stop this environment for ever, and give the exception to raise."""
         if self.failure is None:
             self.failure = StorageFailed(sentence)
         return self.failure
-
-
-class _Lock:
-    def __init__(self, directory: int, file: int) -> None:
-        self.directory = directory
-        self.file = file
 
 
 def _commit(sync: Sync) -> None:
@@ -314,53 +338,6 @@ def _map_full(directory: Path, map_size_bytes: int) -> str:
     )
 
 
-def _lock_directory(directory: Path, replica: str, *, create: bool) -> _Lock:
-    try:
-        if create:
-            _make_directory(directory)
-        elif not directory.exists():
-            raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RecoveryRefused(Condition.DIRECTORY_UNUSABLE, f"{directory} ({error.strerror})") from error
-    file: int | None = None
-    try:
-        file = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode=0o600, dir_fd=descriptor)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} of replica {replica}".encode(), 0)
-    except OSError as error:
-        held = error.errno in (errno.EWOULDBLOCK, errno.EACCES) and file is not None
-        holder = os.pread(file, _LOCK_TEXT_MAX_BYTES, 0).decode(errors="replace") if held and file is not None else ""
-        if file is not None:
-            os.close(file)
-        os.close(descriptor)
-        if held:
-            raise RecoveryRefused(Condition.HELD_BY_ANOTHER_PROCESS, f"{directory} (by {holder})") from error
-        raise RecoveryRefused(Condition.DIRECTORY_UNUSABLE, f"{directory / LOCK_FILE} ({error.strerror})") from error
-    return _Lock(descriptor, file)
-
-
-def _make_directory(directory: Path) -> None:
-    """Make the directory and its parents, each name durable before the next is made."""
-    if directory.is_dir():
-        return
-    _make_directory(directory.parent)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
-
-
-def _has_data(directory: int) -> bool:
-    try:
-        return os.stat(DATA_FILE, dir_fd=directory, follow_symlinks=False).st_size > 0
-    except FileNotFoundError:
-        return False
-
-
 def _open_lmdb(directory: Path, map_size_bytes: int, *, readonly: bool) -> lmdb.Environment:
     return lmdb.open(
         os.fspath(directory),
@@ -378,8 +355,8 @@ def _open_lmdb(directory: Path, map_size_bytes: int, *, readonly: bool) -> lmdb.
     )
 
 
-def _close(environment: lmdb.Environment | None, lock: int | None) -> None:
+def _close(environment: lmdb.Environment | None, lock: Lock | None) -> None:
     if environment is not None:
         environment.close()
     if lock is not None:
-        os.close(lock)
+        lock.release()

@@ -1,10 +1,32 @@
-"""What can be wrong with the storage of a replica, and what is done about each: one table, and the exceptions."""
+"""What can be wrong with the storage of a replica, and what is done about each: one table, and the exceptions.
 
-from enum import Enum, StrEnum
-from typing import Final, NamedTuple
+The table has the files of the layers above as well, the snapshots and the notes beside the journal: whoever looks at a
+disk has one place to look things up, whichever layer meets them.
+"""
+
+from typing import Final
+
+from wal.conditions import Action, Condition, Row
+
+__all__ = [
+    "DATA_FILE",
+    "LOG_FILE",
+    "OTHERWISE_REPLACE",
+    "OTHER_DIRECTORY",
+    "READERS_FILE",
+    "REPLACE",
+    "TABLE",
+    "Action",
+    "BrokenInvariant",
+    "Condition",
+    "RecoveryRefused",
+    "Row",
+    "StorageFailed",
+]
 
 DATA_FILE: Final = "data.mdb"
 LOG_FILE: Final = "sync.log"
+READERS_FILE: Final = "lock.mdb"
 
 
 class StorageFailed(Exception):
@@ -15,76 +37,13 @@ class BrokenInvariant(Exception):
     """A caller asked for what no correct program does, such as truncating what is committed: the replica must stop."""
 
 
-class Action(StrEnum):
-    """What the replica does about a condition that it finds when it opens its storage."""
-
-    CREATE = "create"
-    CONTINUE = "continue"
-    CUT = "cut"
-    REFUSE = "refuse"
-
-
-class Row(NamedTuple):
-    """One row of the recovery table: a condition, what is done, why that is safe, and what a person can do."""
-
-    action: Action
-    sign: str
-    reason: str
-    remedy: str
-
-
 REPLACE = (
-    "Keep the directory for an examination, remove this replica from the cluster and add a new one under a new name; "
-    "never let it start empty under its old name, because it may have promised what it no longer holds"
+    "Run `forebay member replace NAME`, move this replica's directory away (keep it for an examination) and start it "
+    "with `forebay serve --name NAME --join`; never let it start empty as who it was, because it may have promised "
+    "what it no longer holds"
 )
+OTHERWISE_REPLACE = f"{REPLACE[0].lower()}{REPLACE[1:]}"
 OTHER_DIRECTORY = "Name the right directory in [storage] of forebay.toml, or the right replica on the command line"
-
-
-class Condition(Enum):
-    """Every condition that opening the storage tells apart. The values are the names that messages and tests use."""
-
-    FIRST_START = "first start"
-    DIRECTORY_EMPTY = "directory empty"
-    CREATION_UNFINISHED = "creation unfinished"
-    TRANSACTION_UNFINISHED = "transaction unfinished"
-    HINT_BEHIND = "hint behind"
-    DIRECTORY_UNUSABLE = "directory unusable"
-    HELD_BY_ANOTHER_PROCESS = "held by another process"
-    DATA_FILE_UNREADABLE = "data file unreadable"
-    META_PAGES_DISAGREE = "meta pages disagree"
-    TABLE_MISSING = "table missing"
-    FORMAT_UNKNOWN = "format unknown"
-    IDENTITY_DAMAGED = "identity damaged"
-    CLUSTER_FOREIGN = "cluster foreign"
-    REPLICA_FOREIGN = "replica foreign"
-    HARD_STATE_MISSING = "hard state missing"
-    HARD_STATE_DAMAGED = "hard state damaged"
-    MARKS_MISSING = "marks missing"
-    MARKS_DAMAGED = "marks damaged"
-    MARKS_OUT_OF_ORDER = "marks out of order"
-    COMMIT_BEYOND_LAST = "commit beyond last"
-    ENTRY_DAMAGED_APPLIED = "applied entry damaged"
-    ENTRY_DAMAGED_TAIL = "tail entry damaged"
-    ENTRY_MISSING = "entry missing"
-    ENTRY_BEYOND_LAST = "entry beyond last"
-    TERM_OUT_OF_ORDER = "term out of order"
-    CHAIN_ROW_MISSING = "chain row missing"
-    CHAIN_ROW_DAMAGED = "chain row damaged"
-    CHAIN_MISMATCH = "chain mismatch"
-    FORMAT_WITHOUT_SYNC_LOG = "format without sync log"
-    SYNC_UNFINISHED = "sync unfinished"
-    GENERATION_OVER = "generation over"
-    LOG_MARK_MISSING = "log mark missing"
-    LOG_MARK_DAMAGED = "log mark damaged"
-    SYNC_LOG_NOT_MADE = "sync log not made"
-    SYNC_LOG_MISSING = "sync log missing"
-    SYNC_LOG_UNREADABLE = "sync log unreadable"
-    SYNC_LOG_WRONG_SIZE = "sync log of another size"
-    SYNC_LOG_FOREIGN = "sync log foreign"
-    SYNC_LOG_DAMAGED = "sync log damaged"
-    SYNC_LOG_AHEAD = "sync log ahead"
-    SYNC_LOG_CONTRADICTS = "sync log contradicts"
-    SYNC_LOG_RESTLESS = "sync log restless"
 
 
 TABLE: dict[Condition, Row] = {
@@ -98,8 +57,8 @@ TABLE: dict[Condition, Row] = {
         Action.REFUSE,
         "no data file, and the caller says that this replica has run before",
         "a replica that starts empty under its old name can vote twice in a term and forget acknowledged entries",
-        OTHER_DIRECTORY
-        + ". If the disk is lost: remove this replica from the cluster and add a new one under a new name",
+        f"{OTHER_DIRECTORY}. If it has never run: `forebay serve --name NAME --first-start`, once. If the disk is "
+        f"lost: {OTHERWISE_REPLACE}",
     ),
     Condition.CREATION_UNFINISHED: Row(
         Action.CREATE,
@@ -130,6 +89,27 @@ TABLE: dict[Condition, Row] = {
         "another process holds the lock of the directory",
         "two processes with one identity can vote twice",
         "Stop the other process first, or start this replica under its own name and directory",
+    ),
+    Condition.CANNOT_BE_OPENED: Row(
+        Action.REFUSE,
+        "the system does not open the data file, or what LMDB needs beside it: permission, a read-only file system, a "
+        "symbolic link, a full disk, or a limit on open files, memory or readers",
+        "nothing says that it is damaged, and without it nothing can be promised",
+        "Do not replace the replica: remove the cause that the message names (owner and mode of the files, the mount, "
+        "the link, the limits, the full disk) and start it again",
+    ),
+    Condition.READERS_FILE_UNUSABLE: Row(
+        Action.REFUSE,
+        f"{READERS_FILE} is altered while a reader has it open, or is no file",
+        "LMDB would not know which pages are being read; nothing is wrong with the data",
+        f"Stop the readers of this directory, such as audits, remove {READERS_FILE} (nothing else), and start the "
+        "replica again",
+    ),
+    Condition.DATA_FILE_MISSING: Row(
+        Action.REFUSE,
+        "a sync log that was used, and no data file beside it, or one without a single transaction",
+        "what was promised was in the data file and may be in the log, and a new one would make both void",
+        f"Put {DATA_FILE} back if it was moved. If it is lost: {OTHERWISE_REPLACE}",
     ),
     Condition.DATA_FILE_UNREADABLE: Row(
         Action.REFUSE,
@@ -257,13 +237,13 @@ TABLE: dict[Condition, Row] = {
         Action.REFUSE,
         "LMDB speaks of a sync log and there is none",
         "what was acknowledged since the last checkpoint was in it",
-        f"Put {LOG_FILE} back if it was moved. If it is lost: {REPLACE[0].lower()}{REPLACE[1:]}",
+        f"Put {LOG_FILE} back if it was moved. If it is lost: {OTHERWISE_REPLACE}",
     ),
     Condition.SYNC_LOG_UNREADABLE: Row(
         Action.REFUSE,
         "the sync log is no regular file, may not be opened, or cannot be read",
         "it may hold what was acknowledged since the last checkpoint",
-        f"See that {LOG_FILE} is a file that this account owns. If its disk fails: {REPLACE[0].lower()}{REPLACE[1:]}",
+        f"See that {LOG_FILE} is a file that this account owns. If its disk fails: {OTHERWISE_REPLACE}",
     ),
     Condition.SYNC_LOG_WRONG_SIZE: Row(
         Action.REFUSE,
@@ -282,7 +262,7 @@ TABLE: dict[Condition, Row] = {
     ),
     Condition.SYNC_LOG_AHEAD: Row(
         Action.REFUSE,
-        "the sync log is of a later generation than LMDB",
+        "the sync log is of a later generation than LMDB, or was used although LMDB is of the format without one",
         "a generation begins in LMDB first: the data file is an older copy, and has forgotten what was acknowledged",
         REPLACE,
     ),
@@ -298,14 +278,118 @@ TABLE: dict[Condition, Row] = {
         "a view of two moments is no view; nothing is wrong with the replica",
         "Read again when the replica is less busy, or read another replica's ledger",
     ),
+    Condition.LOCK_FILE_ALTERED: Row(
+        Action.CONTINUE,
+        "replica.lock is lost or altered",
+        "the lock is the kernel's and on the directory itself, so no second process is let in even while one runs; "
+        "what this file says is for people, and each start writes it anew",
+        "none needed",
+    ),
+    Condition.READERS_FILE_ALTERED: Row(
+        Action.CONTINUE,
+        f"{READERS_FILE} is lost, or altered while nobody has it open",
+        "it only says who reads which pages, and a start makes it anew; removed while the replica runs it stops the "
+        "replica within a second, because readers that come later would have pages written under them",
+        "start readers that had it open again",
+    ),
+    Condition.DISK_FULL: Row(
+        Action.REFUSE,
+        "the disk is full, or fails, when the checkpoint that ends a start is written",
+        "who cannot write can promise nothing; what was promised is there, and the next start finds it",
+        "Free space or replace the disk, then start the replica again",
+    ),
+    Condition.FIRST_START_KEPT: Row(
+        Action.REFUSE,
+        "the mark that allows a first start cannot be removed",
+        "it would allow another start without data after the data was lost",
+        "See that this account may write in that directory, or remove the mark by hand, and start the replica again",
+    ),
+    Condition.HAS_RUN: Row(
+        Action.REFUSE,
+        "`--first-start` where a data file, a sync log, a snapshot, or the file member says otherwise",
+        "a replica that starts empty under its old name has forgotten votes and entries that others count on",
+        f"Start it without `--first-start`. If its data is lost: {OTHERWISE_REPLACE}",
+    ),
+    Condition.MEMBER_NOTE_DAMAGED: Row(
+        Action.REFUSE,
+        "the file member cannot be read, or says what is no id of this replica",
+        "it says under which id the replica joined, and another id has other promises",
+        "Write into it the id that `forebay member list --json` shows for this replica, or, if it cannot be written: "
+        + OTHERWISE_REPLACE,
+    ),
+    Condition.MEMBER_NOTE_CONTRADICTS: Row(
+        Action.REFUSE,
+        "the file member is lost, or names another id of this replica than the storage does",
+        "the storage holds what was promised under its own id, and nobody may go on with it as somebody else",
+        "If `forebay member list --json` shows the storage's id for this replica, write it into the file member. "
+        "If it shows another one, this directory is of an earlier life: " + OTHERWISE_REPLACE,
+    ),
+    Condition.PROMISES_FORGOTTEN: Row(
+        Action.REFUSE,
+        "the file forgotten is there, whatever it says",
+        "the leader found that this replica lacks what it had acknowledged, and a restart does not bring it back",
+        REPLACE,
+    ),
+    Condition.SNAPSHOT_UNFINISHED: Row(
+        Action.CUT,
+        "a snapshot that was being written or received when the process died",
+        "it never had its name, so nothing counts on it; of what was received the frames that are sound are kept",
+        "none needed",
+    ),
+    Condition.SNAPSHOT_LOST: Row(
+        Action.CONTINUE,
+        "a snapshot is gone, or all of them are, and the ledger is whole behind an older one or from its beginning",
+        "a snapshot is never the only copy of what the ledger holds: more of it is folded, and the start takes longer",
+        "none needed",
+    ),
+    Condition.SNAPSHOT_DAMAGED: Row(
+        Action.CONTINUE,
+        "a snapshot is cut, fails a checksum, or is of another cluster, and an older one or the ledger can serve",
+        "every byte of it is checked before it is believed; it is passed over, not sent to peers, and the log says why",
+        "none needed; if it comes again, see to the disk",
+    ),
+    Condition.SNAPSHOT_NOT_OF_LEDGER: Row(
+        Action.CONTINUE,
+        "a sound snapshot is ahead of the applied mark, or its digest is not the ledger's, and another one can serve",
+        "the process died before it was installed, or it is of another history: it is passed over like a damaged one",
+        "none needed",
+    ),
+    Condition.SNAPSHOT_NEEDED: Row(
+        Action.REFUSE,
+        "no snapshot can serve, and the ledger has a gap where one was installed",
+        "the state cannot be rebuilt: nothing else here says what the entries of the gap did",
+        f"If it was moved, put the snapshot back. If it is lost: {OTHERWISE_REPLACE}",
+    ),
+    Condition.SNAPSHOTS_UNUSABLE: Row(
+        Action.REFUSE,
+        "the directory of the snapshots cannot be made, read or cleaned",
+        "without snapshots the journal only grows, and which of them can be trusted is not known",
+        "Do what the message names: free space, or make it a directory that this account owns",
+    ),
+    Condition.LEDGER_DAMAGED: Row(
+        Action.REFUSE,
+        "an entry before those that are checked at every start is damaged or missing, and no snapshot stands behind it",
+        "history that was acknowledged is damaged, and the state cannot be rebuilt without it",
+        REPLACE,
+    ),
+    Condition.STATE_CONTRADICTS: Row(
+        Action.REFUSE,
+        "the state that snapshot and entries add up to has another revision than the applied mark",
+        "one of them is not what was agreed, although each checksum holds, or this release folds otherwise",
+        REPLACE,
+    ),
 }
 
 
 class RecoveryRefused(StorageFailed):
-    """The storage was refused when it was opened; `condition` is the table's row, the message says place and remedy."""
+    """The storage was refused when it was opened; `condition` is the table's row, the message says place and remedy.
 
-    def __init__(self, condition: Condition, place: str) -> None:
+    `name`: how the site calls the replica, for the commands of the remedy; unknown where only its files are.
+    """
+
+    def __init__(self, condition: Condition, place: str, name: str | None = None) -> None:
         row = TABLE[condition]
-        super().__init__(f"{place}: {condition.value}: {row.reason}. {row.remedy}.")
+        remedy = row.remedy if name is None else row.remedy.replace("NAME", name)
+        super().__init__(f"{place}: {condition.value}: {row.reason}. {remedy}.")
         self.condition = condition
         self.place = place

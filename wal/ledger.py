@@ -37,6 +37,20 @@ class Verified(NamedTuple):
     gaps: tuple[Gap, ...]
 
 
+class _Look(NamedTuple):
+    """What the ledger was at one moment: all that later transactions read is read under these marks."""
+
+    over: Overlay
+    gaps: tuple[Gap, ...]
+
+    def after_gaps(self, index: int) -> int:
+        """The first index from this one on that lies in no gap."""
+        for gap in self.gaps:
+            if gap.first_index <= index <= gap.last_index:
+                index = gap.last_index + 1
+        return index
+
+
 class LedgerBroken(Exception):
     """The history is not what was once agreed, from `index` on; `sentence` says how that shows."""
 
@@ -53,22 +67,39 @@ class Ledger:
     process it sees what was synced, in LMDB and in the sync log, whether the replica runs or not. May be used in other
     threads than the journal's. Besides what it says itself, every method raises RecoveryRefused for what would be
     refused at a start, and StorageFailed.
+
+    Each call looks at the ledger as it is then. What is said by several calls, of a replica that goes on, belongs
+    together only if they are made on what `as_of_now` returned.
     """
 
     def __init__(self, env: Environment) -> None:
         self._env = env
+        self._seen: _Look | None = None
+
+    def as_of_now(self) -> "Ledger":
+        """The ledger up to what is applied now, whatever is applied, installed or fetched later; itself if it is one.
+
+        It looks at the marks and at the sync log this once, and holds no transaction between two calls: entries are
+        never changed once they are applied, so they are read when they are asked for.
+        """
+        if self._seen is not None:
+            return self
+        ledger = Ledger(self._env)
+        ledger._seen = self._look()
+        return ledger
 
     @property
     def first_index(self) -> int:
         """First entry held; the one after `applied_index` if none is."""
-        over = self._overlay()
+        look = self._look()
+        over = look.over
         with self._env.read() as transaction:
             cursor = transaction.cursor(self._env.table(records.ENTRIES))
             try:
                 stored = records.key_index(cursor.key()) if cursor.first() else over.marks.applied_index + 1
             except Damaged as error:
                 raise LedgerBroken(0, str(error)) from error
-        return min([stored, over.marks.applied_index + 1, *over.entries])
+        return look.after_gaps(min([stored, over.marks.applied_index + 1, *over.entries]))
 
     @property
     def applied_index(self) -> int:
@@ -87,6 +118,8 @@ class Ledger:
 
     def gaps(self) -> tuple[Gap, ...]:
         """What this replica does not hold, because a snapshot was installed instead."""
+        if self._seen is not None:
+            return self._seen.gaps
         with self._env.read() as transaction:
             return self._gaps(transaction)
 
@@ -95,26 +128,25 @@ class Ledger:
 
         What is applied after the first one was asked for is not among them.
         """
-        over = self._overlay()
-        step = self._step(over, first, min(limit, STEP_MAX_ENTRIES))
+        look = self._look()
+        step = self._step(look, first, min(limit, STEP_MAX_ENTRIES))
         while step:
             yield from step
             limit -= len(step)
-            step = self._step(over, step[-1].index + 1, min(limit, STEP_MAX_ENTRIES))
+            step = self._step(look, step[-1].index + 1, min(limit, STEP_MAX_ENTRIES))
 
     def index_of_revision(self, revision: int) -> int:
         """The entry that settled `revision`. LookupError, naming what is held, before or after it or inside a gap."""
-        over = self._overlay()
-        marks = over.marks
+        look = self._look()
+        over, marks = look.over, look.over.marks
+        if not 0 < revision <= marks.applied_revision:
+            raise LookupError(f"no revision {revision}: the ledger holds {_held(look)}")
+        for gap in look.gaps:
+            if gap.revision_before < revision <= gap.revision_after:
+                raise LookupError(f"revision {revision} is not held here: the ledger holds {_held(look)}")
+        if revision > over.stored_revision:
+            return over.revisions[bisect_left(over.revisions, (revision, 0))][1]
         with self._env.read() as transaction:
-            gaps = self._gaps(transaction)
-            if not 0 < revision <= marks.applied_revision:
-                raise LookupError(f"no revision {revision}: the ledger holds {_held(over, gaps)}")
-            for gap in gaps:
-                if gap.revision_before < revision <= gap.revision_after:
-                    raise LookupError(f"revision {revision} is not held here: the ledger holds {_held(over, gaps)}")
-            if revision > over.stored_revision:
-                return over.revisions[bisect_left(over.revisions, (revision, 0))][1]
             cursor = transaction.cursor(self._env.table(records.REVISIONS))
             if not cursor.set_range(records.index_key(revision)):
                 raise LedgerBroken(marks.applied_index, f"no entry is recorded for revision {revision}")
@@ -129,11 +161,12 @@ class Ledger:
 
         `progress(done index, last index)` is called now and then. LedgerBroken at the first damage.
         """
-        over = self._overlay()
-        marks, gaps = over.marks, self.gaps()
+        look = self._look()
+        over, gaps = look
+        marks = over.marks
         count, following, digest, first = 0, 1, records.GENESIS, 0
         while following <= marks.applied_index:
-            step = self._step(over, following, STEP_MAX_ENTRIES)
+            step = self._step(look, following, STEP_MAX_ENTRIES)
             if not step:
                 break
             first = first or step[0].index
@@ -158,16 +191,22 @@ class Ledger:
             return [self._chain_row(over, transaction, index - 1) for index in range(first, last + 1)]
 
     def _overlay(self) -> Overlay:
-        return overlay.read(self._env)
+        return overlay.read(self._env) if self._seen is None else self._seen.over
 
-    def _step(self, over: Overlay, first: int, limit: int) -> list[LedgerEntry]:
-        found: list[LedgerEntry] = []
-        size_bytes, following = 0, max(first, 1)
+    def _look(self) -> _Look:
+        if self._seen is not None:
+            return self._seen
+        over = overlay.read(self._env)
         with self._env.read() as transaction:
-            gaps = {gap.first_index: gap for gap in self._gaps(transaction)}
-            for gap in gaps.values():
-                if gap.first_index <= following <= gap.last_index:
-                    following = gap.last_index + 1
+            gaps = self._gaps(transaction)
+        # A snapshot may have been installed since the marks were read; its gap begins behind what was applied then.
+        return _Look(over, tuple(gap for gap in gaps if gap.first_index <= over.marks.applied_index))
+
+    def _step(self, look: _Look, first: int, limit: int) -> list[LedgerEntry]:
+        found: list[LedgerEntry] = []
+        over, gaps = look.over, {gap.first_index: gap for gap in look.gaps}
+        size_bytes, following = 0, look.after_gaps(max(first, 1))
+        with self._env.read() as transaction:
             applied_index = over.marks.applied_index
             digest = self._chain_row(over, transaction, following - 1).digest if following <= applied_index else b""
             cursor = transaction.cursor(self._env.table(records.ENTRIES))
@@ -216,14 +255,14 @@ class Ledger:
             raise LedgerBroken(0, f"the table of gaps: {error}") from error
 
 
-def _held(over: Overlay, gaps: tuple[Gap, ...]) -> str:
+def _held(look: _Look) -> str:
     """The ranges of revisions that are held, in words."""
     ranges, start = [], 1
-    for gap in gaps:
+    for gap in look.gaps:
         if start <= gap.revision_before:
             ranges.append(f"{start} to {gap.revision_before}")
         start = gap.revision_after + 1
-    last = over.marks.applied_revision
+    last = look.over.marks.applied_revision
     if start <= last:
         ranges.append(f"{start} to {last}")
     return " and ".join(ranges) or "none"

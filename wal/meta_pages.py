@@ -64,6 +64,26 @@ def check(directory: int, path: Path) -> None:
         os.close(file)
 
 
+def may_hold_a_transaction(path: Path) -> bool:
+    """Whether a data file holds a transaction, or cannot be read, which does not say that it holds none."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    try:
+        if os.fstat(file).st_size == 0:
+            return False
+        first = _read(file, 0)
+        second = None if first is None else _read(file, first.page_size_bytes)
+        return first is None or second is None or max(first.transaction, second.transaction) > 0
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+
+
 def _read(file: int, offset: int) -> _Meta | None:
     head = os.pread(file, _META.size, offset)
     if len(head) < _META.size:

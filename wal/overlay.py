@@ -1,7 +1,8 @@
 """What the sync log adds to the ledger in LMDB, for a reader that must not write.
 
 The replica goes on while its files are read: a checkpoint may come between reading LMDB and reading the log, and a
-record may be half written. So LMDB's generation is read again after the log, and what looks damaged is looked at again.
+record may be half written. So LMDB's generation is read again after the log, whatever the log looked like, and what
+looks damaged is looked at again.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from wal.environment import Environment
 from wal.failures import Condition, RecoveryRefused
 from wal.records import ChainRow, Damaged, Entry, Marks
 from wal.replay import Contradiction, replay
+from wal.sync_log import SyncLog
 from wal.tables import log_mark
 
 LOOKS_MAX: Final = 20
@@ -35,7 +37,8 @@ class Overlay(NamedTuple):
 def read(env: Environment) -> Overlay:
     """What is to be added to LMDB's rows now; nothing for the replica's own process. Raises RecoveryRefused.
 
-    What it says stays true while LMDB is given more: nothing that was applied is ever changed.
+    What it says stays true while LMDB is given more: nothing that was applied is ever changed. A log is refused only by
+    a look during which no checkpoint came; if one came during the last look too, it is refused as restless.
     """
     if not env.readonly or env.log is None:
         with env.read() as transaction:
@@ -43,49 +46,48 @@ def read(env: Environment) -> Overlay:
         return Overlay(marks, {}, {}, [], marks.applied_revision)
     refused: RecoveryRefused | None = None
     for _ in range(LOOKS_MAX):
-        try:
-            found, generation = _look(env)
-        except RecoveryRefused as error:
-            refused = error
-        else:
-            if env.log_mark().generation == generation:
-                return found
+        with env.read() as transaction:
+            mark = log_mark(env.directory, transaction.get(records.LOG_KEY, db=env.table(records.STATE)))
+            found: Overlay | RecoveryRefused
+            try:
+                found = _look(env, env.log, transaction, mark.generation)
+            except RecoveryRefused as error:
+                found = error
+        if env.log_mark().generation != mark.generation:
+            # What was found is of two moments: as a ledger it would be too short, as a damage it would be none.
             refused = None
+        elif isinstance(found, Overlay):
+            return found
+        else:
+            refused = found
     raise refused or RecoveryRefused(Condition.SYNC_LOG_RESTLESS, str(env.log.path))
 
 
-def _look(env: Environment) -> tuple[Overlay, int]:
-    """The overlay by what LMDB and then the log say, and LMDB's generation."""
-    assert env.log is not None
-    with env.read() as transaction:
-        state = env.table(records.STATE)
-        generation = log_mark(env.directory, transaction.get(records.LOG_KEY, db=state)).generation
-        marks = _marks(env, transaction)
-        try:
-            hard = records.unpack_hard(transaction.get(records.HARD_KEY, b"", db=state))
-        except Damaged as error:
-            place = f"{env.directory}, table state, key hard ({error})"
-            raise RecoveryRefused(Condition.HARD_STATE_DAMAGED, place) from error
-        bodies = env.log.read(generation)
+def _look(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[bytes]", generation: int) -> Overlay:
+    """The overlay by what LMDB says, which is of this generation, and then the log."""
+    marks = _marks(env, transaction)
+    try:
+        hard = records.unpack_hard(transaction.get(records.HARD_KEY, b"", db=env.table(records.STATE)))
+    except Damaged as error:
+        place = f"{env.directory}, table state, key hard ({error})"
+        raise RecoveryRefused(Condition.HARD_STATE_DAMAGED, place) from error
+    bodies = log.read(generation)
 
-        def stored(index: int) -> Entry:
-            key = records.index_key(index)
-            return records.unpack_entry(key, transaction.get(key, b"", db=env.table(records.ENTRIES)))
+    def stored(index: int) -> Entry:
+        key = records.index_key(index)
+        return records.unpack_entry(key, transaction.get(key, b"", db=env.table(records.ENTRIES)))
 
-        try:
-            replayed = replay(hard, marks, bodies, stored)
-        except (Contradiction, Damaged) as error:
-            raise RecoveryRefused(Condition.SYNC_LOG_CONTRADICTS, f"{env.log.path} ({error})") from error
+    try:
+        replayed = replay(hard, marks, bodies, stored)
+    except (Contradiction, Damaged) as error:
+        raise RecoveryRefused(Condition.SYNC_LOG_CONTRADICTS, f"{log.path} ({error})") from error
     after = replayed.marks
-    return (
-        Overlay(
-            after,
-            {entry.index: entry for entry in replayed.entries if entry.index <= after.applied_index},
-            {applied.at: applied.row for applied in replayed.applied},
-            [(applied.row.revision, applied.at) for applied in replayed.applied if applied.advanced],
-            marks.applied_revision,
-        ),
-        generation,
+    return Overlay(
+        after,
+        {entry.index: entry for entry in replayed.entries if entry.index <= after.applied_index},
+        {applied.at: applied.row for applied in replayed.applied},
+        [(applied.row.revision, applied.at) for applied in replayed.applied if applied.advanced],
+        marks.applied_revision,
     )
 
 

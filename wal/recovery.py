@@ -10,11 +10,29 @@ from typing import NamedTuple, NoReturn
 
 from wal import records
 from wal.environment import Environment
-from wal.failures import TABLE, Action, Condition, RecoveryRefused, Row
+from wal.failures import OTHERWISE_REPLACE, REPLACE, TABLE, Action, Condition, RecoveryRefused, Row
 from wal.records import ChainRow, Damaged, Entry, HardState, Marks
 from wal.replay import Contradiction, Replayed, replay
 
-__all__ = ["TABLE", "Action", "Checked", "Condition", "RecoveryRefused", "Row", "check", "read_chain", "replay_log"]
+__all__ = [
+    "TABLE",
+    "Action",
+    "Checked",
+    "Condition",
+    "RecoveryRefused",
+    "Row",
+    "check",
+    "read_chain",
+    "render",
+    "replay_log",
+]
+
+_DONE = {
+    Action.CREATE: "begins without data",
+    Action.CONTINUE: "goes on",
+    Action.CUT: "cuts it off and goes on",
+    Action.REFUSE: "refuses to start",
+}
 
 
 class Checked(NamedTuple):
@@ -77,6 +95,15 @@ def read_chain(env: Environment, index: int) -> ChainRow:
         return records.unpack_chain(key, value)
     except Damaged as error:
         _refuse(env, Condition.CHAIN_ROW_DAMAGED, f"table chain, index {index} ({error})")
+
+
+def render() -> str:
+    """Return the table as a document shows it."""
+    lines = ["| | what is found | what the replica does | what the operator does |", "|---|---|---|---|"]
+    for condition, row in TABLE.items():
+        remedy = row.remedy.replace(OTHERWISE_REPLACE, "replace it").replace(REPLACE, "Replace it")
+        lines.append(f"| {condition.value} | {row.sign} | {_DONE[row.action]}: {row.reason} | {remedy} |")
+    return "\n".join([*lines, "", f"Replace it: {OTHERWISE_REPLACE}."])
 
 
 def _check_marks(env: Environment, hard: HardState, marks: Marks) -> None:

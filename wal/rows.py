@@ -122,4 +122,6 @@ def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", cha
 
 
 def _damaged(env: Environment, table: str, index: int, what: str) -> StorageFailed:
-    return env.fail(f"{env.directory}, table {table}, index {index}: {what}. The replica must stop. {REPLACE}.")
+    # The name that the site gave it is not known here; the log says it beside this.
+    remedy = REPLACE.replace("NAME", "<its name>")
+    return env.fail(f"{env.directory}, table {table}, index {index}: {what}. The replica must stop. {remedy}.")

@@ -223,6 +223,27 @@ def make_log(store: LogStore, directory: Path, identity: Identity) -> None:
         raise RecoveryRefused(Condition.SYNC_LOG_NOT_MADE, f"{directory / LOG_FILE} ({error})") from error
 
 
+def is_used(store: LogStore, directory: Path) -> bool:
+    """Whether there is a log that something was ever added to: one that was only made is zeros after its first block.
+
+    Raises RecoveryRefused if that cannot be seen.
+    """
+    try:
+        file = store.open()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False  # no replica runs with a symbolic link there, and making a log removes the link alone
+        raise RecoveryRefused(Condition.SYNC_LOG_NOT_MADE, f"{directory / LOG_FILE} ({error})") from error
+    try:
+        return any(file.read(store.size_bytes)[sectors.BLOCK_BYTES :])
+    except OSError as error:
+        raise RecoveryRefused(Condition.SYNC_LOG_UNREADABLE, f"{directory / LOG_FILE} ({error})") from error
+    finally:
+        file.close()
+
+
 def open_log(store: LogStore, directory: Path, identity: Identity, size_bytes: int) -> SyncLog:
     """Open the log that LMDB speaks of. Raises RecoveryRefused."""
     try:

@@ -97,11 +97,15 @@ class Home:
         return descriptor
 
     def _lock(self) -> None:
-        lock = self._keep(
+        # The file can be removed while it is held, the directory cannot: its lock is the one that counts. It is taken
+        # on a descriptor of its own, which no helper is given: a helper must not hold it when the agent is dead.
+        directory = self._keep(open_directory(".", dir_fd=self.descriptor))
+        file = self._keep(
             os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
         )
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for lock in (directory, file):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AgentFailed(
                 f"{self.path}: another agent works in this directory; end it, or give this one its own"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.api import wire
 from cluster.api.authentication import permit_node
-from cluster.api.problems import Problem
+from cluster.api.problems import COMMAND_TOO_OLD, Problem, outcome_unknown
 from cluster.api.service import NO_ID, Call, Reply
 from cluster.client import requests as r
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
@@ -114,6 +114,10 @@ async def reports(call: Call) -> Reply:
         try:
             await service.finish(answer, deadline)
         except Problem as problem:
+            if problem.view.code == COMMAND_TOO_OLD:
+                # Commands under way have used its receipt up since `_report_id` looked. It was not heard, and an agent
+                # forgets a report that is refused. Sent again, it needs no receipt.
+                raise outcome_unknown() from problem
             if problem.status in _SEND_AGAIN:
                 raise
             results.append(
@@ -137,7 +141,7 @@ def _report_id(call: Call, report: r.Report) -> bytes:
     was carried out already is refused as such, so nothing happens twice without a receipt either.
     """
     try:
-        found = call.service.check_age(report.command_id)
+        found = call.service.check_age(call.identity, report.command_id)
     except Problem:
         return NO_ID
     known = receipt_for(call.service.controller.state, found)

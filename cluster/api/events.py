@@ -8,6 +8,8 @@ does not empty it in time is cut, with a comment that tells where to resume.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 from aiohttp import web
@@ -22,6 +24,13 @@ from cluster.past import settled_at
 
 STREAMS_MAX = 128
 """Subscribers at once, count: dashboards and exporters, not users."""
+
+STREAMS_PER_IDENTITY_MAX = 64
+"""Streams of one certificate's holder at once, count: half of all, as with connections, so that nobody takes them all.
+
+A subscriber that vanished in silence holds its place until the next sign of life fails, so one who comes back every
+second needs some fifteen.
+"""
 
 KEEP_ALIVE_S = 15.0
 """A comment is sent after this long without an event, seconds: it shows both sides that the other is there."""
@@ -40,19 +49,38 @@ REVISION_MAX = 2**63 - 1
 
 async def stream(call: Call) -> web.StreamResponse:
     """Send all events of revisions after `from` (or the header Last-Event-ID), and then those that come."""
-    service = call.service
+    with _place(call):
+        return await _stream(call)
+
+
+@contextmanager
+def _place(call: Call) -> Iterator[None]:
+    """Hold one place among the streams until the block ends, however it ends; Problem 503 where there is none."""
+    service, who = call.service, call.identity
+    streams_of = service.event_streams_of
+    if streams_of[who] >= STREAMS_PER_IDENTITY_MAX:
+        words = f"{who} has {STREAMS_PER_IDENTITY_MAX} event streams open, which is the most for one identity"
+        raise _too_busy(words, "close one of them, or try another replica")
     if service.event_streams >= STREAMS_MAX:
-        raise Problem(
-            503,
-            "too_busy",
-            f"{STREAMS_MAX} event streams are open",
-            "try another replica",
-            headers={"Retry-After": "5"},
-        )
-    after = _position(call)
-    chronicle = service.controller.chronicle
+        raise _too_busy(f"{STREAMS_MAX} event streams are open", "try another replica")
+    streams_of[who] += 1
     try:
-        index = chronicle.index_of(after + 1) if after < service.controller.state.revision else chronicle.last_index + 1
+        yield
+    finally:
+        streams_of[who] -= 1
+        if not streams_of[who]:
+            del streams_of[who]
+
+
+def _too_busy(sentence: str, remedy: str) -> Problem:
+    return Problem(503, "too_busy", sentence, remedy, headers={"Retry-After": "5"})
+
+
+async def _stream(call: Call) -> web.StreamResponse:
+    service = call.service
+    after = _position(call)
+    try:
+        index = _index_after(call, after)
     except LookupError as error:
         raise Problem(
             410, "history_not_held", f"events after revision {after} cannot be sent: {error}", "ask another replica"
@@ -64,7 +92,6 @@ async def stream(call: Call) -> web.StreamResponse:
             "Forebay-Revision": str(service.controller.state.revision),
         }
     )
-    service.event_streams += 1
     try:
         await response.prepare(call.request)
         transport = call.request.transport
@@ -73,8 +100,6 @@ async def stream(call: Call) -> web.StreamResponse:
         await _follow(call, response, index, after)
     except (ConnectionResetError, ConnectionError):
         pass
-    finally:
-        service.event_streams -= 1
     return response
 
 
@@ -89,16 +114,24 @@ def _position(call: Call) -> int:
     return int(last)
 
 
+def _index_after(call: Call, revision: int) -> int:
+    """Return where the events after `revision` begin, or will; LookupError where this replica does not hold them."""
+    controller = call.service.controller
+    if revision < controller.state.revision:
+        return controller.chronicle.index_of(revision + 1)
+    return controller.chronicle.last_index + 1
+
+
 async def _follow(call: Call, response: web.StreamResponse, index: int, after: int) -> None:
     chronicle, stopping = call.service.controller.chronicle, call.service.stopping
     complete = after
     while not stopping.is_set():
+        first = index
         parts: list[bytes] = []
         for applied in chronicle.read(index, limit=READ_ENTRIES):
             if applied.index > index and applied.base > complete:
                 # Entries in between came with a snapshot: this replica cannot send what happened there.
-                gap = f": revisions after {complete} are not held here; ask another replica\n\n"
-                await _send(call, response, b"".join([*parts, gap.encode()]), complete)
+                await _send(call, response, b"".join([*parts, _gap(complete)]), complete)
                 return
             parts.append(_render(call, applied, after))
             index, complete = applied.index + 1, max(complete, applied.revision)
@@ -108,14 +141,26 @@ async def _follow(call: Call, response: web.StreamResponse, index: int, after: i
         if payload and not await _send(call, response, payload, complete):
             return
         if chronicle.last_index >= index:
-            await asyncio.sleep(0)
-            continue
+            if index > first:
+                await asyncio.sleep(0)
+                continue
+            # There should be an entry and none could be read: a snapshot came in its place. Asking on would be a loop
+            # without an end; the subscriber lacks what was settled there, or goes on where its next revision is.
+            try:
+                index = _index_after(call, complete)
+            except LookupError:
+                await _send(call, response, _gap(complete), complete)
+                return
         if not await _more(call, index - 1):
             sign_of_life = f": revision {complete}\n\n"
             if not await _send(call, response, sign_of_life.encode(), complete):
                 return
     goodbye = f": this replica is stopping; resume with from={complete} at another one\n\n"
     await _send(call, response, goodbye.encode(), complete)
+
+
+def _gap(complete: int) -> bytes:
+    return f": revisions after {complete} are not held here; ask another replica\n\n".encode()
 
 
 async def _more(call: Call, index: int) -> bool:

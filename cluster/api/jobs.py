@@ -41,11 +41,13 @@ _WORDS = frozenset(state.name for state in JobState)
 
 async def submit(call: Call) -> Reply:
     """Submit a job."""
-    command, warnings = wire.submission(call.body, call.identity, call.service.controller.state.site)
+    # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
     await call.service.lead()
-    await call.service.validate(call.body.command_id, command)
+    command, warnings = wire.submission(call.body, call.identity, call.service.controller.state.site)
+    await call.service.validate(call.identity, call.body.command_id, command)
     settled = await call.service.settle(call, command)
-    return Reply(settled.state.revision, _job(call, settled.state, settled.job, warnings), status=201)
+    view = _job_after(call, settled, settled.job, warnings)
+    return Reply(settled.state.revision, view, status=201)
 
 
 async def list_jobs(call: Call) -> Reply:
@@ -145,7 +147,23 @@ async def change(call: Call, command: Change) -> Reply:
     state = settled.state
     tasks = None if isinstance(command, c.ClearBuffer) else command.tasks
     found = job_of_task(state, command.job, tasks[:1] if tasks is not None else None)
-    return Reply(state.revision, _job(call, state, command.job if found is None else found))
+    return Reply(state.revision, _job_after(call, settled, command.job if found is None else found))
+
+
+def _job_after(call: Call, settled: Settled, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
+    """Return the job as a command left it; Problem 404 that says that the command was carried out, where it is gone."""
+    if job_id in settled.state.jobs:
+        return _job(call, settled.state, job_id, warnings)
+    raise Problem(
+        404,
+        "unknown_job",
+        f"the command was carried out at revision {settled.revision}, and job {job_id} has left the list of finished "
+        "jobs since",
+        f"see /v1/jobs/{job_id}/history",
+        "job id",
+        # Whoever takes a 404 for a refusal would do it once more.
+        outcome="unknown",
+    )
 
 
 def _job(call: Call, state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:

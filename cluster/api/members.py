@@ -67,7 +67,7 @@ async def _transfer(call: Call, target: str | None) -> str | None:
 
 async def _change(call: Call, action: Action, name: str, *, peer: str = "", api: str = "") -> Reply:
     await call.service.lead()
-    command_id = call.service.check_age(call.body.command_id)
+    command_id = call.service.check_age(call.identity, call.body.command_id)
     wanted = Wanted(action=action, name=name, peer=peer, api=api, actor=str(call.identity), id=command_id)
     try:
         await call.service.controller.membership.change(wanted)

@@ -12,6 +12,10 @@ RETRY_AFTER_S = 1
 """What clients are told to wait when nobody leads or a queue is full, seconds: longer than most elections."""
 
 
+COMMAND_TOO_OLD = RefusalCode.COMMAND_TOO_OLD.name.lower()
+"""The code of an id that no receipt can vouch for any more."""
+
+
 class Problem(Exception):
     """An answer with a status of 400 and above. Raised by handlers, written by the server."""
 
@@ -78,6 +82,8 @@ def refused(refusal: Refusal) -> Problem:
         refusal.sentence,
         refusal.remedy,
         refusal.place,
+        # Its receipt may be gone: of a command that was sent before, nobody can tell any more.
+        outcome="unknown" if refusal.code is RefusalCode.COMMAND_TOO_OLD else "refused",
     )
 
 
@@ -89,6 +95,12 @@ def bad(sentence: str, remedy: str = "", place: str = "", code: str = "invalid_f
 def no_leader(sentence: str = "no replica leads at the moment") -> Problem:
     """Return the answer where nothing has happened because nobody could be asked to let it happen."""
     return Problem(503, "no_leader", sentence, "try again in a moment", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def unforeseen(remedy: str, outcome: Literal["refused", "unknown"]) -> Problem:
+    """Return the answer where this release is at fault: nobody knows what became of a write."""
+    words = "the request failed because of a fault in this release"
+    return Problem(500, "internal_error", words, remedy, outcome=outcome)
 
 
 def outcome_unknown() -> Problem:
@@ -103,12 +115,15 @@ def outcome_unknown() -> Problem:
     )
 
 
-def queue_full() -> Problem:
-    """Return the answer to a command that does not fit into the queue."""
+def queue_full(
+    sentence: str = "too many commands are waiting to be decided",
+    remedy: str = "send it again after the time in Retry-After, or send many in one request to /v1/commands",
+) -> Problem:
+    """Return the answer to a command that does not fit into a queue."""
     return Problem(
         429,
         "queue_full",
-        "too many commands are waiting to be decided",
-        "send it again after the time in Retry-After, or send many in one request to /v1/commands",
+        sentence,
+        remedy,
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )

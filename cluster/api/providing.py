@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from cluster.api.problems import Problem
+from cluster.api.problems import Problem, queue_full
 from cluster.providers import OperationError, Subject
 from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local
@@ -33,24 +33,31 @@ class Providing:
         """`local` says where this machine has the provider's programs."""
         self.calls = Calls()
         self.local = local
-        self._verdicts: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[bytes, bytes], asyncio.Task[str | None]] = OrderedDict()
+        """What the provider said, empty for yes; None where it was not asked. By command id and what was asked: an id
+        that is used again for something else has no verdict yet."""
 
     async def validate(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
-        """Have the provider validate a job with a burst buffer; Problem 400 with what it said.
+        """Have the provider validate a job with a burst buffer; Problem 400 with what it said, 429 if it is busy.
 
         A command that was settled already is not validated again, and a retry waits for the verdict of its first try.
         """
         provision = provision_of(state)
         if provision is None or not asks(command) or command_id in state.receipts:
             return
-        task = self._verdicts.get(command_id)
+        key = _key(command_id, command)
+        task = self._verdicts.get(key)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._verdict(provision, command), name="validate")
-            self._verdicts[command_id] = task
+            self._verdicts[key] = task
             while len(self._verdicts) > VERDICTS_KEPT:
                 self._verdicts.popitem(last=False)
         # Shielded: whoever gave up asks again, and finds it under way.
         failed = await asyncio.shield(task)
+        if failed is None:
+            if self._verdicts.get(key) is task:
+                del self._verdicts[key]
+            raise queue_full("too many submits wait for the provider", "send it again after the time in Retry-After")
         if failed:
             raise Problem(
                 400,
@@ -67,18 +74,18 @@ class Providing:
         """Refuse a job that the provider ought to have validated and has not; Problem 503. No path goes past it."""
         if not self.wanted(state) or not asks(command) or command_id in state.receipts:
             return
-        task = self._verdicts.get(command_id)
-        if task is None or not task.done() or task.cancelled() or task.result():
+        task = self._verdicts.get(_key(command_id, command))
+        if task is None or not task.done() or task.cancelled() or task.result() != "":
             raise Problem(
                 503, PROVIDER_REFUSED, "the provider has not validated the request", "submit it again in a moment"
             )
 
-    async def _verdict(self, provision: Provision, command: c.SubmitJob) -> str:
+    async def _verdict(self, provision: Provision, command: c.SubmitJob) -> str | None:
         request = CallRequest(operation="process", provision=provision, local=self.local, subject=subject_of(command))
         try:
             await self.calls.ask(request, provision.validate_timeout_s)
         except TooManyCalls:
-            return "too many submits wait for the provider; submit again in a moment"
+            return None
         except OperationError as error:
             return error.message
         return ""
@@ -89,6 +96,10 @@ class Providing:
         for task in self._verdicts.values():
             task.cancel()
         await asyncio.gather(*self._verdicts.values(), return_exceptions=True)
+
+
+def _key(command_id: bytes, command: c.SubmitJob) -> tuple[bytes, bytes]:
+    return command_id, c.command_digest(c.Request(command_id, c.CONTROLLER, command))
 
 
 def asks(command: c.SubmitJob) -> bool:

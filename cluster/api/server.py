@@ -24,7 +24,7 @@ from cluster.api.connections import (
     GuardedServer,
 )
 from cluster.api.openapi import document
-from cluster.api.problems import Problem, Redirect
+from cluster.api.problems import Problem, Redirect, unforeseen
 from cluster.api.routes import Route, check_query, find_route
 from cluster.api.service import Call, Reply, Service
 from cluster.identity import Identity
@@ -121,15 +121,8 @@ class Server:
                 self._service.fail(error)
             except Exception:
                 LOGGER.exception("%s %s failed", request.method, name)
-                response = self._problem(
-                    Problem(
-                        500,
-                        "internal_error",
-                        "the request failed because of a fault in this release",
-                        "report it with the replica's log; if it was a write, send it again with the same command_id",
-                        outcome="unknown" if request.method != "GET" else "refused",
-                    )
-                )
+                remedy = "report it with the replica's log; if it was a write, send it again with the same command_id"
+                response = self._problem(unforeseen(remedy, "unknown" if request.method != "GET" else "refused"))
             await self._send(request, response)
             self._service.metrics.requests.labels(name, f"{response.status // 100}xx").observe(loop.time() - started_s)
             return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -15,24 +16,35 @@ from cluster.api import wire
 from cluster.api.authentication import PEOPLE, actor_of, permit
 from cluster.api.explaining import Verdicts
 from cluster.api.metrics import Metrics
-from cluster.api.problems import Problem, Redirect, bad, no_leader, outcome_unknown, queue_full, refused
+from cluster.api.problems import (
+    COMMAND_TOO_OLD,
+    Problem,
+    Redirect,
+    bad,
+    no_leader,
+    outcome_unknown,
+    queue_full,
+    refused,
+)
 from cluster.api.providing import Providing
 from cluster.client.command_ids import bytes_of, instant_in
 from cluster.client.requests import BulkCommand
 from cluster.consensus import Role as RaftRole
 from cluster.controller import Controller, JournalFull, Unavailable
 from cluster.identities import Identities
-from cluster.identity import Identity
+from cluster.identity import Identity, Role
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from replica.array_commands import Tasks, job_of_task
 from replica.commands import Command, Request, SubmitJob
 from replica.state import State
-from replica.units import MICROSECONDS_PER_SECOND, seconds
+from replica.units import MICROSECONDS_PER_SECOND
 
 COMMAND_AGE_S_MAX = 300
-"""How far a command id's time may be from the leader's clock, seconds: more than any retry, less than receipts last."""
+"""How long before the leader's clock a command id's time may be, seconds: more than any retry takes."""
 
-COMMAND_AGE_MAX = seconds(COMMAND_AGE_S_MAX)
+COMMAND_AHEAD_S_MAX = 30
+"""How far beyond the leader's clock it may be, seconds. Once a receipt is dropped, no id as early as its may be new any
+more: somebody who makes ids of the future and then floods the cluster keeps all others out until that time has come."""
 
 COMMIT_WAIT_S = 4.0
 """How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
@@ -108,11 +120,17 @@ class Service:
         self.identities = Identities(controller.clock)
         self.providing = Providing(controller.config.provider)
         self.metrics = Metrics(controller)
-        self.event_streams = 0
+        self.event_streams_of: Counter[Identity] = Counter()
+        """Open streams by who reads them."""
         self.digests = asyncio.Semaphore(1)
         self.stopping = asyncio.Event()
         self.document: Callable[[], bytes] = bytes
         """Gives the OpenAPI document; set by the server, which knows the table of routes."""
+
+    @property
+    def event_streams(self) -> int:
+        """How many streams of events are open."""
+        return self.event_streams_of.total()
 
     async def current(self) -> State:
         """Return a linearizable state; Redirect to the leader or Problem 503."""
@@ -145,23 +163,28 @@ class Service:
 
     # Commands
 
-    def check_age(self, command_id: str, place: str = "command_id") -> bytes:
-        """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from this replica's clock."""
+    def check_age(self, identity: Identity, command_id: str, place: str = "command_id") -> bytes:
+        """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from this replica's clock.
+
+        An agent's clock may be as far ahead as anybody's may be behind: an agent must be heard.
+        """
         try:
             found = bytes_of(command_id)
         except ValueError as error:
             raise bad(str(error), "let the client make it", place) from error
-        away = self.clock.now() - instant_in(found)
-        if abs(away) > COMMAND_AGE_MAX and found not in self.controller.state.receipts:
-            away_s = away / MICROSECONDS_PER_SECOND
-            where = "ago" if away_s > 0 else "from now"
-            raise bad(
-                f"the command id was made {abs(away_s):.0f} s {where} by the leader's clock; "
-                f"at most {COMMAND_AGE_S_MAX} s are accepted",
+        age_s = (self.clock.now() - instant_in(found)) / MICROSECONDS_PER_SECOND
+        most_s = COMMAND_AHEAD_S_MAX if age_s < 0 and identity.role is not Role.AGENT else COMMAND_AGE_S_MAX
+        if abs(age_s) > most_s and found not in self.controller.state.receipts:
+            raise Problem(
+                400,
+                COMMAND_TOO_OLD,
+                f"the command id was made {abs(age_s):.0f} s {'ago' if age_s > 0 else 'from now'} by the leader's "
+                f"clock; at most {most_s} s are accepted",
                 "look whether the command was carried out, and send it again with a new command id if not; "
                 "compare the clocks if it is new",
                 place,
-                "command_too_old",
+                # Receipts do not last for ever: who sent it before learns here that nobody can tell any more.
+                outcome="unknown" if age_s > 0 else "refused",
             )
         return found
 
@@ -183,16 +206,17 @@ class Service:
                 507, "journal_full", str(error), "raise map_size in [storage] on every replica and restart them in turn"
             ) from error
 
-    async def validate(self, command_id: str, command: Command) -> None:
+    async def validate(self, identity: Identity, command_id: str, command: Command) -> None:
         """Have the site's provider validate a submit, if there is one to ask; Problem 400 with what it says."""
         if isinstance(command, SubmitJob):
-            await self.providing.validate(self.controller.state, self.check_age(command_id), command)
+            await self.providing.validate(self.controller.state, self.check_age(identity, command_id), command)
 
     async def validate_bulk(self, identity: Identity, request: BulkCommand) -> None:
         """Have the site's provider validate a command of a program, so that `admit` takes it; Problem as `admit`."""
         if self.providing.wanted(self.controller.state):
             permit(identity, PEOPLE, "send commands")
-            await self.validate(request.command_id, wire.bulk_command(request, identity, self.controller.state.site))
+            command = wire.bulk_command(request, identity, self.controller.state.site)
+            await self.validate(identity, request.command_id, command)
 
     def admit(self, identity: Identity, request: BulkCommand, asker: Asker) -> Command:
         """Check and queue one command of a program; Problem or Redirect where it is not taken.
@@ -202,7 +226,7 @@ class Service:
         """
         permit(identity, PEOPLE, "send commands")
         command = wire.bulk_command(request, identity, self.controller.state.site)
-        command_id = self.check_age(request.command_id)
+        command_id = self.check_age(identity, request.command_id)
         if isinstance(command, SubmitJob):
             self.providing.check_validated(self.controller.state, command_id, command)
         self._queue(Request(command_id, actor_of(identity), command), asker)
@@ -246,4 +270,6 @@ class Service:
     async def settle(self, call: Call, command: Command) -> Settled:
         """Have one command settled for the caller; `call.body.command_id` is its id."""
         await self.lead()
-        return await self.finish(self.begin(call.identity, self.check_age(call.body.command_id), command))
+        return await self.finish(
+            self.begin(call.identity, self.check_age(call.identity, call.body.command_id), command)
+        )

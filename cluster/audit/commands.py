@@ -56,6 +56,9 @@ def _sentences() -> Iterator[None]:
         if isinstance(error.__cause__, PermissionError):
             remedy = "run it as the user that the replica runs as"
             raise Failure(ExitCode.PERMISSION_DENIED, f"{error.place}: permission denied", remedy) from error
+        if error.condition is Condition.SYNC_LOG_RESTLESS:
+            # Nothing was found to be wrong; a script must be able to tell that from what is damaged.
+            raise Failure(ExitCode.UNREACHABLE, str(error)) from error
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error)) from error
     except StorageFailed as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
@@ -100,7 +103,8 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def verify(options: dict[str, Any]) -> None:
     """Recompute the chain and say what is held."""
-    with _ledger(options) as ledger:
+    with _ledger(options) as running:
+        ledger = running.as_of_now()
         with _progress("verifying") as progress:
             verified = ledger.verify(progress=progress)
         revision = ledger.applied_revision
@@ -191,7 +195,8 @@ def replay_ledger(options: dict[str, Any]) -> None:
 
 def dump(options: dict[str, Any]) -> None:
     """Print entries as JSON lines."""
-    with _ledger(options) as ledger:
+    with _ledger(options) as running:
+        ledger = running.as_of_now()
         limit = options["limit"]
         last_index = ledger.applied_index
         most = max(0, last_index - options["first"] + 1)

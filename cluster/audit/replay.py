@@ -104,9 +104,11 @@ def replay(
 ) -> Replayed:
     """Fold the ledger from nothing, or from a snapshot's image, up to `at_revision` or to its end.
 
-    `progress(done index, last index)` is called now and then. Raises ReplayRefused where entries are not held or the
-    revision does not exist, ReplayFailed or LedgerBroken where the ledger is not what it must be.
+    The end is that of the moment at which it begins: a replica that runs goes on beside it. `progress(done index, last
+    index)` is called now and then. Raises ReplayRefused where entries are not held or the revision does not exist,
+    ReplayFailed or LedgerBroken where the ledger is not what it must be.
     """
+    ledger = ledger.as_of_now()
     replaying = _Replay(EMPTY, 0, b"", at_revision) if start is None else _from_image(ledger, start, at_revision)
     last_index = ledger.applied_index
     if at_revision is not None and at_revision < replaying.state.revision:
@@ -114,8 +116,6 @@ def replay(
     while replaying.index < last_index and not replaying.arrived:
         before = replaying.index
         for entry in ledger.read(before + 1, limit=min(READ_ENTRIES, last_index - before)):
-            if entry.index > last_index:
-                break
             replaying.take(entry)
             if replaying.arrived:
                 break
@@ -126,7 +126,7 @@ def replay(
             )
         if progress is not None:
             progress(replaying.index, last_index)
-    return _finished(ledger, replaying, last_index)
+    return _finished(ledger, replaying)
 
 
 def _from_image(ledger: Ledger, image: Image, at_revision: int | None) -> _Replay:
@@ -140,11 +140,11 @@ def _from_image(ledger: Ledger, image: Image, at_revision: int | None) -> _Repla
     return _Replay(image.state, image.index, image.chain_digest, at_revision)
 
 
-def _finished(ledger: Ledger, replaying: _Replay, last_index: int) -> Replayed:
+def _finished(ledger: Ledger, replaying: _Replay) -> Replayed:
     state = replaying.state
     if replaying.at_revision is not None and state.revision != replaying.at_revision:
         raise ReplayRefused(f"revision {replaying.at_revision} is not settled; the last one is {state.revision}")
-    if replaying.at_revision is None and ledger.applied_index == last_index:
+    if replaying.at_revision is None:
         _compare(ledger, replaying)
     faults = check(state)
     if faults:

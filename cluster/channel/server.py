@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import deque
+from collections import Counter, deque
 from contextlib import nullcontext
 from typing import cast
 
@@ -20,8 +20,9 @@ from cluster.accepting import Acceptor
 from cluster.address import Address
 from cluster.api.authentication import PEOPLE, identity_of, permit
 from cluster.api.bodies import bad_body
-from cluster.api.problems import Problem, Redirect, no_leader, outcome_unknown, refused
+from cluster.api.problems import Problem, Redirect, no_leader, outcome_unknown, refused, unforeseen
 from cluster.api.service import COMMIT_WAIT_S, Service
+from cluster.channel.failures import FAULT_REMEDY, failed
 from cluster.client.channel_frames import (
     CHANNEL_VERSION,
     FRAME_BYTES_MAX,
@@ -49,6 +50,9 @@ LOGGER = logging.getLogger(__name__)
 CONNECTIONS_MAX = 1024
 """Open connections, count: each carries many clients' commands."""
 
+CONNECTIONS_PER_IDENTITY_MAX = 512
+"""Open connections of one certificate's holder, count: half of all, so that nobody alone keeps the others out."""
+
 IDLE_S_MAX = 300.0
 """How long a connection may say nothing while nothing of it waits, seconds; a program opens another when it wakes."""
 
@@ -68,6 +72,8 @@ class ChannelServer:
         """`tls` must ask for client certificates of the cluster's authority."""
         self.service = service
         self.connections: set[_Connection] = set()
+        self.held: Counter[Identity] = Counter()
+        """Open connections by who is at the other end."""
         self.buffer = read_buffer()
         self._acceptor = Acceptor(lambda: _Connection(self), address, tls)
         self._sweeper: asyncio.TimerHandle | None = None
@@ -89,6 +95,23 @@ class ChannelServer:
         await self._acceptor.stop()
         for connection in list(self.connections):
             connection.close()
+
+    def take_in(self, connection: _Connection, identity: Identity) -> str:
+        """Give a connection a place; a sentence that says why not where there is none, else the empty string."""
+        if len(self.connections) >= CONNECTIONS_MAX:
+            return f"{CONNECTIONS_MAX} connections are open, and no more are taken"
+        if self.held[identity] >= CONNECTIONS_PER_IDENTITY_MAX:
+            return f"{identity} has {CONNECTIONS_PER_IDENTITY_MAX} connections open, and no more are taken of one"
+        self.connections.add(connection)
+        self.held[identity] += 1
+        return ""
+
+    def give_back(self, connection: _Connection, identity: Identity) -> None:
+        """Give the place of a connection that was taken in to others."""
+        self.connections.discard(connection)
+        self.held[identity] -= 1
+        if not self.held[identity]:
+            del self.held[identity]
 
     def leader_address(self) -> str:
         """Return where the channel of the replica that leads is, or the empty string."""
@@ -141,6 +164,9 @@ class _Connection(ReadingProtocol):
         self._cutter = Cutter(FRAME_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._identity: Identity | None = None
+        """Who holds a place here, while the connection is open."""
+        self._leads = False
+        """Whether this replica leads, as of the portion of commands that is being taken."""
         self._greeted = False
         self._waiting: dict[int, _Asker] = {}
         """Who waits, by number, oldest first."""
@@ -165,11 +191,11 @@ class _Connection(ReadingProtocol):
             LOGGER.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), problem)
             transport.abort()
             return
-        if len(self._server.connections) >= CONNECTIONS_MAX:
+        if full := self._server.take_in(self, identity):
+            LOGGER.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), full)
             transport.abort()
             return
         self._identity = identity
-        self._server.connections.add(self)
         self._send(Hello(CHANNEL_VERSION, self._service.config.cluster.id))
 
     def data_received(self, data: bytes) -> None:
@@ -185,7 +211,8 @@ class _Connection(ReadingProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Its commands stand: whoever sends them again is answered from the receipts.
-        self._server.connections.discard(self)
+        if self._identity is not None:
+            self._server.give_back(self, self._identity)
         self._waiting.clear()
         self._bodies.clear()
         self._identity = None
@@ -195,6 +222,7 @@ class _Connection(ReadingProtocol):
     def _work(self) -> None:
         """Take what was read while there is room; read no further while there is none."""
         assert self._transport is not None
+        self._leads = self._service.controller.leads  # once for all of them: no turn of the loop comes in between
         while self._bodies and len(self._waiting) < OUTSTANDING_MAX:
             self._take(self._bodies.popleft())
         full = bool(self._bodies)
@@ -227,9 +255,15 @@ class _Connection(ReadingProtocol):
             self._redirect(number)
         except (StorageFailed, BrokenInvariant) as error:
             self._service.fail(error)
+        except Exception as error:
+            self._failed(number, error)
         self._waiting.pop(number, None)
 
     def _begin(self, ask: Ask, identity: Identity, asker: _Asker) -> None:
+        if not self._leads:
+            # Before anything of it is looked at: what a command may say, how old its id may be, and what the site's
+            # provider thinks of it are for the leader to tell, not for a state that may be stale.
+            raise self._elsewhere()
         try:
             command = _command_decoder.decode(ask.command)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -237,20 +271,25 @@ class _Connection(ReadingProtocol):
         if not self._service.controller.state.revision:
             raise no_leader("the cluster is being founded")
         if self._service.providing.wanted(self._service.controller.state):
-            if not self._service.controller.leads:
-                # Before the provider is asked: only the replica that leads runs the site's programs.
-                raise self._service.elsewhere(self._service.controller.engine.leader)
             task = self._loop.create_task(self._validate(identity, command, asker))
             self._validating.add(task)
             task.add_done_callback(self._validating.discard)
             return
         self._service.admit(identity, command, asker)
 
+    def _elsewhere(self) -> Redirect | Problem:
+        return self._service.elsewhere(self._service.controller.engine.leader)
+
     async def _validate(self, identity: Identity, command: BulkCommand, asker: _Asker) -> None:
         """Have the site's provider validate a command before it is taken."""
+        controller = self._service.controller
         try:
             async with self._turns if isinstance(command, SubmitCommand) else nullcontext():
+                if not controller.leads:  # no longer: it may have waited for its turn
+                    raise self._elsewhere()
                 await self._service.validate_bulk(identity, command)
+            if not controller.leads:
+                raise self._elsewhere()
             self._service.admit(identity, command, asker)
         except (StorageFailed, BrokenInvariant) as error:
             self._service.fail(error)
@@ -280,18 +319,24 @@ class _Connection(ReadingProtocol):
             self._send(Done(number, settled.revision, settled.job))
 
     def _failed(self, number: int, error: Exception) -> None:
-        found = error if isinstance(error, Problem | Redirect) else self._service.problem_of(error)
+        """Tell the program why there is no answer, whatever the reason: one that is never told waits for ever."""
+        try:
+            found = error if isinstance(error, Problem | Redirect) else self._service.problem_of(error)
+        except Exception:
+            LOGGER.error("a command of %s failed", self._identity, exc_info=error)
+            found = unforeseen(FAULT_REMEDY, "unknown")
         if isinstance(found, Redirect):
             self._redirect(number)
         else:
             self._fail(number, found)
 
     def _fail(self, number: int, problem: Problem) -> None:
-        view = problem.view
         leader = self._server.leader_address() if problem.status == 503 else ""
-        self._send(
-            Failed(number, problem.status, view.code, view.sentence, view.remedy, view.place, view.outcome, leader)
-        )
+        try:
+            self._send(failed(number, problem, leader))
+        except ValueError as error:  # text that is none, such as half a surrogate pair
+            LOGGER.error("an answer to %s cannot be written", self._identity, exc_info=error)
+            self._send(failed(number, unforeseen(FAULT_REMEDY, "unknown"), leader))
 
     def _redirect(self, number: int) -> None:
         leader = self._server.leader_address()

@@ -1,43 +1,33 @@
 """`forebay member …` and `forebay snapshot save`: the replicas themselves."""
 
 import asyncio
+from contextlib import suppress
 
 import click
 import msgspec
 
 from cluster.address import Address, AddressError
+from cluster.cli.agreement import DIGEST_DIGITS_SHOWN, Agreement, Comparison, ReplicaStatus, compare
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import Cell, fields_table, note, show, show_json, table
 from cluster.cli.session import config_failure, session
 from cluster.cli.tables import members_table, snapshot_fields
 from cluster.client import ApiError, Client
-from cluster.client.views import MembersAnswer, MemberView, StatusView
+from cluster.client.views import MembersAnswer, MemberView
 from cluster.config import Config, ConfigError, ReplicaConfig
 from replica.plain import plain
 
-DIGEST_DIGITS_SHOWN = 16
-"""Digits of a digest in a table: enough to see a difference; `--json` has all 64."""
-
-
 MEMBER_ANSWER_S = 2.0
 """How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""
-
-
-class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica said of itself, or why it did not."""
-
-    name: str
-    api: str
-    reachable: bool
-    status: StatusView | None = None
-    error: str | None = None
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What `member status --json` prints."""
 
     replicas: tuple[ReplicaStatus, ...]
+    comparison: Comparison | None = None
+    """Only with --digest, of several replicas."""
 
 
 @click.group("member")
@@ -155,10 +145,14 @@ def _address(option: str, text: str) -> Address:
 
 @member_group.command("status")
 @click.argument("name", required=False)
-@click.option("--digest", is_flag=True, help="Also compute the digest of the state, to compare replicas.")
+@click.option("--digest", is_flag=True, help="Also compute the digests of the states, and compare them.")
 @JSON_OPTION
 def status(name: str | None, digest: bool, as_json: bool) -> None:
-    """Ask each replica itself, or one of them, how it stands."""
+    """Ask each replica itself, or one of them, how it stands.
+
+    With --digest the states are compared as well, where two replicas gave a digest of the same revision, or keep one of
+    the same entry. States that differ end with exit code 7.
+    """
     current = session()
     config = current.config()
     replicas = config.replicas if name is None else (find_replica(config, name),)
@@ -167,8 +161,9 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
         return await asyncio.gather(*(_ask(client, replica, digest) for replica in replicas))
 
     answers = current.ask(ask_all)
+    comparison = compare(answers) if digest and len(answers) > 1 else None
     if as_json:
-        show_json(StatusAnswer(replicas=tuple(answers)))
+        show_json(StatusAnswer(replicas=tuple(answers), comparison=comparison))
     else:
         columns = (
             "REPLICA",
@@ -194,6 +189,17 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
                 note(f"{answer.name} is not ready: {answer.status.not_ready}")
             if answer.error is not None:
                 note(f"{answer.name} did not answer: {answer.error}")
+            if answer.checkpoints is not None and answer.checkpoints.verdict != "agrees":
+                note(f"{answer.name} compared itself with its peers last: {answer.checkpoints.verdict}")
+        if comparison is not None and comparison.agreement is not Agreement.DIFFERENT:
+            note(comparison.sentence)
+    if comparison is not None and comparison.agreement is Agreement.DIFFERENT:
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            comparison.sentence,
+            "keep the directory of the one that differs from the majority for an inquiry, and bring it back with "
+            "`forebay member replace`",
+        )
     if not any(answer.reachable for answer in answers):
         raise Failure(
             ExitCode.UNREACHABLE,
@@ -207,7 +213,11 @@ async def _ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaS
         found = await client.status(replica.api, digest=digest)
     except ApiError as error:
         return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=False, error=str(error))
-    return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=True, status=found)
+    checkpoints = None
+    if digest:
+        with suppress(ApiError):
+            checkpoints = await client.digests(replica.api)
+    return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=True, status=found, checkpoints=checkpoints)
 
 
 def _row(answer: ReplicaStatus) -> tuple[Cell, ...]:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from cluster.address import Address, AddressError
 from cluster.client.backoff import BackOff, parse_retry_after
@@ -59,6 +60,43 @@ are slow because everybody connects at once are reached too.
 REDIRECT_STATUSES: Final = frozenset({307, 308})
 RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
 TOO_MANY: Final = 429
+BLIND_REFUSALS: Final = frozenset({401, 403, 408, TOO_MANY})
+"""Refusals below 500 that say nothing of an earlier request: who may ask, and how much, can have changed since."""
+
+RECEIPT_REFUSALS: Final = frozenset({"command_too_old", "command_id_reused"})
+"""Codes of a receipt that is gone, or of one that does not know its command again (a replica of another release read it
+otherwise): the earlier request may be the very one that was carried out."""
+
+
+def tells(status: int, code: str = "") -> bool:
+    """Return whether an answer with this status knows what became of earlier requests with the same command id.
+
+    Success does: it comes with the receipt. So does a refusal of what is asked: the first request met it too.
+    """
+    if status < 300:
+        return True
+    return 400 <= status < 500 and status not in BLIND_REFUSALS and code not in RECEIPT_REFUSALS
+
+
+EARLIER: Final = "An earlier request may have arrived; whether it was carried out is unknown"
+"""What is said behind a refusal that does not tell."""
+
+
+def send_again(command_id: str) -> str:
+    """Return the remedy where an outcome is unknown."""
+    return f"send it again with the same command id {command_id}"
+
+
+def unknown_after(error: ApiError, command_id: str) -> ApiError:
+    """Return what a refusal that looked at nothing comes to, where an earlier request may have been carried out."""
+    return ApiError(
+        error.status,
+        OUTCOME_UNKNOWN,
+        f"{error}. {EARLIER}",
+        remedy=send_again(command_id),
+        outcome="unknown",
+        command_id=command_id,
+    )
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,17 +232,23 @@ class _Run:
         if answer.status < 300:
             if call.leader_only:
                 self._endpoints.led(address)
-            return answer
+            return replace(answer, unsure=self._may_have_happened)
         if answer.status in REDIRECT_STATUSES:
             return self._redirected(address, answer)
         error = error_of(answer.status, answer.body, who=str(address), command_id=call.command_id)
         if answer.status not in RETRY_STATUSES:
-            raise error
+            raise self._final(error)
         self._may_have_happened |= error.outcome == "unknown"
         if answer.status == TOO_MANY:
             # A full queue knows when there will be room; the end of an election nobody knows: our own back-off decides.
             self._retry_after_s = max(self._retry_after_s, parse_retry_after(answer.retry_after))
         return Trouble(answer.status, error.code, error.sentence, error.remedy)
+
+    def _final(self, error: ApiError) -> ApiError:
+        """Return what a refusal comes to: one that looked at nothing says nothing of the requests before it."""
+        if self._call.command_id is None or not self._may_have_happened or tells(error.status, error.code):
+            return error
+        return unknown_after(error, self._call.command_id)
 
     def _redirected(self, address: Address, answer: Answer) -> Address | Trouble:
         parts = urlsplit(answer.location or "")
@@ -231,7 +275,7 @@ class _Run:
                 last.status,
                 OUTCOME_UNKNOWN,
                 f"{sentence}; whether it was carried out is unknown",
-                f"send it again with the same command id {self._call.command_id}",
+                send_again(self._call.command_id),
             )
         remedy = last.remedy or "check that a majority of the replicas runs, and their addresses"
         return self._error(last.status, last.code, sentence, remedy)

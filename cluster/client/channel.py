@@ -18,7 +18,7 @@ import msgspec
 
 from cluster.address import Address, AddressError
 from cluster.client.backoff import BackOff
-from cluster.client.calls import DEADLINE_S, RETRY_STATUSES
+from cluster.client.calls import DEADLINE_S, RETRY_STATUSES, tells, unknown_after
 from cluster.client.channel_frames import (
     ANSWER_BYTES_MAX,
     CHANNEL_VERSION,
@@ -68,6 +68,8 @@ class Connection(ReadingProtocol):
         self._number = 0
         self._out: list[bytes] = []
         self._flush_soon = False
+        self._answered_at_once = 0
+        """Answers in the last portion that came in: as many may be about to ask again."""
 
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext, cluster_id: str) -> "Connection":
@@ -114,8 +116,8 @@ class Connection(ReadingProtocol):
             raise ApiError(413, "limit_exceeded", str(error), remedy="send a smaller command") from error
         self._answers[number] = answer
         self._out.append(frame)
-        if len(self._answers) == 1:
-            self._flush()  # nobody else has asked anything: nothing to wait for
+        if len(self._answers) == 1 and self._answered_at_once <= 1:
+            self._flush()  # nobody else has asked anything, or is about to: nothing to wait for
         elif not self._flush_soon:
             self._flush_soon = True
             self._loop.call_soon(self._flush)
@@ -141,9 +143,11 @@ class Connection(ReadingProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take the answers that are complete."""
+        self._answered_at_once = 0
         try:
             for body in self._cutter.feed(data):
                 self._take(body)
+                self._answered_at_once += 1
         except (ChannelRefused, msgspec.MsgspecError, UnicodeDecodeError) as error:
             if not self._greeting.done():
                 self._greeting.set_exception(ChannelRefused(str(error)))
@@ -233,7 +237,8 @@ class Channel:
     async def perform(self, command: BulkCommand, *, deadline_s: float = DEADLINE_S) -> Done:
         """Have one command carried out; sent again with its id where nobody knows. ApiError refused, or unknown."""
         back_off = BackOff(self._chance)
-        may_have_happened = False
+        may_have_happened = False  # by a request before the one that is out
+        is_out = False  # a request was written, and no answer to it has come
         last: ApiError | None = None
         try:
             async with asyncio.timeout(deadline_s):
@@ -241,9 +246,15 @@ class Channel:
                     connection: Connection | None = None
                     try:
                         connection = await self._connected()
-                        return await connection.ask(command)
+                        answer = connection.ask(command)
+                        is_out = True
+                        return await answer
                     except ApiError as error:
+                        is_out = False  # its own outcome says whether it may have been carried out
                         if error.status not in (NO_ANSWER, _REDIRECT) and error.status not in RETRY_STATUSES:
+                            error.command_id = command.command_id
+                            if may_have_happened and not _tells(error):
+                                raise unknown_after(error, command.command_id) from error
                             raise
                         may_have_happened = may_have_happened or error.outcome == "unknown"
                         last = error
@@ -252,13 +263,13 @@ class Channel:
                         await asyncio.sleep(back_off.wait_s())
         except TimeoutError:
             why = f": {last}" if last is not None else ""
-            outcome = "unknown" if may_have_happened or last is None else last.outcome
+            unknown = may_have_happened or is_out
             raise ApiError(
                 NO_ANSWER,
-                OUTCOME_UNKNOWN if outcome == "unknown" else UNREACHABLE,
+                OUTCOME_UNKNOWN if unknown else UNREACHABLE,
                 f"no replica carried the command out within {deadline_s:g} s{why}",
                 remedy="send it again with the same command_id",
-                outcome=outcome,
+                outcome="unknown" if unknown else "refused",
                 command_id=command.command_id,
             ) from last
 
@@ -292,6 +303,10 @@ class Channel:
             return named != connection.address
         self._next += 1
         return False
+
+
+def _tells(error: ApiError) -> bool:
+    return error.outcome != "unknown" and tells(error.status, error.code)
 
 
 def _error_of(message: Failed) -> ApiError:

@@ -18,6 +18,7 @@ import msgspec
 from cluster.address import Address
 from cluster.client import requests, run_views, views
 from cluster.client.accounting import Accounting
+from cluster.client.bulk import Bulk
 from cluster.client.burst_views import BurstAnswer
 from cluster.client.calls import ATTEMPT_S, DEADLINE_S, Call, Caller
 from cluster.client.command_ids import new_command_id
@@ -44,7 +45,7 @@ def _path(job: int | str) -> str:
     return f"/v1/jobs/{quote(str(job), safe='')}"
 
 
-class Client(Configuring, Accounting, Transferring, Partitioning):
+class Client(Configuring, Accounting, Transferring, Partitioning, Bulk):
     """A connection to a cluster as one identity; use it as an asynchronous context manager, or call close()."""
 
     def __init__(
@@ -222,17 +223,6 @@ class Client(Configuring, Accounting, Transferring, Partitioning):
         """Give a drained node new work again (operators)."""
         request = requests.ResumeRequest(command_id=command_id or self.new_command_id())
         return await self._write("POST", f"/v1/nodes/{_segment(node)}/resume", request, views.NodeView, deadline_s)
-
-    # Many commands at once
-
-    async def commands(
-        self, commands: Sequence[requests.BulkCommand], *, deadline_s: float | None = None
-    ) -> views.BulkAnswer:
-        """Send many commands in one request; each gets its own result, in order, and a refusal of one stops none."""
-        request = requests.BulkRequest(commands=tuple(commands))
-        # Any of the ids tells an unknown outcome apart; the whole request is what is sent again.
-        marker = commands[0].command_id if commands else None
-        return await self._call("POST", "/v1/commands", request, views.BulkAnswer, deadline_s, command_id=marker)
 
     # The cluster
 
@@ -415,18 +405,23 @@ class Client(Configuring, Accounting, Transferring, Partitioning):
             deadline_s=self._deadline_s if deadline_s is None else deadline_s,
             attempt_s=attempt_s,
         )
+        value, _ = await self._perform(call, kind, only)
+        return value
+
+    async def _perform(self, call: Call, kind: type[_T], only: Address | None = None) -> tuple[_T, bool]:
+        """Return the answer, and whether an earlier request of this call may have been carried out."""
         caller = self._caller if only is None else Caller(self._exchange, Endpoints([only]), self._clock)
         answer = await caller.perform(call)
         try:
-            return msgspec.json.decode(answer.body, type=kind)
+            return msgspec.json.decode(answer.body, type=kind), answer.unsure
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ApiError(
                 answer.status,
                 BAD_ANSWER,
-                f"the answer to {method} {target} cannot be read: {error}",
+                f"the answer to {call.method} {call.target} cannot be read: {error}",
                 remedy="check that client and replicas are of the same release",
-                outcome="refused" if command_id is None else "unknown",
-                command_id=command_id,
+                outcome="refused" if call.command_id is None else "unknown",
+                command_id=call.command_id,
             ) from error
 
 

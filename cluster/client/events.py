@@ -33,6 +33,9 @@ CONNECT_S: Final = 2.0
 GIVE_UP_S: Final = 60.0
 """Seconds without any replica that streams, after which the reader is told: far longer than any election."""
 
+STEADY_S: Final = 10.0
+"""Seconds after which a stream that still shows life was no vain attempt, events or not: less than the server's 15 s
+between keep-alive comments, and far more than the longest wait between rounds, so that nothing is asked often by it."""
 
 GONE: Final = 410
 """Status with which a replica says that it does not hold the history that was asked for."""
@@ -97,13 +100,14 @@ class EventStream:
         heard_s = self._clock.monotonic_s()
         tried: set[Address] = set()
         trouble = ""
+        streamed = False
         untrusted: AttemptFailed | None = None
         not_held: ApiError | None = None
         target = self._endpoints.next_after(tried)
         redirects = 0
         while True:
             if target is None:
-                if untrusted is not None:
+                if untrusted is not None and not streamed:
                     # Nobody in the whole round could be talked to, and trust does not come by waiting.
                     raise ApiError(
                         NO_ANSWER, untrusted.code, untrusted.sentence, remedy=untrusted.remedy
@@ -115,25 +119,32 @@ class EventStream:
                         f"no replica has streamed events for {self._give_up_s:g} s; the last trouble: {trouble}",
                         remedy="check that the replicas run, and their addresses",
                     )
-                if not_held is not None:
+                if not_held is not None and not streamed:
                     raise not_held
                 await self._sleep(back_off.wait_s())
+                streamed, untrusted, not_held = False, None, None
                 tried.clear()
                 target = self._endpoints.next_after(tried)
                 continue
             tried.add(target)
             following: Address | None = None
+            asked_s = self._clock.monotonic_s()
             try:
                 async with contextlib.aclosing(self._follow(target)) as items:
                     async for item in items:
                         if isinstance(item, Address):
                             following = item
                             break
-                        heard_s, redirects = self._clock.monotonic_s(), 0
-                        untrusted = not_held = None
-                        back_off = BackOff(self._chance)
-                        tried = {target}
-                        yield item
+                        heard_s, redirects, streamed = self._clock.monotonic_s(), 0, True
+                        # A replica that streams and at once breaks off, over and over, must not be asked in a storm:
+                        # only progress, or a stream that lasted, gives all others their turn without a wait.
+                        if item is not None or heard_s - asked_s >= STEADY_S:
+                            back_off = BackOff(self._chance)
+                            tried = {target}
+                        if item is not None:
+                            yield item
+                            # How long the reader was busy with it says nothing about the replicas.
+                            heard_s = self._clock.monotonic_s()
                 trouble = f"{target} ended the stream"
             except AttemptFailed as failure:
                 untrusted = failure if failure.untrusted else untrusted
@@ -150,8 +161,11 @@ class EventStream:
             redirects += following is not None
             target = following if following and redirects <= REDIRECTS_MAX else self._endpoints.next_after(tried)
 
-    async def _follow(self, address: Address) -> AsyncGenerator[EventView | Address, None]:
-        """Yield the new events of one connection, or the one address that it redirects to."""
+    async def _follow(self, address: Address) -> AsyncGenerator[EventView | Address | None, None]:
+        """Yield the new events of one connection, or the one address that it redirects to; None for a sign of life.
+
+        A sign of life is that the stream was opened, and whatever arrives on it, keep-alive comments too.
+        """
         path = f"/v1/events?from={self._position.complete}"
         async with self._exchange.stream(address, path, connect_s=CONNECT_S, idle_s=self._idle_s) as (answer, chunks):
             if answer.status in REDIRECT_STATUSES:
@@ -163,7 +177,9 @@ class EventStream:
                     raise StreamBroken(error.sentence)
                 raise error
             parser = SseParser()
+            yield None
             async for chunk in chunks:
+                yield None
                 for raw in parser.feed(chunk):
                     event = _decode(raw)
                     if self._position.accept(event):

@@ -39,13 +39,17 @@ _CERTIFICATE_HAS_EXPIRED: Final = 10
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A complete answer; `location` and `retry_after` are headers, None where they are missing."""
+    """A complete answer; `location` and `retry_after` are headers, None where they are missing.
+
+    `unsure`: an earlier request of the same call got no answer and may have been carried out.
+    """
 
     status: int
     body: bytes
     location: str | None = None
     retry_after: str | None = None
     revision: str | None = None
+    unsure: bool = False
 
 
 class AttemptFailed(Exception):

@@ -17,9 +17,11 @@ from cluster.consensus.interface import (
     SnapshotSink,
     Timing,
 )
+from cluster.consensus.leading import HELD_BACK_ENTRIES
 from cluster.tls import TlsFiles as PeerTls
 
 __all__ = [
+    "HELD_BACK_ENTRIES",
     "MAX_ENTRY_BYTES",
     "NO_OP",
     "ChangeRefused",

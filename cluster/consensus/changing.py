@@ -24,6 +24,10 @@ HEIR_LAG_ENTRIES: Final = 512
 misses must fit into a fraction of an election timeout. One append request."""
 
 
+FORSAKEN_TIMEOUTS: Final = 5
+"""How many of the longest election timeouts without a leader make a replica ask strangers too whether it is out."""
+
+
 class Changing(Leading):
     """One change at a time, each committed and applied before the next; quorums of neighbours always meet."""
 
@@ -123,17 +127,31 @@ class Changing(Leading):
             self._send(peer, Removed(self.term, message.seq, committed.version))
         return False
 
-    def _on_removed(self, notice: Removed) -> None:
+    def _on_removed(self, peer: str, notice: Removed) -> None:
         """A peer says that this replica is out. Ids are never given again, so what a later version says is final.
+
+        It must be one whom this replica knows for a member, unless it knows no voters or itself not for one: a removed
+        replica has a certificate still, and can speak as somebody who may have been added later. Only where nobody has
+        led for long a stranger is believed: all whom this replica knew may have left meanwhile.
 
         The notice has the number of what was said. One that is of no request of this member's, nor of a founder's
         leader to a founder, may be meant for its predecessor at this address; what it asks itself is answered soon.
         """
         if notice.seq >> SEQ_BITS != first_seq(self.me) >> SEQ_BITS:
             return
+        known = self._members.known()
+        is_member = any(each.holds(self.me) for each in known)
+        is_stranger = bool(self.configuration.voters) and not any(each.holds(peer) for each in known)
+        if is_member and is_stranger and not self._is_forsaken():
+            return
         newer = notice.version > self.configuration.version or not self.configuration.holds(self.me)
         if newer and notice.version >= max(1, incarnation_of(self.me)):
             raise RemovedFromCluster(name_of(self.me), notice.version)
+
+    def _is_forsaken(self) -> bool:
+        """Say whether nobody has led this replica for so long that its members may all have left."""
+        silence_s = self._clock.monotonic_s() - self._led_s
+        return not self._leads and silence_s > FORSAKEN_TIMEOUTS * self._timing.election_max_s
 
     def _leave_if_removed(self) -> None:
         """Stop if the configuration that was just applied is later than the one that added this replica, without it."""

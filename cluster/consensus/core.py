@@ -14,6 +14,7 @@ from cluster.consensus.interface import Machine, Role, Timing
 from cluster.consensus.journal_adapter import JournalLike
 from cluster.consensus.progress import Progress
 from cluster.consensus.seam import Links, Seam, Uniform
+from cluster.consensus.seldom import Seldom
 from cluster.consensus.snapshots import SnapshotReceiver
 from wal.configuration import Configuration, Member, Placed, incarnation_of, initial
 from wal.failures import BrokenInvariant
@@ -84,8 +85,11 @@ class Core(Seam):
         self._progress: dict[str, Progress] = {}
         """The other members in force, voters and learners, in the order of their ids."""
         self._receiver: Final = SnapshotReceiver(machine)
+        self._seldom: Final = Seldom(clock.monotonic_s)
         self._seq = first_seq(me)
         self._leader_heard_s = -NEVER
+        self._led_s = clock.monotonic_s()
+        """When this replica last led or heard a leader, of whatever term; when it started, if it never did."""
         self._leader_ready = False
         self._leader_commit = 0
         self._checked_index = journal.commit_index
@@ -170,6 +174,7 @@ class Core(Seam):
         if leader is None:
             self._leader_ready = False
         if led:
+            self._led_s = self._clock.monotonic_s()
             self._postpone_election()
             self._after_leading()
 

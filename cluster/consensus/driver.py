@@ -112,6 +112,7 @@ class Consensus:
     async def stop(self) -> None:
         """Leave: close the links, end the waiting, write the lazily written marks. Peers elect another leader."""
         running, self._running = self._running, False
+        self._release()
         if self._timer is not None:
             self._timer.cancel()
         await self._links.stop()
@@ -207,12 +208,18 @@ class Consensus:
     async def transfer(self, target: str | None = None) -> str | None:
         """Hand leadership over to `target`, or to whoever is best; return the new leader's name, if it is known yet.
 
-        Waits at most about two election timeouts. NotLeader, ChangeRefused; ChangeRefused also if nobody took over.
+        Waits at most three of the longest election timeouts. NotLeader, also if this replica stops meanwhile;
+        ChangeRefused, also if nobody took over.
         """
         heir = self._ask(lambda: self._engine.transfer(target))
         self._wake()
-        while self._running and self._engine.role is Role.LEADER and self._engine.hands_over:
-            await self._change()
+        # After a pause the first tick can end the hand-over: nothing is another then than it was at the tick before.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * self._timing.election_max_s):
+                while self._running and self._engine.role is Role.LEADER and self._engine.hands_over:
+                    await self._change()
+        if not self._running:
+            raise NotLeader(None, sentence="this replica stopped while it handed the leadership over")
         if self._engine.role is Role.LEADER:
             raise ChangeRefused("not_taken", f"{name_of(heir)} did not take over in time", "try again")
         with suppress(TimeoutError):
@@ -224,12 +231,13 @@ class Consensus:
     def compact_to(self, index: int) -> None:
         """Let go of entries up to `index`, after a snapshot at `index` is sealed; the ledger keeps them.
 
-        Nothing once it has stopped: a snapshot may be sealed while the replica ends.
+        Of fewer where a peer is being sent what they continue. Nothing once it has stopped: a snapshot may be sealed
+        while the replica ends.
         """
         if not self._running:
             return
         with self._guard():
-            self._journal.compact_to(index)
+            self._journal.compact_to(self._engine.compactable_to(index))
 
     # ---- what the links tell ----
 
@@ -288,11 +296,15 @@ class Consensus:
         self._links.set_peers(found)
 
     def _changed(self) -> None:
+        self._release()
+        self._on_change()
+
+    def _release(self) -> None:
+        """Have everybody look again who waits for a change."""
         watching, self._watching = self._watching, set()
         for future in watching:
             if not future.done():
                 future.set_result(None)
-        self._on_change()
 
     async def _change(self) -> None:
         """Wait until role, term, leader or readiness is another."""
@@ -354,6 +366,7 @@ class Consensus:
     def _stop_for(self, error: BaseException) -> NoReturn:
         self._running = False
         self._failed = True
+        self._release()
         self._links.abort()
         if self._timer is not None:
             self._timer.cancel()

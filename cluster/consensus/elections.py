@@ -1,10 +1,22 @@
 """How a leader is chosen (sections 5.2 and 5.4.1), without disturbing one that lives (pre-vote: thesis 9.6; H14)."""
 
+import logging
 from typing import Any, Final
 
 from cluster.consensus.core import NEVER, Core
 from cluster.consensus.frames import VoteReply, VoteRequest
 from cluster.consensus.interface import Role
+
+_log = logging.getLogger(__name__)
+
+TERM_JUMP_MAX: Final = 1 << 32
+"""How far above one's own term that of somebody may be whom one does not know for a member yet, but who may have been
+added: with an election a second, a century of them."""
+
+TERM_HIGH: Final = 1 << 61
+TERM_STEP_MAX: Final = 1 << 10
+"""Terms above TERM_HIGH, half of what a frame can say (`frames.Number`), are taken in steps of so much at most, whoever
+speaks of them: terms only ever grow, and no frame may use them up. Standing goes on from whatever was taken."""
 
 SOON_SHARE: Final = (0.1, 0.6)
 """When the leader's link breaks, a follower stands after this share of the shortest election timeout, at random."""
@@ -32,6 +44,31 @@ class Elections(Core):
         if self.role is Role.FOLLOWER and self.leader == peer and self._votes_here:
             self._leader_heard_s = -NEVER
             self._hasten_election(self._uniform(*SOON_SHARE) * self._timing.election_min_s)
+
+    def _may_be_reached(self, peer: str, term: int) -> bool:
+        """Say whether a term can be that of this cluster, as far as this replica can tell.
+
+        A known member may be further ahead than a stranger: where somebody brought it there, the others must follow it,
+        or it would be out of their reach for good. Who joins knows nobody, and learns from the others where they are.
+        """
+        if term > TERM_HIGH:
+            reach = TERM_STEP_MAX
+        elif not self.configuration.voters or any(known.holds(peer) for known in self._members.known()):
+            return True
+        else:
+            reach = TERM_JUMP_MAX
+        if term - self.term <= reach:
+            return True
+        more = self._seldom.due(peer, "term")
+        if more is not None:
+            _log.error(
+                "%s speaks of term %d, and this replica is in term %d: no elections lead there, so it is not heeded%s",
+                peer,
+                term,
+                self.term,
+                more,
+            )
+        return False
 
     def _election_range_s(self) -> tuple[float, float]:
         """Return where to draw the timeout from: followers of one leader, in the order of their ids, do not overlap.

@@ -329,13 +329,13 @@ class Engine(Changing):
             self._on_members()
 
     def _on_message(self, peer: str, message: AnyMessage) -> None:
-        if not self._concerns(peer, message):
+        if not self._concerns(peer, message) or not self._may_be_reached(peer, message.term):
             return
         if peer in self._progress:
             self._progress[peer].last_contact_s = self._clock.monotonic_s()
         match message:
             case Removed():
-                self._on_removed(message)
+                self._on_removed(peer, message)
                 return
             case VoteRequest():
                 self._on_vote_request(peer, message)  # it alone may leave a higher term unheeded (H14)

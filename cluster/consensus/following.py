@@ -28,7 +28,7 @@ class Following(Elections):
             raise BrokenInvariant(f"two leaders in term {self.term}: {self.leader} and {peer}")
         if self.leader is None or self.role is not Role.FOLLOWER:
             self._follow(peer)
-        self._leader_heard_s = self._clock.monotonic_s()
+        self._leader_heard_s = self._led_s = self._clock.monotonic_s()
         self._grace_given = False
         self._postpone_election()
         match message:

@@ -28,6 +28,11 @@ from wal.journal import Entry
 _log = logging.getLogger(__name__)
 
 
+HELD_BACK_ENTRIES: Final = 1 << 18
+"""Entries before a snapshot that are kept for peers that still need them, count: a minute of catching up under load. A
+peer that only looks alive holds back no more. A start reads and checks what is kept, at about 7 us an entry: 2 s."""
+
+
 class Leading(Following):
     """The leader's rules."""
 
@@ -88,7 +93,11 @@ class Leading(Following):
 
     def _check_quorum(self, now_s: float) -> None:
         """Step down when no majority answers any more: such a leader must not look like one (thesis 6.2, H15)."""
-        if self._has_passed(self._quorum_deadline_s(), now_s):
+        deadline_s = self._quorum_deadline_s()
+        if now_s < deadline_s:
+            # Only a majority earns the next grace: an answer of one peer, or of a learner, moves no deadline.
+            self._grace_given = False
+        elif self._has_passed(deadline_s, now_s):
             _log.warning(
                 "%s gives up leading term %d: no majority answered for an election timeout", self.me, self.term
             )
@@ -156,15 +165,15 @@ class Leading(Following):
         if not known.acked_seq < reply.seq <= self._seq:
             return  # a copy, or older than what is known
         if reply.match_index > self._journal.last_index:
-            _log.error(
-                "%s claims entries up to %d; this leader has %d", peer, reply.match_index, self._journal.last_index
-            )
+            more = self._seldom.due(peer, "claim")
+            if more is not None:
+                last = self._journal.last_index
+                _log.error("%s claims entries up to %d; this leader has %d%s", peer, reply.match_index, last, more)
             return
         if known.forgot and not self._holds_again(peer, known, reply):
             return
         known.acked_seq = reply.seq
         known.answered_s = self._clock.monotonic_s()
-        self._grace_given = False
         if isinstance(reply, SnapshotReply):
             self._on_snapshot_reply(peer, known, reply)
         elif reply.rejected:
@@ -222,6 +231,23 @@ class Leading(Following):
         return self._reached(self._seq + 1, lambda known: known.acked_seq)
 
     # ---- snapshots for peers that need what is compacted ----
+
+    def compactable_to(self, index: int) -> int:
+        """Return up to where the journal may be compacted, where a snapshot would allow it up to `index`.
+
+        What follows a snapshot that is being sent is needed once that is installed, and then until the peer has caught
+        up: without it another snapshot would have to follow, and under steady load another after that, for ever.
+        """
+        if not self._leads:
+            return index
+        base_index = self._journal.base_index
+        needed = [sender.ref.index for sender in self._senders.values()]
+        for peer, known in self._progress.items():
+            # Of a peer further back what it needs is gone already.
+            is_fed = known.phase is not Phase.SNAPSHOT and not known.forgot and known.match >= base_index
+            if is_fed and self._is_connected(peer):
+                needed.append(known.match)
+        return min(index, max(min(needed, default=index), index - HELD_BACK_ENTRIES))
 
     def _send_snapshot(self, peer: str, now_s: float) -> None:
         if peer not in self._senders and now_s < self._snapshot_after_s.get(peer, -NEVER):

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from cluster.consensus.frames import FrameRefused
+from cluster.consensus.seldom import Seldom
 from cluster.identity import NotIdentified
 
 _log = logging.getLogger(__name__)
-
-PERIOD_S: Final = 60.0
-"""Seconds between two lines about the same peer."""
-
-PEERS_MAX: Final = 256
-"""Of how many peers and checks it is remembered when something was said, count: for a further one, that of which
-nothing was heard for longest is forgotten."""
 
 _OWN_AUTHORITY: Final = "replicas need certificates of the cluster's own authority (`forebay certificate issue`)"
 
@@ -75,30 +68,17 @@ def check_of(error: BaseException) -> str:
     return str(error) if isinstance(error, NotIdentified) else type(error).__name__
 
 
-class _Said(NamedTuple):
-    at_s: float
-    since: int
-
-
 class Strangers:
     """Logs who was turned away, one line for each peer and check in PERIOD_S."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
-        self._said: OrderedDict[tuple[str, str], _Said] = OrderedDict()
+        self._seldom = Seldom(now_s)
         self.count = 0
         """How often anybody was turned away, or turned us away, since the start."""
 
     def note(self, peer: str, sentence: str, error: BaseException, *, level: int = logging.WARNING) -> None:
         """Log `sentence` and why, unless the same was said of that peer shortly before."""
         self.count += 1
-        now_s, key = self._now_s(), (peer, check_of(error))
-        said = self._said.pop(key, None)
-        if said is not None and now_s - said.at_s < PERIOD_S:
-            self._said[key] = said._replace(since=said.since + 1)
-            return
-        more = f" ({said.since} times more in the last {now_s - said.at_s:.0f} s)" if said and said.since else ""
-        _log.log(level, "%s: %s%s", sentence, why(error), more)
-        self._said[key] = _Said(now_s, 0)
-        if len(self._said) > PEERS_MAX:
-            self._said.popitem(last=False)
+        more = self._seldom.due(peer, check_of(error))
+        if more is not None:
+            _log.log(level, "%s: %s%s", sentence, why(error), more)

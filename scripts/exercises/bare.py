@@ -212,6 +212,16 @@ class BareCluster:
         return shortest or 0
 
 
+def refused(error: ApiError) -> bool:
+    """Say whether a replica refused a command for good; that nobody could answer it is what faults do."""
+    return error.outcome == "refused" and error.status >= 400 and not is_passing(error.status)
+
+
+def is_passing(status: int) -> bool:
+    """Say whether that status tells to try again: nobody led, or the queue was full."""
+    return status in (429, 503)
+
+
 def held_job(client: Client, name: str, **more: object) -> SubmitRequest:
     """Return the request for a job that stays pending: it is held, and there is no agent anyway."""
     options = {"hold": True, **more}

@@ -4,7 +4,8 @@ scripts/diskfault.
 A small library that is loaded before the C library lets fdatasync, pwrite and their kin fail with EIO or ENOSPC on the
 sync log or the data file of one replica, at a moment drawn at random, while clients write. The replica must stop itself
 with exit code 70 and the sentence of wal.Environment; its peers must go on committing; started again on a good disk it
-must be whole.
+must be whole. Other clients share jobs and pools all the while, and the history of each is linearizable (a check that
+does not finish is a failure).
 """
 
 import argparse
@@ -26,6 +27,7 @@ from exercises.bare import BareCluster
 from exercises.disks import Disk
 from exercises.ending import perform
 from exercises.faults import Plan
+from exercises.histories import Clients
 from exercises.local_cluster import REPLICAS, ExerciseFailed
 from exercises.promises import Promises
 
@@ -75,10 +77,13 @@ GO_ON_S = 15.0
 class DiskFaults:
     """A cluster whose disks can be made to fail."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, *, stale: bool = False) -> None:
+        """With `stale` clients take for current what they should not: then the checks must fail."""
         self.cluster = BareCluster(directory)
         self.chance = random.Random(seed)
-        self.promises = Promises()
+        self.stale = stale
+        self.clients = Clients(seed)
+        self.promises = Promises(beside=self.clients.submitted)
         self.library = faults.build(directory / "shim")
         self.disk: Disk | None = None
         self.hits = 0
@@ -104,15 +109,31 @@ class DiskFaults:
             started = time.monotonic()
             await self.case(number, *case)
             self.done.append(" ".join(case))
-            took = f"{time.monotonic() - started:.1f} s"
+            took = f"{self.clients.operations} operations checked, {time.monotonic() - started:.1f} s"
             print(f"case {number + 1:2}: {case[0]} fails with {case[1]} at the {case[2]}; all held, {took}", flush=True)
 
     async def case(self, number: int, call: str, error: str, victim: str) -> None:
         """Let a call fail at a replica while clients write; look at what it does, what its peers do, what is left."""
-        async with contextlib.AsyncExitStack() as stack:
-            observer = await stack.enter_async_context(self.cluster.client("operator"))
+        async with self.cluster.client("operator") as observer:
             leader = await self.cluster.leader(observer)
             name = leader if victim == "leader" else self.chance.choice([name for name in REPLICAS if name != leader])
+            async with self.clients.at_work(self.cluster, stale=self.stale):
+                await self.fail_while_writing(number, call, error, name)
+                faults.change(Plan("nothing"), self.plan_file(name))
+                self.cluster.start_all()
+                started_s = time.monotonic()
+                await self.cluster.leader(observer)
+                async with self.cluster.client() as client:
+                    await self.promises.check(client, self.chance)
+                await self.clients.commits_after(started_s, self.cluster)
+            await self.clients.look_at_everything(observer, beside=self.promises.jobs.keys())
+            await self.cluster.agreed(observer)
+        self.cluster.verify_ledgers()
+        self.clients.check()
+
+    async def fail_while_writing(self, number: int, call: str, error: str, name: str) -> None:
+        """Let a call fail at a replica while promises are made; see that clients commit after that, too."""
+        async with contextlib.AsyncExitStack() as stack:
             writers = []
             for row in range(WRITERS):
                 client = await stack.enter_async_context(self.cluster.client())
@@ -128,18 +149,13 @@ class DiskFaults:
                     await self.disk_fills_up()
                 else:
                     await self.write_fails(name, CALLS[call], getattr(errno, error))
+                failed_s = time.monotonic()
                 await self.more(writers, MORE)
+                await self.clients.commits_after(failed_s)
             finally:
                 for writer in writers:
                     writer.cancel()
                 await asyncio.gather(*writers, return_exceptions=True)
-            faults.change(Plan("nothing"), self.plan_file(name))
-            self.cluster.start_all()
-            await self.cluster.leader(observer)
-            async with self.cluster.client() as client:
-                await self.promises.check(client, self.chance)
-            await self.cluster.agreed(observer)
-        self.cluster.verify_ledgers()
 
     async def write_fails(self, name: str, what: str, error: int) -> None:
         """The replica stops itself at the first failure, and says why."""
@@ -223,6 +239,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how often each case is done (default: 1)")
     parser.add_argument("--cases", type=int, default=None, help="how many cases of a round, drawn (default: all)")
     parser.add_argument("--seed", type=int, default=None, help="of moments and commands (default: drawn)")
+    parser.add_argument(
+        "--stale-reads", action="store_true", help="let clients read with stale=ok: the exercise must find that"
+    )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     kernel.end_on_signals()
@@ -238,7 +257,7 @@ def main() -> int:
             extras.append((FULL, "ENOSPC", "follower"))
         except kernel.Unable as unable:
             print(f"diskfault: left out: {FULL}: {unable}", file=sys.stderr)
-        exercise = DiskFaults(directory, seed)
+        exercise = DiskFaults(directory, seed, stale=options.stale_reads)
     except kernel.Unable as unable:
         shutil.rmtree(directory)
         print(f"diskfault: unable: {unable}", file=sys.stderr)
@@ -253,6 +272,8 @@ def main() -> int:
         cases=len(exercise.done),
         failed_calls=exercise.hits,
         acknowledged=exercise.promises.acknowledged,
+        stale_reads=options.stale_reads,
+        **exercise.clients.figures,
     )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cluster.client import ApiError, Client
 from cluster.client.requests import SubmitRequest
+from cluster.client.views import JobView
 from exercises import verify
 from exercises.ending import percentiles, perform
 from exercises.local_cluster import AGENTS, REPLICAS, USER, ExerciseFailed, LocalCluster
@@ -129,14 +130,20 @@ class Drill:
             self.chance.shuffle(pids)
             for pid in pids:
                 job = job_of(pid)
+                if not job and kind != "operation":
+                    continue  # not yet or no longer what it is taken for: nobody could say which job goes with it
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     return f"{kind} (pid {pid}, job {job or '?'})", set() if kind == "operation" else {job}
             await asyncio.sleep(0.02)
         return NOBODY, set()
 
-    async def wait_over(self, client: Client, jobs: list[int]) -> dict:
-        """Wait until the jobs are over and return them; a job that is not there was lost."""
+    async def wait_over(self, client: Client, jobs: list[int]) -> dict[int, JobView]:
+        """Wait until the jobs are over and return them; a job that is not there was lost.
+
+        A job whose script was killed before it wrote what is to be staged out keeps its buffer until somebody decides.
+        The drill decides as an operator would: there is nothing to bring back.
+        """
         until = time.monotonic() + ROUND_TIMEOUT_S
         while True:
             views = {job.job_id: job for job in (await client.jobs(limit=10_000)).jobs}
@@ -145,6 +152,9 @@ class Drill:
                 raise ExerciseFailed(f"acknowledged jobs are gone: {lost}")
             if all(verify.over(views[job]) for job in jobs):
                 return {job: views[job] for job in jobs}
+            for job in sorted(self.excused.intersection(jobs)):
+                if verify.has_nothing_to_bring(views[job]):
+                    await client.cancel(job, hurry=True)
             if time.monotonic() > until:
                 waiting = {job: (views[job].state, views[job].reason) for job in jobs if not verify.over(views[job])}
                 raise ExerciseFailed(f"jobs are not over after {ROUND_TIMEOUT_S:.0f} s: {waiting}")

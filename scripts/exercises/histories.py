@@ -1,22 +1,36 @@
 """Clients that write and read through the API, what they saw, and whether that can be true."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import Set as AbstractSet
 from math import inf
 from typing import NamedTuple, TypeVar
 
 from cluster.client import ApiError, Client
 from cluster.client.requests import PoolRequest
 from cluster.client.views import JobView, PoolsAnswer
-from exercises.bare import held_job
+from exercises.bare import BareCluster, held_job, refused
 from exercises.linearizability import UNKNOWN, HeldJob, Model, Operation, Register, Verdict, check, goes_back
-from exercises.local_cluster import ExerciseFailed
+from exercises.local_cluster import REPLICAS, ExerciseFailed
 
 DEADLINE_S = 4.0
 """How long a client waits for one answer, retries included, seconds; then the outcome is unknown to it."""
+
+HURRIED_S = 0.25
+"""The same for a client that does not wait until others lead or are back: it goes on with unknown outcomes."""
+
+DEADLINES_S = (DEADLINE_S, DEADLINE_S, HURRIED_S, HURRIED_S)
+"""Clients beside the writers of another exercise: what half of them asked before a fault is answered after it."""
+
+STALE_S = 0.5
+"""How long a client waits for one replica's own word, seconds."""
+
+COMMIT_S = 15.0
+"""How long clients may wait for the first commit after everything was healed, seconds."""
 
 THINK_S = 0.03
 """Longest pause of a client between two operations, seconds."""
@@ -29,6 +43,8 @@ POOL_WRITES = 40
 
 ACTIONS = {"submit": 8, "hold": 22, "release": 22, "show": 22, "write": 12, "read": 14}
 """What clients do, with weights."""
+
+READS = ("show", "read")
 
 LIST_MAX = 10_000
 MIB = 1 << 20
@@ -68,6 +84,10 @@ class Clients:
         self.written = 0
         self.last_write_called_s = 0.0
         """When the write was sent that was sent last of all acknowledged ones."""
+        self.objects_checked = 0
+        self.configurations = 0
+        self._resting = False
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def operations(self) -> int:
@@ -79,10 +99,71 @@ class Clients:
         """How many operations nobody knows the outcome of."""
         return sum(operation.answer is UNKNOWN for history in self.histories.values() for operation in history)
 
+    @property
+    def figures(self) -> dict[str, int]:
+        """What an exercise reports of its clients; nothing was checked unless all was."""
+        return {
+            "operations": self.operations,
+            "unknown": self.unknown,
+            "acknowledged_submits": len(self.acknowledged),
+            "objects_checked": self.objects_checked,
+            "configurations": self.configurations,
+        }
+
+    @contextlib.asynccontextmanager
+    async def at_work(
+        self, cluster: BareCluster, deadlines_s: Sequence[float] = DEADLINES_S, *, stale: bool = False
+    ) -> AsyncIterator[None]:
+        """Let a client with each of these deadlines work while the body runs, whatever is done to the cluster; at its
+        end they finish what they have begun. Raises what ended a client, unless the body raises. With `stale` they
+        take for current what they should not: then the checks must fail."""
+        async with contextlib.AsyncExitStack() as stack:
+            self._resting = False
+            for number, deadline_s in enumerate(deadlines_s):
+                client = await stack.enter_async_context(cluster.client("operator", deadline_s=deadline_s))
+                other = None
+                if stale:
+                    api = cluster.config.replicas[number % len(REPLICAS)].api
+                    tls = cluster.config.tls_files("operator")
+                    other = await stack.enter_async_context(Client([api], tls, deadline_s=STALE_S))
+                self._tasks.append(asyncio.create_task(self.work(client, f"client-{number}", other)))
+            try:
+                yield
+                self._resting = True
+                await asyncio.wait(self._tasks, timeout=DEADLINE_S)
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+                self._tasks.clear()
+            for end in ends:
+                if isinstance(end, Exception):
+                    raise end
+
+    def check_working(self) -> None:
+        """Raise what ended a client, if one has ended."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def commits_after(self, moment_s: float, cluster: BareCluster | None = None) -> float:
+        """Wait until a write that was sent after `moment_s` is acknowledged and return when it was. With `cluster` none
+        of its replicas may end meanwhile."""
+        until = time.monotonic() + COMMIT_S
+        while self.last_write_called_s <= moment_s:
+            self.check_working()
+            if cluster is not None:
+                cluster.check_running()
+            if time.monotonic() > until:
+                raise ExerciseFailed(f"no client could commit within {COMMIT_S:g} s of the fault or its end")
+            await asyncio.sleep(0.01)
+        return time.monotonic()
+
     async def work(self, client: Client, who: str, stale: Client | None = None) -> None:
-        """Do one operation after the other, for ever. With `stale` reads ask that client for what may be old."""
+        """Do one operation after the other until it is time to rest. With `stale` reads ask that client for what may
+        be old."""
         reader = Reader(client if stale is None else stale, stale is not None)
-        while True:
+        while not self._resting:
             action = self.chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
             if action == "submit" or not self.jobs:
                 await self.submit(client, who)
@@ -150,22 +231,22 @@ class Clients:
         except ApiError as error:
             if error.status == REFUSED_WRONG_STATE and action == "release":
                 answer = "refused"
-            elif error.status == NOT_FOUND and action == "show":
+            elif error.status == NOT_FOUND and action in ("show", "hold", "release"):
                 answer = "absent"
-            elif error.status >= 400 and error.outcome == "refused" and error.status not in (429, 503):
+            elif refused(error):
                 raise ExerciseFailed(f"{action} of {subject} was refused: {error}") from error
         returned_s = time.monotonic()
         if answer is not UNKNOWN:
             history[place] = Operation(who, action, value, answer, called_s, returned_s)
         if view is not None:
             self.answers.append((called_s, returned_s, view.revision))  # type: ignore[attr-defined]
-            if action not in ("show", "read"):
+            if action not in READS:
                 self.last_write_called_s = max(called_s, self.last_write_called_s)
         return view
 
-    async def look_at_everything(self, client: Client) -> None:
+    async def look_at_everything(self, client: Client, *, beside: AbstractSet[str] = frozenset()) -> None:
         """Read every object once more, at the end, so that the histories say what became of each; look for what was
-        lost, doubled or made up."""
+        lost, doubled or made up. `beside` are the names of jobs that others submitted."""
         called_s = time.monotonic()
         answer = await client.jobs(limit=LIST_MAX)
         pools = _sizes(await client.pools())
@@ -174,11 +255,9 @@ class Clients:
             raise ExerciseFailed(f"more than {LIST_MAX} jobs: the exercise was too long to see them all")
         counts = Counter(job.name for job in answer.jobs)
         doubled = sorted(name for name, count in counts.items() if count > 1)
-        made_up = sorted(set(counts) - self.submitted)
+        made_up = sorted(set(counts) - self.submitted - beside)
         found = {job.name: job for job in answer.jobs}
         lost = sorted(name for name, job in self.acknowledged.items() if name not in found or found[name].job_id != job)
-        if doubled or made_up or lost:
-            raise ExerciseFailed(f"doubled: {doubled[:10]}; made up: {made_up[:10]}; lost: {lost[:10]}")
         for subject, history in self.histories.items():
             seen: Hashable
             if isinstance(self.models[subject], Register):
@@ -187,24 +266,34 @@ class Clients:
                 job = found.get(subject)
                 seen = "absent" if job is None else _held(job)
                 history.append(Operation("end", "show", None, seen, called_s, returned_s))
+        if doubled or made_up or lost:
+            # A history that cannot be explained says more: it names the operations.
+            self.check()
+            raise ExerciseFailed(f"doubled: {doubled[:10]}; made up: {made_up[:10]}; lost: {lost[:10]}")
 
-    def check(self) -> int:
-        """Check all histories; return how many configurations it took. ExerciseFailed for the first that is not
-        linearizable or could not be checked to its end."""
+    def check(self) -> None:
+        """Check all histories and count what that took. ExerciseFailed for the first that is not linearizable or could
+        not be checked to its end."""
+        self.objects_checked = self.configurations = 0
         back = goes_back(self.answers)
-        if back is not None:
-            raise ExerciseFailed(f"stale: revision {back[1]} was answered to a call made after {back[0]} was answered")
-        total = 0
+        stale = back and f"stale: revision {back[1]} was answered to a call made after {back[0]} was answered"
         for subject, history in self.histories.items():
-            found = check(history, self.models[subject])
-            total += found.configurations
+            # A read that was not answered says nothing, and each would double what there is to search.
+            telling = [
+                operation for operation in history if operation.action not in READS or operation.answer is not UNKNOWN
+            ]
+            found = check(telling, self.models[subject])
+            self.configurations += found.configurations
             if found.verdict is not Verdict.LINEARIZABLE:
                 rows = "\n  ".join(map(_line, sorted(history, key=lambda operation: operation.called_s)))
+                also = f"{stale}; " if stale else ""
                 raise ExerciseFailed(
-                    f"the history of {subject} is {found.verdict} ({found.configurations} configurations); "
+                    f"{also}the history of {subject} is {found.verdict} ({found.configurations} configurations); "
                     f"the search stands before: {found.stuck_at and _line(found.stuck_at)}\n  {rows}"
                 )
-        return total
+        if stale:
+            raise ExerciseFailed(stale)
+        self.objects_checked = len(self.histories)
 
 
 def _held(job: JobView) -> str:

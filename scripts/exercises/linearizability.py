@@ -125,14 +125,14 @@ class HeldJob:
     initial: Hashable = "absent"
 
     def step(self, state: Hashable, operation: Operation) -> tuple[bool, Hashable]:
-        """Holding what is held changes nothing; releasing what is not held is refused."""
+        """Holding what is held changes nothing; releasing what is not held is refused; both need a job."""
         answer = operation.answer
         if operation.action == "submit":
             return state == "absent" and answer in (UNKNOWN, "done"), "held"
         if operation.action == "show":
             return answer in (UNKNOWN, state), state
         if state == "absent":
-            return answer is UNKNOWN, state
+            return answer in (UNKNOWN, state), state
         if operation.action == "hold":
             return answer in (UNKNOWN, "done"), "held"
         return answer in (UNKNOWN, "done" if state == "held" else "refused"), "free"

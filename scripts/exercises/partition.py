@@ -9,7 +9,6 @@ finish is a failure), state digests are equal and every ledger verifies.
 
 import argparse
 import asyncio
-import contextlib
 import random
 import signal
 import sys
@@ -24,7 +23,7 @@ from exercises import kernel, network
 from exercises.bare import BareCluster
 from exercises.ending import percentiles, perform
 from exercises.histories import DEADLINE_S, Clients
-from exercises.local_cluster import REPLICAS, ExerciseFailed
+from exercises.local_cluster import REPLICAS
 from exercises.network import Network
 
 CLIENTS = "clients"
@@ -45,12 +44,6 @@ FAULT_S = (0.3, 2.5)
 CALM_S = (0.2, 0.8)
 """How long clients work between two faults, seconds."""
 
-STALE_S = 0.5
-"""How long a client waits for one replica's own word, seconds."""
-
-COMMIT_S = 15.0
-"""How long clients may wait for the first commit after everything was healed, seconds."""
-
 
 class Partitions:
     """A cluster in namespaces, clients at work, and what is done to them."""
@@ -64,7 +57,6 @@ class Partitions:
         self.faults: Counter[str] = Counter()
         self.combined = 0
         self.takeovers_s: list[float] = []
-        self.configurations = 0
         self.network = net
 
     async def run(self, rounds: int, kinds: list[str], *, leader_kills: bool) -> None:
@@ -76,36 +68,20 @@ class Partitions:
             self.cluster.prefixes[name] = Network.inside(name)
         kernel.enter_network(CLIENTS)
         self.cluster.start_all()
-        async with contextlib.AsyncExitStack() as stack:
-            observer = await stack.enter_async_context(self.cluster.client("operator"))
+        async with self.cluster.client("operator") as observer:
             await self.cluster.leader(observer)
-            writers = []
-            for number in range(WRITERS):
-                client = await stack.enter_async_context(self.cluster.client("operator", deadline_s=DEADLINE_S))
-                stale = None
-                if self.stale:
-                    api = self.cluster.config.replicas[number % len(REPLICAS)].api
-                    tls = self.cluster.config.tls_files("operator")
-                    stale = await stack.enter_async_context(Client([api], tls, deadline_s=STALE_S))
-                writers.append(asyncio.create_task(self.clients.work(client, f"client-{number}", stale)))
-            try:
-                while self.faults.total() < rounds and not any(writer.done() for writer in writers):
+            async with self.clients.at_work(self.cluster, [DEADLINE_S] * WRITERS, stale=self.stale):
+                while self.faults.total() < rounds:
                     await asyncio.sleep(self.chance.uniform(*CALM_S))
+                    self.clients.check_working()
                     kind = KILL_LEADER if leader_kills else self.chance.choice(kinds)
                     alone = kind == KILL_LEADER or self.chance.random() > BOTH_SHARE
                     both = None if alone else self.chance.choice([other for other in kinds if other != KILL_LEADER])
                     await self.round(kind, both, observer)
-            finally:
-                for writer in writers:
-                    writer.cancel()
-                ends = await asyncio.gather(*writers, return_exceptions=True)
-            for end in ends:
-                if isinstance(end, Exception):
-                    raise end
             await self.clients.look_at_everything(observer)
             await self.cluster.agreed(observer)
         self.cluster.verify_ledgers()
-        self.configurations = self.clients.check()
+        self.clients.check()
 
     async def round(self, kind: str, both: str | None, observer: Client) -> None:
         """Do one fault, or two at once, undo it, and see that clients commit again."""
@@ -120,22 +96,12 @@ class Partitions:
         self.network.heal()
         self.cluster.start_all()
         healed_s = time.monotonic()
-        waited_s = await self.commits_after(healed_s) - healed_s
+        waited_s = await self.clients.commits_after(healed_s, self.cluster) - healed_s
         self.faults[kind] += 1
         total = self.faults.total()
         what = kind if both is None else f"{kind}, and {both}"
         print(f"round {total:3}: {what} ({leader} led); commits {waited_s:.2f} s after the end of it", flush=True)
         self.cluster.check_running()
-
-    async def commits_after(self, moment_s: float) -> float:
-        """Wait until a write that was sent after `moment_s` is acknowledged and return when it was."""
-        until = time.monotonic() + COMMIT_S
-        while self.clients.last_write_called_s <= moment_s:
-            self.cluster.check_running()
-            if time.monotonic() > until:
-                raise ExerciseFailed(f"no client could commit within {COMMIT_S:g} s of the end of the fault")
-            await asyncio.sleep(0.01)
-        return time.monotonic()
 
     async def last(self) -> None:
         """Let the fault last a while."""
@@ -209,7 +175,7 @@ class Partitions:
         """SIGKILL; it starts again when clients commit without it."""
         self.cluster.kill(leader)
         killed_s = time.monotonic()
-        self.takeovers_s.append(await self.commits_after(killed_s) - killed_s)
+        self.takeovers_s.append(await self.clients.commits_after(killed_s, self.cluster) - killed_s)
 
     async def kill_follower(self, leader: str, others: list[str]) -> None:
         """SIGKILL of a follower; it stays away for a while."""
@@ -286,12 +252,8 @@ def main() -> int:
         rounds=exercise.faults.total(),
         faults=dict(sorted(exercise.faults.items())),
         two_at_once=exercise.combined,
-        operations=exercise.clients.operations,
         stale_reads=options.stale_reads,
-        unknown=exercise.clients.unknown,
-        acknowledged_submits=len(exercise.clients.acknowledged),
-        objects_checked=len(exercise.clients.histories) if ended.succeeded else 0,
-        configurations=exercise.configurations,
+        **exercise.clients.figures,
         **percentiles(exercise.takeovers_s),
     )
 

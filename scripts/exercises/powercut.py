@@ -4,7 +4,9 @@ Each replica keeps its files on a file system of its own on a loop device. Clien
 file systems are shut down without flushing anything, not even their journals (EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN
 with NOLOGFLUSH); the processes are killed, the file systems unmounted, mounted again (the kernel replays their
 journals) and the replicas started. Then: every acknowledged command is there exactly once, commands of unknown outcome
-at most once, and exactly once when sent again; state digests are equal and every ledger verifies.
+at most once, and exactly once when sent again; state digests are equal and every ledger verifies. Other clients share
+jobs and pools from before the cut until after it, and the history of each is linearizable over all cuts of a generation
+(a check that does not finish is a failure).
 
 What is not cut off is the cache of the drive below the loop device: what reached the device counts as kept.
 """
@@ -23,9 +25,10 @@ from pathlib import Path
 
 from cluster.client import ApiError
 from exercises import disks, faults, kernel
-from exercises.bare import BareCluster
+from exercises.bare import BareCluster, refused
 from exercises.disks import Disk
 from exercises.ending import perform
+from exercises.histories import Clients
 from exercises.local_cluster import REPLICAS, ExerciseFailed
 from exercises.promises import Promises
 
@@ -62,15 +65,18 @@ EXIT_STOPPED_ITSELF = 70
 class PowerCuts:
     """Generations of clusters on file systems that lose their power."""
 
-    def __init__(self, directory: Path, kind: str, seed: int, *, lying: str | None = None) -> None:
+    def __init__(self, directory: Path, kind: str, seed: int, *, lying: str | None = None, kept: bool = True) -> None:
+        """With `lying` disks the checks must fail; without `kept` the histories alone must find that out."""
         self.directory = directory
         self.kind = kind
         self.chance = random.Random(seed)
         self.lying = lying
+        self.kept = kept
         self.cuts: Counter[str] = Counter()
         self.cuts_of_some = 0
         self.acknowledged = 0
-        self.unknown = 0
+        self.sent_again = 0
+        self.figures: Counter[str] = Counter()
         self.generation = 0
         self.entries = 0
         self.cluster: BareCluster | None = None
@@ -84,42 +90,54 @@ class PowerCuts:
 
     async def live(self, count: int) -> None:
         """Found a cluster and cut its power until it is too old."""
-        cluster, promises = self.found(), Promises()
+        cluster, clients = self.found(), Clients(self.chance.randrange(10**6))
+        promises = Promises(beside=clients.submitted)
         done = 0
         try:
             while self.cuts.total() < count and done < ROUNDS_PER_GENERATION:
-                if len(promises.jobs) > JOBS_PER_GENERATION_MAX:
+                if len(promises.jobs) + len(clients.submitted) > JOBS_PER_GENERATION_MAX:
                     break
                 started = time.monotonic()
-                how = await self.round(cluster, promises)
+                how = await self.round(cluster, promises, clients)
                 done += 1
                 self.cuts[how] += 1
                 took = time.monotonic() - started
-                print(f"cut {self.cuts.total():3}: {how}; {promises.acknowledged} kept, {took:.1f} s", flush=True)
+                what = f"{promises.acknowledged} kept, {clients.operations} operations checked"
+                print(f"cut {self.cuts.total():3}: {how}; {what}, {took:.1f} s", flush=True)
         finally:
             self.acknowledged += promises.acknowledged
+            self.figures.update(clients.figures)
         self.discard()
 
-    async def round(self, cluster: BareCluster, promises: Promises) -> str:
+    async def round(self, cluster: BareCluster, promises: Promises, clients: Clients) -> str:
         """Start, cut, start again, check; return how the cut was made."""
         cluster.start_all()
+        async with clients.at_work(cluster), cluster.client() as client:
+            how = await self.cut_somewhen(cluster, promises)
+            cluster.start_all()
+            started_s = time.monotonic()
+            await cluster.leader(client)
+            if self.kept:
+                self.sent_again += await promises.check(client, self.chance)
+            await clients.commits_after(started_s, cluster)
+        async with cluster.client("operator") as client:
+            await clients.look_at_everything(client, beside=promises.jobs.keys())
+            await cluster.agreed(client)
+        self.entries = cluster.verify_ledgers()
+        clients.check()
+        cluster.check_running()
+        return how
+
+    async def cut_somewhen(self, cluster: BareCluster, promises: Promises) -> str:
+        """Cut the power while replicas start or while promises are made; return which."""
         if self.chance.random() < START_SHARE:
             await asyncio.sleep(self.chance.uniform(0, START_S))
             await self.cut(cluster, self.chance.sample(REPLICAS, len(REPLICAS)))
-            how = "starting"
-        else:
-            async with cluster.client() as client:
-                await cluster.leader(client)
-            await self.write_and_cut(cluster, promises)
-            how = "writing"
-        cluster.start_all()
+            return "starting"
         async with cluster.client() as client:
             await cluster.leader(client)
-            self.unknown += await promises.check(client, self.chance)
-            await cluster.agreed(client)
-        self.entries = cluster.verify_ledgers()
-        cluster.check_running()
-        return how
+        await self.write_and_cut(cluster, promises)
+        return "writing"
 
     async def write_and_cut(self, cluster: BareCluster, promises: Promises) -> None:
         """Let clients write and cut the power in the middle of it."""
@@ -194,11 +212,6 @@ class PowerCuts:
                 disk.unmount()
 
 
-def refused(error: ApiError) -> bool:
-    """Say whether a replica refused a command for good; that nobody could answer it is what a power cut does."""
-    return error.outcome == "refused" and error.status >= 400 and error.status not in (429, 503)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/powercut", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=20, help="how many power cuts (default: 20)")
@@ -208,6 +221,10 @@ def main() -> int:
     parser.add_argument(
         "--lying-disk", choices=("all", "last"), default=None,
         help="let syncs promise without doing it, all or only the last one of a commit: the exercise must fail",
+    )  # fmt: skip
+    parser.add_argument(
+        "--histories-only", action="store_true",
+        help="do not compare with what was acknowledged: a lying disk must make the histories fail as well",
     )  # fmt: skip
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
@@ -226,18 +243,19 @@ def main() -> int:
     except kernel.Unable as unable:
         print(f"powercut: unable: {unable}", file=sys.stderr)
         return kernel.EXIT_UNABLE
-    cuts = PowerCuts(directory, options.fs, seed, lying=options.lying_disk)
+    cuts = PowerCuts(directory, options.fs, seed, lying=options.lying_disk, kept=not options.histories_only)
     print(f"powercut: {options.count} cuts on {options.fs}, seed {seed}", flush=True)
     ended = perform("powercut", cuts.run(options.count), release=cuts.release, directory=directory, seed=seed)
     return ended.report(
         cuts=cuts.cuts.total(),
         fs=options.fs,
         acknowledged=cuts.acknowledged,
-        sent_again=cuts.unknown,
+        sent_again=cuts.sent_again,
         cuts_of_some_besides=cuts.cuts_of_some,
         moments=dict(sorted(cuts.cuts.items())),
         generations=cuts.generation,
         lying_disk=options.lying_disk,
+        **cuts.figures,
     )
 
 

@@ -98,3 +98,8 @@ def over(job: JobView) -> bool:
     """Whether a job and its buffer are over."""
     ended = job.state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
     return ended and job.burst_buffer_state in (None, "complete")
+
+
+def has_nothing_to_bring(job: JobView) -> bool:
+    """Whether a job's stage-out waits for an operator since what it should bring back was never written."""
+    return job.state == "STAGE_OUT" and job.reason.endswith("does not exist")

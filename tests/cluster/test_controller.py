@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from replica.fold import LedgerViolation
 from replica.state_digest import state_digest
 from replica.units import Revision
 from snapshots import Image, SnapshotFailed, load_snapshot
-from tests.cluster.rig import Rig, placed, story, until
+from tests.cluster.rig import PATIENCE_S, Rig, placed, story, until
 from wal import BrokenInvariant
 from wal.codec import CodecError, encode_batch
 
@@ -43,6 +44,14 @@ async def submit_many(rig: Rig, count: int) -> None:
         assert (await rig.submit(hold=True)).status == 201
 
 
+async def submit_until(rig: Rig, condition: Callable[[], bool]) -> None:
+    """Submit jobs until the condition holds, each once nothing is being saved: a slow disk skips no snapshot."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await submit_many(rig, 1)
+            await until(lambda: not rig.controller.snapshots.saving)
+
+
 @story
 async def test_a_restart_rebuilds_the_same_state_from_the_ledger_alone(config: Config) -> None:
     async with Rig(config) as rig:
@@ -60,9 +69,7 @@ async def test_snapshots_are_written_in_the_background_compact_the_journal_and_s
 ) -> None:
     monkeypatch.setattr("cluster.controller.COMPACTION_MARGIN_ENTRIES", 2)
     async with Rig(small_snapshots(config, 5)) as rig:
-        await submit_many(rig, 12)
-        await until(lambda: rig.controller.snapshot_index >= 10 and not rig.controller.snapshots.saving)
-        await until(lambda: bool(rig.engine.compacted))
+        await submit_until(rig, lambda: bool(rig.engine.compacted))
         assert rig.storage.journal.base_index > 0
         before = rig.controller.state
         await rig.restart()
@@ -411,9 +418,33 @@ async def test_new_jobs_are_refused_before_the_journal_is_full_and_other_command
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Rig(config) as rig:
-        await submit_many(rig, 1)
+        carried_out = rig.job(hold=True)
+        assert (await rig.ask("POST", "/v1/jobs", carried_out)).status == 201
         monkeypatch.setattr("cluster.controller.JOURNAL_FILL_MAX", 0.0)
         refused = await rig.submit()
         assert (refused.status, refused.body["error"]["code"]) == (507, "journal_full")
         assert "map_size" in refused.body["error"]["remedy"]
+        again = await rig.ask("POST", "/v1/jobs", carried_out)
+        assert (again.status, again.body["job_id"]) == (201, 1), "a retry of what was carried out needs no room"
         assert (await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id()})).status == 200
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "sync.log", "lock.mdb"])
+@story
+async def test_an_idle_replica_stops_when_its_files_are_replaced(
+    config: Config, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What it would promise from then on, nobody would find after a restart."""
+    monkeypatch.setattr("cluster.controller.LOOK_PERIOD_S", 0.05)
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        await asyncio.sleep(0.2)
+        assert not rig.failures
+        file = config.wal_directory("r1") / name
+        copy = file.with_name("copy")
+        copy.write_bytes(file.read_bytes())
+        copy.replace(file)
+        await until(lambda: bool(rig.failures))
+        assert f"{file} is another one than this replica has open" in str(rig.failures[0])
+        rig.failures.clear()
+        monkeypatch.setattr("cluster.controller.LOOK_PERIOD_S", 60.0)

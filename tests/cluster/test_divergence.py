@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,8 +14,9 @@ from cluster import divergence
 from cluster.client import Client
 from cluster.client.requests import PoolRequest
 from cluster.clock import SystemClock
-from cluster.divergence import CHECKPOINT_S, Diverged, Verdict, is_checkpoint, judge
+from cluster.divergence import CHECKPOINT_S, Checkpoints, Diverged, Verdict, is_checkpoint, judge
 from cluster.serve import Replica
+from replica.state import State
 from replica.units import Instant, seconds
 from tests.cluster.test_serve import make
 
@@ -101,5 +103,72 @@ def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
     async def set_pool(client: Client, quantity: str) -> None:
         request = PoolRequest(command_id=client.new_command_id(), quantity=quantity, granularity="1MiB")
         await client.set_pool("fast", request)
+
+    asyncio.run(story())
+
+
+def answering(digests: dict[str, dict[int, str]]) -> divergence.Ask:
+    """Return what asks peers that answer `digests`."""
+
+    async def ask(peer: str) -> dict[int, str]:
+        return digests[peer]
+
+    return ask
+
+
+def compared(mine: dict[int, str], theirs: dict[str, dict[int, str]]) -> tuple[Verdict, list[BaseException]]:
+    """Compare once; return the verdict, and with what the replica stopped."""
+    failures: list[BaseException] = []
+
+    def fail(error: BaseException) -> NoReturn:
+        failures.append(error)
+        raise error
+
+    checkpoints = Checkpoints("r1", lambda: tuple(theirs), answering(theirs), fail)
+    checkpoints._digests.update(mine)
+    with suppress(Diverged):
+        asyncio.run(checkpoints._compare())
+    return checkpoints.verdict, failures
+
+
+def test_a_diverged_replica_stops_although_one_peer_is_always_a_checkpoint_behind() -> None:
+    wrong = {index: f"bad{index}" for index in range(16)}
+    right = {index: f"good{index}" for index in range(16)}
+    verdict, failures = compared(wrong, {"r2": right, "r3": {index: right[index] for index in range(15)}})
+    assert "after entry 0" in str(failures[0]) and "r2 good0, r3 good0" in str(failures[0])
+
+
+def test_a_sound_replica_goes_on_whatever_one_peer_says_of_older_and_newer_checkpoints() -> None:
+    right = {index: f"good{index}" for index in range(16)}
+    wrong = {index: f"bad{index}" for index in range(17)}
+    for behind in range(1, 17):
+        some = {index: digest for index, digest in right.items() if index < behind}
+        for theirs in ({"r2": wrong, "r3": some}, {"r2": right, "r3": wrong}):
+            assert compared(right, theirs)[1] == []
+    assert compared(right, {"r2": right, "r3": wrong})[0] is Verdict.AGREES
+    assert compared(right, {"r2": wrong, "r3": {0: "good0"}})[0] is Verdict.DISPUTED
+
+
+def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(state: State) -> bytes:
+        raise ValueError("no number of jobs")
+
+    async def ask(peer: str) -> dict[int, str]:
+        return {}
+
+    async def story() -> None:
+        stopped: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+        def fail(error: BaseException) -> NoReturn:
+            stopped.set_result(error)
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(divergence, "state_digest", broken)
+        checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail)
+        checkpoints.start()
+        checkpoints.applied(divergence.CHECKPOINT_ENTRIES, State(), State())
+        async with asyncio.timeout(10):
+            assert str(await stopped) == "no number of jobs"
+        await checkpoints.stop()
 
     asyncio.run(story())

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cluster import joining
 from cluster.address import Address
 from cluster.client import Client
 from cluster.client.errors import ApiError
@@ -21,13 +22,13 @@ from cluster.founding import API_PORT_OFFSET
 from cluster.identity import Role
 from cluster.pki import issue, load_authority
 from cluster.serve import founding_of
-from cluster.storage import StorageRefused, identity_of, member_note, open_storage
+from cluster.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
 from replica.state import EMPTY
 from snapshots import Image, write_snapshot
 from tests.cluster.consensus.rig import Rig
 from tests.cluster.rig import PATIENCE_S, story
 from tests.cluster.test_serve import ROOT, make, ready, request
-from wal import Entry, RecoveryRefused
+from wal import Entry
 from wal.configuration import Configuration, Member, Placed, encode_configuration
 
 ADDED = '\n[[replica]]\nname = "r4"\npeer = "{peer}"\napi = "{api}"\njoins = true\n'
@@ -310,5 +311,24 @@ def test_who_a_replica_joined_as_is_noted_and_a_note_of_somebody_else_is_refused
         with pytest.raises(StorageRefused, match="no id of replica r2"):
             open_storage(config, "r2")
     note.unlink()
-    with pytest.raises(RecoveryRefused, match="r2#6"):
+    with pytest.raises(StorageRefused, match=r"is of r2#6\)"):
         open_storage(config, "r2")
+
+
+@pytest.mark.parametrize("text", [b"r2#6\n", b"r\xb2#6\n", b"r3#6\n"])
+def test_who_lost_its_data_joins_as_nobody_that_its_note_may_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    config = make(tmp_path, 3)
+    shutil.rmtree(config.wal_directory("r2"), ignore_errors=True)
+    first_start_mark(config, "r2").unlink(missing_ok=True)
+    member_note(config, "r2").write_bytes(text)
+
+    async def ask(config: Config, name: str, clock: object) -> str:
+        return "r2#6"
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    with pytest.raises((joining.JoiningRefused, StorageRefused), match="forebay member replace"):
+        asyncio.run(joining.join(config, "r2", clock=SystemClock()))
+    assert member_note(config, "r2").read_bytes() == text
+    assert not first_start_mark(config, "r2").exists()

@@ -16,6 +16,7 @@ from cluster.client.requests import SubmitRequest
 from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, PoolSpec, found
+from cluster.storage import first_start_mark
 from tests.cluster.rig import PATIENCE_S, PLAIN, story
 from tests.repo.tree import ROOT
 from wal.sync_log import LOG_BYTES
@@ -37,7 +38,7 @@ def make(directory: Path, replicas: int) -> Config:
     return found(directory, founding, clock=SystemClock())
 
 
-async def start(config: Path, name: str, **options: object) -> asyncio.subprocess.Process:
+async def start(config: Path, name: str, *words: str, **options: object) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -46,6 +47,7 @@ async def start(config: Path, name: str, **options: object) -> asyncio.subproces
         str(config),
         "--name",
         name,
+        *words,
         cwd=ROOT,
         stderr=asyncio.subprocess.PIPE,
         stdin=asyncio.subprocess.DEVNULL,
@@ -163,6 +165,9 @@ async def test_a_replica_that_cannot_start_says_why_in_one_sentence_with_an_exit
         async with Client(config.endpoints, config.tls_files("alice")) as client:
             await ready(client)
         await refused(66, "process")
+        code, errors = await finish(await start(config.file, "r1", "--first-start"))
+        assert code == 66 and "has run" in errors.strip().splitlines()[-1], errors
+        assert not first_start_mark(config, "r1").exists(), "it would let r1 start empty once its data is lost"
     other = config.file.read_text().replace(config.cluster.id, "0" * 32)
     (tmp_path / "other.toml").write_text(other)
     await refused(66, "cluster", file=tmp_path / "other.toml")

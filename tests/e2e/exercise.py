@@ -1,6 +1,7 @@
 """Runs the exercises of scripts/ as people do, and skips with the machine's own reason where it cannot."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,3 +34,12 @@ def exercise(script: str, *options: str) -> Exercised:
     lines = done.stdout.splitlines()
     assert lines, said
     return Exercised(done.returncode, json.loads(lines[-1]), said)
+
+
+def remove_kept(script: str, said: str) -> None:
+    """Remove the directory that a failed exercise keeps and names: here it was meant to fail."""
+    for line in said.splitlines():
+        if line.startswith(f"{script}: again"):
+            path = Path(line.rpartition(": ")[2])
+            assert path.name.startswith(f"forebay-{script}-")
+            shutil.rmtree(path)

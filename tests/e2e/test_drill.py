@@ -1,10 +1,19 @@
 """The whole cluster as processes, with one of them killed at a random moment, through the script that people run."""
 
+import asyncio
 import json
 import subprocess
+import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from cluster.client.requests import SubmitRequest
+from cluster.client.views import JobView
+from tests.repo.tree import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+
+from exercises import drill, verify
+
 ROUNDS = 4
 """Kills, count: minutes of CI buy more with scripts/drill run by hand; this many show that the whole path works."""
 
@@ -16,3 +25,37 @@ def test_killing_any_process_at_any_moment_loses_nothing_and_runs_nothing_twice(
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["rounds"], summary["failed"]) == (ROUNDS, 0)
     assert summary["acknowledged"] >= ROUNDS
+
+
+KILLED_EARLY = """#!/bin/sh
+#BB capacity=17MiB pool=fast
+#DW stage_out type=file source=$DW_JOB_STRIPED/never-written destination=%d/results/never-written
+kill -9 $$
+"""
+
+
+async def killed_early(directory: Path) -> JobView:
+    """Return how the drill takes a job whose script was killed before it wrote what is staged out."""
+    drilled = drill.Drill(directory, seed=1)
+    drilled.cluster.found(drill.POOLS, drill.COPY_RATE)
+    drilled.cluster.start_all()
+    try:
+        async with drilled.cluster.client(drill.USER, deadline_s=30) as client:
+            request = SubmitRequest(
+                command_id=client.new_command_id(),
+                script=KILLED_EARLY,
+                time_limit_s=300,
+                workdir=str(drilled.cluster.work),
+            )
+            job = (await client.submit(request)).job_id
+            drilled.excused.add(job)
+            views = await drilled.wait_over(client, [job])
+            await verify.free_capacity(client)
+            return views[job]
+    finally:
+        drilled.cluster.stop_all()
+
+
+def test_a_script_killed_before_it_wrote_its_result_keeps_no_round_of_the_drill_waiting(tmp_path: Path) -> None:
+    job = asyncio.run(killed_early(tmp_path / "drill"))
+    assert (job.state, job.burst_buffer_state, job.signal) == ("FAILED", "complete", 9)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import sys
+import time
 from collections.abc import Hashable, Sequence
 from math import inf
 from typing import Any, cast
@@ -13,13 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.client import Client
-from cluster.client.requests import HoldCommand, SubmitRequest
-from cluster.client.views import JobsAnswer, JobView
+from cluster.client.requests import HoldCommand, SubmitCommand, SubmitRequest
+from cluster.client.views import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PoolsAnswer
 from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 
-from exercises.linearizability import HeldJob, Model, Operation, Register, Verdict, check, goes_back
+from exercises import histories
+from exercises.bare import BareCluster
+from exercises.histories import Clients
+from exercises.linearizability import Found, HeldJob, Model, Operation, Register, Verdict, check, goes_back
 from exercises.local_cluster import ExerciseFailed
 from exercises.promises import Expected, Promises
 
@@ -68,7 +72,7 @@ def job_operations(draw: st.DrawFn) -> Operation:
     called_s, length_s = draw(st.integers(0, 8)), draw(st.integers(1, 5))
     action = draw(st.sampled_from(["submit", "hold", "release", "show"]))
     answers = {
-        "submit": ["done", None], "hold": ["done", None], "release": ["done", "refused", None],
+        "submit": ["done", None], "hold": ["done", "absent", None], "release": ["done", "refused", "absent", None],
         "show": ["absent", "held", "free"],
     }  # fmt: skip
     answer = draw(st.sampled_from(answers[action]))
@@ -120,6 +124,96 @@ def test_a_later_answer_with_an_older_revision_is_found() -> None:
     assert goes_back([(0.0, 1.0, 5), (0.5, 3.0, 4), (4.0, 5.0, 5)]) is None
 
 
+SUBMITTED = Operation("a", "submit", None, "done", 0.0, 1.0)
+RELEASED = Operation("b", "release", None, "done", 2.0, 3.0)
+
+
+def clients(*history: Operation) -> Clients:
+    """Return clients that saw this of one job, and nothing else."""
+    made = Clients(seed=7)
+    made.histories["job-0"], made.models["job-0"] = list(history), HeldJob()
+    made.submitted.add("job-0")
+    made.acknowledged["job-0"] = 1
+    return made
+
+
+def test_what_clients_saw_is_checked_object_by_object_and_counted() -> None:
+    made = clients(SUBMITTED, RELEASED, Operation("a", "show", None, "free", 4.0, 5.0))
+    made.check()
+    assert made.figures["operations"] == 3
+    assert made.figures["objects_checked"] == 1
+    assert made.figures["configurations"] >= 3
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        Operation("a", "show", None, "held", 4.0, 5.0),
+        Operation("a", "show", None, "absent", 4.0, 5.0),
+        Operation("a", "release", None, "done", 4.0, 5.0),
+        Operation("a", "hold", None, "absent", 4.0, 5.0),
+    ],
+)
+def test_a_stale_read_and_a_lost_write_end_an_exercise(last: Operation) -> None:
+    made = clients(SUBMITTED, RELEASED, last)
+    with pytest.raises(ExerciseFailed, match="history of job-0 is not linearizable"):
+        made.check()
+    assert made.figures["objects_checked"] == 0
+
+
+def test_a_check_that_does_not_finish_ends_an_exercise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "check", lambda history, model: Found(Verdict.UNFINISHED, 9))
+    with pytest.raises(ExerciseFailed, match="history of job-0 is unfinished"):
+        clients(SUBMITTED).check()
+
+
+def test_reads_that_were_never_answered_do_not_keep_a_check_from_its_end() -> None:
+    silent = [Operation("b", "show", None, None, 0.5 + place / 100) for place in range(30)]
+    with pytest.raises(ExerciseFailed, match="is not linearizable"):
+        clients(SUBMITTED, *silent, Operation("a", "show", None, "free", 4.0, 5.0)).check()
+
+
+def test_a_job_that_clients_were_promised_and_that_is_gone_at_the_end_ends_an_exercise() -> None:
+    with pytest.raises(ExerciseFailed, match=r"history of job-0 is not linearizable"):
+        asyncio.run(clients(SUBMITTED).look_at_everything(cast(Client, Told(job("else", 2))), beside={"else"}))
+    with pytest.raises(ExerciseFailed, match=r"lost: \['job-0'\]"):
+        asyncio.run(clients(SUBMITTED).look_at_everything(cast(Client, Told(job("job-0", 2)))))
+    with pytest.raises(ExerciseFailed, match=r"made up: \['else'\]"):
+        asyncio.run(clients(SUBMITTED).look_at_everything(cast(Client, Told(job("job-0", 1), job("else", 2)))))
+
+
+class Broken:
+    """A cluster whose clients end with a complaint as soon as they ask."""
+
+    def client(self, identity: str, *, deadline_s: float) -> "Broken":
+        return self
+
+    async def __aenter__(self) -> "Broken":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def new_command_id(self) -> str:
+        return "0" * 32
+
+    async def submit(self, request: SubmitRequest) -> JobView:
+        raise ExerciseFailed("the answer is wrong")
+
+
+def test_what_ends_a_client_ends_the_exercise_whether_it_waits_for_clients_or_not() -> None:
+    async def work(made: Clients, *, wait: bool) -> None:
+        async with made.at_work(cast(BareCluster, Broken())):
+            await asyncio.sleep(0)
+            if wait:
+                await made.commits_after(time.monotonic())
+
+    for wait in (False, True):
+        made = Clients(seed=7)
+        with pytest.raises(ExerciseFailed, match="the answer is wrong"):
+            asyncio.run(work(made, wait=wait))
+        assert made.unknown == made.operations > 0
+
+
 class Told:
     """A client that lists the jobs it was given."""
 
@@ -128,6 +222,9 @@ class Told:
 
     async def jobs(self, limit: int) -> JobsAnswer:
         return self.answer
+
+    async def pools(self) -> PoolsAnswer:
+        return PoolsAnswer(revision=9, pools=())
 
 
 def job(name: str, number: int, *, held: bool = True, cancelled: bool = False) -> JobView:
@@ -161,6 +258,40 @@ def test_a_broken_promise_is_told(told: tuple[JobView, ...], complaint: str) -> 
     with pytest.raises(ExerciseFailed) as failed:
         asyncio.run(promises(a=KEPT).compare(cast(Client, Told(*told))))
     assert complaint in str(failed.value)
+
+
+class Refusing:
+    """A client whose bulk requests are answered command by command, with this status."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def new_command_id(self) -> str:
+        return "0" * 32
+
+    async def commands(self, commands: Sequence[SubmitCommand]) -> BulkAnswer:
+        error = ErrorView(code="why", sentence="it says why")
+        results = [CommandResult(command_id=one.command_id, status=self.status, error=error) for one in commands]
+        return BulkAnswer(revision=9, results=tuple(results))
+
+
+@pytest.mark.parametrize(("status", "ends"), [(503, False), (429, False), (400, True), (409, True)])
+def test_a_command_of_many_that_nobody_led_to_carry_out_is_promised_nothing(status: int, ends: bool) -> None:
+    made = Promises()
+    sent = made._submit_many(cast(Client, Refusing(status)), ["a", "b"])
+    if ends:
+        with pytest.raises(ExerciseFailed, match="submit of a was refused"):
+            asyncio.run(sent)
+        return
+    asyncio.run(sent)
+    assert made.acknowledged == 0
+    asyncio.run(made.compare(cast(Client, Told())))
+
+
+def test_jobs_that_others_submit_are_neither_promised_nor_made_up() -> None:
+    made = Promises(beside={"b"})
+    made.jobs["a"] = KEPT
+    asyncio.run(made.compare(cast(Client, Told(job("a", 1), job("b", 2)))))
 
 
 def test_what_is_unknown_may_have_happened_or_not_and_nothing_else() -> None:

@@ -1,9 +1,6 @@
 """Cuts, freezes and kills of real processes in network namespaces, with a check of the clients' histories."""
 
-import shutil
-from pathlib import Path
-
-from tests.e2e.exercise import exercise
+from tests.e2e.exercise import exercise, remove_kept
 
 FAULTS = (
     "isolate the leader from its peers",
@@ -35,8 +32,4 @@ def test_the_checks_find_stale_reads() -> None:
     done = exercise("partition", "--rounds", "3", "--fault", "isolate the leader from its peers", "--stale-reads")
     assert done.code == 1, done.said
     assert "stale: revision" in done.said or "not linearizable" in done.said
-    for line in done.said.splitlines():
-        if line.startswith("partition: again"):
-            path = Path(line.rpartition(": ")[2])
-            assert path.name.startswith("forebay-partition-")
-            shutil.rmtree(path)
+    remove_kept("partition", done.said)

@@ -123,6 +123,17 @@ def stale_answer_counted() -> list[Any]:
     return [patch.object(Leading, "_on_reply", trusting)]
 
 
+def grace_renewed() -> list[Any]:
+    """An answer of any one peer has a leader whose timer was late listen again for a majority (H15)."""
+    original = Leading._on_reply
+
+    def patient(self: Any, peer: str, reply: Any) -> None:
+        original(self, peer, reply)
+        self._grace_given = False
+
+    return [patch.object(Leading, "_on_reply", patient)]
+
+
 def old_terms_committed() -> list[Any]:
     """Entries of older terms are committed by counting replicas (Raft, figure 8)."""
 
@@ -356,6 +367,7 @@ PLANTS: Final[dict[str, Plant]] = {
         own_copy_counted_before_sync,
         unconditional_truncation,
         stale_answer_counted,
+        grace_renewed,
         old_terms_committed,
         one_too_few,
         commit_unchecked,

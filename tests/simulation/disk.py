@@ -97,10 +97,10 @@ class SimDisk:
         self.files_full = False
         self.fatal = False
         self.syncs = 0
-        self.injected = ""
-        """What was done to this disk that explains why its replica stops or is refused."""
+        self.raised = False
+        """Whether it has failed the process that runs: that explains why its replica stops."""
         self.damaged = ""
-        """What was done to it while no process ran."""
+        """What was done to its journal while no process ran."""
         self.log = SimLog(self)
 
     # What is on it: LMDB's tables, and what the sync log adds to them
@@ -132,6 +132,11 @@ class SimDisk:
         """The last entry."""
         syncs = self.log.valid()
         return syncs[-1].first - 1 + len(syncs[-1].entries) if syncs else self._marks.last_index
+
+    @property
+    def applied_index(self) -> int:
+        """The last entry that is marked as applied."""
+        return self._marks.applied_index
 
     @property
     def is_synced(self) -> bool:
@@ -176,7 +181,7 @@ class SimDisk:
     def start(self, die: Callable[[str], None], work: Callable[[float], None]) -> None:
         """A new process uses the disk."""
         self.dead = False
-        self.fatal = False
+        self.fatal = self.raised = False
         self.die, self.work = die, work
 
     def flip_a_bit(self) -> str | None:
@@ -265,6 +270,7 @@ class SimTransaction:
         assert table is not None
         self._disk.step("a write to the journal")
         if self._disk.full:
+            self._disk.raised = True
             raise lmdb.MapFullError("the disk is full")
         if append and table.keys and key <= table.keys[-1]:
             return False
@@ -285,10 +291,11 @@ class SimTransaction:
         disk.work(disk.sync_s + disk.stall_s)
         disk.stall_s = 0.0
         if disk.full:
+            disk.raised = True
             self._take_back()
             raise lmdb.DiskError("No space left on device")
         if disk.next_sync_fails:
-            disk.next_sync_fails = False
+            disk.next_sync_fails, disk.raised = False, True
             # What a failed sync leaves on the disk is not known: nothing, or everything with the environment unusable.
             if disk.rng.random() < 0.7:
                 self._take_back()

@@ -131,7 +131,7 @@ class Ending:
         world = self.world
         for replica in world.living():
             controller = replica.controller
-            if controller is None or replica.damaged:
+            if controller is None or replica.disk.damaged:
                 continue
             if state_digest(controller.state) != state_digest(world.oracle.state):
                 world.violate(f"{replica.name} ends with another state than the history")

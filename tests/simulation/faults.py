@@ -257,13 +257,10 @@ class Faults:
     # Disks
 
     def failing_sync(self) -> None:
-        disk = self._some().disk
-        disk.injected = "a sync fails"
-        disk.next_sync_fails = True
+        self._some().disk.next_sync_fails = True
 
     def full_disk(self) -> None:
         disk = self._some().disk
-        disk.injected = "the disk is full"
         disk.full = True
         self.world.timeline.after(self._while_s(), setattr, disk, "full", False)
 
@@ -280,7 +277,7 @@ class Faults:
         replica = self._victim()
         where = None if replica is None else replica.disk.flip_a_bit()
         if replica is not None and where is not None:
-            replica.damaged = where
+            replica.disk.damaged = where
             self.world.tell("flip", replica.name, where)
         if replica is not None:
             self.world.restart_later(replica)
@@ -290,7 +287,6 @@ class Faults:
         replica = self._victim()
         where = None if replica is None else replica.disk.files.flip_a_bit()
         if replica is not None and where is not None:
-            replica.damaged = where
             self.world.tell("flip", replica.name, where)
         if replica is not None:
             self.world.restart_later(replica)

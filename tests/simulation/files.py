@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshots.seal import Disk
+from snapshots.seal import Disk, SnapshotName
 
 if TYPE_CHECKING:
     from tests.simulation.disk import SimDisk
@@ -22,9 +22,11 @@ class SimFiles(Disk):
         self._names: dict[int, str] = {}
         """By descriptor; of those that are closed the entry is out of date until the number is used again."""
         self._unsynced: set[str] = set()
-        self._renamed: list[tuple[str, str, bytes | None]] = []
-        """Old name, new name, and what was durably there under the new one: a crash brings that back, or keeps what
-        took its place, but never leaves nothing."""
+        self._renamed: list[tuple[str, str, bytes | None, bool]] = []
+        """Old name, new name, what was durably there under the new one and whether that was damaged: a crash brings it
+        back, or keeps what took its place, but never leaves nothing."""
+        self.flipped: set[str] = set()
+        """Sealed snapshots that were damaged, and are there."""
 
     def create(self, directory: int, name: str) -> int:
         self._step("making a snapshot's file", needs_space=True)
@@ -57,7 +59,8 @@ class SimFiles(Disk):
         path = self.directory / new
         replaced = path.read_bytes() if path.exists() and new not in self._unsynced else None
         super().rename(directory, old, new)
-        self._renamed.append((old, new, replaced))
+        self._renamed.append((old, new, replaced, new in self.flipped))
+        self.flipped.discard(new)
         self._unsynced.discard(new)
         if old in self._unsynced:
             self._unsynced.discard(old)
@@ -74,24 +77,27 @@ class SimFiles(Disk):
         self._step("removing a snapshot")
         super().remove(directory, name)
         self._unsynced.discard(name)
+        self.flipped.discard(name)
 
     def lose_power(self) -> None:
         for name in sorted(self._unsynced):
             path = self.directory / name
             if path.exists():
                 os.truncate(path, self._disk.rng.randrange(path.stat().st_size + 1))
-        for old, new, replaced in reversed(self._renamed):
+        for old, new, replaced, was_flipped in reversed(self._renamed):
             if (self.directory / new).exists() and self._disk.rng.random() < 0.5:
                 os.rename(self.directory / new, self.directory / old)
                 if replaced is not None:
                     (self.directory / new).write_bytes(replaced)
+                    if was_flipped:
+                        self.flipped.add(new)
         self._unsynced.clear()
         self._names.clear()
         self._renamed.clear()
 
     def flip_a_bit(self) -> str | None:
         """Damage one sealed snapshot; return its name, None if there is none."""
-        names = sorted(name for name in os.listdir(self.directory) if not name.startswith("."))
+        names = self._sealed()
         if not names:
             return None
         name = self._disk.rng.choice(names)
@@ -100,7 +106,17 @@ class SimFiles(Disk):
             return None
         data[self._disk.rng.randrange(len(data))] ^= 1 << self._disk.rng.randrange(8)
         (self.directory / name).write_bytes(data)
+        self.flipped.add(name)
         return name
+
+    @property
+    def sound(self) -> list[int]:
+        """The entries after which the sealed snapshots that were not damaged were taken."""
+        names = (SnapshotName.parse(name) for name in self._sealed() if name not in self.flipped)
+        return [name.index for name in names if name is not None]
+
+    def _sealed(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.directory) if not name.startswith("."))
 
     def _step(self, where: str, *, needs_space: bool = False) -> None:
         self._disk.step(where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from cluster.address import Address
 from cluster.client.views import StatusView
 from cluster.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
+from cluster.consensus.core import GRACE_HEARTBEATS
 from cluster.controller import Controller
 from cluster.serve import founding_of
 from cluster.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
@@ -59,6 +61,10 @@ class SimExecutor:
         pass
 
 
+SILENCE_HEARTBEATS = 2 * GRACE_HEARTBEATS
+"""For how long a leader may run without a majority, heartbeats: one grace, and as much for the steps around it."""
+
+
 class SimReplica:
     """What of a replica outlives its processes, and the process that lives now, if one does."""
 
@@ -89,6 +95,7 @@ class SimReplica:
         """Whether its API takes requests: until it is asked to stop."""
         self.generation = 0
         self.role: tuple[str, int] = ("", 0)
+        self._looked_s = self._silent_s = 0.0
         self._format()
 
     def _format(self) -> None:
@@ -120,13 +127,9 @@ class SimReplica:
             self.world.destroyed.add(self.identity)
 
     @property
-    def damaged(self) -> str:
-        """What was done to its disk while no process ran."""
-        return self.disk.damaged
-
-    @damaged.setter
-    def damaged(self, where: str) -> None:
-        self.disk.damaged = where
+    def is_damaged(self) -> bool:
+        """Whether its journal or a snapshot was damaged, and is there."""
+        return bool(self.disk.damaged or self.disk.files.flipped)
 
     @property
     def is_leader(self) -> bool:
@@ -333,7 +336,8 @@ class SimReplica:
         self.world.note("fail-stop", self.name, type(error).__name__)
         self.world.tell("", str(error))
         self.world.counts["fail_stops"] += 1
-        expected = isinstance(error, StorageFailed | LedgerBroken) and (self.disk.injected or self.damaged)
+        expected = isinstance(error, StorageFailed) and self.disk.raised
+        expected = expected or (isinstance(error, StorageFailed | LedgerBroken) and bool(self.disk.damaged))
         if not expected:
             self.world.violate(f"{self.name} stops itself: {type(error).__name__}: {error}")
         self._end()
@@ -369,17 +373,25 @@ class SimReplica:
         self.world.tell("", str(error))
         self.loop.kill()
         self.disk.dead = True
-        if self.damaged:
+        if self.disk.damaged or self._lacks_a_snapshot(error):
             self.lost = str(error)
             self.world.counts["refused"] += 1
         elif self.identity in self.world.destroyed and isinstance(error, StorageRefused):
             self.lost = "its disk was lost"
             self.world.counts["refused_without_data"] += 1
-        elif isinstance(error, StorageFailed) and self.disk.injected:
+        elif isinstance(error, StorageFailed) and self.disk.raised:
             self.world.restart_later(self)
         else:
             self.world.violate(f"{self.name} refuses its undamaged storage: {type(error).__name__}: {error}")
             self.lost = str(error)
+
+    def _lacks_a_snapshot(self, error: Exception) -> bool:
+        """Whether it was refused for a damaged snapshot that no other on its disk can stand in for."""
+        gap = re.search(r"entries \d+ to (\d+) came with a snapshot", str(error))
+        files = self.disk.files
+        if gap is None or not isinstance(error, StorageRefused) or not files.flipped:
+            return False
+        return not any(int(gap[1]) <= index <= self.disk.applied_index for index in files.sound)
 
     # What is looked at after every step
 
@@ -395,6 +407,7 @@ class SimReplica:
                 f"{self.name} counts by version {engine.configuration.version} of the configuration; its journal says "
                 f"{journal.in_force.version}"
             )
+        self._look_for_silence(engine)
         role = (str(engine.role), engine.term)
         if role == self.role:
             return
@@ -408,3 +421,18 @@ class SimReplica:
             oracle.leads(self.identity, engine.term, journal.term_of)
             if self.world.look_inside and not journal.in_force.votes(self.identity):
                 self.world.violate(f"{self.name} leads term {engine.term} without being a voter")
+
+    def _look_for_silence(self, consensus: Any) -> None:
+        """Nobody leads without a majority for longer than one grace, late as its timers may have been (H15).
+
+        The time for which it did not run does not count: of each gap between two looks as much as a heartbeat.
+        """
+        engine, now_s = consensus._engine, self.world.timeline.now_s
+        heartbeat_s = self.world.timing.heartbeat_s
+        if engine.role is not Role.LEADER or now_s < engine._quorum_deadline_s():
+            self._silent_s = 0.0
+        else:
+            self._silent_s += min(now_s - self._looked_s, heartbeat_s)
+            if self._silent_s > SILENCE_HEARTBEATS * heartbeat_s:
+                self.world.violate(f"{self.name} leads term {engine.term} on, although no majority answers it")
+        self._looked_s = now_s

@@ -432,7 +432,7 @@ def installs_that_do_not_last(world: World) -> None:
     def fill_the_disk(sender: str, receiver: str, message: AnyMessage) -> AnyMessage:
         # The journal has no room; snapshots, on a file system of their own, do.
         if isinstance(message, SnapshotChunk) and receiver == b.name and not b.disk.full:
-            b.disk.injected, b.disk.full = "the disk is full", True
+            b.disk.full = True
         return message
 
     fall_behind_and_meet(adopts=True)

@@ -63,6 +63,7 @@ class SimLog:
         self._syncs.clear()
         disk.step("making the sync log")
         if disk.full:
+            disk.raised = True
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.content = bytearray(first_block[: disk.rng.randrange(BLOCK_BYTES)])
         disk.step("filling the sync log")
@@ -103,7 +104,7 @@ class SimLog:
         disk.work(disk.sync_s + disk.stall_s)
         disk.stall_s = 0.0
         if disk.next_sync_fails:
-            disk.next_sync_fails = False
+            disk.next_sync_fails, disk.raised = False, True
             self.tear()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         disk.syncs += 1

@@ -10,13 +10,16 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from cluster.storage import StorageRefused
 from replica import features
 from tests.simulation import runner, scenarios
 from tests.simulation.bugs import planted
 from tests.simulation.disk import SimDisk, SimLmdb
 from tests.simulation.faults import PROFILES
 from tests.simulation.oracle import Oracle
+from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World, simulate
+from wal import LedgerBroken, StorageFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 3
@@ -71,7 +74,7 @@ def traces(hash_seed: str, *arguments: str) -> list[str]:
     return [line for line in found.stdout.splitlines() if line.startswith("seed ")]
 
 
-@pytest.mark.parametrize("profile", ["net", "membership"])
+@pytest.mark.parametrize("profile", ["net", "crash", "disk", "membership", "all"])
 def test_a_seed_is_the_same_in_fresh_processes_and_under_any_hash_seed(profile: str) -> None:
     first = traces("0", "--start", "7", "--count", "2", "--profile", profile)
     assert len(set(first)) == 2
@@ -196,7 +199,7 @@ def test_a_damaged_value_is_refused_when_the_replica_starts_again() -> None:
         table = replica.disk.tables[b"state"]
         value = table.values[b"hard"]
         table.values[b"hard"] = value[:-1] + bytes([value[-1] ^ 1])
-        replica.damaged = "table state, key hard"
+        replica.disk.damaged = "table state, key hard"
         replica.start()
         assert "hard state damaged" in replica.lost
         world.end()
@@ -229,3 +232,55 @@ def test_whoever_leads_an_earlier_term_late_need_not_have_what_a_later_term_comm
         "leader completeness: r2 leads term 5 with 2 entries; 3 were committed before that term",
         "leader completeness: r2 leads term 5 with another entry 3",
     ]
+
+
+def _crashed_with_a_snapshot(world: World) -> SimReplica:
+    world.begin()
+    world.run(1.5)
+    replica = next(one for one in world.replicas.values() if one.up and one.controller.applied_index > 5)  # type: ignore[union-attr]
+    assert replica.controller is not None
+    replica.loop.call_now(replica.controller.save_snapshot)
+    world.run(1.0)
+    if replica.up:
+        replica.crash()
+    replica.disk.raised = False
+    assert replica.disk.files.sound
+    return replica
+
+
+GAP = StorageRefused("entries 1 to 2 came with a snapshot that is gone or damaged")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "explained"),
+    [
+        ("nothing", GAP, False),
+        ("journal", GAP, True),
+        ("another snapshot", GAP, False),
+        ("every snapshot", GAP, True),
+        ("every snapshot", StorageRefused("the hard state is damaged"), False),
+        ("every snapshot", LedgerBroken(7, "it differs"), False),
+        ("full", LedgerBroken(7, "it differs"), False),
+        ("full", StorageFailed("no space"), True),
+        ("full long ago", StorageFailed("no space"), False),
+    ],
+)
+def test_a_replica_that_refuses_its_storage_is_a_violation_unless_the_damage_explains_it(
+    damage: str, error: Exception, explained: bool
+) -> None:
+    with World(4, profile="crash") as world:
+        replica = _crashed_with_a_snapshot(world)
+        disk = replica.disk
+        if damage == "journal":
+            disk.damaged = "table entries"
+        elif damage == "another snapshot":
+            disk.files.flipped.add("snapshot-00000000000000000001-1.fbs")
+        elif damage == "every snapshot":
+            disk.files.flipped.update(disk.files._sealed())
+        elif damage.startswith("full"):
+            disk.raised = True
+            if damage == "full long ago":
+                disk.start(disk.die, disk.work)
+        replica.generation += 1
+        replica._refused(error)
+        assert (world.violations == []) == explained

@@ -174,6 +174,7 @@ class World:
         for place, name, value in (
             (driver, "TlsLinks", self._links),
             (controller_module, "COMPACTION_MARGIN_ENTRIES", rng.choice((0, 2, 8, 64))),
+            (controller_module, "COMPACTION_MARGIN_PERIODS", 0),  # or hardly anybody would need a snapshot
             (controller_module, "LOOK_PERIOD_S", rng.choice((0.1, 0.3, LOOK_PERIOD_S))),
             (settle_module, "RECEIPTS_MAX", rng.choice((40, 200))),
             (transfer_module, "CHUNK_BYTES", rng.choice((700, 4000))),
@@ -285,7 +286,7 @@ class World:
     def is_healthy(self, identity: str) -> bool:
         """Whether nothing was done to the disk of this member that may cost it for good."""
         return identity not in self.destroyed and not any(
-            replica.identity == identity and (replica.lost or replica.damaged) for replica in self.replicas.values()
+            replica.identity == identity and (replica.lost or replica.is_damaged) for replica in self.replicas.values()
         )
 
     def may_lose(self, identity: str) -> bool:

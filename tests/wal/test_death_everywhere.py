@@ -4,23 +4,18 @@ what it had not is there as a whole or not at all.
 The disk is the simulator's: LMDB's semantics in memory, and a log of which any sectors may be lost that are not synced.
 """
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
-import lmdb
 import pytest
 
 from tests.simulation.bugs import planted
-from tests.simulation.disk import SimDisk, SimEnvironments
-from tests.wal.support import CLUSTER, REPLICA, entry
-from wal import Entry, Environment, Journal, RecoveryRefused, records
-from wal.ledger import Ledger
+from tests.wal.lives import Died, Life, State, lives, state_of
+from tests.wal.support import entry
+from wal import Entry, RecoveryRefused, records
 from wal.records import STATE
 from wal.recovery import Condition
 
-MAP_SIZE_BYTES = 1 << 24
 TEARS = 3
 """How often each death is tried, each time with other sectors lost."""
 
@@ -32,109 +27,9 @@ OPERATIONS_MAX = 500
 """More than a life has."""
 
 
-class Died(BaseException):
-    """The process is gone."""
-
-
-class State(NamedTuple):
-    """What a replica speaks of."""
-
-    term: int
-    voted_for: str | None
-    base_index: int
-    entries: tuple[Entry, ...]
-    applied_index: int
-    applied_digest: bytes
-
-
-def state_of(journal: Journal) -> State:
-    entries = journal.entries(journal.first_index, max_bytes=1 << 30, max_entries=1 << 20)
-    return State(
-        journal.term,
-        journal.voted_for,
-        journal.base_index,
-        tuple(entries),
-        journal.applied_index,
-        journal.applied_digest,
-    )
-
-
-class Life:
-    """A replica's storage, and what was promised by it: the state at the last sync, and that at the one under way."""
-
-    def __init__(self, directory: Path, seed: int) -> None:
-        self.directory = directory
-        self.environments = SimEnvironments()
-        snapshots = directory / "snapshots"
-        snapshots.mkdir(exist_ok=True)
-        self.disk = SimDisk(random.Random(seed), snapshots)
-        self.environments.disks[directory] = self.disk
-        self.create = True
-        self.env: Environment | None = None
-        self.promised: State | None = None
-        self.under_way: State | None = None
-
-    def die(self, where: str) -> NoReturn:
-        self.disk.dead = True
-        raise Died(where)
-
-    def open(self) -> Journal:
-        self.disk.start(self.die, lambda duration_s: None)
-        self.env = self.environments.open(
-            self.directory, cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=self.create
-        )
-        return Journal(self.env)
-
-    def sync(self, journal: Journal, how: Callable[[], None]) -> None:
-        self.under_way = state_of(journal)
-        how()
-        self.promised = self.under_way
-
-    def dies(self, operation: int | None, what: Callable[[], object]) -> bool:
-        """Do something and die at that operation of it; False if it has fewer."""
-        self.disk.operations_left = operation
-        try:
-            what()
-        except Died:
-            self.disk.lose_power()
-            return True
-        self.disk.operations_left = None
-        return False
-
-    def check(self) -> None:
-        """Start once more and look at what is there."""
-        journal = self.open()
-        found = state_of(journal)
-        if self.promised is not None or self.under_way is not None:
-            assert found in (self.promised, self.under_way) or (self.promised is None and found.term == 0), found
-        assert self.env is not None
-        verified = Ledger(self.env).verify()
-        assert (verified.last_index, verified.digest) == (found.applied_index, found.applied_digest)
-        # And it can go on: what is synced now is there as well.
-        journal.set_term(journal.term + 1, "r9")
-        last = journal.last_index + 1
-        journal.append([entry(last, journal.term, 900)])
-        journal.sync()
-        after = state_of(journal)
-        self.disk.dead = True
-        self.disk.lose_power()
-        assert state_of(self.open()) == after
-
-
 @pytest.fixture
-def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Life]]:
-    made: list[Life] = []
-
-    def open_lmdb(path: str, **options: object) -> object:
-        return made[-1].environments.open_lmdb(path, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(lmdb, "open", open_lmdb)
-
-    def make(seed: int) -> Life:
-        made.append(Life(tmp_path, seed))
-        return made[-1]
-
-    yield make
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Life]:
+    return lives(tmp_path, monkeypatch)
 
 
 def lived(life: Life) -> None:

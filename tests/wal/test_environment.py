@@ -11,6 +11,7 @@ import pytest
 
 from tests.wal.support import CLUSTER, REPLICA, apply, entry, fill, open_env, opened
 from wal import Entry, Environment, Journal, RecoveryRefused, StorageFailed
+from wal.environment import LOCK_FILE
 from wal.ledger import Ledger
 from wal.recovery import Condition
 
@@ -63,6 +64,25 @@ def test_a_second_process_is_refused_by_name_and_may_read(tmp_path: Path) -> Non
     open_env(tmp_path).close()
 
 
+@pytest.mark.parametrize("names", [(LOCK_FILE,), (LOCK_FILE, "lock.mdb")], ids=" and ".join)
+def test_a_second_process_is_refused_though_the_files_of_the_locks_were_removed(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """Its first checkpoint would begin a generation of the sync log, and what the first one still writes be over."""
+    with opened(tmp_path) as journal:
+        fill(journal, 3)
+        for name in names:
+            (tmp_path / name).unlink()
+        second = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path)], capture_output=True, text=True, input="")
+        assert second.returncode != 0 and "held\n" not in second.stdout
+        assert "held by another process" in second.stderr and f"{LOCK_FILE} was removed" in second.stderr
+        journal.set_term(2, "r2")
+        journal.append([entry(4, term=2)])
+        journal.sync()
+    with opened(tmp_path) as journal:
+        assert (journal.last_index, journal.term, journal.voted_for) == (4, 2, "r2")
+
+
 def test_a_second_opening_in_the_same_process_is_refused(tmp_path: Path) -> None:
     with open_env(tmp_path), pytest.raises(RecoveryRefused) as refused:
         open_env(tmp_path)
@@ -74,6 +94,7 @@ def test_a_reader_in_another_process_follows_the_growing_file(tmp_path: Path) ->
 import sys
 from pathlib import Path
 from wal import Environment
+from wal.environment import LOCK_FILE
 from wal.ledger import Ledger
 with Environment.open_readonly(Path(sys.argv[1])) as env:
     ledger = Ledger(env)

@@ -1,12 +1,16 @@
 """The ledger: what was applied, in order, each entry proven by its digest; damage and gaps are named, not hidden."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from tests.wal.support import apply, edit, entry, fill, open_env
 from wal import Environment, Journal, RecoveryRefused, records
-from wal.ledger import Ledger, LedgerBroken, Verified
+from wal.filling import fill as fill_gap
+from wal.filling import hand_over
+from wal.ledger import Gap, Ledger, LedgerBroken, Verified
 from wal.records import CHAIN, ENTRIES, GENESIS, REVISIONS, ChainRow, Entry, chained
 
 
@@ -96,6 +100,75 @@ def test_reading_from_inside_a_gap_begins_after_it(tmp_path: Path) -> None:
         for first in (1, 7, 20, 21):
             assert [one.index for one in ledger.read(first, limit=2)] == [21, 22]
         assert ledger.verify().entries == 3
+
+
+def test_the_ledger_as_of_now_stays_what_it_was_whatever_is_applied_installed_or_fetched_later(tmp_path: Path) -> None:
+    with open_env(tmp_path / "whole") as whole, open_env(tmp_path / "spared") as env:
+        fill(donor := Journal(whole), 40, applied=40)
+        donor.flush_hints()
+        row = Ledger(whole).rows_before(21, 21)[0]
+        journal = Journal(env)
+        journal.reset_to(20, 1, row.digest, row.revision)
+        fill(journal, 25, applied=25)
+        journal.flush_hints()
+        ledger = Ledger(env).as_of_now()
+        assert ledger.as_of_now() is ledger
+
+        def said() -> list[object]:
+            with pytest.raises(LookupError) as refused:
+                ledger.index_of_revision(52)
+            with pytest.raises(LookupError):
+                ledger.index_of_revision(40)
+            return [
+                ledger.first_index,
+                ledger.applied_index,
+                ledger.applied_revision,
+                ledger.applied_digest,
+                ledger.gaps(),
+                list(ledger.read(1, limit=99)),
+                ledger.index_of_revision(41),
+                str(refused.value),
+                ledger.verify(),
+            ]
+
+        before = said()
+        assert before[:3] == [21, 25, 50]
+        fill(journal, 30, applied=30)
+        journal.flush_hints()
+        assert said() == before, "more was applied"
+        journal.reset_to(35, 1, b"d" * 32, 70)
+        journal.flush_hints()
+        assert said() == before, "a snapshot was installed"
+        gap = Ledger(env).gaps()[0]
+        fill_gap(env, gap, hand_over(Ledger(whole), gap.last_index))
+        assert said() == before, "the history before it was fetched"
+        assert (Ledger(env).first_index, Ledger(env).applied_index) == (1, 35)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_snapshot_that_is_installed_while_the_ledger_is_verified_is_seen_wholly_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    with open_env(tmp_path) as env:
+        journal = Journal(env)
+        fill(journal, 5, applied=5)
+        journal.flush_hints()
+        original, begun = env.read, 0
+        before = Ledger(env).verify()
+
+        def read() -> AbstractContextManager["lmdb.Transaction[bytes]"]:
+            nonlocal begun
+            begun += 1
+            if begun == at:
+                journal.reset_to(20, 1, b"d" * 32, 30)
+                journal.sync()
+            return original()
+
+        monkeypatch.setattr(env, "read", read)
+        verified = Ledger(env).verify()
+        assert begun >= at
+        gap = Gap(6, 20, 10, 30)
+        assert verified == (Verified(5, 1, 20, b"d" * 32, (gap,)) if at == 1 else before)
 
 
 def _forged(index: int) -> tuple[bytes, bytes]:

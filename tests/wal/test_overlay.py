@@ -142,6 +142,39 @@ def test_a_log_that_never_comes_to_rest_is_named(tmp_path: Path, monkeypatch: py
         assert len(looks) == LOOKS_MAX
 
 
+@pytest.mark.parametrize("accidents", [1, LOOKS_MAX // 2, LOOKS_MAX])
+def test_what_a_look_refuses_while_a_checkpoint_comes_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accidents: int
+) -> None:
+    """LMDB is read, then begins a generation, and then the log is read, which is ahead of what was read of LMDB."""
+    with open_env(tmp_path) as writer:
+        journal = Journal(writer)
+        fill(journal, 2, applied=2)
+        original, looks = SyncLog.read, list[Condition | None]()
+
+        def read(self: SyncLog, generation: int) -> list[bytes]:
+            if len(looks) < accidents:
+                journal.flush_hints()
+                fill(journal, journal.last_index + 1)
+            looks.append(None)
+            try:
+                return original(self, generation)
+            except RecoveryRefused as error:
+                looks[-1] = error.condition
+                raise
+
+        reader = auditor(writer)
+        monkeypatch.setattr(SyncLog, "read", read)
+        if accidents < LOOKS_MAX:
+            assert Ledger(reader).verify().entries == 2
+        else:
+            with pytest.raises(RecoveryRefused, match="Read again when the replica is less busy") as refused:
+                Ledger(reader).verify()
+            assert refused.value.condition is Condition.SYNC_LOG_RESTLESS
+        expected = [Condition.SYNC_LOG_AHEAD] * accidents + [None] * (accidents < LOOKS_MAX)
+        assert looks == expected, "the log was really ahead of what the look began with"
+
+
 READER = """
 import sys
 from pathlib import Path

@@ -9,6 +9,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from tests.repo.tree import ROOT
 from tests.wal.logs import (
     bit_flipped,
     content_of,
@@ -27,7 +28,7 @@ from tests.wal.logs import (
 from tests.wal.support import CLUSTER, MAP_SIZE_BYTES, REPLICA, apply, edit, entry, fill, open_env, opened
 from wal import Environment, Journal, RecoveryRefused, records
 from wal.environment import DATA_FILE
-from wal.failures import LOG_FILE
+from wal.failures import LOG_FILE, READERS_FILE
 from wal.ledger import Ledger
 from wal.records import CHAIN, ENTRIES, STATE, ChainRow, HardState, Marks
 from wal.recovery import TABLE, Action, Condition
@@ -156,6 +157,46 @@ def checkpoint_survived_by_its_log(directory: Path) -> None:
     assert content_of(directory) == before, "a checkpoint does not touch the log"
 
 
+def data_file_behind_a_link(directory: Path) -> None:
+    """Moved to a larger disk by somebody who thought that this is how it is done."""
+    made_with_log(directory)
+    (directory / DATA_FILE).rename(directory / "elsewhere")
+    (directory / DATA_FILE).symlink_to("elsewhere")
+
+
+def readers_file_is_a_directory(directory: Path) -> None:
+    made_with_log(directory)
+    (directory / READERS_FILE).unlink()
+    (directory / READERS_FILE).mkdir()
+
+
+def data_file_lost(left: bytes | None) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        made_with_log(directory)
+        (directory / DATA_FILE).unlink()
+        if left is not None:
+            (directory / DATA_FILE).write_bytes(left)
+
+    return damage
+
+
+def data_file_never_written(directory: Path) -> None:
+    """What LMDB makes before its first transaction, beside a log that was used."""
+    creation_unfinished(directory)
+    unwritten = (directory / DATA_FILE).read_bytes()
+    shutil.rmtree(directory)
+    data_file_lost(unwritten)(directory)
+
+
+def data_of_the_format_before(directory: Path) -> None:
+    """A backup of the release without a sync log, put back beside the log of this one."""
+    without_log(directory)
+    backup = (directory / DATA_FILE).read_bytes()
+    with opened(directory, create=False) as journal:
+        fill(journal, 10, term=2)
+    (directory / DATA_FILE).write_bytes(backup)
+
+
 DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     Condition.FIRST_START: [lambda directory: None, lambda directory: directory.mkdir()],
     Condition.DIRECTORY_EMPTY: [lambda directory: None, lambda directory: directory.mkdir(), creation_unfinished],
@@ -166,7 +207,10 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         lambda directory: made(directory),
     ],
     Condition.DIRECTORY_UNUSABLE: [lambda directory: directory.write_text("a file") and None],
-    Condition.HELD_BY_ANOTHER_PROCESS: [],  # test_environment.py
+    Condition.HELD_BY_ANOTHER_PROCESS: [],
+    Condition.CANNOT_BE_OPENED: [data_file_behind_a_link],
+    Condition.READERS_FILE_UNUSABLE: [readers_file_is_a_directory],
+    Condition.DATA_FILE_MISSING: [data_file_lost(None), data_file_lost(b""), data_file_never_written],
     Condition.DATA_FILE_UNREADABLE: [
         lambda directory: (directory.mkdir(), (directory / DATA_FILE).write_bytes(b"x" * 9000)) and None,
         lambda directory: (directory.mkdir(), (directory / DATA_FILE).write_bytes(b"x")) and None,
@@ -267,7 +311,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         sector_lost(1, sequence=2),
         *[first_block_flipped(byte) for byte in (0, 8, 20, 3000, BLOCK_BYTES - 1)],
     ],
-    Condition.SYNC_LOG_AHEAD: [older_data],
+    Condition.SYNC_LOG_AHEAD: [older_data, data_of_the_format_before],
     Condition.SYNC_LOG_CONTRADICTS: [
         forged(b"short"),
         forged(pack(good_sync())[:-1]),
@@ -289,14 +333,20 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         forged(good_sync(commit_index=9, applied_index=9, revisions=[18])),
         forged(good_sync(applied_digest=bytes(32))),
     ],
-    Condition.SYNC_LOG_RESTLESS: [],  # test_overlay.py
+    Condition.SYNC_LOG_RESTLESS: [],
 }
+
+ELSEWHERE = {
+    Condition.HELD_BY_ANOTHER_PROCESS: "tests/wal/test_environment.py",
+    Condition.SYNC_LOG_RESTLESS: "tests/wal/test_overlay.py",
+}
+"""What takes another process, and where that is. What lies beside the journal is in test_storage_recovery.py."""
 
 
 def test_every_condition_has_a_row_and_every_row_is_made_for_real() -> None:
-    assert set(TABLE) == set(Condition) == set(DAMAGE)
-    elsewhere = [Condition.HELD_BY_ANOTHER_PROCESS, Condition.SYNC_LOG_RESTLESS]
-    assert [condition for condition, ways in DAMAGE.items() if not ways] == elsewhere
+    assert set(TABLE) == set(Condition) > set(DAMAGE)
+    assert [condition for condition, ways in DAMAGE.items() if not ways] == [*ELSEWHERE]
+    assert all(condition.name in (ROOT / path).read_text() for condition, path in ELSEWHERE.items())
     assert all(row.sign and row.reason and row.remedy for row in TABLE.values())
 
 
@@ -467,7 +517,7 @@ def test_records_of_a_generation_that_is_over_are_not_added_again(tmp_path: Path
         assert (journal.last_index, journal.entry(11), journal.term) == (11, entry(11, 4), 4)
 
 
-@pytest.mark.parametrize("left_over", [None, b"", b"an unfinished log", b"FBSYNCLG" * 1024])
+@pytest.mark.parametrize("left_over", [None, b"", b"an unfinished log", b"FBSYNCLG".ljust(8192, b"\0")])
 def test_a_directory_of_the_format_before_is_made_the_present_one_and_keeps_everything(
     tmp_path: Path, left_over: bytes | None
 ) -> None:

@@ -8,6 +8,8 @@ import pytest
 from wal.recovery import TABLE, Action, Condition
 
 HERE = Path(__file__).parent
+BESIDE = HERE.parent / "cluster" / "test_storage_recovery.py"
+"""The rows of what lies beside the journal: wal has their words, and cluster.storage meets them."""
 
 
 def _named_in(node: ast.AST) -> set[str]:
@@ -20,10 +22,10 @@ def _named_in(node: ast.AST) -> set[str]:
 
 
 def _named() -> tuple[set[str], set[str]]:
-    """Return the conditions named in tests, and those named anywhere in the test modules of wal."""
+    """Return the conditions named in tests, and those named anywhere in the test modules."""
     in_tests: set[str] = set()
     anywhere: set[str] = set()
-    for path in sorted(HERE.glob("test_*.py")):
+    for path in [*sorted(HERE.glob("test_*.py")), BESIDE]:
         if path == Path(__file__):
             continue
         tree = ast.parse(path.read_text())
@@ -37,7 +39,9 @@ def _named() -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize("condition", Condition, ids=lambda condition: condition.value)
 def test_every_row_of_the_recovery_table_has_a_test_that_names_it(condition: Condition) -> None:
     in_tests, anywhere = _named()
-    assert condition.name in anywhere, f"make {condition.value!r} for real in tests/wal/test_recovery.py"
+    assert condition.name in anywhere, (
+        f"make {condition.value!r} for real in test_recovery.py, or in test_storage_recovery.py"
+    )
     if TABLE[condition].action is not Action.REFUSE:
         # Refusals are made by one test over all ways; what is repaired must be looked at, condition by condition.
         assert condition.name in in_tests, f"a test must say what happens after {condition.value!r}"

@@ -5,7 +5,7 @@ own, and renames them from there when they are complete. A newer attempt first m
 removes those of older attempts. From then on an older one can neither make a file in what it still has open, nor find
 the one that it wants to rename: both are ENOENT, however late it comes and whatever machine it runs on. An older one
 that comes so late that it makes its directory afterwards finds the newer one's beside it. Of two agents that were given
-the same attempt, the one that comes second gives way.
+the same attempt, the one that comes second gives way; where they come at once, perhaps both, never neither.
 
 An attempt takes over the partial files of the same owner's last one, in order to go on with them. Directories that end
 in SHELF_SUFFIX hold small files that nobody goes on with, and that may get their place all at once (`shelves`): they
@@ -89,7 +89,7 @@ def claim(directory: int, shown: str, claimant: Claimant) -> int:
 def _make(home: int, shown: str, claimant: Claimant) -> bool:
     """Make the staging directory, or take over that of an older attempt; False if `home` was removed just now."""
     present = _present(home)
-    _give_way(present, claimant, shown, also_same=True)
+    _give_way(present, claimant, shown)
     own = sorted(attempt for attempt, owner in present if owner == claimant.owner)
     try:
         with contextlib.suppress(FileExistsError):
@@ -116,7 +116,7 @@ def _defend(home: int, shown: str, claimant: Claimant) -> int:
     """See who came meanwhile: whoever is not seen sees this one. Then take away what older attempts have."""
     present = _present(home)
     try:
-        _give_way(present, claimant, shown, also_same=False)
+        _give_way(present, claimant, shown)
     except Fenced:
         _remove(home, claimant.place, shown)
         raise
@@ -196,14 +196,16 @@ def _present(home: int) -> list[tuple[int, str]]:
     return sorted((int(match.group(1)), match.group(2)) for match in found if match is not None)
 
 
-def _give_way(present: list[tuple[int, str]], claimant: Claimant, shown: str, *, also_same: bool) -> None:
-    """Raise Fenced if somebody else goes first. Who finds another agent of the same attempt there before it makes its
-    own directory gives way; where both made theirs, the one whose name sorts first stays.
+def _give_way(present: list[tuple[int, str]], claimant: Claimant, shown: str) -> None:
+    """Raise Fenced if somebody else goes first: a newer attempt, or whoever else is there with the same.
+
+    No order of names decides between two with the same attempt: one of them may have looked for the last time before
+    the other made its directory, and writes.
     """
     for attempt, owner in present:
         if attempt > claimant.attempt:
             raise Fenced(f"attempt {attempt} writes to {shown}; attempt {claimant.attempt} is not the newest any more")
-        if attempt == claimant.attempt and owner != claimant.owner and (also_same or owner < claimant.owner):
+        if attempt == claimant.attempt and owner != claimant.owner:
             raise Fenced(f"another agent carries out the same attempt {attempt} and writes to {shown}; this one stops")
 
 

@@ -122,6 +122,32 @@ def race(place: Path, barrier: threading.Barrier, claimed: list[Attempt], attemp
         claimed.append(Attempt(place, attempt, owner))
 
 
+@pytest.mark.parametrize("looks", [1, 2])
+@pytest.mark.parametrize(("one", "other"), [(A, B), (B, A)])
+def test_an_agent_that_claims_between_anothers_looks_is_not_joined_by_it(
+    destination: Path, monkeypatch: pytest.MonkeyPatch, looks: int, one: str, other: str
+) -> None:
+    """Of the same attempt, whatever their names: who is done claiming never looks again."""
+    look, count = fence._present, itertools.count(1)
+    between: list[Attempt] = []
+
+    def looked(home: int) -> list[tuple[int, str]]:
+        found = look(home)
+        if next(count) == looks:
+            with contextlib.suppress(Fenced):
+                between.append(Attempt(destination, 4, other))
+        return found
+
+    monkeypatch.setattr(fence, "_present", looked)
+    alive: list[Attempt] = []
+    with contextlib.suppress(Fenced):
+        alive.append(Attempt(destination, 4, one))
+    alive += between
+    assert len([each for each in alive if not fence.is_removed(each.staging)]) == 1
+    for each in alive:
+        each.close()
+
+
 def test_attempts_that_claim_at_the_same_moment_leave_one_that_can_write(destination: Path) -> None:
     for round_number in range(20):
         place = destination / str(round_number)

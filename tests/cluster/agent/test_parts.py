@@ -150,8 +150,11 @@ def test_a_damaged_report_stops_the_agent_by_name_and_an_unfinished_one_is_nothi
 
 def test_a_home_has_one_agent_and_one_storage_id_for_ever(tmp_path: Path) -> None:
     home = Home(tmp_path / "n1", "own")
-    with pytest.raises(AgentFailed, match="another agent works in this directory"):
-        Home(tmp_path / "n1", "own")
+    for removed in ((), ("lock",)):
+        for name in removed:
+            (tmp_path / "n1" / name).unlink()
+        with pytest.raises(AgentFailed, match="another agent works in this directory"):
+            Home(tmp_path / "n1", "own")
     storage_id = home.storage_id
     assert stat.S_IMODE((tmp_path / "n1").stat().st_mode) == 0o700
     home.close()

@@ -8,6 +8,7 @@ import pytest
 from cluster.clock import ManualClock
 from cluster.config import Config
 from cluster.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
+from replica.jobs import JobState
 from replica.nodes import Node
 from replica.state import EMPTY
 from replica.units import Instant
@@ -165,6 +166,35 @@ async def test_a_report_from_before_a_long_outage_is_still_heard_and_happens_onc
         again = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
         assert again.body["results"][0]["outcome"] == "refused"
         assert rig.controller.state.buffers[1].state.word in ("staged-in", "pre-run")
+
+
+@story
+async def test_a_report_whose_receipt_is_used_up_while_it_waits_is_sent_again_and_heard(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proposer knows the commands under way, `_report_id` only those that were applied."""
+    monkeypatch.setattr("replica.settle.RECEIPTS_MAX", 16)
+    async with Rig(config) as rig:
+        await register(rig)
+        await rig.submit(script="#!/bin/sh\n")
+        await until(lambda: rig.controller.state.jobs[1].state.name == "CONFIGURING")
+        assert (await report(rig, "run", {"type": "started"})).body["results"][0]["outcome"] == "accepted"
+        made_now = rig.new_id()
+        await asyncio.sleep(0.01)
+        rig.engine.automatic = False
+        refused = [{"type": "hold_job", "command_id": rig.new_id(), "job_id": 999} for _ in range(40)]
+        many = asyncio.create_task(rig.ask("POST", "/v1/commands", {"commands": refused}, who="bob"))
+        await until(lambda: rig.controller.proposer.batches_in_flight >= 1)
+        ended = {"type": "ended", "exit_code": 0, "result": int(JobState.COMPLETED)}
+        first = asyncio.create_task(report(rig, "run", ended, made_now))
+        await asyncio.sleep(0.1)
+        rig.engine.commit()
+        rig.engine.automatic = True
+        await many
+        assert ((await first).status, (await first).body["error"]["outcome"]) == (503, "unknown")
+        again = await report(rig, "run", ended, made_now)
+        assert again.body["results"][0]["outcome"] == "accepted"
+        assert rig.controller.state.jobs[1].state.name == "COMPLETED"
 
 
 @story

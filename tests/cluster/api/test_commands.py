@@ -3,11 +3,14 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 import cluster.proposer
 from cluster.clock import ManualClock
 from cluster.config import Config
+from replica.commands import CONTROLLER, ConfigureSite, Request
+from replica.site_file import Setting
 from replica.units import Instant
 from tests.cluster.rig import Answer, Rig, story, until
 
@@ -199,11 +202,45 @@ async def test_a_command_id_far_from_the_leaders_clock_is_refused_unless_it_was_
         answer = await rig.ask("POST", "/v1/jobs", early, who="alice")
         assert (answer.status, answer.code) == (400, "command_too_old")
         assert "301 s ago" in answer.sentence
-        clock.advance(-0.0)
-        clock.set_wall(Instant(1_750_000_000_000_000 - 301_000_000))
-        answer = await rig.ask("POST", "/v1/jobs", early, who="alice")
-        assert "301 s from now" in answer.sentence
+        assert answer.body["error"]["outcome"] == "unknown", "its receipt may be gone"
+        for ahead_s in (301, 31):
+            clock.set_wall(Instant(1_750_000_000_000_000 - ahead_s * 1_000_000))
+            answer = await rig.ask("POST", "/v1/jobs", early, who="alice")
+            assert (answer.status, answer.code) == (400, "command_too_old")
+            assert f"{ahead_s} s from now" in answer.sentence
+            assert answer.body["error"]["outcome"] == "refused", "nobody can have sent it"
         assert rig.controller.state.revision == revision
+        register = {"command_id": early["command_id"], "instance": "i", "storage_id": "s", "cpus": 4}
+        assert (await rig.ask("POST", "/v1/agents/n1/register", register, who="n1")).status == 200, (
+            "agents must be heard"
+        )
+
+
+@story
+async def test_what_was_carried_out_is_not_called_refused_because_its_job_has_left_the_list(config: Config) -> None:
+    async with Rig(config) as rig:
+        await until(lambda: rig.controller.state.feature_level >= 3)
+        operator = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
+        keep_none = ConfigureSite((Setting("FinishedJobsKept", "0"),), partial=True)
+        assert (await rig.controller.submit(Request(b"", operator, keep_none))).refusal is None
+        body = rig.job(hold=True)
+        assert (await rig.ask("POST", "/v1/jobs", body, who="alice")).status == 201
+        cancel = {"command_id": rig.new_id()}
+        await rig.ask("POST", "/v1/jobs/1/cancel", cancel, who="alice")
+        await until(lambda: 1 not in rig.controller.state.jobs)
+        for path, again in (("/v1/jobs", body), ("/v1/jobs/1/cancel", cancel)):
+            answer = await rig.ask("POST", path, again, who="alice")
+            assert (answer.status, answer.body["error"]["outcome"]) == (404, "unknown")
+            assert "was carried out at revision" in answer.sentence
+
+
+@story
+async def test_a_replica_that_does_not_lead_refuses_nothing_that_the_leader_may_take(config: Config) -> None:
+    async with Rig(config) as rig:
+        rig.engine.depose("r2")
+        for script in ("#!/bin/sh\n", "#!/bin/sh\n#DW jobdw capacity=oops\n"):
+            answer = await rig.ask("POST", "/v1/jobs", rig.job(script=script), who="alice")
+            assert answer.status in (307, 503), answer.body
 
 
 @story

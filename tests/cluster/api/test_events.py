@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
+import msgspec
 import pytest
+from aiohttp import web
 
 import cluster.api.events
 from cluster.client.sse import ServerSentEvent, SseParser
 from cluster.config import Config
 from cluster.tls import client_context
+from snapshots import Image
 from tests.cluster.rig import Rig, story, until
 
 
@@ -29,7 +33,9 @@ async def read(response: Any, count: int) -> list[ServerSentEvent]:
     parser, found = SseParser(), []
     async with asyncio.timeout(20):
         while len(found) < count:
-            found += parser.feed(await response.content.readany())
+            chunk = await response.content.readany()
+            assert chunk, "the stream ended before the event came"
+            found += parser.feed(chunk)
     return found[:count]
 
 
@@ -166,6 +172,124 @@ async def test_too_many_streams_are_refused(config: Config, monkeypatch: pytest.
         async with streaming(rig):
             answer = await rig.ask("GET", "/v1/events", who="bob")
             assert (answer.status, answer.code) == (503, "too_busy")
+
+
+@story
+async def test_one_holder_of_a_certificate_cannot_take_all_the_streams(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.api.events, "STREAMS_PER_IDENTITY_MAX", 2)
+    monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
+    async with Rig(config) as rig:
+        async with streaming(rig):
+            async with streaming(rig):
+                answer = await rig.ask("GET", "/v1/events", who="alice")
+                assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "too_busy", "5")
+                assert "user alice has 2 event streams open" in answer.sentence
+                async with rig.session("operator").get(rig.url + "/v1/events") as other:
+                    assert other.status == 200
+                await until(lambda: rig.service.event_streams == 2)
+            await until(lambda: rig.service.event_streams == 1)
+            # Neither the refusals nor those that went away hold a place.
+            async with streaming(rig):
+                assert (await rig.ask("GET", "/v1/events", who="alice")).status == 503
+        await until(lambda: rig.service.event_streams == 0)
+
+
+def test_the_streams_of_one_identity_are_half_of_all_at_most() -> None:
+    assert 2 * cluster.api.events.STREAMS_PER_IDENTITY_MAX <= cluster.api.events.STREAMS_MAX
+
+
+@story
+@pytest.mark.parametrize("end", [ConnectionResetError, asyncio.CancelledError, RuntimeError])
+async def test_a_stream_that_ends_while_it_is_prepared_gives_its_place_back(
+    config: Config, end: type[BaseException]
+) -> None:
+    async with Rig(config) as rig:
+        prepare_response = web.StreamResponse.prepare
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cluster.api.events, "STREAMS_PER_IDENTITY_MAX", 1)
+
+            async def vanish(response: web.StreamResponse, request: web.BaseRequest) -> Any:
+                if type(response) is not web.StreamResponse:
+                    return await prepare_response(response, request)
+                assert rig.service.event_streams == 1
+                assert request.transport is not None
+                request.transport.abort()
+                raise end()
+
+            for _ in range(2):
+                patch.setattr(web.StreamResponse, "prepare", vanish)
+                with pytest.raises(aiohttp.ClientConnectionError):
+                    await rig.ask("GET", "/v1/events", who="alice")
+                await until(lambda: rig.service.event_streams == 0)
+            # A position that is none takes no place for longer than its refusal.
+            assert (await rig.ask("GET", "/v1/events?from=-1", who="alice")).status == 400
+            patch.setattr(web.StreamResponse, "prepare", prepare_response)
+            async with streaming(rig):
+                assert rig.service.event_streams == 1
+
+
+def catch_up(rig: Rig, *, entries: int, revisions: int) -> None:
+    """Let a snapshot arrive that is so many entries and revisions later, as at a follower that was away."""
+    controller = rig.controller
+    rig.engine.depose()
+    state = msgspec.structs.replace(controller.state, revision=controller.state.revision + revisions)
+    controller.installed(Image(state, rig.engine.applied_index + entries, rig.engine.term, bytes(range(32))))
+
+
+@story
+@pytest.mark.parametrize("behind", [True, False], ids=["behind", "up to date"])
+async def test_a_subscriber_is_told_at_once_that_a_snapshot_came_in_place_of_its_events(
+    config: Config, behind: bool
+) -> None:
+    async with Rig(config) as rig:
+        await prepare(rig)
+        held, count = rig.controller.state.revision, total(rig)
+        async with streaming(rig, "?from=0") as reader:
+            everything = places(await read(reader, count))
+        if behind:
+            catch_up(rig, entries=1000, revisions=1000)
+        async with streaming(rig, "?from=0") as response:
+            if not behind:
+                assert places(await read(response, count)) == everything
+                catch_up(rig, entries=1000, revisions=1000)
+            # Nothing follows the snapshot: the stream ends all the same, after all that is held.
+            async with asyncio.timeout(20):
+                rest = await response.content.read()
+        parser = SseParser()
+        assert places(parser.feed(rest)) == (everything if behind else [])
+        assert rest.endswith(f": revisions after {held} are not held here; ask another replica\n\n".encode())
+        assert (await rig.ask("GET", f"/v1/events?from={held}", who="alice")).code == "history_not_held"
+
+
+@story
+@pytest.mark.parametrize("woken", ["by the snapshot", "by what follows it"])
+async def test_a_snapshot_that_settled_nothing_new_interrupts_no_stream(
+    config: Config, monkeypatch: pytest.MonkeyPatch, woken: str
+) -> None:
+    monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
+    async with Rig(config) as rig:
+        await prepare(rig)
+        gate, more = asyncio.Event(), rig.controller.chronicle.more
+
+        async def gated(index: int, timeout_s: float) -> bool:
+            await gate.wait()
+            return await more(index, timeout_s)
+
+        monkeypatch.setattr(rig.controller.chronicle, "more", gated)
+        async with streaming(rig) as response:
+            revision = rig.controller.state.revision
+            catch_up(rig, entries=1000, revisions=0)
+            if woken == "by the snapshot":
+                gate.set()
+                # It waits as for any other entry, and says so.
+                assert (await response.content.readline()) == f": revision {revision}\n".encode()
+            rig.engine.lead()
+            await rig.submit(hold=True)
+            gate.set()
+            (event,) = await read(response, 1)
+            assert (event.event, places([event])) == ("job_submitted", [(revision + 1, 0)])
 
 
 @story

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from cluster.config import Config
 from tests.cluster.provided import configure, provided, script
-from tests.cluster.rig import Rig, story
+from tests.cluster.rig import Rig, story, until
 
 
 @story
@@ -40,6 +43,46 @@ async def test_a_submit_is_validated_by_the_script_and_refused_with_its_words(co
             programs.script.write_text("this is no Lua\n")
             broken = await rig.ask("POST", "/v1/jobs", rig.job(script=script()))
             assert broken.status == 400 and "syntax error" in broken.sentence
+        finally:
+            await rig.service.providing.close()
+
+
+@story
+async def test_a_provider_that_is_too_busy_refuses_for_the_moment_only(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, programs = provided(config, tmp_path / "programs")
+    async with Rig(config) as rig:
+        await configure(rig, programs)
+        try:
+            asked = rig.job(script=script())
+            with monkeypatch.context() as busy:
+                busy.setattr("cluster.providers.calls.CALLS_WAITING_MAX", 0)
+                for _ in range(2):
+                    refused = await rig.ask("POST", "/v1/jobs", asked)
+                    assert (refused.status, refused.code, refused.headers["Retry-After"]) == (429, "queue_full", "1")
+                many = await rig.ask("POST", "/v1/commands", {"commands": [{"type": "submit_job", **asked}]})
+                assert [row["status"] for row in many.body["results"]] == [429]
+            assert (await rig.ask("POST", "/v1/jobs", asked)).status == 201, "it was no verdict on the job"
+        finally:
+            await rig.service.providing.close()
+
+
+@story
+async def test_the_verdict_on_one_job_is_not_that_on_another_with_the_same_id(config: Config, tmp_path: Path) -> None:
+    config, programs = provided(config, tmp_path / "programs")
+    async with Rig(config) as rig:
+        await configure(rig, programs)
+        try:
+            good = rig.job(script=script())
+            bad = {**rig.job(script=script("process:fail:no")), "command_id": good["command_id"]}
+            slow = rig.job(script=script("process:sleep:1"))
+            many = {"commands": [{"type": "submit_job", **one} for one in (good, slow)]}
+            asked = asyncio.create_task(rig.ask("POST", "/v1/commands", many))
+            await until(lambda: len(programs.calls()) == 2)
+            await until(lambda: bool(rig.service.providing._verdicts))
+            assert (await rig.ask("POST", "/v1/jobs", bad)).status == 400
+            assert [row["status"] for row in (await asked).body["results"]] == [201, 201]
         finally:
             await rig.service.providing.close()
 

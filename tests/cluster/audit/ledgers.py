@@ -24,6 +24,7 @@ from wal.journal import Entry, Journal
 ROOT = Path(__file__).parents[3]
 CLUSTER, REPLICA = "0" * 32, "r1"
 MAP_SIZE_BYTES = 64 << 20
+NO_OP_EVERY = 4
 
 
 class Made(NamedTuple):
@@ -96,6 +97,38 @@ def make(directory: Path) -> Made:
         digests = [journal.record_applied(entry, after.revision) for entry, after in zip(entries, states, strict=True)]
         journal.flush_hints()
         return Made(directory, entries, tuple(states), tuple(digests))
+
+
+class Living:
+    """A replica that goes on: every step applies one entry more, and what it then comes to is kept for comparison."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.journal = Journal(environment)
+        self.journal.set_term(1, REPLICA)
+        self._world = World({"fast": 100})
+        self._taken = 0
+        self.revisions = [0]
+        """The revision after each entry, by its index."""
+        self.digests = [self.journal.applied_digest]
+        """The digest of the ledger after each entry, by its index."""
+
+    def step(self) -> None:
+        """Append, sync, apply and sync one entry: a batch, and now and then a no-op, which settles nothing."""
+        index = self.journal.last_index + 1
+        data, revision = NO_OP, self.revisions[-1]
+        if index % NO_OP_EVERY:
+            if self._taken == len(self._world.ledger):
+                self._world.try_submit("capacity=5000")
+            batch = self._world.ledger[self._taken]
+            self._taken += 1
+            data, revision = encode_batch(batch), revision + len(batch.entries)
+        entry = Entry(index, 1, data)
+        self.journal.append([entry])
+        self.journal.sync()
+        self.journal.set_commit(index)
+        self.digests.append(self.journal.record_applied(entry, revision))
+        self.revisions.append(revision)
+        self.journal.sync()
 
 
 def typed(*words: object) -> Result:

@@ -97,6 +97,20 @@ async def test_the_last_answer_of_a_connection_leaves_at_once_with_those_before_
         connection.close()
 
 
+@story
+@pytest.mark.parametrize("together", [1, 3, 7])
+async def test_those_whose_answers_came_together_ask_again_together(config: Config, together: int) -> None:
+    async with Rig(config) as rig, channel_of(rig) as server:
+        connection = await connect(rig, server)
+        for _ in range(2):
+            asked = Writes(connection._transport)  # type: ignore[arg-type]
+            connection._transport = asked  # type: ignore[assignment]
+            answers = [connection.ask(submission(rig)) for _ in range(together)]
+            await asyncio.gather(*answers)
+        assert asked.count == 1, "a frame that leaves before the others is a batch of its own"
+        connection.close()
+
+
 COMMANDS: list[Callable[[Rig], r.BulkCommand]] = [
     lambda rig: submission(rig),
     lambda rig: submission(rig, user="bob"),

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,14 @@ from hypothesis import strategies as st
 from cluster.address import Address
 from cluster.client import ApiError, Client
 from cluster.client import sse as sse_module
+from cluster.client.backoff import FIRST_WAIT_S, LONGEST_WAIT_S
+from cluster.client.endpoints import Endpoints
+from cluster.client.errors import UNREACHABLE, UNTRUSTED
+from cluster.client.events import GIVE_UP_S, EventStream
+from cluster.client.exchange import Answer, AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from cluster.client.views import EventView
+from replica.units import Instant
 from tests.cluster.client.misbehaving import (
     Behaviour,
     Misbehaving,
@@ -159,6 +166,151 @@ def test_a_stream_of_another_authority_is_refused_at_once(pki: Pki, foreign_pki:
                 await read(client, 1)
 
     asyncio.run(scenario())
+
+
+# In virtual time
+
+COMMENT = b": revision 7\n\n"
+QUIET: list[float | bytes] = [15.0, COMMENT] * 5
+"""A healthy stream of 75 s on a cluster where nothing happens."""
+SILENT: list[float | bytes] = []
+"""A stream that is opened and broken off at once."""
+
+Conduct = Sequence[float | bytes] | Exception | int
+
+
+class Enough(Exception):
+    """Nothing went wrong for long enough."""
+
+
+class Virtual:
+    """Replicas in virtual time: what each does is a list of seconds to wait and chunks, a failure, or a status."""
+
+    def __init__(self, *conducts: Conduct, until_s: float = 1000.0) -> None:
+        self.conducts = {Address("127.0.0.1", port): conduct for port, conduct in enumerate(conducts, 1)}
+        self.until_s = until_s
+        self.now_s = 0.0
+        self.asked: list[tuple[float, int]] = []
+        self.waits: list[float] = []
+
+    def now(self) -> Instant:
+        return Instant(round(self.now_s * 1_000_000))
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    async def sleep(self, wait_s: float) -> None:
+        self.waits.append(wait_s)
+        self.now_s += wait_s
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, address: Address, target: str, *, connect_s: float, idle_s: float
+    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+        self.asked.append((self.now_s, address.port))
+        # Without any wait time stands still: so many requests at one moment are a storm.
+        if self.now_s >= self.until_s or len(self.asked) >= 5000:
+            raise Enough
+        conduct = self.conducts[address]
+        if isinstance(conduct, Exception):
+            raise conduct
+        if isinstance(conduct, int):
+            error = {"code": "refused", "sentence": f"it is {conduct}", "remedy": "", "place": "", "outcome": "refused"}
+            yield Answer(status=conduct, body=json.dumps({"error": error}).encode()), self.chunks([])
+        else:
+            yield Answer(status=200, body=b""), self.chunks(conduct)
+
+    async def chunks(self, conduct: Sequence[float | bytes]) -> AsyncIterator[bytes]:
+        for part in conduct:
+            if isinstance(part, bytes):
+                yield part
+            else:
+                self.now_s += part
+
+    async def read(self, seen: Callable[[EventView], None] = lambda _: None) -> None:
+        stream = EventStream(
+            cast(Exchange, self),
+            Endpoints(self.conducts),
+            self,
+            from_revision=6,
+            sleep=self.sleep,
+            chance=lambda: 1.0,
+        )
+        async with contextlib.aclosing(stream.read()) as events:
+            async for view in events:
+                seen(view)
+
+    def run(self, seen: Callable[[EventView], None] = lambda _: None) -> None:
+        """Read until it has gone well for `until_s`; any other end is the test's failure."""
+        with pytest.raises(Enough):
+            asyncio.run(self.read(seen))
+
+
+def unreachable() -> AttemptFailed:
+    return AttemptFailed("it cannot be reached", code=UNREACHABLE, may_have_arrived=False)
+
+
+def refusing_trust() -> AttemptFailed:
+    return AttemptFailed("its certificate is foreign", code=UNTRUSTED, may_have_arrived=False)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_quiet_stream_that_breaks_after_longer_than_the_patience_is_opened_again(replicas: int) -> None:
+    virtual = Virtual(*[QUIET] * replicas)
+    virtual.run()
+    assert {port for _, port in virtual.asked} == set(range(1, replicas + 1))
+    assert all(wait_s <= FIRST_WAIT_S for wait_s in virtual.waits)
+
+
+@pytest.mark.parametrize("other", [unreachable(), refusing_trust(), 410, 503], ids=["away", "foreign", "410", "503"])
+def test_a_quiet_stream_that_breaks_is_opened_again_whatever_the_other_replica_says(other: Conduct) -> None:
+    for conducts in ((QUIET, other), (other, QUIET)):
+        virtual = Virtual(*conducts)
+        virtual.run()
+        assert virtual.now_s >= 1000.0
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize(
+    "conduct", [SILENT, [COMMENT], [event(7)], [event(7, 0), event(7, 1)[:40]]], ids=["nothing", "life", "seen", "part"]
+)
+def test_replicas_that_stream_and_break_off_at_once_meet_a_growing_wait(
+    conduct: Sequence[float | bytes], replicas: int
+) -> None:
+    virtual = Virtual(*[conduct] * replicas, until_s=100.0)
+    virtual.run()
+    # The one event is progress once; from then on each round is asked later than the one before, up to the longest.
+    waits = virtual.waits[1:]
+    assert waits[0] <= 2 * FIRST_WAIT_S and waits[10:] == [LONGEST_WAIT_S] * len(waits[10:])
+    assert all(later == min(LONGEST_WAIT_S, 2 * wait) for wait, later in zip(waits, waits[1:], strict=False))
+    assert len(virtual.asked) <= replicas * (len(virtual.waits) + 2)
+
+
+def test_who_once_streamed_and_then_nobody_is_given_up_after_the_patience_and_not_before() -> None:
+    virtual = Virtual(QUIET)
+
+    def restart() -> None:
+        virtual.conducts = dict.fromkeys(virtual.conducts, unreachable())
+
+    async def chunks(conduct: Sequence[float | bytes]) -> AsyncIterator[bytes]:
+        async for chunk in Virtual.chunks(virtual, conduct):
+            yield chunk
+        restart()
+
+    virtual.chunks = chunks  # type: ignore[method-assign]
+    with pytest.raises(ApiError, match="no replica has streamed events for 60 s; the last trouble: it cannot be"):
+        asyncio.run(virtual.read())
+    assert 75.0 + GIVE_UP_S <= virtual.now_s <= 75.0 + GIVE_UP_S + LONGEST_WAIT_S
+
+
+def test_the_time_that_the_reader_takes_for_an_event_is_no_silence_of_the_replicas() -> None:
+    virtual = Virtual([event(7)])
+
+    def work(_: EventView) -> None:
+        virtual.now_s += 2 * GIVE_UP_S
+
+    virtual.run(work)
+    assert virtual.now_s >= 1000.0
 
 
 def test_an_event_view_decodes_what_is_streamed() -> None:

@@ -22,13 +22,16 @@ SLACK_S = 1e-6
 """Manual time is kept in whole microseconds."""
 
 
-def error_body(outcome: str) -> bytes:
-    return json.dumps({"error": {"code": "c", "sentence": "s", "outcome": outcome}}).encode()
+def error_body(outcome: str, code: str = "c") -> bytes:
+    return json.dumps({"error": {"code": code, "sentence": "s", "outcome": outcome}}).encode()
 
 
 HAPPENINGS = {
     "ok": Answer(201, b"{}"),
     "refused": Answer(409, error_body("refused")),
+    "reused": Answer(409, error_body("refused", "command_id_reused")),
+    "forbidden": Answer(403, error_body("refused")),
+    "full": Answer(507, error_body("refused")),
     "busy": Answer(429, error_body("refused"), retry_after="1"),
     "no leader": Answer(503, error_body("refused")),
     "unknown": Answer(503, error_body("unknown")),
@@ -40,6 +43,7 @@ HAPPENINGS = {
     "silent": AttemptFailed("silent", code=UNREACHABLE, may_have_arrived=True),
     "untrusted": AttemptFailed("untrusted", code=UNTRUSTED, may_have_arrived=False),
 }
+ENDS = {"ok", "refused", "reused", "forbidden", "full"}
 ARRIVES = {"ok", "unknown", "cut", "silent"}
 
 
@@ -96,11 +100,12 @@ def check(happenings: list[str]) -> None:
     # The same request, and with it the same command id, each time.
     assert {request[1:] for request in script.sent} == {("POST", "/v1/jobs", b"{}")}
     # It ends at the first answer or refusal, and not before without cause.
-    assert "ok" not in happened[:-1]
-    assert "refused" not in happened[:-1]
+    assert not ENDS & set(happened[:-1])
     if isinstance(came, Answer):
         assert happened[-1] == "ok"
+        assert came.unsure == bool(ARRIVES & set(happened[:-1]))
         return
+    # Of what is asked, a refusal would have been the first request's too; of who asks, or of a full disk, it would not.
     if happened[-1] == "refused":
         assert (came.status, came.outcome) == (409, "refused")
         return

@@ -150,7 +150,7 @@ class Replica:
         path.write_bytes(data)
         self.snapshots.append((SnapshotRef(path, index, self.history[-1][1], len(data)), list(self.history)))
         if compact and self.engine is not None and index - keep > 0:
-            self.journal.compact_to(index - keep)
+            self.journal.compact_to(self.engine.compactable_to(index - keep))
 
     def change(self, action: Action, name: str) -> bool:
         """Change the membership as leader; False if that is refused now."""

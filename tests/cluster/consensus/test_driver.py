@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.clock import SystemClock
-from cluster.consensus import Consensus, EntryTooLarge, NotLeader, Role
+from cluster.consensus import ChangeRefused, Consensus, EntryTooLarge, NotLeader, Role
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, Node, until_leader, with_nodes
 from wal import StorageFailed
 
@@ -156,3 +156,43 @@ def test_h19_what_is_asked_of_the_driver_is_done_at_once_and_not_with_the_next_t
                 assert await consensus.confirm_leadership() == consensus.commit_index
 
     asyncio.run(with_nodes(tmp_path, 1, work))
+
+
+def test_a_transfer_that_the_first_tick_after_a_pause_ends_is_answered(tmp_path: Path) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        await leader.commit(b"\x01before")
+        transfer = asyncio.create_task(leader.consensus.transfer())
+        await asyncio.sleep(0)
+        engine = leader.consensus._engine
+        assert engine.hands_over and not transfer.done()
+        engine._heir_deadline_s = 0.0  # the process stood still until it was over
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(ChangeRefused, match="did not take over in time"):
+                await transfer
+        assert leader.consensus.ready
+
+    asyncio.run(with_nodes(tmp_path, 3, work))
+
+
+@pytest.mark.parametrize("ends", ["stop", "failure"])
+def test_a_replica_that_ends_while_it_hands_over_releases_who_waits_for_that(tmp_path: Path, ends: str) -> None:
+    async def work(nodes: list[Node]) -> None:
+        leader = await until_leader(nodes)
+        await leader.commit(b"\x01before")
+        consensus = leader.consensus
+        consensus._engine._hand_over = lambda now_s: None  # type: ignore[method-assign]  # the heir is never told
+        transfer = asyncio.create_task(consensus.transfer())
+        await asyncio.sleep(0)
+        waiting = set(consensus._watching)
+        assert waiting
+        if ends == "stop":
+            await consensus.stop()
+        else:
+            with pytest.raises(SystemError):
+                consensus._stop_for(StorageFailed("EIO"))
+        assert all(future.done() for future in waiting)
+        with pytest.raises(NotLeader, match="stopped while it handed"):
+            await transfer
+
+    asyncio.run(with_nodes(tmp_path, 3, work))

@@ -1,4 +1,11 @@
-"""Hazards of what a replica remembers and promises: H1, H2, H3, H4, H9, H25. Each test fails without its guard."""
+"""Hazards of what a replica remembers and promises: H1, H2, H3, H4, H9 to H11, H25.
+
+H1 and H9 to H11 are guarded in wal, so their tests run its real journal, over a disk that forgets in a power cut what
+was not synced. The guards of the others are in consensus: there a journal in memory keeps the rules of the real one.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +23,48 @@ from cluster.consensus.frames import (
 from cluster.consensus.interface import Role
 from tests.cluster.consensus.rig import NO_OP, STAND_S, Rig, StockRig
 from tests.cluster.consensus.simulator import Simulation
+from tests.wal.lives import Life, lives, state_of
+from tests.wal.support import entry, fill
+from wal import Entry, Journal
 from wal.failures import BrokenInvariant
+from wal.ledger import Ledger
+from wal.records import GENESIS, chained
 
 A, B, C, D = (b"\x01a", b"\x01b", b"\x01c", b"\x01d")
 
+POWER_CUTS = range(12)
+"""Seeds of a disk: what it loses of what was not synced is drawn, so one power cut alone may spare it."""
 
-def test_h01_a_power_cut_of_all_replicas_loses_nothing_acknowledged() -> None:
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Life]:
+    """The real journal over the simulator's disk; each seed makes one."""
+    return lives(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("where", ["sync log", "LMDB"])
+def test_h01_what_the_journal_has_synced_is_there_after_a_power_cut(at: Callable[[int], Life], where: str) -> None:
+    for seed in POWER_CUTS:
+        life = at(seed)
+        journal = life.open()
+        life.create = False
+        for index in range(1, 6):
+            fill(journal, index, applied=index - 1, term=index)
+            if where == "LMDB":
+                journal.flush_hints()
+        journal.set_term(9, "r2")
+        journal.sync()
+        assert journal._sync_log.is_empty is False, "a sync goes to the log"
+        if where == "LMDB":
+            journal.flush_hints()
+            assert journal._sync_log.is_empty
+        promised = state_of(journal)
+        journal.append([entry(6, 9)])
+        life.lose_power()
+        assert state_of(life.open()) == promised
+
+
+def test_a_power_cut_of_all_replicas_loses_nothing_acknowledged() -> None:
     with Simulation(1) as sim:
         for number in range(20):
             sim.commit(b"\x01%d" % number)
@@ -31,16 +74,20 @@ def test_h01_a_power_cut_of_all_replicas_loses_nothing_acknowledged() -> None:
         assert len(sim.acknowledged) == 20
 
 
-def test_h01_the_vote_alone_survives_a_crash_so_nobody_votes_twice_in_a_term() -> None:
-    rig = Rig()
-    rig.give("r2", VoteRequest(4, 1, 0, 0, pre=False))
-    assert rig.take(VoteReply, "r2")[0].granted
-    restarted = Rig(disk=rig.disk)
-    assert restarted.engine.term == 4
-    restarted.give("r3", VoteRequest(4, 1, 0, 0, pre=False))
-    assert not restarted.take(VoteReply, "r3")[0].granted
-    restarted.give("r2", VoteRequest(4, 2, 0, 0, pre=False))
-    assert restarted.take(VoteReply, "r2")[0].granted, "the same candidate may ask again"
+def test_h01_the_vote_alone_survives_a_power_cut_so_nobody_votes_twice_in_a_term(at: Callable[[int], Life]) -> None:
+    for seed in POWER_CUTS:
+        life = at(seed)
+        rig = Rig(journal=life.open())
+        life.create = False
+        rig.give("r2", VoteRequest(4, 1, 0, 0, pre=False))
+        assert rig.take(VoteReply, "r2")[0].granted
+        life.lose_power()
+        restarted = Rig(journal=life.open())
+        assert restarted.engine.term == 4
+        restarted.give("r3", VoteRequest(4, 1, 0, 0, pre=False))
+        assert not restarted.take(VoteReply, "r3")[0].granted
+        restarted.give("r2", VoteRequest(4, 2, 0, 0, pre=False))
+        assert restarted.take(VoteReply, "r2")[0].granted, "the same candidate may ask again"
 
 
 def test_h02_no_promise_leaves_before_the_sync_that_makes_it_true() -> None:
@@ -212,7 +259,7 @@ def test_an_entry_of_an_older_term_is_committed_only_with_one_of_this_term() -> 
 
 
 @pytest.mark.parametrize("moment", ["before compaction", "after compaction, unsynced", "after compaction, synced"])
-def test_h09_a_crash_around_compaction_keeps_every_acknowledged_entry(moment: str) -> None:
+def test_a_crash_of_all_around_compaction_keeps_every_acknowledged_entry(moment: str) -> None:
     with Simulation(3) as sim:
         for number in range(10):
             sim.commit(b"\x01%d" % number)
@@ -227,19 +274,72 @@ def test_h09_a_crash_around_compaction_keeps_every_acknowledged_entry(moment: st
         assert len(sim.acknowledged) == 11
 
 
-def test_h09_a_snapshot_that_matches_keeps_the_suffix_of_the_journal() -> None:
-    with Simulation(4) as sim:
-        sim.commit(A)
-        leader = sim.commit(B)
-        for other in sim.others(leader):
-            assert other.journal.last_index == leader.journal.last_index
-        behind = sim.others(leader)[0]
-        last = behind.journal.last_index
-        behind.crash()
-        behind.disk.applied = behind.disk.commit = 1
-        behind.start()
-        behind.journal.reset_to(2, behind.journal.term_of(2) or 0, b"", 2)
-        assert behind.journal.last_index == last
+def test_h09_compaction_moves_a_mark_and_dies_anywhere_without_losing_an_entry(at: Callable[[int], Life]) -> None:
+    """Whatever operation it dies at, the mark is where it was or where it was to be, and the ledger has everything."""
+    for operation in range(1, 200):
+        life = at(operation)
+        journal = life.open()
+        life.create = False
+        fill(journal, 9, applied=6)
+        journal.flush_hints()
+        before = state_of(journal)
+        assert before.base_index == 0 and [one.index for one in before.entries] == list(range(1, 10))
+
+        def compact(journal: Journal = journal) -> None:
+            journal.compact_to(5)
+            journal.sync()
+            journal.flush_hints()
+
+        died = life.dies(operation, compact)
+        if not died:
+            life.lose_power()
+        journal = life.open()
+        after = state_of(journal)
+        assert after.base_index == (5 if not died else after.base_index) and after.base_index in (0, 5)
+        kept = tuple(one for one in before.entries if one.index > after.base_index)
+        assert after == before._replace(base_index=after.base_index, entries=kept)
+        assert life.env is not None
+        assert [held.index for held in Ledger(life.env).read(1, limit=99)] == [1, 2, 3, 4, 5, 6]
+        assert Ledger(life.env).verify().gaps == ()
+        if not died:
+            assert operation > 3, "there were operations to die at"
+            return
+    raise AssertionError("a compaction has an end")
+
+
+def test_h09_a_snapshot_that_matches_keeps_the_suffix_wherever_its_install_dies(at: Callable[[int], Life]) -> None:
+    digest = GENESIS
+    for index in range(1, 5):
+        digest = chained(digest, Entry(index, 1, NO_OP))
+    for operation in range(1, 200):
+        life = at(operation)
+        journal = life.open()
+        life.create = False
+        journal.set_term(1, "r1")
+        journal.append([Entry(index, 1, NO_OP) for index in range(1, 8)])
+        journal.set_commit(1)
+        journal.record_applied(journal.entry(1), 0)
+        journal.sync()
+        before = state_of(journal)
+
+        def install(journal: Journal = journal) -> None:
+            journal.reset_to(4, 1, digest, 0)
+            journal.sync()
+
+        died = life.dies(operation, install)
+        if not died:
+            life.lose_power()
+        journal = life.open()
+        after = state_of(journal)
+        assert (after.term, after.voted_for) == (before.term, before.voted_for)
+        assert (after.base_index, after.applied_index) in ([(0, 1), (4, 4)] if died else [(4, 4)])
+        assert after.entries == before.entries[after.base_index :], "the suffix may be acknowledged"
+        assert life.env is not None
+        assert Ledger(life.env).gaps() == () and Ledger(life.env).verify().entries == after.applied_index
+        if not died:
+            assert operation > 3, "there were operations to die at"
+            return
+    raise AssertionError("an install has an end")
 
 
 def test_h25_a_heartbeat_commits_only_what_was_checked_against_this_leader() -> None:

@@ -12,8 +12,9 @@ from unittest.mock import patch
 import pytest
 
 from cluster.consensus import PeerTls
-from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendRequest, Heartbeat, encode_frame
-from cluster.consensus.strangers import PEERS_MAX, PERIOD_S, Strangers, why
+from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendReply, AppendRequest, Heartbeat, encode_frame
+from cluster.consensus.seldom import KEYS_MAX, PERIOD_S
+from cluster.consensus.strangers import Strangers, why
 from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, TlsLinks
 from cluster.identity import NotIdentified, Role
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
@@ -147,6 +148,27 @@ def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> Non
     run(tmp_path, work)
 
 
+def test_who_acknowledged_lets_the_one_that_was_told_run_first(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        ear = Ear()
+        other = site.make("r2", ear)
+        await other.start()
+        await ear.until(lambda: "r1" in ear.up)
+        happened: list[str] = []
+        dialler = other._diallers["r1"]
+        with (
+            patch("cluster.consensus.transport.os.sched_yield", lambda: happened.append("yielded")),
+            patch.object(dialler, "flush", lambda: happened.append("sent")),
+        ):
+            for message in (BEAT, AppendReply(1, 7, 7), BEAT):
+                other.send("r1", message)
+                other.flush()
+        assert happened == ["sent", "sent", "yielded", "sent"]
+        await other.stop()
+
+    run(tmp_path, work)
+
+
 def test_a_link_comes_back_after_its_peer_does(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         files = certify(site.authority, site.tls, "r2")
@@ -225,7 +247,7 @@ def test_h05_a_member_that_sends_what_is_no_frame_loses_its_connection(
             (encode_frame(CLUSTER, "r3", BEAT), "'r3' on the connection of 'r2'"),
         ):
             caplog.clear()
-            site.links.strangers._said.clear()
+            site.links.strangers._seldom._said.clear()
             assert await site.is_turned_away(member, wrong)
             assert said in caplog.text
 
@@ -332,7 +354,7 @@ def test_h05_nobody_speaks_for_a_member_of_another_name(tmp_path: Path, caplog: 
     async def work(site: Site) -> None:
         member = certify(site.authority, site.tls, "r2")
         for sender in ("r3", "r3#2", "r22#2"):
-            site.links.strangers._said.clear()
+            site.links.strangers._seldom._said.clear()
             assert await site.is_turned_away(member, encode_frame(CLUSTER, sender, BEAT)), sender
         assert "a frame of 'r3#2' on the connection of 'r2'" in caplog.text
 
@@ -417,9 +439,9 @@ def test_what_is_said_of_a_peer_comes_once_in_a_while_with_how_often_it_has_happ
         "r3 is refused: it is an agent",
         "r2 is refused: it did not finish the TLS handshake in time; it is overloaded, or no replica",
     ]
-    for number in range(3 * PEERS_MAX):
+    for number in range(3 * KEYS_MAX):
         strangers.note(f"10.0.0.{number}", "refused", OSError())
-    assert len(strangers._said) == PEERS_MAX and strangers.count == 103 + 3 * PEERS_MAX
+    assert len(strangers._seldom._said) == KEYS_MAX and strangers.count == 103 + 3 * KEYS_MAX
 
 
 @pytest.mark.parametrize(

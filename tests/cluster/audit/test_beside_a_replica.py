@@ -1,0 +1,185 @@
+"""Audits of a replica that goes on: each is of one moment, and what is applied meanwhile makes none of them fail."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+import pytest
+
+from cluster.audit.replay import replay
+from cluster.cli.exits import ExitCode
+from snapshots.image import Image
+from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, ROOT, Living, typed
+from tests.wal.logs import auditor
+from wal.environment import Environment
+from wal.ledger import Ledger
+from wal.sync_log import SyncLog
+
+ENTRIES_BEFORE = 12
+"""Entries of a replica before it is audited: some in LMDB, some only in the sync log."""
+
+DUMP = ["dump"]
+COMMANDS = pytest.mark.parametrize(
+    "words", [["verify", "--json"], ["replay", "--json"], DUMP], ids=lambda words: words[0]
+)
+
+AUDITS = 300
+VERIFIED_EVERY = 10
+"""The whole ledger is verified this often, the rest of the audits replay what is new: else they take ever longer."""
+
+WRITER = """
+import select, sys
+from pathlib import Path
+from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Living
+from wal.environment import Environment
+with Environment.open(
+    Path(sys.argv[1]), cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
+) as environment:
+    living = Living(environment)
+    living.step()
+    print("ready", flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        living.step()
+        if living.journal.last_index % 50 == 0:
+            living.journal.flush_hints()
+"""
+
+
+@pytest.fixture
+def living(tmp_path: Path) -> Iterator[Living]:
+    with Environment.open(
+        tmp_path, cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
+    ) as environment:
+        living = Living(environment)
+        for index in range(ENTRIES_BEFORE):
+            living.step()
+            if index == ENTRIES_BEFORE // 2:
+                living.journal.flush_hints()
+        yield living
+
+
+def _audit_beside(
+    living: Living, monkeypatch: pytest.MonkeyPatch, words: list[str], at: int, *, checkpoint: bool
+) -> tuple[list[Any], int]:
+    """Audit, and have the replica apply an entry before the reader's transaction number `at`; 0 is none of them.
+
+    Return the rows that were printed, and how many transactions the audit made.
+    """
+    reader = auditor(living.journal._env)
+    original, begun = reader.read, 0
+
+    @contextlib.contextmanager
+    def read() -> "Iterator[lmdb.Transaction[bytes]]":
+        nonlocal begun
+        begun += 1
+        if begun == at:
+            living.step()
+            if checkpoint:
+                living.journal.flush_hints()
+        with original() as transaction:
+            yield transaction
+
+    monkeypatch.setattr(reader, "read", read)
+    monkeypatch.setattr(Environment, "open_readonly", lambda directory: contextlib.nullcontext(reader))
+    result = typed("ledger", *words, "--data", reader.directory)
+    assert (result.exit_code, result.stderr) == (0, ""), f"an entry was applied before transaction {at}"
+    printed = result.stdout.splitlines() if words == DUMP else [result.stdout]
+    return [msgspec.json.decode(one) for one in printed], begun
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["synced", "checkpoint"])
+@COMMANDS
+def test_whenever_an_entry_is_applied_during_an_audit_it_is_of_one_moment(
+    living: Living, monkeypatch: pytest.MonkeyPatch, words: list[str], checkpoint: bool
+) -> None:
+    _, begun = _audit_beside(living, monkeypatch, words, 0, checkpoint=checkpoint)
+    assert begun > 3, "an audit has more transactions than that of its look"
+    for at in range(1, begun + 1):
+        before = living.journal.applied_index
+        rows, _ = _audit_beside(living, monkeypatch, words, at, checkpoint=checkpoint)
+        last = rows[-1].get("last_index", rows[-1].get("index"))
+        assert last in (before, before + 1) and len(rows) == (last if words == DUMP else 1)
+        digest = rows[-1].get("digest" if words == DUMP else "ledger_digest")
+        assert digest == living.digests[last].hex()
+        if words != DUMP:
+            assert rows[-1]["revision"] == living.revisions[last]
+
+
+@COMMANDS
+def test_an_audit_reads_the_sync_log_once_however_many_entries_there_are(
+    living: Living, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    original, reads = SyncLog.read, list[int]()
+
+    def read(self: SyncLog, generation: int) -> list[bytes]:
+        reads.append(generation)
+        return original(self, generation)
+
+    monkeypatch.setattr(SyncLog, "read", read)
+    _audit_beside(living, monkeypatch, words, 0, checkpoint=False)
+    assert len(reads) == 1
+
+
+def test_a_ledger_that_could_not_be_seen_at_rest_is_not_said_to_be_broken(
+    living: Living, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code and sentence say to try again: what watches for damage must not raise an alarm."""
+    original = SyncLog.read
+
+    def read(self: SyncLog, generation: int) -> list[bytes]:
+        living.journal.flush_hints()
+        living.step()
+        return original(self, generation)
+
+    monkeypatch.setattr(SyncLog, "read", read)
+    reader = auditor(living.journal._env)
+    monkeypatch.setattr(Environment, "open_readonly", lambda directory: contextlib.nullcontext(reader))
+    for command in ("verify", "replay", "dump"):
+        result = typed("ledger", command, "--data", reader.directory)
+        assert result.exit_code == ExitCode.UNREACHABLE
+        sentence = " ".join(result.stderr.split())
+        assert "nothing is wrong with the replica" in sentence and "Read again" in sentence
+        assert "replace" not in sentence and "do not start" not in sentence
+
+
+def test_hundreds_of_audits_beside_a_replica_that_applies_as_fast_as_it_can_all_find_it_sound(tmp_path: Path) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdin is not None and writer.stdout is not None
+    try:
+        assert writer.stdout.readline() == "ready\n"
+        found: list[tuple[int, int, bytes]] = []
+        start: Image | None = None
+        for number in range(AUDITS):
+            if number % VERIFIED_EVERY == 0:
+                result = typed("ledger", "verify", "--data", tmp_path, "--json")
+                assert (result.exit_code, result.stderr) == (0, "")
+                verified = msgspec.json.decode(result.stdout)
+                assert verified["entries"] == verified["last_index"]
+                digest = bytes.fromhex(verified["ledger_digest"])
+                found.append((verified["last_index"], verified["revision"], digest))
+                continue
+            with Environment.open_readonly(tmp_path) as environment:
+                replayed = replay(Ledger(environment), start=start)
+            found.append((replayed.last_index, replayed.state.revision, replayed.ledger_digest))
+            start = Image(state=replayed.state, index=replayed.last_index, term=1, chain_digest=replayed.ledger_digest)
+    finally:
+        writer.stdin.close()
+        assert writer.wait() == 0
+        writer.stdout.close()
+    assert found == sorted(found), "the ledger only grows"
+    assert found[-1][0] > found[0][0], "the replica went on"
+    with Environment.open_readonly(tmp_path) as environment:
+        ledger = Ledger(environment).as_of_now()
+        for index, revision, digest in found:
+            assert ledger.rows_before(index + 1, index + 1) == [(digest, revision)]

@@ -1,0 +1,59 @@
+"""The channel's places are shared: nobody alone keeps the others out, and what is given back can be had again."""
+
+import pytest
+
+import cluster.channel.server as server_module
+from cluster.client.channel import Connection
+from cluster.client.errors import ApiError
+from cluster.config import Config
+from cluster.identity import Identity, Role
+from tests.cluster.channel.test_channel import channel_of, connect, submission
+from tests.cluster.rig import Rig, story, until
+
+BOB = Identity(Role.USER, "bob")
+
+
+@story
+async def test_one_holder_of_a_certificate_cannot_take_all_the_places(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS_PER_IDENTITY_MAX", 2)
+    async with Rig(config) as rig, channel_of(rig) as server:
+        held: list[Connection] = [await connect(rig, server, "bob") for _ in range(2)]
+        with pytest.raises(ApiError, match="closed at once"):
+            await connect(rig, server, "bob")
+        assert "user bob has 2 connections open" in caplog.text
+        operator = await connect(rig, server, "operator")
+        assert (await operator.ask(submission(rig))).job == 1
+        assert server.held[BOB] == 2, "who was turned away holds no place"
+
+        held.pop().close()
+        await until(lambda: server.held[BOB] == 1)
+        held.append(await connect(rig, server, "bob"))
+        for connection in (*held, operator):
+            connection.close()
+        await until(lambda: not server.connections)
+        assert not server.held
+
+
+@story
+async def test_all_together_have_no_more_than_all_places_and_give_them_back(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 2)
+    async with Rig(config) as rig, channel_of(rig) as server:
+        held = [await connect(rig, server, who) for who in ("alice", "bob")]
+        with pytest.raises(ApiError, match="closed at once"):
+            await connect(rig, server, "operator")
+        assert "2 connections are open" in caplog.text
+        held.pop().close()
+        await until(lambda: len(server.connections) == 1)
+        held.append(await connect(rig, server, "operator"))
+        for connection in held:
+            connection.close()
+        await until(lambda: not server.connections)
+        assert not server.held
+
+
+def test_the_share_leaves_as_much_to_others() -> None:
+    assert 2 * server_module.CONNECTIONS_PER_IDENTITY_MAX <= server_module.CONNECTIONS_MAX

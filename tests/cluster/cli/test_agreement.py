@@ -1,0 +1,91 @@
+"""What `member status --digest` concludes: only states of the same revision, or after the same entry, are compared."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from cluster.cli import members
+from cluster.cli.agreement import Agreement, Comparison, ReplicaStatus, compare
+from cluster.cli.exits import ExitCode
+from cluster.client import Client
+from cluster.client.views import DigestsAnswer
+from cluster.clock import SystemClock
+from cluster.config import Config, ReplicaConfig
+from cluster.founding import Founding, found
+from tests.cluster.cli.double import forebay
+from tests.cluster.cli.test_commands import STATUS
+
+SAME, OTHER = "ab" * 32, "cd" * 32
+
+Answer = tuple[int, str | None, dict[int, str]]
+"""A revision, the digest of the state at it, and the checkpoints kept."""
+
+
+def said(name: str, answer: Answer | None) -> ReplicaStatus:
+    if answer is None:
+        return ReplicaStatus(name=name, api="127.0.0.1:1", reachable=False, error="refused")
+    revision, digest, kept = answer
+    status = msgspec.structs.replace(STATUS, replica=name, revision=revision, state_digest=digest)
+    checkpoints = DigestsAnswer(revision=revision, replica=name, digests=kept, verdict="agrees")
+    return ReplicaStatus(name=name, api="127.0.0.1:1", reachable=True, status=status, checkpoints=checkpoints)
+
+
+ANSWERS: list[Answer | None] = [
+    None,
+    *itertools.product((7, 8), (SAME, OTHER, None), ({}, {4096: SAME}, {4096: OTHER}, {8192: SAME})),
+]
+
+
+def test_states_are_different_where_two_are_of_one_point_and_differ_and_the_same_where_two_agree_and_none_differs() -> (
+    None
+):
+    for answers in itertools.combinations_with_replacement(ANSWERS, 3):
+        given: dict[tuple[str, int], list[str]] = {}
+        for answer in answers:
+            if answer is None:
+                continue
+            revision, digest, kept = answer
+            if digest is not None:
+                given.setdefault(("revision", revision), []).append(digest)
+            for index, one in kept.items():
+                given.setdefault(("entry", index), []).append(one)
+        agreement = compare([said(f"r{number}", answer) for number, answer in enumerate(answers, 1)]).agreement
+        if any(len(set(digests)) > 1 for digests in given.values()):
+            assert agreement is Agreement.DIFFERENT
+        elif any(len(digests) > 1 for digests in given.values()):
+            assert agreement is Agreement.SAME
+        else:
+            assert agreement is Agreement.UNKNOWN
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    founding = Founding(name="demo", replicas=3, agents=1, base_port=20000)
+    return found(tmp_path_factory.mktemp("three"), founding, clock=SystemClock())
+
+
+@pytest.mark.parametrize("third", [SAME, OTHER])
+def test_states_that_differ_end_with_a_failed_verification(
+    config: Config, monkeypatch: pytest.MonkeyPatch, third: str
+) -> None:
+    told: dict[str, Answer] = {"r1": (7, SAME, {}), "r2": (8, None, {4096: SAME}), "r3": (7, third, {4096: SAME})}
+
+    async def ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaStatus:
+        assert digest
+        return said(replica.name, told[replica.name])
+
+    monkeypatch.setattr(members, "_ask", ask)
+    result = forebay(config, "member", "status", "--digest")
+    shown = forebay(config, "member", "status", "--digest", "--json")
+    comparison = msgspec.convert(msgspec.json.decode(shown.stdout)["comparison"], Comparison)
+    if third == SAME:
+        assert result.exit_code == shown.exit_code == 0
+        assert "r1, r3 hold the same state at revision 7" in result.stderr
+        assert comparison.agreement is Agreement.SAME
+    else:
+        assert result.exit_code == shown.exit_code == ExitCode.VERIFICATION_FAILED
+        assert f"the replicas' states differ at revision 7: r1 {SAME[:16]}, r3 {OTHER[:16]}" in result.stderr
+        assert "forebay member replace" in result.stderr
+        assert comparison.agreement is Agreement.DIFFERENT
+    assert forebay(config, "member", "status", "r1", "--digest").exit_code == 0

@@ -1,0 +1,126 @@
+"""Whoever holds the key of a replica that was removed speaks as a later one: it must not stop the others for good."""
+
+import itertools
+import logging
+
+import pytest
+
+from cluster.consensus.changing import FORSAKEN_TIMEOUTS
+from cluster.consensus.core import first_seq
+from cluster.consensus.elections import TERM_HIGH, TERM_JUMP_MAX, TERM_STEP_MAX
+from cluster.consensus.frames import AppendReply, Heartbeat, Removed, VoteRequest, decode_body, encode_frame
+from cluster.consensus.interface import RemovedFromCluster, Role
+from tests.cluster.consensus.memory_journal import Disk
+from tests.cluster.consensus.rig import TIMING, Rig
+from tests.cluster.consensus.simulator import CLUSTER, Simulation
+from tests.cluster.consensus.test_membership_hazards import FOUNDERS
+from wal.configuration import unknown
+
+LATEST = 1 << 62
+"""The highest term that a frame can say."""
+
+HOSTILE = "r9#1000000"
+"""Somebody whom a replica cannot know not to have been added."""
+
+
+@pytest.mark.parametrize("sender", ["r9", HOSTILE, "r2"])
+def test_a_term_out_of_reach_is_heeded_from_nobody_and_the_cluster_goes_on(
+    sender: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Simulation(3, membership=True) as sim, caplog.at_level(logging.ERROR):
+        leader = sim.commit(b"\x01a")
+        term = sim.engine(leader.name).term
+        for victim in sim.replicas.values():
+            engine = sim.engine(victim.name)
+            for message in (
+                Heartbeat(LATEST, 1, 0, True),
+                VoteRequest(LATEST, 1, LATEST, LATEST, False),
+                VoteRequest(LATEST, 1, LATEST, LATEST, False, transfer=True),
+                AppendReply(LATEST, 1, 0, rejected=True),
+            ):
+                for _ in range(10):
+                    if sender != victim.name:
+                        engine.receive(sender, message)
+            sim.tick(victim)
+            assert engine.term == term
+        sim.commit(b"\x01b")
+        lines = [record for record in caplog.records if "no elections lead there" in record.message]
+        assert len(lines) == {"r9": 0, "r2": 2, HOSTILE: 3}[sender], "once a peer, replica and minute"
+
+
+def disk_at(term: int) -> Disk:
+    disk = Disk()
+    disk.hard = (term, None)
+    return disk
+
+
+OFFERED = (1, TERM_STEP_MAX, TERM_STEP_MAX + 1, TERM_JUMP_MAX, TERM_JUMP_MAX + 1, TERM_HIGH, LATEST)
+
+
+@pytest.mark.parametrize("sender", ["r2", HOSTILE])
+def test_whatever_term_was_accepted_a_replica_stands_in_a_later_one_and_the_others_follow_it(sender: str) -> None:
+    for own, more in itertools.product((0, 7, TERM_HIGH - 1, TERM_HIGH, TERM_HIGH + TERM_STEP_MAX), OFFERED):
+        offered = min(own + more, LATEST)
+        reach = TERM_STEP_MAX if offered > TERM_HIGH else LATEST if sender == "r2" else TERM_JUMP_MAX
+        rig = Rig(disk=disk_at(own), founding=FOUNDERS)
+        rig.give(sender, Heartbeat(offered, 1, 0, True))
+        assert rig.engine.term == (offered if offered - own <= reach else own)
+        assert rig.engine.term <= TERM_HIGH + 2 * TERM_STEP_MAX
+        rig.win()
+        beat = encode_frame(CLUSTER, "r1", Heartbeat(rig.engine.term, 1, 0, True))
+        behind = Rig(me="r2", disk=disk_at(own), founding=FOUNDERS)
+        behind.give("r1", decode_body(CLUSTER, beat[4:]).message)
+        if rig.engine.term <= TERM_HIGH or rig.engine.term - own <= TERM_STEP_MAX:
+            assert (behind.engine.term, behind.engine.leader) == (rig.engine.term, "r1")
+
+
+def test_who_joins_accepts_a_term_that_the_others_came_to_whatever_it_is() -> None:
+    rig = Rig(me="r4#7", founding=unknown())
+    rig.give("r2", Heartbeat(5 * TERM_JUMP_MAX, 1, 0, True))
+    assert rig.engine.term == 5 * TERM_JUMP_MAX
+    rig.give("r2", Heartbeat(LATEST, 1, 0, True))
+    assert rig.engine.term == 5 * TERM_JUMP_MAX
+
+
+@pytest.mark.parametrize("sender", ["r9", HOSTILE])
+def test_nobody_but_a_known_member_tells_a_member_that_it_was_removed(sender: str) -> None:
+    notice = Removed(1, first_seq("r1") + 1, 10**6)
+    rig = Rig(founding=FOUNDERS)
+    rig.lead()
+    rig.give(sender, notice)
+    assert rig.engine.role is Role.LEADER and not rig.engine.stopped
+    with pytest.raises(RemovedFromCluster):
+        rig.give("r2", notice)
+
+
+def test_a_member_whom_nobody_has_led_for_long_believes_a_stranger_that_it_was_removed() -> None:
+    """All whom it knew may have been replaced since: nobody else could tell it."""
+    notice = Removed(1, first_seq("r1") + 1, 10**6)
+    rig = Rig(founding=FOUNDERS)
+    rig.give("r2", Heartbeat(1, 1, 0, True))
+    rig.wait((FORSAKEN_TIMEOUTS - 1) * TIMING.election_max_s)
+    rig.give("r2", Heartbeat(1, 2, 0, True))
+    rig.wait((FORSAKEN_TIMEOUTS - 1) * TIMING.election_max_s)
+    rig.give("r8#9", notice)
+    rig.wait(2 * TIMING.election_max_s)
+    with pytest.raises(RemovedFromCluster):
+        rig.give("r8#9", notice)
+
+
+def test_who_is_in_no_configuration_that_it_knows_believes_anybody_that_it_was_removed() -> None:
+    rig = Rig(me="r4#7", founding=unknown())
+    with pytest.raises(RemovedFromCluster):
+        rig.give("r8#9", Removed(1, first_seq("r4#7") + 1, 9))
+
+
+def test_a_peer_that_claims_too_much_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.lead()
+    with caplog.at_level(logging.ERROR):
+        for _ in range(100):
+            rig.wait(TIMING.heartbeat_s)
+            (beat, *_) = rig.take(Heartbeat, "r2")
+            rig.give("r2", AppendReply(rig.engine.term, beat.seq, 10**6))
+            rig.give("r3", AppendReply(rig.engine.term, beat.seq, 1))
+    assert [record.message for record in caplog.records] == ["r2 claims entries up to 1000000; this leader has 1"]
+    assert rig.engine.role is Role.LEADER

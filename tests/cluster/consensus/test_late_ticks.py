@@ -1,0 +1,70 @@
+"""A leader whose own timer was late (H15) gets one grace, whoever of a minority answers meanwhile."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from cluster.consensus.interface import Role
+from tests.cluster.consensus.simulator import TIMING, Replica, Simulation
+from tests.cluster.consensus.test_membership_hazards import changed
+from wal.configuration import Action
+
+LATE_S = 1.6 * TIMING.heartbeat_s
+"""How late the tick at the deadline is: more than the heartbeat for which it would have been on time."""
+
+ALL_TOGETHER_S = TIMING.election_max_s + LATE_S + 3 * TIMING.heartbeat_s
+"""Within which a leader must notice that it lost its majority: a timeout, a late tick, one grace, and its tick."""
+
+
+def cut(sim: Simulation, pairs: Iterable[tuple[str, str]]) -> None:
+    for pair in pairs:
+        sim.cut.add(pair)
+        sim.break_link(*pair)
+
+
+def steps_down(sim: Simulation, leader: Replica, late_s: float, within_s: float = ALL_TOGETHER_S) -> bool:
+    """Let the whole machine stand still around the leader's deadline; say whether it leads no more `within_s`."""
+    engine, began_s = sim.engine(leader.name), sim.clock.now_s
+    sim.run(engine._quorum_deadline_s() - 0.01 - sim.clock.now_s)
+    assert engine.role is Role.LEADER
+    sim.clock.now_s += 0.01 + late_s
+    return sim.run(began_s + within_s - sim.clock.now_s, until=lambda: engine.role is not Role.LEADER)
+
+
+@pytest.mark.parametrize("late_s", [0.0, LATE_S])
+@pytest.mark.parametrize("one_way", [False, True])
+def test_h15_a_late_leader_that_one_of_four_peers_answers_steps_down_after_one_grace(
+    one_way: bool, late_s: float
+) -> None:
+    with Simulation(7, replicas=5) as sim:
+        leader = sim.commit(b"\x01a")
+        kept, *lost = [replica.name for replica in sim.others(leader)]
+        cut(sim, [(name, leader.name) for name in lost])
+        if not one_way:
+            cut(sim, [pair for name in lost for side in (leader.name, kept) for pair in ((name, side), (side, name))])
+        assert steps_down(sim, leader, late_s)
+        assert sim.run(5.0, until=lambda: sim.leader() not in (None, leader))
+
+
+@pytest.mark.parametrize("late_s", [0.0, LATE_S])
+def test_h15_a_late_leader_that_only_a_learner_answers_steps_down_after_one_grace(late_s: float) -> None:
+    with Simulation(7, membership=True) as sim:
+        leader = sim.commit(b"\x01a")
+        added = changed(sim, Action.ADD, "r4")
+        learner = sim.join(added.learners[0].id)
+        assert sim.run(5.0, until=lambda: learner.journal.last_index == leader.journal.last_index)
+        for replica in sim.others(leader):
+            if replica is not learner:
+                sim.isolate(replica.name)
+        assert steps_down(sim, leader, late_s)
+
+
+def test_h15_a_late_leader_that_its_majority_answers_after_all_leads_on() -> None:
+    with Simulation(7, replicas=5) as sim:
+        leader = sim.commit(b"\x01a")
+        engine = sim.engine(leader.name)
+        for _ in range(5):
+            sim.run(1.0)
+            sim.clock.now_s += TIMING.election_max_s + LATE_S
+            sim.tick(leader)
+            assert engine.role is Role.LEADER, "what was sent while it stood still waits to be read"

@@ -1,0 +1,26 @@
+"""What waits for a decision is weighed by what it takes."""
+
+import pytest
+
+from cluster.entries import weight_bytes
+from replica.buffers import BufferRequest
+from replica.commands import CONTROLLER, CancelJob, Command, Request, SubmitJob, UpdateJob
+from replica.jobs import JobSpec
+
+TEXT = "#BB_LUA " + "x" * 50_000
+DIRECTIVES = BufferRequest("", 0, (), "scratch", (), (), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("command", "least_bytes"),
+    [
+        (CancelJob(1), 0),
+        (SubmitJob(JobSpec("a", "alice", "#!/bin/sh\n" * 100, "/out", 60), None), 1_000),
+        (SubmitJob(JobSpec("a", "alice", "", "/out", 60), DIRECTIVES), len(TEXT)),
+        (UpdateJob(1, request=DIRECTIVES), len(TEXT)),
+        (UpdateJob(1), 0),
+    ],
+)
+def test_a_command_weighs_its_texts_and_something_for_the_rest(command: Command, least_bytes: int) -> None:
+    weight = weight_bytes(Request(b"", CONTROLLER, command))
+    assert least_bytes < weight < least_bytes + 1_000

@@ -1,0 +1,85 @@
+"""Who starts without data is decided once: by the one process that joins, or that is said never to have run."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cluster import joining
+from cluster.clock import SystemClock
+from cluster.config import Config
+from cluster.founding import Founding, found
+from cluster.identity import Role
+from cluster.pki import issue, load_authority
+from cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run
+from cluster.storage import first_start_mark, identity_of, member_note, open_storage
+
+JOINING = '\n[[replica]]\nname = "r4"\npeer = "127.0.0.1:7404"\napi = "127.0.0.1:7414"\njoins = true\n'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Three founders, and r4, which the cluster adds as r4#6."""
+    config = found(tmp_path / "site", Founding(agents=0), clock=SystemClock())
+    directory = config.tls.certificates
+    authority = load_authority(directory)
+    issue(authority, directory, role=Role.REPLICA, name="r4", addresses=["127.0.0.1"], at=SystemClock().now())
+    config.file.write_text(config.file.read_text() + JOINING)
+    return Config.load(config.file)
+
+
+def join(config: Config) -> str:
+    return asyncio.run(joining.join(config, "r4", clock=SystemClock()))
+
+
+def test_who_joins_starts_without_data_once(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(config: Config, name: str, clock: object) -> str:
+        return "r4#6"
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    assert join(config) == identity_of(config, "r4") == "r4#6"
+    open_storage(config, "r4").close()
+    assert not first_start_mark(config, "r4").exists()
+    with pytest.raises(joining.JoiningRefused, match="has joined already"):
+        join(config)
+
+
+def test_two_that_join_at_once_leave_no_mark_that_would_allow_another_start_without_data(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has joined and started while this one still asks who it is."""
+
+    async def ask(config: Config, name: str, clock: object) -> str:
+        monkeypatch.setattr(joining, "_ask", answer)
+        await joining.join(config, name, clock=SystemClock())
+        open_storage(config, name).close()
+        return "r4#6"
+
+    async def answer(config: Config, name: str, clock: object) -> str:
+        return "r4#6"
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    with pytest.raises(joining.JoiningRefused, match="has joined already"):
+        join(config)
+    assert not first_start_mark(config, "r4").exists()
+
+
+def test_who_joins_is_told_first_of_the_snapshots_of_a_former_life(config: Config) -> None:
+    """They would stand against its start after it had noted who it is."""
+    kept = config.snapshot_directory("r4") / "kept"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    with pytest.raises(joining.JoiningRefused, match=r"move its directory .*r4 away"):
+        join(config)
+    assert not member_note(config, "r4").exists()
+
+
+def test_nothing_is_made_for_who_joins_and_is_said_never_to_have_run(config: Config) -> None:
+    with pytest.raises(Refused, match="is no founder") as refused:
+        asyncio.run(run(config, "r4", first_start=True))
+    assert refused.value.code == EXIT_STORAGE_REFUSED
+    assert not (config.storage.directory / "r4").exists()
+
+
+def test_nobody_joins_and_has_never_run_in_one_command(config: Config) -> None:
+    assert main(["--config", str(config.file), "--name", "r4", "--first-start", "--join"]) == EXIT_USAGE

@@ -1,0 +1,465 @@
+"""The rows of the recovery table that lie beside the journal: snapshots, notes, marks, and a disk that is full.
+
+Each condition is made for real in the directory of a replica, which then starts, or is refused, as the table says.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.clock import SystemClock
+from cluster.config import Config
+from cluster.founding import Founding, found
+from cluster.storage import (
+    FORGOTTEN_NAME,
+    StorageRefused,
+    first_start_mark,
+    identity_of,
+    member_note,
+    note_forgotten,
+    open_storage,
+)
+from replica.commands import CONTROLLER, FoundCluster, Request
+from replica.commit import Batch
+from replica.commit import Entry as Settled
+from replica.decide import Accepted, decide
+from replica.settle import settle
+from replica.state import EMPTY, State
+from replica.units import Instant, Revision
+from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
+from snapshots.receive import receiving_name
+from snapshots.seal import TEMPORARY_SUFFIX
+from tests.repo.tree import ROOT
+from tests.wal.support import NO_OP, flip_value_in_file
+from tests.wal.test_recovery import DAMAGE as DAMAGE_OF_JOURNAL
+from tests.wal.test_recovery import ELSEWHERE
+from wal import Entry, RecoveryRefused, records
+from wal.codec import encode_batch
+from wal.environment import LOCK_FILE
+from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE
+from wal.recovery import TABLE, Action, Condition
+
+Damage = Callable[[Config], None]
+
+IDENTITY = "r1#2"
+OLDER, NEWER, LAST = SnapshotName(10, 2), SnapshotName(30, 2), 60
+GAP_TO = SnapshotName(80, 3)
+
+
+class Site(msgspec.Struct):
+    """Two replicas that ran and were stopped: r1, whose ledger is whole, and r2, which was sent a snapshot."""
+
+    config: Config
+    state: State
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    config = found(tmp_path_factory.mktemp("site") / "site", Founding(agents=0), clock=SystemClock())
+    member_note(config, "r1").write_text(f"{IDENTITY}\n")
+    command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
+    outcome = decide(EMPTY, Request(b"", CONTROLLER, command), Instant(1))
+    assert isinstance(outcome, Accepted)
+    batch = Batch(Revision(0), Instant(1), (Settled(b"", CONTROLLER, "found_cluster", outcome.events),))
+    after = settle(EMPTY, batch)
+    assert after is not None
+    storage = open_storage(config, "r1")
+    journal = storage.journal
+    journal.set_term(2, IDENTITY)
+    entries = [Entry(index, 2, NO_OP) for index in range(1, LAST + 1)]
+    entries[1] = Entry(2, 1, encode_batch(batch))
+    entries[0] = Entry(1, 1, NO_OP)
+    journal.append(entries)
+    for entry in entries[:40]:
+        journal.set_commit(entry.index)
+        digest = journal.record_applied(entry, 0 if entry.index < 2 else after.revision)
+        if entry.index in (OLDER.index, NEWER.index):
+            write_snapshot(storage.snapshots.directory, Image(after, entry.index, entry.term, digest))
+    journal.compact_to(20)
+    journal.sync()
+    storage.close()
+    storage = open_storage(config, "r2")
+    storage.journal.set_term(3, None)
+    storage.journal.append([Entry(1, 1, NO_OP)])
+    digest = b"d" * records.DIGEST_BYTES
+    write_snapshot(storage.snapshots.directory, Image(after, GAP_TO.index, GAP_TO.term, digest))
+    storage.journal.reset_to(GAP_TO.index, GAP_TO.term, digest, after.revision)
+    storage.journal.sync()
+    storage.close()
+    return Site(config, after)
+
+
+@pytest.fixture
+def config(site: Site, tmp_path: Path) -> Config:
+    """The replicas' directories, copied for one test."""
+    shutil.copytree(site.config.storage.directory, tmp_path / "storage")
+    storage = msgspec.structs.replace(site.config.storage, directory=tmp_path / "storage")
+    return msgspec.structs.replace(site.config, storage=storage)
+
+
+def snapshot(config: Config, name: SnapshotName, replica: str = "r1") -> Path:
+    return config.snapshot_directory(replica) / str(name)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def both(what: Callable[[Path], None]) -> Damage:
+    def damage(config: Config) -> None:
+        for name in (OLDER, NEWER):
+            what(snapshot(config, name))
+
+    return damage
+
+
+def noted(text: bytes) -> Damage:
+    return lambda config: member_note(config, "r1").write_bytes(text) and None
+
+
+def instead(path: Callable[[Config], Path]) -> Damage:
+    """A directory is where a file was: a file system that was put together again badly."""
+
+    def damage(config: Config) -> None:
+        path(config).unlink(missing_ok=True)
+        path(config).mkdir()
+
+    return damage
+
+
+def snapshots_are_a_file(config: Config) -> None:
+    shutil.rmtree(config.snapshot_directory("r1"))
+    config.snapshot_directory("r1").write_bytes(b"")
+
+
+def of_another_cluster(config: Config) -> None:
+    """Sound in itself, and where the newest one was."""
+    storage = open_storage(config, "r1")
+    state = msgspec.structs.replace(storage.state, cluster_id="another")
+    digest = storage.journal.digest_at(NEWER.index) or b""
+    storage.close()
+    write_snapshot(config.snapshot_directory("r1"), Image(state, NEWER.index, NEWER.term, digest))
+
+
+def of_another_history(config: Config) -> None:
+    storage = open_storage(config, "r1")
+    image = Image(storage.state, NEWER.index, NEWER.term, b"h" * records.DIGEST_BYTES)
+    storage.close()
+    write_snapshot(config.snapshot_directory("r1"), image)
+
+
+def ahead(config: Config) -> None:
+    """It was received and sealed, and the process died before the journal knew of it."""
+    storage = open_storage(config, "r1")
+    image = Image(storage.state, LAST, 2, b"h" * records.DIGEST_BYTES)
+    storage.close()
+    write_snapshot(config.snapshot_directory("r1"), image)
+
+
+def older_entry_flipped(config: Config) -> None:
+    """Below the base, so no start checks it; without snapshots it must be folded."""
+    both(Path.unlink)(config)
+    key = records.index_key(7)
+    flip_value_in_file(config.wal_directory("r1"), key, records.pack_entry(key, Entry(7, 2, NO_OP))[4:])
+
+
+def older_state(config: Config) -> None:
+    """A snapshot of the right place with the ledger's digest, and a state that is not that of the place."""
+    storage = open_storage(config, "r1")
+    digest = storage.journal.digest_at(NEWER.index) or b""
+    state = msgspec.structs.replace(storage.state, revision=Revision(storage.state.revision + 1))
+    storage.close()
+    write_snapshot(config.snapshot_directory("r1"), Image(state, NEWER.index, NEWER.term, digest))
+
+
+def lost(what: Callable[[Config], Path]) -> Damage:
+    return lambda config: shutil.rmtree(what(config))
+
+
+REFUSED: dict[Condition, list[Damage]] = {
+    Condition.DIRECTORY_EMPTY: [
+        lost(lambda config: config.wal_directory("r1")),
+        lost(lambda config: config.wal_directory("r1").parent),
+    ],
+    Condition.FIRST_START_KEPT: [instead(lambda config: first_start_mark(config, "r1"))],
+    Condition.MEMBER_NOTE_DAMAGED: [
+        noted(b""),
+        noted(b"r2#2\n"),
+        noted(b"r1\xff2\n"),
+        noted(b"r1#" + b"2" * 200),
+        instead(lambda config: member_note(config, "r1")),
+    ],
+    Condition.MEMBER_NOTE_CONTRADICTS: [lambda config: member_note(config, "r1").unlink(), noted(b"r1#3\n")],
+    Condition.PROMISES_FORGOTTEN: [
+        lambda config: note_forgotten(config, "r1", "the leader says so"),
+        lambda config: member_note(config, "r1").with_name(FORGOTTEN_NAME).touch(),
+        lambda config: member_note(config, "r1").with_name(FORGOTTEN_NAME).write_bytes(b"\xff" * 5000) and None,
+        instead(lambda config: member_note(config, "r1").with_name(FORGOTTEN_NAME)),
+    ],
+    Condition.SNAPSHOTS_UNUSABLE: [snapshots_are_a_file],
+    Condition.LEDGER_DAMAGED: [older_entry_flipped],
+    Condition.STATE_CONTRADICTS: [older_state],
+}
+"""What is refused, each way in the directory of r1."""
+
+NEEDED: list[Callable[[Path], None]] = [Path.unlink, flip, cut]
+"""What happens to the snapshot that r2's ledger needs: `snapshot needed`."""
+
+REPAIRED: dict[Condition, list[tuple[Damage, int]]] = {
+    Condition.LOCK_FILE_ALTERED: [
+        (lambda config: (config.wal_directory("r1") / LOCK_FILE).unlink(), 10),
+        (lambda config: (config.wal_directory("r1") / LOCK_FILE).write_bytes(b"\xff" * 99) and None, 10),
+    ],
+    Condition.READERS_FILE_ALTERED: [
+        (lambda config: (config.wal_directory("r1") / READERS_FILE).unlink(), 10),
+        (lambda config: (config.wal_directory("r1") / READERS_FILE).write_bytes(b"\xff" * 8192) and None, 10),
+    ],
+    Condition.SNAPSHOT_LOST: [
+        (lambda config: snapshot(config, NEWER).unlink(), 30),
+        (lambda config: snapshot(config, OLDER).unlink(), 10),
+        (both(Path.unlink), 40),
+        (lost(lambda config: config.snapshot_directory("r1")), 40),
+    ],
+    Condition.SNAPSHOT_DAMAGED: [
+        (lambda config: flip(snapshot(config, NEWER)), 30),
+        (lambda config: cut(snapshot(config, NEWER)), 30),
+        (lambda config: snapshot(config, NEWER).write_bytes(b"") and None, 30),
+        (of_another_cluster, 30),
+        (both(flip), 40),
+    ],
+    Condition.SNAPSHOT_NOT_OF_LEDGER: [(of_another_history, 30), (ahead, 10)],
+}
+"""What a start goes on after, with the number of entries that it must fold: from the newest snapshot it is 10."""
+
+
+def test_every_row_of_the_table_is_made_for_real_here_or_in_the_tests_of_the_journal() -> None:
+    alone = {Condition.HAS_RUN, Condition.SNAPSHOT_NEEDED, Condition.SNAPSHOT_UNFINISHED, Condition.DISK_FULL}
+    here = {*REFUSED, *REPAIRED, *alone}
+    assert {*DAMAGE_OF_JOURNAL, *here} == set(TABLE)
+    # Nothing is pushed from one module to the other: what the journal's tests leave out is here, or where they say.
+    assert {condition for condition, ways in DAMAGE_OF_JOURNAL.items() if not ways} == {*ELSEWHERE}
+    assert all(ways for ways in (*REFUSED.values(), *REPAIRED.values()))
+    assert {TABLE[condition].action for condition in REFUSED} == {Action.REFUSE}
+    assert {TABLE[condition].action for condition in REPAIRED} == {Action.CONTINUE}
+
+
+@pytest.mark.parametrize(
+    ("condition", "damage"),
+    [
+        pytest.param(condition, way, id=f"{condition.value}-{number}")
+        for condition, ways in REFUSED.items()
+        for number, way in enumerate(ways)
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name_as_often_as_it_is_started(
+    config: Config, condition: Condition, damage: Damage
+) -> None:
+    damage(config)
+    for _ in range(2):
+        with pytest.raises((StorageRefused, SnapshotFailed)) as refused:
+            open_storage(config, "r1")
+        sentence = str(refused.value)
+        assert str(config.storage.directory / "r1") in sentence
+        if isinstance(refused.value, StorageRefused):
+            assert refused.value.condition is condition
+        else:
+            assert condition is Condition.SNAPSHOTS_UNUSABLE
+        if condition in (Condition.DIRECTORY_EMPTY, Condition.SNAPSHOTS_UNUSABLE):
+            continue  # their sentences say more than the table's row
+        assert condition.value in sentence and TABLE[condition].reason in sentence
+        assert TABLE[condition].remedy.replace("NAME", "r1") in sentence
+
+
+@pytest.mark.parametrize(
+    ("condition", "damage", "replayed"),
+    [
+        pytest.param(condition, way, replayed, id=f"{condition.value}-{number}")
+        for condition, ways in REPAIRED.items()
+        for number, (way, replayed) in enumerate(ways)
+    ],
+)
+def test_what_is_no_loss_is_passed_over_and_the_state_is_what_it_was(
+    config: Config, site: Site, condition: Condition, damage: Damage, replayed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(config)
+    caplog.clear()
+    storage = open_storage(config, "r1")
+    try:
+        assert (storage.state, storage.index, storage.replayed) == (site.state, 40, replayed)
+        assert (storage.identity, storage.journal.last_index) == (IDENTITY, LAST)
+        if condition in (Condition.SNAPSHOT_DAMAGED, Condition.SNAPSHOT_NOT_OF_LEDGER):
+            bad = storage.snapshots.skipped[0]
+            assert f"{bad.path} is passed over" in caplog.text and bad.sentence in caplog.text
+            newest = storage.snapshots.newest()
+            assert newest is None or newest.path != bad.path, "it is not sent to peers"
+        if condition is Condition.SNAPSHOT_LOST:
+            assert storage.snapshots.skipped == (), "what is gone says nothing"
+        if condition is Condition.LOCK_FILE_ALTERED:
+            assert (config.wal_directory("r1") / LOCK_FILE).read_text().endswith(f"of replica {IDENTITY}")
+        assert storage.ledger.verify().entries == 40
+    finally:
+        storage.close()
+    if condition is Condition.READERS_FILE_ALTERED:
+        # Looked at when LMDB has closed it: closing it a second time lets go of LMDB's own locks on it.
+        assert (config.wal_directory("r1") / READERS_FILE).read_bytes()[:4] == b"\xde\xc0\xef\xbe"
+
+
+def test_h08_a_corrupt_snapshot_at_the_start_is_reported_and_the_older_one_serves(
+    config: Config, site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stock engine swallows it and begins with nothing. With no older one the ledger serves, or the start fails."""
+    flip(snapshot(config, NEWER))
+    storage = open_storage(config, "r1")
+    assert (storage.state, storage.replayed) == (site.state, 30)
+    assert [skipped.path for skipped in storage.snapshots.skipped] == [snapshot(config, NEWER)]
+    storage.close()
+    assert f"{snapshot(config, NEWER)} is passed over" in caplog.text
+    flip(snapshot(config, OLDER))
+    storage = open_storage(config, "r1")
+    assert (storage.state, storage.replayed) == (site.state, 40)
+    storage.close()
+    flip(snapshot(config, GAP_TO, "r2"))
+    with pytest.raises(StorageRefused) as refused:
+        open_storage(config, "r2")
+    assert refused.value.condition is Condition.SNAPSHOT_NEEDED
+
+
+@pytest.mark.parametrize("what", NEEDED)
+def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
+    config: Config, site: Site, what: Callable[[Path], None]
+) -> None:
+    row = TABLE[Condition.SNAPSHOT_NEEDED]
+    assert row.action is Action.REFUSE
+    path = snapshot(config, GAP_TO, "r2")
+    kept = path.read_bytes()
+    what(path)
+    for _ in range(2):
+        with pytest.raises(StorageRefused) as refused:
+            open_storage(config, "r2")
+        assert refused.value.condition is Condition.SNAPSHOT_NEEDED
+        sentence = str(refused.value)
+        assert f"entries 1 to {GAP_TO.index} came with a snapshot that is gone or damaged" in sentence
+        assert row.reason in sentence and row.remedy.replace("NAME", "r2") in sentence
+    path.write_bytes(kept)
+    storage = open_storage(config, "r2")
+    assert (storage.state, storage.index) == (site.state, GAP_TO.index)
+    storage.close()
+
+
+def test_what_a_dead_process_left_of_a_snapshot_is_removed_or_kept_as_far_as_it_is_sound(
+    config: Config, site: Site
+) -> None:
+    assert TABLE[Condition.SNAPSHOT_UNFINISHED].action is Action.CUT
+    directory, whole = config.snapshot_directory("r1"), snapshot(config, NEWER).read_bytes()
+    saving = directory / f".{SnapshotName(39, 2)}{TEMPORARY_SUFFIX}"
+    saving.write_bytes(whole[:-40])
+    receiving = directory / receiving_name(SnapshotName(50, 2))
+    receiving.write_bytes(whole[:-40])
+    storage = open_storage(config, "r1")
+    assert (storage.state, storage.replayed) == (site.state, 10)
+    assert not saving.exists()
+    partial = storage.snapshots.partial
+    assert partial is not None and 0 < partial.sound_bytes <= len(whole) - 40
+    storage.close()
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import msgspec
+from cluster.config import Config
+from cluster.storage import open_storage
+from wal import StorageFailed
+config = Config.load(Path(sys.argv[1]))
+config = msgspec.structs.replace(config, storage=msgspec.structs.replace(config.storage, directory=Path(sys.argv[2])))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+try:
+    open_storage(config, "r1")
+except StorageFailed as error:
+    print(error)
+"""
+"""No byte behind a limit can be written: as on a full disk, but without one. The lock's text fits."""
+
+
+def test_a_start_on_a_full_disk_ends_with_the_remedy_and_loses_nothing(config: Config, site: Site) -> None:
+    row = TABLE[Condition.DISK_FULL]
+    assert row.action is Action.REFUSE
+    words = [sys.executable, "-c", FULL_DISK, str(config.file), str(config.storage.directory), "200"]
+    for _ in range(2):
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+        assert row.remedy in done.stdout and str(config.wal_directory("r1")) in done.stdout, done
+    storage = open_storage(config, "r1")
+    assert (storage.state, storage.journal.last_index) == (site.state, LAST)
+    storage.close()
+
+
+def test_a_note_that_is_put_right_as_the_refusal_says_lets_the_replica_start(config: Config) -> None:
+    """`member note contradicts`: the sentence names the id that the storage has."""
+    member_note(config, "r1").unlink()
+    assert identity_of(config, "r1") == "r1"
+    with pytest.raises(StorageRefused, match=rf"{config.wal_directory('r1')} is of {IDENTITY}"):
+        open_storage(config, "r1")
+    member_note(config, "r1").write_text(IDENTITY)
+    open_storage(config, "r1").close()
+
+
+def test_a_directory_of_somebody_else_is_not_taken_for_one_whose_note_is_wrong(config: Config) -> None:
+    shutil.rmtree(config.storage.directory / "r3", ignore_errors=True)
+    shutil.copytree(config.storage.directory / "r2", config.storage.directory / "r3")
+    with pytest.raises(RecoveryRefused) as refused:
+        open_storage(config, "r3")
+    assert refused.value.condition is Condition.REPLICA_FOREIGN
+
+
+def test_whatever_the_journal_refuses_the_remedy_names_the_replica_as_the_site_does(config: Config) -> None:
+    """In the table it is NAME; under the replica's own id nobody finds it in the configuration."""
+    (config.wal_directory("r1") / DATA_FILE).write_bytes(b"")
+    (config.wal_directory("r2") / DATA_FILE).write_bytes(bytes(1 << 16))
+    for name, condition, remedy in (
+        ("r1", Condition.DIRECTORY_EMPTY, "`forebay serve --name r1 --first-start`"),
+        ("r2", Condition.DATA_FILE_UNREADABLE, "`forebay member replace r2`"),
+    ):
+        with pytest.raises(RecoveryRefused) as refused:
+            open_storage(config, name)
+        assert refused.value.condition is condition
+        assert remedy in str(refused.value) and "NAME" not in str(refused.value)
+
+
+def only(kept: str) -> Damage:
+    """All that r1 has is lost, but for this; what it joined as is lost too where that is not what is left."""
+
+    def damage(config: Config) -> None:
+        home = config.storage.directory / "r1"
+        for path in (*home.glob("wal/*"), *home.glob("snapshots/*"), home / "member"):
+            if not path.match(kept):
+                path.unlink()
+
+    return damage
+
+
+@pytest.mark.parametrize("kept", ["wal/*", f"wal/{DATA_FILE}", f"wal/{LOG_FILE}", "snapshots/*", "member"])
+def test_nobody_can_say_of_a_replica_that_has_run_that_it_never_has(config: Config, kept: str) -> None:
+    row = TABLE[Condition.HAS_RUN]
+    assert row.action is Action.REFUSE
+    only(kept)(config)
+    home = config.storage.directory / "r1"
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    for _ in range(2):
+        with pytest.raises(StorageRefused) as refused:
+            open_storage(config, "r1", first_start=True)
+        assert refused.value.condition is Condition.HAS_RUN
+        sentence = str(refused.value)
+        assert any(sentence.startswith(str(path)) for path in before)
+        assert row.reason in sentence and row.remedy.replace("NAME", "r1") in sentence
+        assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before

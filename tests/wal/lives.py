@@ -1,0 +1,128 @@
+"""The life of a replica's storage: the real code of wal over the simulator's disk, which forgets what was not synced.
+
+LMDB's semantics are in memory, and any sectors of the sync log that are not synced may be lost.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import lmdb
+import pytest
+
+from tests.simulation.disk import SimDisk, SimEnvironments
+from tests.wal.support import CLUSTER, REPLICA, entry
+from wal import Entry, Environment, Journal
+from wal.ledger import Ledger
+
+MAP_SIZE_BYTES = 1 << 24
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+class State(NamedTuple):
+    """What a replica speaks of."""
+
+    term: int
+    voted_for: str | None
+    base_index: int
+    entries: tuple[Entry, ...]
+    applied_index: int
+    applied_digest: bytes
+
+
+def state_of(journal: Journal) -> State:
+    entries = journal.entries(journal.first_index, max_bytes=1 << 30, max_entries=1 << 20)
+    return State(
+        journal.term,
+        journal.voted_for,
+        journal.base_index,
+        tuple(entries),
+        journal.applied_index,
+        journal.applied_digest,
+    )
+
+
+class Life:
+    """A replica's storage, and what was promised by it: the state at the last sync, and that at the one under way."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.environments = SimEnvironments()
+        snapshots = directory / "snapshots"
+        snapshots.mkdir(exist_ok=True)
+        self.disk = SimDisk(random.Random(seed), snapshots)
+        self.environments.disks[directory] = self.disk
+        self.create = True
+        self.env: Environment | None = None
+        self.promised: State | None = None
+        self.under_way: State | None = None
+
+    def die(self, where: str) -> NoReturn:
+        self.disk.dead = True
+        raise Died(where)
+
+    def open(self) -> Journal:
+        self.disk.start(self.die, lambda duration_s: None)
+        self.env = self.environments.open(
+            self.directory, cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=self.create
+        )
+        return Journal(self.env)
+
+    def sync(self, journal: Journal, how: Callable[[], None]) -> None:
+        self.under_way = state_of(journal)
+        how()
+        self.promised = self.under_way
+
+    def dies(self, operation: int | None, what: Callable[[], object]) -> bool:
+        """Do something and die at that operation of it; False if it has fewer."""
+        self.disk.operations_left = operation
+        try:
+            what()
+        except Died:
+            self.disk.lose_power()
+            return True
+        self.disk.operations_left = None
+        return False
+
+    def lose_power(self) -> None:
+        """Die between two operations; what was not synced may be lost."""
+        self.disk.dead = True
+        self.disk.lose_power()
+
+    def check(self) -> None:
+        """Start once more and look at what is there."""
+        journal = self.open()
+        found = state_of(journal)
+        if self.promised is not None or self.under_way is not None:
+            assert found in (self.promised, self.under_way) or (self.promised is None and found.term == 0), found
+        assert self.env is not None
+        verified = Ledger(self.env).verify()
+        assert (verified.last_index, verified.digest) == (found.applied_index, found.applied_digest)
+        # And it can go on: what is synced now is there as well.
+        journal.set_term(journal.term + 1, "r9")
+        last = journal.last_index + 1
+        journal.append([entry(last, journal.term, 900)])
+        journal.sync()
+        after = state_of(journal)
+        self.lose_power()
+        assert state_of(self.open()) == after
+
+
+def lives(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Life]:
+    """Have LMDB be the simulator's from now on; return what makes a life, by its seed."""
+    made: list[Life] = []
+
+    def open_lmdb(path: str, **options: object) -> object:
+        return made[-1].environments.open_lmdb(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lmdb, "open", open_lmdb)
+
+    def make(seed: int) -> Life:
+        made.append(Life(directory, seed))
+        return made[-1]
+
+    return make

@@ -1,0 +1,188 @@
+"""The directory of a replica's journal: held by one process, and the files that it opened are the ones that it names.
+
+A file that is removed or replaced while it is open goes on taking writes, and nobody finds them after a restart. So
+it is known which files were opened, and each checkpoint looks whether the names still lead to them.
+"""
+
+import errno
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Condition, RecoveryRefused
+
+LOCK_FILE: Final = "replica.lock"
+_LOCK_TEXT_MAX_BYTES: Final = 512
+
+_READERS_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little")
+"""How LMDB's table of readers begins, on the little-endian machines that Forebay runs on."""
+
+_NO_DAMAGE: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ELOOP,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EAGAIN,
+        errno.ENOLCK,
+        errno.ENODEV,
+        errno.EOPNOTSUPP,
+    }
+)
+"""What a system says of a file that it does not open for reasons that lie outside of it."""
+
+
+class Lock:
+    """The directory and the file that says who holds it, both open and locked.
+
+    The lock that counts is the directory's: a file can be removed while it is held, and the next process would lock
+    another one of the same name. The file's own is for a process of an earlier release, which knows no other.
+    """
+
+    def __init__(self, directory: int, file: int) -> None:
+        self.directory: Final = directory
+        self.file: Final = file
+
+    def release(self) -> None:
+        """Let the next process in."""
+        os.close(self.file)
+        os.close(self.directory)
+
+
+def lock(directory: Path, replica: str, *, create: bool) -> Lock:
+    """Hold the directory, which is made with `create`. Raises RecoveryRefused."""
+    try:
+        if create:
+            make(directory)
+        elif not directory.exists():
+            raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RecoveryRefused(Condition.DIRECTORY_UNUSABLE, f"{directory} ({error.strerror})") from error
+    file: int | None = None
+    try:
+        file = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode=0o600, dir_fd=descriptor)
+        for locked in (descriptor, file):
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} of replica {replica}".encode(), 0)
+    except OSError as error:
+        held = error.errno in (errno.EWOULDBLOCK, errno.EACCES) and file is not None
+        holder = os.pread(file, _LOCK_TEXT_MAX_BYTES, 0).decode(errors="replace") if held and file is not None else ""
+        if file is not None:
+            os.close(file)
+        os.close(descriptor)
+        if held:
+            who = holder or f"a process that cannot be named, because {LOCK_FILE} was removed"
+            raise RecoveryRefused(Condition.HELD_BY_ANOTHER_PROCESS, f"{directory} (by {who})") from error
+        raise RecoveryRefused(Condition.DIRECTORY_UNUSABLE, f"{directory / LOCK_FILE} ({error.strerror})") from error
+    return Lock(descriptor, file)
+
+
+def make(directory: Path) -> None:
+    """Make the directory and its parents, each name durable before the next is made. Raises OSError."""
+    if directory.is_dir():
+        return
+    make(directory.parent)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    sync(directory.parent)
+
+
+def sync(directory: Path) -> None:
+    """Return when the names in the directory are durable. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def has_data(directory: int) -> bool:
+    """Whether the directory with this descriptor has a data file with something in it. Raises OSError."""
+    try:
+        return os.stat(DATA_FILE, dir_fd=directory, follow_symlinks=False).st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+class Files:
+    """Which directory and which of its files were opened, by device and inode."""
+
+    def __init__(self, directory: Path, descriptor: int) -> None:
+        self._directory: Final = directory.absolute()
+        self._descriptor: Final = descriptor
+        self._opened: Final = {self._directory: _identity(os.fstat(descriptor))}
+
+    def note(self, *names: str) -> None:
+        """Note the files of these names that are there and were not noted before. Raises OSError."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+                self._opened.setdefault(self._directory / name, _identity(found))
+
+    def altered(self) -> str | None:
+        """What is to be said if one of them is not found under its name any more: a few calls, no disk."""
+        for path, opened in self._opened.items():
+            try:
+                found = _identity(os.stat(path, follow_symlinks=path == self._directory))
+            except OSError as error:
+                return _gone(path, f"cannot be found any more ({error.strerror})")
+            if found != opened:
+                return _gone(path, "is another one than this replica has open")
+        return None
+
+
+def refusal(directory: Path, error: Exception) -> RecoveryRefused:
+    """The refusal for what LMDB or the system said while the data file was opened: damage only where it is some."""
+    code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
+    if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError) or code in (errno.EISDIR, errno.EINVAL):
+        wrong = _wrong_with_readers(directory / READERS_FILE, error)
+        if wrong is not None:
+            return RecoveryRefused(Condition.READERS_FILE_UNUSABLE, f"{directory / READERS_FILE} ({wrong})")
+    # lmdb has classes for some of the system's errors, and says which one it was.
+    if code in _NO_DAMAGE or isinstance(error, lmdb.ReadersFullError):
+        return RecoveryRefused(Condition.CANNOT_BE_OPENED, f"{directory / DATA_FILE} ({error})")
+    return RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} ({error})")
+
+
+def _wrong_with_readers(path: Path, error: Exception) -> str | None:
+    """What is wrong with LMDB's table of readers, where that is why LMDB does not open; it does not say so itself.
+
+    It reads the table only while another process has it open, and otherwise makes it anew.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_READERS_MAGIC))
+    except FileNotFoundError:
+        return None
+    except OSError as unreadable:
+        return str(unreadable.strerror)
+    # The version of the data file was looked at before: it is the table's that is another one.
+    if head != _READERS_MAGIC or isinstance(error, lmdb.VersionMismatchError):
+        return "it is no table of readers"
+    return None
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _gone(path: Path, what: str) -> str:
+    remedy = {
+        READERS_FILE: "Start the replica again, and the readers of its directory, such as audits",
+        DATA_FILE: "Put back the file that was there, not a copy of it, or replace the replica",
+        LOG_FILE: "Put back the file that was there, not a copy of it, or replace the replica",
+    }.get(path.name, "Put back the directory that was there, not a copy of it, or replace the replica")
+    return (
+        f"{path} {what}: it was removed or replaced while the replica ran, which must stop, because a restart would "
+        f"not find what it writes now. {remedy}"
+    )
