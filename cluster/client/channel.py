@@ -18,7 +18,7 @@ import msgspec
 
 from cluster.address import Address, AddressError
 from cluster.client.backoff import BackOff
-from cluster.client.calls import DEADLINE_S, RETRY_STATUSES, tells, unknown_after
+from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, tells, unknown_after
 from cluster.client.channel_frames import (
     ANSWER_BYTES_MAX,
     CHANNEL_VERSION,
@@ -43,6 +43,12 @@ from cluster.tls import TlsFiles, client_context
 
 CONNECT_S: Final = 3.0
 """Seconds for connecting, TLS and the greeting; a LAN needs milliseconds, a loaded replica a second."""
+
+SILENT_LOOKS: Final = 5
+LOOK_S: Final = ATTEMPT_S / SILENT_LOOKS
+"""How often a connection with commands that wait is looked at, seconds, and how many looks in a row may find that
+nothing came before it is given up: a replica that runs answers each command sooner, if only with what it does not know.
+Looks are counted, not seconds: a program that was stopped itself first reads what came meanwhile."""
 
 _REDIRECT: Final = 307
 
@@ -70,6 +76,11 @@ class Connection(ReadingProtocol):
         self._flush_soon = False
         self._answered_at_once = 0
         """Answers in the last portion that came in: as many may be about to ask again."""
+        self._watch: asyncio.TimerHandle | None = None
+        """The next look whether the replica still says anything; None while no command waits."""
+        self._heard = False
+        self._silent_looks = 0
+        self._end = "broke"
 
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext, cluster_id: str) -> "Connection":
@@ -116,6 +127,8 @@ class Connection(ReadingProtocol):
             raise ApiError(413, "limit_exceeded", str(error), remedy="send a smaller command") from error
         self._answers[number] = answer
         self._out.append(frame)
+        if self._watch is None:
+            self._watch = self._loop.call_later(LOOK_S, self._look)
         if len(self._answers) == 1 and self._answered_at_once <= 1:
             self._flush()  # nobody else has asked anything, or is about to: nothing to wait for
         elif not self._flush_soon:
@@ -134,6 +147,19 @@ class Connection(ReadingProtocol):
         if self.is_open and self._transport is not None:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
+    def _look(self) -> None:
+        """Give up a replica that hangs: its kernel keeps the connection, and another one leads long since."""
+        self._watch = None
+        self._silent_looks = 0 if self._heard else self._silent_looks + 1
+        self._heard = False
+        if not self._answers:
+            self._silent_looks = 0
+        elif self._silent_looks > SILENT_LOOKS:
+            self._end = f"was silent for {SILENT_LOOKS * LOOK_S:g} s"
+            self.close()
+        else:
+            self._watch = self._loop.call_later(LOOK_S, self._look)
+
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -143,6 +169,7 @@ class Connection(ReadingProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take the answers that are complete."""
+        self._heard = True
         self._answered_at_once = 0
         try:
             for body in self._cutter.feed(data):
@@ -175,6 +202,9 @@ class Connection(ReadingProtocol):
                 ChannelRefused("it was closed at once; the replica may be refusing this certificate")
             )
             self._greeting.exception()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():
@@ -182,7 +212,7 @@ class Connection(ReadingProtocol):
                     ApiError(
                         NO_ANSWER,
                         OUTCOME_UNKNOWN,
-                        f"the channel to {self.address} broke before the answer came",
+                        f"the channel to {self.address} {self._end} before the answer came",
                         remedy="send it again with the same command_id: it is carried out once",
                         outcome="unknown",
                     )
