@@ -1,7 +1,8 @@
 """What is sent to a replica: the JSON bodies of `/v1`, shared by the server, the CLI, the client and the agent.
 
 Every write carries a `command_id` that its sender made (cluster.client.command_ids): a retry with the same id gets the
-first answer. Unknown fields are refused, so that a misspelt one is never silently ignored.
+first answer. Unknown fields are refused, so that a misspelt one is never silently ignored. What nobody asked for is not
+said: in a rolling upgrade a replica of an earlier release does not know all fields, and need not.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -52,8 +53,8 @@ POLL_WAIT_S_MAX = 30
 """Seconds that a poll may wait: below the idle timeouts of common proxies and firewalls."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every body has in common: it is frozen and refuses unknown fields."""
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What every body has in common: it is frozen, refuses unknown fields, and says no more than what was asked for."""
 
 
 class Command(Request, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ release leaves on the disks of three replicas that are all stopped. r1 and r2 ha
 snapshot at another entry; r3 was stopped earlier, without a snapshot, and has a tail that is not applied.
 `level-1.json` is what that release made of it, `level-1.jsonl` what its `forebay ledger dump` printed, and
 `level-1-words.json` every record, field, tag and wire number that it could write (tests.golden.words), and
-`level-1-frames.json` what it said to its peers (tests.golden.spoken). None of them is ever written again: a promise to
-everybody's ledgers (law 12).
+`level-1-frames.json` what it said to its peers (tests.golden.spoken), and `level-1-requests.json` what it took from
+clients and agents (tests.golden.asked). None of them is ever written again: a promise to everybody's ledgers (law 12).
 """
 
 import argparse
@@ -34,6 +34,7 @@ from replica.state import EMPTY
 from replica.state_digest import state_digest
 from snapshots.image import Image
 from snapshots.seal import write_snapshot
+from tests.golden.asked import bodies
 from tests.golden.spoken import frames
 from tests.golden.words import vocabulary
 from tests.replica.world import POLICY, World, user
@@ -186,7 +187,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True, help="where the three files are written")
     parser.add_argument("--name", default="level-1")
     options = parser.parse_args()
-    for suffix in (".tar.gz", ".json", ".jsonl", "-words.json", "-frames.json"):
+    for suffix in (".tar.gz", ".json", ".jsonl", "-words.json", "-frames.json", "-requests.json"):
         if (options.into / f"{options.name}{suffix}").exists():
             parser.error(f"{options.name}{suffix} is there already, and a golden file is never written again")
     with tempfile.TemporaryDirectory() as scratch:
@@ -201,6 +202,8 @@ def main() -> None:
     (options.into / f"{options.name}-words.json").write_text(words + "\n", encoding="utf-8")
     spoken = json.dumps(frames(), indent=1)
     (options.into / f"{options.name}-frames.json").write_text(spoken + "\n", encoding="utf-8")
+    taken = json.dumps(bodies(), indent=1, sort_keys=True)
+    (options.into / f"{options.name}-requests.json").write_text(taken + "\n", encoding="utf-8")
     missing = {kind.__name__ for kind in get_args(Event)} - set(found["events"])  # type: ignore[call-overload]
     print(f"{found['entries']} entries; events that did not happen: {', '.join(sorted(missing)) or 'none'}")
 

@@ -5,7 +5,8 @@ own, and renames them from there when they are complete. A newer attempt first m
 removes those of older attempts. From then on an older one can neither make a file in what it still has open, nor find
 the one that it wants to rename: both are ENOENT, however late it comes and whatever machine it runs on. An older one
 that comes so late that it makes its directory afterwards finds the newer one's beside it. Of two agents that were given
-the same attempt, the one that comes second gives way; where they come at once, perhaps both, never neither.
+the same attempt, the one that comes second gives way; where they come at once, perhaps both, never neither. If both do,
+an older attempt that is there goes on until a newer one comes.
 
 An attempt takes over the partial files of the same owner's last one, in order to go on with them. Directories that end
 in SHELF_SUFFIX hold small files that nobody goes on with, and that may get their place all at once (`shelves`): they
