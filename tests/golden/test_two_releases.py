@@ -1,0 +1,176 @@
+"""Replicas of an earlier release and of this one agree while commands of all kinds come, whichever of them leads.
+
+Only with FOREBAY_EARLIER_TREE=DIRECTORY, where a tree of that release is: `git archive COMMIT | tar -x -C DIRECTORY`.
+What the earlier one does not know is refused meanwhile; nothing that it cannot read is written before the level is
+raised. FOREBAY_SEED chooses other commands.
+"""
+
+import asyncio
+import collections
+import contextlib
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.client import Client
+from cluster.client import accounting_views as a
+from cluster.client import requests as r
+from cluster.client.errors import ApiError
+from cluster.config import Config
+from replica import features
+from tests.cluster.rig import PLAIN, SCRIPT, story
+from tests.cluster.test_serve import make, ready
+from tests.golden.make_ledger import REPLICAS
+from tests.golden.test_rolling_restart import EARLIER_TREE, PRESENT, Skewed, ending
+
+CREATES = "#!/bin/sh\n#BB create_persistent name={} capacity=8MiB access_mode=striped type=scratch\ntrue\n"
+USES = "#!/bin/sh\n#DW persistentdw name={}\ntrue\n"
+
+pytestmark = pytest.mark.skipif(EARLIER_TREE is None, reason="FOREBAY_EARLIER_TREE names no tree of an earlier release")
+
+
+class Workload:
+    """Commands of two people, drawn from one seed; refusals are counted, and are no failures."""
+
+    def __init__(self, rng: random.Random, alice: Client, operator: Client, workdir: Path) -> None:
+        self._rng = rng
+        self._alice, self._operator = alice, operator
+        self._workdir = workdir
+        self._jobs: list[int] = []
+        self.done: collections.Counter[str] = collections.Counter()
+        self.refused: collections.Counter[str] = collections.Counter()
+
+    async def run(self, count: int) -> None:
+        for _ in range(count):
+            kind = self._rng.choice(KINDS)
+            try:
+                await kind(self)
+                self.done[kind.__name__] += 1
+            except ApiError as error:
+                self.refused[f"{kind.__name__}: {error.code}"] += 1
+
+    async def plain(self) -> None:
+        await self._submit(PLAIN, hold=self._rng.random() < 0.5)
+
+    async def with_a_buffer(self) -> None:
+        await self._submit(SCRIPT)
+
+    async def that_creates(self) -> None:
+        await self._submit(CREATES.format(f"p{self._rng.randrange(4)}"), who=self._operator)
+
+    async def that_uses(self) -> None:
+        await self._submit(USES.format(f"p{self._rng.randrange(4)}"))
+
+    async def array(self) -> None:
+        await self._submit(PLAIN, array="1-3%2")
+
+    async def dependent(self) -> None:
+        kind = self._rng.choice(("afterok", "afterany", "afterburstbuffer"))
+        await self._submit(SCRIPT, dependencies=(f"{kind}:{self._job()}",))
+
+    async def singleton(self) -> None:
+        await self._submit(PLAIN, name="alone", dependencies=("singleton",))
+
+    async def cancel(self) -> None:
+        await self._alice.cancel(self._job())
+
+    async def hold(self) -> None:
+        await self._alice.hold(self._job())
+
+    async def release(self) -> None:
+        await self._alice.release(self._job())
+
+    async def requeue(self) -> None:
+        await self._alice.requeue(self._job())
+
+    async def update(self) -> None:
+        request = r.UpdateRequest(command_id=self._alice.new_command_id(), nice=self._rng.randrange(9))
+        await self._alice.update_job(self._job(), request)
+
+    async def licences(self) -> None:
+        request = a.LicenseRequest(command_id=self._operator.new_command_id(), total=self._rng.randrange(1, 9))
+        await self._operator.set_license("matlab", request)
+
+    async def drain(self) -> None:
+        await self._operator.drain("n1", reason="a test")
+        await self._operator.resume("n1")
+
+    def _job(self) -> int:
+        return self._rng.choice(self._jobs) if self._jobs else 1
+
+    async def _submit(self, script: str, *, who: Client | None = None, **more: object) -> None:
+        client = who or self._alice
+        request = r.SubmitRequest(
+            command_id=client.new_command_id(), script=script, time_limit_s=60, workdir=str(self._workdir), **more
+        )  # type: ignore[arg-type]
+        self._jobs.append((await client.submit(request)).job_id)
+
+
+KINDS: tuple[Callable[[Workload], Awaitable[None]], ...] = (
+    Workload.plain, Workload.with_a_buffer, Workload.with_a_buffer, Workload.that_creates, Workload.that_uses,
+    Workload.array, Workload.dependent, Workload.singleton, Workload.cancel, Workload.hold, Workload.release,
+    Workload.requeue, Workload.update, Workload.licences, Workload.drain,
+)  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def agent(config: Config, tree: str) -> AsyncIterator[None]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cluster.agent", "--config", str(config.file), "--name", "n1",
+        cwd=tree, stderr=asyncio.subprocess.DEVNULL, stdin=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@story
+async def test_two_releases_agree_on_every_command_whoever_leads_until_the_level_is_raised_and_after(
+    tmp_path: Path,
+) -> None:
+    assert EARLIER_TREE is not None
+    earlier = (EARLIER_TREE, "cluster.serve")
+    config = make(tmp_path, 3)
+    rng = random.Random(int(os.environ.get("FOREBAY_SEED", "1")))
+    async with ending(Skewed(config)) as site, site.client() as operator, site.client("alice") as alice:
+        work = Workload(rng, alice, operator, tmp_path)
+
+        async def agree() -> None:
+            revision = 0
+            while True:
+                found = [await site.status(operator, name, revision, digest=True) for name in REPLICAS]
+                if len({one.revision for one in found}) == 1:
+                    break
+                revision = max(one.revision for one in found)  # an agent reported meanwhile
+            assert len({(one.state_digest, one.ledger_digest) for one in found}) == 1, found
+
+        for name in REPLICAS:
+            await site.run(name, earlier)
+        await ready(operator)
+        async with agent(config, EARLIER_TREE):
+            await work.run(60)
+            await agree()
+            for name in REPLICAS:
+                await site.stop(name)
+                await work.run(10)
+                await site.run(name, PRESENT)
+                await site.status(operator, name, 0)
+                # The first and the last: a leader of this release, and, until the last round, one of the earlier.
+                for leader in (name, REPLICAS[-1]):
+                    if (await operator.members()).leader != leader:
+                        await operator.transfer_leadership(leader)
+                    await work.run(40)
+                    await agree()
+        async with agent(config, PRESENT[0]):
+            level = (await operator.feature_level(config.replica(REPLICAS[-1]).api)).feature_level
+            for higher in range(level + 1, features.FEATURE_LEVEL_KNOWN + 1):
+                await operator.raise_feature_level(higher)
+                await work.run(30)
+                await agree()
+        assert work.done["with_a_buffer"] > 20, (work.done, work.refused)
