@@ -14,6 +14,8 @@ What is not cut off is the cache of the drive below the loop device: what reache
 import argparse
 import asyncio
 import contextlib
+import errno
+import os
 import random
 import shutil
 import signal
@@ -59,7 +61,17 @@ SKEW_S, SKEW_SHARE = 0.03, 0.4
 AFTERLIFE_S, AFTERLIFE_SHARE = 0.15, 0.3
 """In this share of the cuts the processes live on without their disks for up to this, seconds: they must not lie."""
 
-EXIT_STOPPED_ITSELF = 70
+EXIT_STORAGE_REFUSED, EXIT_STOPPED_ITSELF = 66, 70
+
+
+def may_end_so(code: int | None, last_words: str) -> bool:
+    """Whether a replica whose disk goes may end with this exit code; None if it has not ended.
+
+    Killed, or stopped by itself; one that was about to start refuses to, but for no other reason than the disk's error.
+    """
+    if code == EXIT_STORAGE_REFUSED:
+        return os.strerror(errno.EIO) in last_words.rpartition(" / ")[2]
+    return code in (-signal.SIGKILL, EXIT_STOPPED_ITSELF)
 
 
 class PowerCuts:
@@ -174,8 +186,9 @@ class PowerCuts:
         cluster.kill(*names)
         for name in names:
             process = cluster.processes[name]
-            if process.returncode not in (-signal.SIGKILL, EXIT_STOPPED_ITSELF):
-                raise ExerciseFailed(f"{name} exited {process.returncode} in a power cut: {cluster.last_words(name)}")
+            words = cluster.last_words(name)
+            if not may_end_so(process.returncode, words):
+                raise ExerciseFailed(f"{name} exited {process.returncode} in a power cut: {words}")
         for name in names:
             self.disks[name].unmount()
             self.disks[name].mount()

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.exercise import ROOT, TIMEOUT_S, UNABLE, exercise, remove_kept
+
+sys.path.append(str(ROOT / "scripts"))
+
+from exercises.powercut import may_end_so
 
 CUTS = {"ext4": 3, "xfs": 2}
 """Power cuts in CI, count: issue 3's hundreds are run by hand with --count."""
@@ -28,6 +33,22 @@ def test_a_power_cut_of_all_replicas_loses_nothing_acknowledged(kind: str) -> No
     assert (done.summary["cuts"], done.summary["failed"], done.summary["fs"]) == (CUTS[kind], 0, kind)
     assert done.summary["objects_checked"] > 0
     assert done.summary["operations"] > CUTS[kind]
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "may"),
+    [
+        (-signal.SIGKILL, "", True),
+        (70, "forebay: this replica stops itself: StorageFailed: …", True),
+        (66, "entry 200 / forebay: /r3 (Input/output error): directory unusable: …", True),
+        (66, "forebay: /r3 (Input/output error): … / forebay: /r3/wal/data.mdb (a checksum): damaged: …", False),
+        (0, "", False),
+        (None, "", False),
+    ],
+)
+def test_a_replica_whose_disk_goes_ends_for_that_and_for_nothing_else(code: int | None, words: str, may: bool) -> None:
+    """One that was only starting refuses to."""
+    assert may_end_so(code, words) == may
 
 
 def test_the_power_cuts_find_out_a_disk_that_only_says_that_it_has_synced() -> None:
