@@ -2,7 +2,8 @@
 
 Every write carries a `command_id` that its sender made (cluster.client.command_ids): a retry with the same id gets the
 first answer. Unknown fields are refused, so that a misspelt one is never silently ignored. What nobody asked for is not
-said: in a rolling upgrade a replica of an earlier release does not know all fields, and need not.
+said: in a rolling upgrade a replica of an earlier release does not know all fields, and need not. So a default that was
+released never changes.
 """
 
 from typing import Annotated, Literal, TypeAlias

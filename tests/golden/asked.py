@@ -1,19 +1,27 @@
-"""Every request that a release takes over HTTP and the channel: its fields, and whether each has to be there."""
+"""Every request that a release takes over HTTP and the channel: its fields, and what each is where nobody says it."""
 
 import inspect
+from typing import Any
 
 import msgspec
 
 from cluster.client import requests
 
+REQUIRED = "required"
 
-def bodies() -> dict[str, dict[str, str]]:
-    """Return the fields of each kind of request by their names, "required" or "optional"."""
+
+def bodies() -> dict[str, dict[str, Any]]:
+    """Return the fields of each kind of request by their names: REQUIRED, or the default in a list."""
     kinds = inspect.getmembers(requests, lambda value: inspect.isclass(value) and issubclass(value, requests.Request))
     return {
-        name: {
-            field.encode_name: "required" if field.required else "optional" for field in msgspec.structs.fields(kind)
-        }
+        name: {one.encode_name: _need(one) for one in msgspec.structs.fields(kind)}
         for name, kind in kinds
         if kind not in (requests.Request, requests.Command)
     }
+
+
+def _need(field: msgspec.structs.FieldInfo) -> Any:
+    if field.required:
+        return REQUIRED
+    made = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return [msgspec.to_builtins(made)]
