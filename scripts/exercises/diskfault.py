@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from cluster.client import ApiError
+from cluster.serve import EXIT_STOPPED_ITSELF, EXIT_STORAGE_REFUSED
 from exercises import disks, faults, kernel
 from exercises.bare import BareCluster
 from exercises.disks import Disk
@@ -31,7 +32,6 @@ from exercises.histories import Clients
 from exercises.local_cluster import REPLICAS, ExerciseFailed
 from exercises.promises import Promises
 
-EXIT_STORAGE_REFUSED, EXIT_STOPPED_ITSELF = 66, 70
 SENTENCE = re.compile(
     r"forebay: this replica stops itself: StorageFailed: \S+/wal/(data\.mdb|sync\.log) could not be written "
     r"durably: .+"

@@ -26,6 +26,7 @@ from collections import Counter
 from pathlib import Path
 
 from cluster.client import ApiError
+from cluster.serve import EXIT_STOPPED_ITSELF, EXIT_STORAGE_REFUSED
 from exercises import disks, faults, kernel
 from exercises.bare import BareCluster, refused
 from exercises.disks import Disk
@@ -60,8 +61,6 @@ SKEW_S, SKEW_SHARE = 0.03, 0.4
 
 AFTERLIFE_S, AFTERLIFE_SHARE = 0.15, 0.3
 """In this share of the cuts the processes live on without their disks for up to this, seconds: they must not lie."""
-
-EXIT_STORAGE_REFUSED, EXIT_STOPPED_ITSELF = 66, 70
 
 
 def may_end_so(code: int | None, last_words: str) -> bool:

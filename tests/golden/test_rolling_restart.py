@@ -66,6 +66,17 @@ class Skewed(Site):
                         return found
                 await asyncio.sleep(0.05)
 
+    async def agreed(self, client: Client, revision: int) -> list[StatusView]:
+        """Wait until all replicas are at one revision, this or a later one, and their digests equal; what each says."""
+        while True:
+            found = [await self.status(client, name, revision, digest=True) for name in REPLICAS]
+            if len({one.revision for one in found}) == 1:
+                break
+            # A scheduling pass, or an agent's report, came in between.
+            revision = max(one.revision for one in found)
+        assert len({(one.revision, one.state_digest, one.ledger_digest) for one in found}) == 1, found
+        return found
+
 
 @contextlib.asynccontextmanager
 async def ending(site: Skewed) -> AsyncIterator[Skewed]:
@@ -101,14 +112,7 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
             return job.revision
 
         async def all_agree(revision: int) -> set[int]:
-            while True:
-                found = [await site.status(operator, name, revision, digest=True) for name in REPLICAS]
-                if len({one.revision for one in found}) == 1:
-                    break
-                # A scheduling pass came in between.
-                revision = max(one.revision for one in found)
-            assert len({(one.revision, one.state_digest, one.ledger_digest) for one in found}) == 1, found
-            return {one.feature_level for one in found}
+            return {one.feature_level for one in await site.agreed(operator, revision)}
 
         # 1. The previous release, on what it left.
         for name in REPLICAS:

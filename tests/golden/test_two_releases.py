@@ -141,21 +141,12 @@ async def test_two_releases_agree_on_every_command_whoever_leads_until_the_level
     async with ending(Skewed(config)) as site, site.client() as operator, site.client("alice") as alice:
         work = Workload(rng, alice, operator, tmp_path)
 
-        async def agree() -> None:
-            revision = 0
-            while True:
-                found = [await site.status(operator, name, revision, digest=True) for name in REPLICAS]
-                if len({one.revision for one in found}) == 1:
-                    break
-                revision = max(one.revision for one in found)  # an agent reported meanwhile
-            assert len({(one.state_digest, one.ledger_digest) for one in found}) == 1, found
-
         for name in REPLICAS:
             await site.run(name, earlier)
         await ready(operator)
         async with agent(config, EARLIER_TREE):
             await work.run(60)
-            await agree()
+            await site.agreed(operator, 0)
             for name in REPLICAS:
                 await site.stop(name)
                 await work.run(10)
@@ -166,11 +157,11 @@ async def test_two_releases_agree_on_every_command_whoever_leads_until_the_level
                     if (await operator.members()).leader != leader:
                         await operator.transfer_leadership(leader)
                     await work.run(40)
-                    await agree()
+                    await site.agreed(operator, 0)
         async with agent(config, PRESENT[0]):
             level = (await operator.feature_level(config.replica(REPLICAS[-1]).api)).feature_level
             for higher in range(level + 1, features.FEATURE_LEVEL_KNOWN + 1):
                 await operator.raise_feature_level(higher)
                 await work.run(30)
-                await agree()
+                await site.agreed(operator, 0)
         assert work.done["with_a_buffer"] > 20, (work.done, work.refused)
