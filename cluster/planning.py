@@ -7,6 +7,7 @@ dropped with the batches in flight: then it is built anew, a portion a turn, sin
 from __future__ import annotations
 
 from replica.agenda import Agenda
+from replica.agenda_pass import events_of_pass
 from replica.events import Event
 from replica.settle import Tentative
 from replica.state import State
@@ -30,7 +31,7 @@ class Planner:
 
     def events_of_pass(self, batch: Tentative) -> tuple[Event, ...]:
         """Return the events of a scheduling pass over the batch under construction."""
-        return self._follow(batch).events_of_pass(batch.at)
+        return events_of_pass(self._follow(batch), batch.at)
 
     def closed(self, batch: Tentative) -> None:
         """Follow the batch to its end: the next one begins on the state after it."""

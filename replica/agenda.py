@@ -3,11 +3,10 @@
 Theory of operation
 ===================
 
-`scheduling.events_of_pass` says what a pass does, and walks over all jobs to find out. An agenda is an index of one
-State that gives the very same events by looking only at the jobs that may get something: the cost of a pass follows
-what it does, not how many jobs wait. It is no part of the State: only the leader decides, so only the leader has one.
-It is built from a State, a portion at a time if need be, advanced by the events that lead to the next one, and thrown
-away with the lead.
+A walk over all jobs would say what a pass does (the reference of the tests does so). An agenda is an index of one State
+that gives the very same events by looking only at the jobs that may get something: the cost of a pass follows what it
+does, not how many jobs wait. It is no part of the State: the leader keeps one in step with its State, whoever else asks
+builds one. It is built from a State, a portion at a time if need be, and advanced by the events that lead to the next.
 
 For each job that is not over, `Part` is what the job puts into the index. An event names jobs and nodes; their parts
 are computed anew from the new State, and the difference goes into the index. Two things reach further than the jobs
@@ -22,10 +21,10 @@ can get anything.
 Of an array only as many tasks stand in queues as have room in it (`replica.arrays`), the first ones of its own line, so
 that throttled ones cost nothing. Operations that wait for a turn (`replica.turns`) stand in a queue per stage.
 
-Why a job waits is a pass that stops at the job's turn (`verdicts_of`): what the pass leaves out changes nothing.
+Why a job waits is a pass that stops at the job's turn (`agenda_pass.verdicts_of`): what it leaves out changes nothing.
 
 Laws (tests/replica/test_agenda.py): the advanced index equals one built afresh, and its events and its next instant
-are those of `scheduling`.
+are those of the reference.
 """
 
 from __future__ import annotations
@@ -43,16 +42,15 @@ from replica.agenda_events import (
     RESERVATION_EVENTS,
 )
 from replica.agenda_nodes import AgendaNodes
-from replica.agenda_parts import Milestone, More, Part, keep, keep_in_set, part_of
-from replica.agenda_pass import AgendaPass, Group, Key, NodeUse, Queue
+from replica.agenda_parts import Group, Key, Milestone, More, Part, Queue, keep, keep_in_set, part_of
 from replica.agenda_waiters import Waiters
 from replica.arrays import ArrayUse
-from replica.due import reservation_instants, reservations_due
+from replica.due import reservation_instants
 from replica.jobs import JobState
 from replica.judging import usable_in
 from replica.pending import buffer_gate, early_gate, later_reason
 from replica.revocation import Victim
-from replica.scheduling import REPLAN_S, still, waits_for_space
+from replica.scheduling import REPLAN_S, waits_for_space
 from replica.sorted_keys import SortedKeys
 from replica.state import State
 from replica.units import NEVER, Instant, seconds
@@ -166,7 +164,8 @@ class Agenda:
             self._index_nodes()
         return True
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Make the index true for every job that was touched, however many there are."""
         while not self.prepare(len(self._touched)):
             pass
 
@@ -342,42 +341,9 @@ class Agenda:
 
     # What it is asked ------------------------------------------------------------------------------------------------
 
-    def events_of_pass(self, at: Instant) -> tuple[e.Event, ...]:
-        """Return `scheduling.events_of_pass` of the present State at `at`."""
-        self._catch_up()
-        nodes: dict[str, NodeUse] = {}
-        try:
-            return tuple(AgendaPass(self, at, nodes).run())
-        finally:
-            # What was given to nodes on trial. The events, once they are settled, take it for good.
-            for name, before in nodes.items():
-                self.nodes.put(name, before)
-
-    def verdicts_of(self, job_ids: Iterable[int], at: Instant) -> dict[int, Verdict]:
-        """Return what `scheduling.plan` says at `at` of these jobs, which must not be over: at the cost of a pass."""
-        self._catch_up()
-        found: dict[int, Verdict] = {}
-        asked: list[int] = []
-        if reservations_due(self.state, at):
-            jobs, buffers = self.state.jobs, self.state.buffers
-            return {job_id: still(self.state, jobs[job_id], buffers.get(job_id)) for job_id in job_ids}
-        for job_id in job_ids:
-            due = self._parts[job_id].due_at
-            verdict = None if due != NEVER and due <= at else self.gate_verdict(job_id)
-            if verdict is None:
-                asked.append(job_id)
-            else:
-                found[job_id] = verdict
-        if asked:
-            nodes: dict[str, NodeUse] = {}
-            turn = AgendaPass(self, at, nodes)
-            try:
-                turn.run(asked)
-            finally:
-                for name, before in nodes.items():
-                    self.nodes.put(name, before)
-            found |= turn.verdicts
-        return found
+    def due_at(self, job_id: int) -> Instant:
+        """Return when something is due for a job that is not over, by time alone; NEVER for nothing."""
+        return Instant(self._parts[job_id].due_at)
 
     def gate_verdict(self, job_id: int) -> Verdict | None:
         """Return what is said of a job that is not over, without a pass; None for a candidate for space or CPUs."""
@@ -400,8 +366,8 @@ class Agenda:
         return self.array_use(array).verdict(throttle, job.has_buffer, stage_count, before)
 
     def next_due(self, after: Instant) -> Instant | None:
-        """Return `scheduling.next_due` of the present State."""
-        self._catch_up()
+        """Return the earliest instant after `after` at which a pass could do something by time alone, or None."""
+        self.catch_up()
         first = self.timers.first_after((after + 1, 0))
         due = [] if first is None else [first[0]]
         due.extend(instant for instant in reservation_instants(self.state) if instant > after)
@@ -411,7 +377,7 @@ class Agenda:
 
     def contents(self) -> dict[str, object]:
         """Return the whole index in a form that can be compared: for the tests' laws."""
-        self._catch_up()
+        self.catch_up()
         return (
             self._waiters.contents()
             | self.nodes.contents()

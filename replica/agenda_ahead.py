@@ -11,7 +11,7 @@ from heapq import merge
 from itertools import islice, takewhile
 
 from replica.agenda import Agenda
-from replica.agenda_pass import Key
+from replica.agenda_parts import Key
 from replica.estimates import AHEAD_MAX, Ahead
 
 

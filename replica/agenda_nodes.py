@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.agenda_parts import keep
-from replica.agenda_pass import NodeUse
+from replica.agenda_parts import NodeUse, keep
 from replica.partitions import Partitions
 from replica.sorted_keys import SortedKeys
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.agenda_pass import Key, Queue
 from replica.arrays import is_active, is_ahead, is_gated, is_waiting
 from replica.buffers import HOLDING, Buffer, BufferState
 from replica.due import due_at
@@ -21,7 +20,22 @@ from replica.state import State
 from replica.state_index import is_finished
 from replica.turns import queue_place, waits_for_turn
 from replica.units import Instant
-from replica.use import standing_of, takes_cpus
+from replica.use import Standing, standing_of, takes_cpus
+
+Key = tuple[int, int, int]
+"""-priority, job, and what is asked for: bytes of a pool or CPUs."""
+
+Queue = tuple[str, str, int, Standing | None]
+"""What is waited for, and on whose behalf: ("space", pool, CPUs), ("node", name, 0) or ("any", partition, CPUs), and
+the standing, which limits, licences, reservations and partitions go by. ("named", "", 0): persistent buffers. In
+("large", pool, 0) are those who ask for more than the pool has in service: no pass looks at them.
+"""
+
+Group = tuple[str, str]
+"""The queues for the same thing: ("space", pool), ("node", name) or ("any", partition)."""
+
+NodeUse = tuple[int, int, int]
+"""CPUs of a node that is up, how many of them are free, and how many jobs are on it."""
 
 
 class More(msgspec.Struct, frozen=True, array_like=True, gc=False):

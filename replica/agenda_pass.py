@@ -1,4 +1,4 @@
-"""A scheduling pass over an agenda: the events of `scheduling.events_of_pass`, at the cost of what it does.
+"""A scheduling pass over an agenda: who gets what now, at the cost of what it gives.
 
 The queues are merged by (-priority, id), and one is left as soon as nothing further back in it can get anything. What
 the pass gives to nodes is put into the agenda on trial, and noted, so that it can be taken back afterwards.
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from replica import events as e
+from replica.agenda import Agenda
+from replica.agenda_parts import Group, Key, NodeUse, Queue
 from replica.due import due_events, reservations_due
 from replica.headroom import Headroom
 from replica.jobs import Job
@@ -40,27 +41,9 @@ from replica.pools import free_bytes
 from replica.revocation import revocation_events, victims_for
 from replica.scheduling import still, waits_for_space
 from replica.turns import QUEUED_STAGES, Turns, turns_given, with_turns
-from replica.units import Instant
+from replica.units import NEVER, Instant
 from replica.use import Standing
 from replica.verdicts import Verdict
-
-if TYPE_CHECKING:
-    from replica.agenda import Agenda
-
-Key = tuple[int, int, int]
-"""-priority, job, and what is asked for: bytes of a pool or CPUs."""
-
-Queue = tuple[str, str, int, Standing | None]
-"""What is waited for, and on whose behalf: ("space", pool, CPUs), ("node", name, 0) or ("any", partition, CPUs), and
-the standing, which limits, licences, reservations and partitions go by. ("named", "", 0): persistent buffers. In
-("large", pool, 0) are those who ask for more than the pool has in service: no pass looks at them.
-"""
-
-Group = tuple[str, str]
-"""The queues for the same thing: ("space", pool), ("node", name) or ("any", partition)."""
-
-NodeUse = tuple[int, int, int]
-"""CPUs of a node that is up, how many of them are free, and how many jobs are on it."""
 
 
 class _Follows(Enum):
@@ -73,8 +56,47 @@ class _Follows(Enum):
     """Nobody further back in the same group of queues can get anything."""
 
 
+def events_of_pass(agenda: Agenda, at: Instant) -> tuple[e.Event, ...]:
+    """Return the events of a scheduling pass over the agenda's State at `at`."""
+    agenda.catch_up()
+    nodes: dict[str, NodeUse] = {}
+    try:
+        return tuple(AgendaPass(agenda, at, nodes).run())
+    finally:
+        # What was given to nodes on trial. The events, once they are settled, take it for good.
+        for name, before in nodes.items():
+            agenda.nodes.put(name, before)
+
+
+def verdicts_of(agenda: Agenda, job_ids: Iterable[int], at: Instant) -> dict[int, Verdict]:
+    """Return what holds back each of these jobs at `at`, at the cost of one pass. They must not be over."""
+    agenda.catch_up()
+    found: dict[int, Verdict] = {}
+    asked: list[int] = []
+    if reservations_due(agenda.state, at):
+        jobs, buffers = agenda.state.jobs, agenda.state.buffers
+        return {job_id: still(agenda.state, jobs[job_id], buffers.get(job_id)) for job_id in job_ids}
+    for job_id in job_ids:
+        due = agenda.due_at(job_id)
+        verdict = None if due != NEVER and due <= at else agenda.gate_verdict(job_id)
+        if verdict is None:
+            asked.append(job_id)
+        else:
+            found[job_id] = verdict
+    if asked:
+        nodes: dict[str, NodeUse] = {}
+        turn = AgendaPass(agenda, at, nodes)
+        try:
+            turn.run(asked)
+        finally:
+            for name, before in nodes.items():
+                agenda.nodes.put(name, before)
+        found |= turn.verdicts
+    return found
+
+
 class AgendaPass:
-    """One pass over an agenda. See `scheduling._Pass`, which is the same with a walk over all jobs."""
+    """One pass over an agenda."""
 
     def __init__(self, agenda: Agenda, at: Instant, nodes: dict[str, NodeUse]) -> None:
         """`nodes` takes down what the nodes were that the pass gives something to."""

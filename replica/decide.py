@@ -13,6 +13,8 @@ import msgspec
 
 from replica import commands as c
 from replica.accounting_changes import CHANGES
+from replica.agenda import Agenda
+from replica.agenda_pass import events_of_pass
 from replica.array_commands import members
 from replica.decide_cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
 from replica.decide_jobs import JOBS_BY_KEY
@@ -20,7 +22,6 @@ from replica.decisions import Accepted as Accepted
 from replica.decisions import Decision as Decision
 from replica.partition_changes import PARTITION_CHANGES
 from replica.refusals import Refusal, RefusalCode
-from replica.scheduling import events_of_pass
 from replica.state import Facts, State
 from replica.turns import BEGINNINGS, QUEUED_STAGES, Turns, with_turns
 from replica.units import Instant
@@ -139,7 +140,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
 
 
 def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingPass, at: Instant) -> Decision:
-    return Accepted(events_of_pass(state, at))
+    return Accepted(events_of_pass(Agenda(state), at))
 
 
 _BY_KEY = {**CLUSTER_BY_KEY, **JOBS_BY_KEY}

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from replica.agenda import Agenda
+from replica.agenda_pass import verdicts_of
 from replica.buffers import BufferState
 from replica.job_extras import NO_EXTRA
 from replica.jobs import Hold, JobState
 from replica.pending import Verdict, later_reason
 from replica.pools import Pool, free_bytes
-from replica.scheduling import plan
 from replica.state import State
 
 
@@ -34,13 +35,13 @@ def pool_use(state: State, name: str) -> PoolUse:
 
 def verdicts(state: State) -> Mapping[int, Verdict]:
     """Return what holds back each job that is not over, as of `state.at`: one scheduling pass over the state."""
-    return plan(state, state.at).verdicts
+    return verdicts_of(Agenda(state), state.unfinished, state.at)
 
 
 def verdict_of(state: State, job_id: int) -> Verdict:
     """Return what holds back one job as of `state.at`. Raises KeyError for a job that is not in the state."""
     if job_id in state.unfinished:
-        return verdicts(state)[job_id]
+        return verdicts_of(Agenda(state), (job_id,), state.at)[job_id]
     return later_reason(state.jobs[job_id], state.buffers.get(job_id), state.site.provider)
 
 

@@ -13,6 +13,7 @@ from itertools import islice
 from cluster.chronicle import Chronicle
 from replica.agenda import Agenda
 from replica.agenda_ahead import ahead_in
+from replica.agenda_pass import verdicts_of
 from replica.estimates import Estimate, estimate
 from replica.events import Event
 from replica.jobs import JobState
@@ -58,7 +59,7 @@ class Verdicts:
             await asyncio.sleep(0)
         wanted = [job_id for job_id in job_ids if job_id in state.unfinished]
         if wanted and agenda is not None and agenda.state is state:
-            self._known(state).update(agenda.verdicts_of(wanted, state.at))
+            self._known(state).update(verdicts_of(agenda, wanted, state.at))
 
     def reason(self, state: State, job_id: int) -> str:
         """Return what `replica.queries.reason_of` returns; without looking at others where the gates alone say it."""
@@ -81,7 +82,7 @@ class Verdicts:
             agenda = self._follow(state)
             if agenda is None:
                 return self._walk(state)[job_id]
-            known.update(agenda.verdicts_of((job_id,), state.at))
+            known.update(verdicts_of(agenda, (job_id,), state.at))
         return known[job_id]
 
     def estimate(self, state: State, job_id: int, at: Instant) -> Estimate | None:

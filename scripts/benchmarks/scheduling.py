@@ -12,6 +12,7 @@ import msgspec
 from replica import commands as c
 from replica import events as e
 from replica.agenda import Agenda
+from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.commit import Entry
 from replica.decide import Accepted, decide, is_by_key
 from replica.directives import parse_request
@@ -22,7 +23,8 @@ from replica.options import JobOptions
 from replica.orders import orders_for
 from replica.policy import Policy
 from replica.pools import Pool
-from replica.scheduling import events_of_pass, plan
+from replica.scheduling import events_of_pass as reference_events
+from replica.scheduling import plan
 from replica.settle import Tentative
 from replica.staging import active_stage, script_ended, succeeded
 from replica.state import EMPTY, State
@@ -64,7 +66,7 @@ def world(pending: int) -> State:
         state = fold(state, _submission(choose, state.next_job, pending), START)
     # Until nothing more can be given: data is staged in at once, and scripts run for ever.
     agenda = Agenda(state)
-    while events := agenda.events_of_pass(START):
+    while events := events_of_pass(agenda, START):
         state = fold(state, events, START)
         agenda.advance(state, events)
         for event in events:
@@ -155,7 +157,7 @@ def _running(state: State) -> list[int]:
 def passes(state: State) -> dict[str, float]:
     """Return the median and the 99th percentile of a pass after one completion, and of looking for what is due."""
     agenda, at, times, looks = Agenda(state), START, [], []
-    agenda.events_of_pass(at)
+    events_of_pass(agenda, at)
     running, found = _running(state), 0
     for _ in range(PASSES):
         at = Instant(at + seconds(1))
@@ -166,7 +168,7 @@ def passes(state: State) -> dict[str, float]:
         state, happened = _over(state, running.pop(0), at)
         started_s = time.perf_counter()
         agenda.advance(state, happened)
-        events = agenda.events_of_pass(at)
+        events = events_of_pass(agenda, at)
         times.append(time.perf_counter() - started_s)
         started_s = time.perf_counter()
         agenda.next_due(at)
@@ -183,11 +185,11 @@ def passes(state: State) -> dict[str, float]:
                     follows.append(e.RunStarted(event.job))
             state = fold(state, follows, at)
             agenda.advance(state, follows)
-            events = agenda.events_of_pass(at)
+            events = events_of_pass(agenda, at)
     started_s = time.perf_counter()
-    walked = events_of_pass(state, at)
+    walked = reference_events(state, at)
     walk_s = time.perf_counter() - started_s
-    if walked != agenda.events_of_pass(at):
+    if walked != events_of_pass(agenda, at):
         raise AssertionError("the agenda decides something else than walking over all jobs")
     times.sort()
     return {
@@ -206,7 +208,7 @@ def submits(state: State) -> dict[str, float]:
     The proposer runs one pass for all the submits of a batch.
     """
     agenda, times, passes_s = Agenda(state), [], []
-    agenda.events_of_pass(START)
+    events_of_pass(agenda, START)
     actor = c.Actor(c.ActorRole.USER, "alice")
     for number in range(SUBMITS):
         spec = JobSpec("job", "alice", SCRIPT, "/out", 60, priority=number % 1_000)
@@ -223,7 +225,7 @@ def submits(state: State) -> dict[str, float]:
         batch.add(entry)
         agenda.advance(batch.state(), entry.events)
         submitted_s = time.perf_counter()
-        events = agenda.events_of_pass(START)
+        events = events_of_pass(agenda, START)
         times.append(submitted_s - started_s)
         passes_s.append(time.perf_counter() - submitted_s)
         batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_pass", events))
@@ -240,7 +242,7 @@ def start(state: State) -> dict[str, float]:
     """Return what a new leader's agenda takes to build, milliseconds."""
     started_s = time.perf_counter()
     agenda = Agenda(state)
-    agenda.events_of_pass(START)
+    events_of_pass(agenda, START)
     return {"build_ms": _ms(time.perf_counter() - started_s)}
 
 
@@ -298,10 +300,10 @@ def questions(state: State) -> dict[str, float]:
             raise AssertionError(f"a registration was refused: {outcome}")
         job = waiting[number % len(waiting)]
         started_s = time.perf_counter()
-        agenda.verdicts_of((job,), START)
+        verdicts_of(agenda, (job,), START)
         whys.append(time.perf_counter() - started_s)
     said = plan(state, START).verdicts
-    if agenda.verdicts_of(waiting, START) != {job: said[job] for job in waiting}:
+    if verdicts_of(agenda, waiting, START) != {job: said[job] for job in waiting}:
         raise AssertionError("the agenda says something else than walking over all jobs")
     return {
         "orders_us": round(statistics.median(orders) * 1e6, 1),

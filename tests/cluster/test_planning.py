@@ -15,7 +15,8 @@ from replica.decide import Accepted, decide
 from replica.directives import parse_request
 from replica.events import Event, Stage
 from replica.jobs import Hold, JobSpec, JobState
-from replica.scheduling import events_of_pass, next_due
+from replica.scheduling import events_of_pass as reference_events
+from replica.scheduling import next_due
 from replica.settle import Tentative
 from replica.units import Instant
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
@@ -32,19 +33,19 @@ class Compared:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes = 0
         self.built = 0
-        real, build = Agenda.events_of_pass, Agenda.__init__
+        real, build = planning.events_of_pass, Agenda.__init__
 
         def compare(agenda: Agenda, at: Instant) -> tuple[Event, ...]:
             self.passes += 1
             found = real(agenda, at)
-            assert found == events_of_pass(agenda.state, at)
+            assert found == reference_events(agenda.state, at)
             return found
 
         def count(agenda: Agenda, *arguments: object) -> None:
             self.built += 1
             build(agenda, *arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Agenda, "events_of_pass", compare)
+        monkeypatch.setattr(planning, "events_of_pass", compare)
         monkeypatch.setattr(Agenda, "__init__", count)
 
 
@@ -166,7 +167,7 @@ def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
             assert isinstance(decided, Accepted)
             batch.add(Entry(request.id, request.actor, "submit_job", decided.events))
             assert planner.prepare(batch)
-        assert planner.events_of_pass(batch) == events_of_pass(batch.state(), world.at)
+        assert planner.events_of_pass(batch) == reference_events(batch.state(), world.at)
         planner.closed(batch)
         state = batch.state()
     assert planner._agenda is not None and planner._agenda.contents() == Agenda(state).contents()

@@ -622,7 +622,6 @@ async def test_a_look_that_was_due_from_before_does_not_slow_down_passes_that_fo
 async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_the_disk(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replica.agenda import Agenda
     from replica.events import NodeResumed
 
     async with Rig(config) as rig:
@@ -630,7 +629,7 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
         id_ = bytes.fromhex(rig.new_id())
         await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
         monkeypatch.setattr("cluster.pacing.PASSES_IN_A_ROW_MAX", 5)
-        monkeypatch.setattr(Agenda, "events_of_pass", lambda self, at: (NodeResumed("n1"),))
+        monkeypatch.setattr("cluster.planning.events_of_pass", lambda agenda, at: (NodeResumed("n1"),))
         before = rig.engine.last_index
         rig.controller.proposer.schedule()
         await until(lambda: rig.controller.proposer.pacer.sleeping)
@@ -644,22 +643,22 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from replica.agenda import Agenda
+    from replica.agenda_pass import events_of_pass as real
 
-    real = Agenda.events_of_pass
     passes = 0
 
     async with manual(config) as rig:
         assert isinstance(rig.clock, ManualClock)
         clock = rig.clock
 
-        def events_of_pass(self: Agenda, at: Instant) -> tuple[Event, ...]:
+        def events_of_pass(agenda: Agenda, at: Instant) -> tuple[Event, ...]:
             nonlocal passes
             passes += 1
             clock.advance(0.05)
-            return real(self, at)
+            return real(agenda, at)
 
         monkeypatch.setattr("cluster.pacing.PASS_CHEAP_S", 0.0002)
-        monkeypatch.setattr(Agenda, "events_of_pass", events_of_pass)
+        monkeypatch.setattr("cluster.planning.events_of_pass", events_of_pass)
         for number in range(1, 4):
             answer = submit(rig)
             await until(lambda: rig.engine.uncommitted > 0)

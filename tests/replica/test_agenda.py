@@ -16,6 +16,7 @@ from replica import commands as c
 from replica import events as e
 from replica.agenda import Agenda
 from replica.agenda_events import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, POOL_EVENTS, RESERVATION_EVENTS
+from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.buffers import BufferRequest, BufferState
 from replica.commit import Entry
 from replica.fold import fold
@@ -24,7 +25,8 @@ from replica.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
 from replica.options import NO_OPTIONS, JobOptions
 from replica.policy import Policy
 from replica.pools import Pool
-from replica.scheduling import REPLAN_S, events_of_pass, next_due
+from replica.scheduling import REPLAN_S, next_due
+from replica.scheduling import events_of_pass as reference_events
 from replica.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from replica.staging import active_stage, failed, script_ended, succeeded
 from replica.state import EMPTY, State
@@ -45,7 +47,7 @@ def assert_agrees(agenda: Agenda, state: State, at: Instant) -> None:
     # Now, and at one instant to come: at the next step at another one.
     for later_s in (0, LATER_S[state.revision % len(LATER_S)]):
         then = Instant(at + seconds(later_s))
-        assert agenda.events_of_pass(then) == events_of_pass(state, then)
+        assert events_of_pass(agenda, then) == reference_events(state, then)
         assert agenda.next_due(then) == next_due(state, then)
     assert_explains(agenda, state, at, sorted(state.unfinished))
     assert agenda.contents() == Agenda(state).contents()
@@ -54,9 +56,9 @@ def assert_agrees(agenda: Agenda, state: State, at: Instant) -> None:
 def assert_explains(agenda: Agenda, state: State, at: Instant, jobs: list[int]) -> None:
     """What is said of a job is what the pass decides, whether one job is asked about or all are."""
     said = scheduling.plan(state, at).verdicts
-    assert agenda.verdicts_of(jobs, at) == {job_id: said[job_id] for job_id in jobs}
+    assert verdicts_of(agenda, jobs, at) == {job_id: said[job_id] for job_id in jobs}
     for job_id in jobs[at % 7 :: 7]:
-        assert agenda.verdicts_of([job_id], at) == {job_id: said[job_id]}
+        assert verdicts_of(agenda, [job_id], at) == {job_id: said[job_id]}
 
 
 class Watched(World):
@@ -256,8 +258,8 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
     agenda, kinds = Agenda(state), set()
     assert not agenda.prepare(100)
     for step in range(120):
-        expected = events_of_pass(state, at)
-        assert agenda.events_of_pass(at) == expected
+        expected = reference_events(state, at)
+        assert events_of_pass(agenda, at) == expected
         assert agenda.next_due(at) == next_due(state, at)
         kinds |= {type(event) for event in expected}
         batch = list(expected)
@@ -291,8 +293,8 @@ def test_a_pass_that_is_asked_for_twice_gives_the_same_and_leaves_nothing_behind
     state = crowd(Random(1), 200)
     agenda = Agenda(state)
     before = agenda.contents()
-    first = agenda.events_of_pass(START)
-    assert first and agenda.events_of_pass(START) == first
+    first = events_of_pass(agenda, START)
+    assert first and events_of_pass(agenda, START) == first
     assert agenda.contents() == before
 
 
@@ -365,7 +367,7 @@ def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same
         portions += 1
         if portions > 30:
             continue
-        batch: list[e.Event] = [*events_of_pass(state, at)[:9], *node_happening(random, state)]
+        batch: list[e.Event] = [*reference_events(state, at)[:9], *node_happening(random, state)]
         state = fold(state, batch, at)
         for job_id in random.sample(sorted(state.unfinished), 20):
             events = happening(random, state, job_id, at)
@@ -375,4 +377,4 @@ def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same
         at = Instant(at + seconds(1))
     assert portions >= 15
     assert agenda.contents() == Agenda(state).contents()
-    assert agenda.events_of_pass(at) == events_of_pass(state, at)
+    assert events_of_pass(agenda, at) == reference_events(state, at)

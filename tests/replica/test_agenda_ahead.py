@@ -13,7 +13,7 @@ from replica.estimates import estimate
 from replica.fold import fold
 from replica.jobs import JobState
 from replica.options import JobOptions
-from replica.scheduling import events_of_pass
+from replica.scheduling import events_of_pass as reference_events
 from replica.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import START, crowd, happening, submitted
 from tests.replica.world import World
@@ -28,7 +28,7 @@ def test_an_agenda_says_of_everybody_s_start_what_a_walk_over_all_jobs_says(seed
         state = fold(state, (submitted(random, number),), at)
     agenda, known, kinds = Agenda(state), 0, set()
     for _ in range(12):
-        batch = list(events_of_pass(state, at))
+        batch = list(reference_events(state, at))
         state = fold(state, batch, at)
         for job_id in random.sample(sorted(state.unfinished), min(20, len(state.unfinished))):
             events = happening(random, state, job_id, at)

@@ -15,6 +15,7 @@ from replica import commands as c
 from replica import events as e
 from replica.accounting import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.agenda import Agenda
+from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.buffers import BufferRequest, BufferState
 from replica.directives import parse_request
 from replica.fold import fold
@@ -24,7 +25,8 @@ from replica.jobs import Dependency, DependencyKind, JobSpec, JobState
 from replica.options import JobOptions
 from replica.partitions import Partition, PartitionState
 from replica.reservations import Reservation, ReservedSpace
-from replica.scheduling import events_of_pass, next_due, plan
+from replica.scheduling import events_of_pass as reference_events
+from replica.scheduling import next_due, plan
 from replica.state import State
 from replica.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import Agendas, crowd, happening, node_happening, submitted
@@ -175,11 +177,11 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
     for step in range(60):
         planned = plan(state, at)
         expected = planned.events
-        assert expected == events_of_pass(state, at)
-        assert agenda.events_of_pass(at) == expected
+        assert expected == reference_events(state, at)
+        assert events_of_pass(agenda, at) == expected
         assert agenda.next_due(at) == next_due(state, at)
         if step % 5 == 0:
-            assert agenda.verdicts_of(sorted(state.unfinished), at) == planned.verdicts
+            assert verdicts_of(agenda, sorted(state.unfinished), at) == planned.verdicts
             reasons |= {str(verdict.reason) for verdict in planned.verdicts.values()}
         kinds |= {type(event) for event in expected}
         batch = list(expected)

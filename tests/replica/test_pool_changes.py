@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from replica import commands as c
 from replica import events as e
 from replica.agenda import Agenda
+from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.commit import Batch, Entry
 from replica.decide import Accepted, decide
 from replica.fold import fold
@@ -309,8 +310,8 @@ class LivePools(RuleBasedStateMachine):
                 assert following.held_bytes.get(pool.name, 0) <= pool.usable_bytes, "space was given that is not there"
         assert sum(pool.is_default for pool in following.pools.values()) <= 1
         walked = plan(following, world.at)
-        assert Agenda(following).events_of_pass(world.at) == walked.events
-        assert Agenda(following).verdicts_of(following.unfinished, world.at) == walked.verdicts
+        assert events_of_pass(Agenda(following), world.at) == walked.events
+        assert verdicts_of(Agenda(following), following.unfinished, world.at) == walked.verdicts
         world.state = following
 
     @rule(size=st.integers(1, 130), pool=st.sampled_from(["fast", "bulk", "new"]))

@@ -17,7 +17,7 @@ from replica.jobs import Hold, JobState
 from replica.options import JobOptions
 from replica.pools import Pool
 from replica.refusals import Refusal
-from replica.scheduling import events_of_pass
+from replica.scheduling import events_of_pass as reference_events
 from replica.site_file import Setting
 from replica.units import SIZE_BYTES_MAX
 from replica.use import standing_with
@@ -136,10 +136,10 @@ def test_requests_larger_than_their_pool_are_not_looked_at_and_do_not_keep_other
     made.passes = False
     made.settle(c.ReleaseJob(small))
     monkeypatch.setattr(agenda_pass, "space_answer", counted)
-    events = made.agenda.events_of_pass(made.at)
+    events = agenda_pass.events_of_pass(made.agenda, made.at)
     assert looked_at == [small]
     assert [type(event) for event in events] == [e.BufferAllocated]
-    assert events == events_of_pass(made.state, made.at)
+    assert events == reference_events(made.state, made.at)
 
 
 def test_a_pool_that_grows_again_gives_them_their_turn_and_one_that_shrinks_takes_it() -> None:
