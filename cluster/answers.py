@@ -9,10 +9,10 @@ import msgspec
 
 from replica.commands import Request
 from replica.commit import Batch
-from replica.refusals import Refusal
 from replica.settle import Tentative
 from replica.state import State
-from replica.units import Revision
+from replica.values.errors import Refusal
+from replica.values.units import Revision
 
 
 class QueueFull(Exception):

@@ -38,9 +38,9 @@ from cluster.storage import Storage
 from cluster.transfer_totals import TransferTotals
 from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
 from replica.commit import Batch
-from replica.refusals import RefusalCode
 from replica.settle import settle
 from replica.state import State
+from replica.values.errors import RefusalCode
 from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant, StorageFailed
 from wal.configuration import Placed

@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 from cluster.background import Background
 from replica.state import State
 from replica.state_digest import state_digest
-from replica.units import Instant, seconds
+from replica.values.units import Instant, seconds
 
 LOGGER = logging.getLogger(__name__)
 

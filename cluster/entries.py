@@ -5,8 +5,8 @@ from __future__ import annotations
 from replica.commands import Request, SubmitJob, UpdateJob, command_digest, kind_of
 from replica.commit import Entry
 from replica.events import Event
-from replica.limits import BATCH_BYTES_MAX
-from replica.refusals import Refusal, RefusalCode
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import BATCH_BYTES_MAX
 
 ENTRY_OVERHEAD_BYTES = 64
 """What an entry takes in a batch besides its own encoding, bytes, rounded up generously."""

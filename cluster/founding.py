@@ -19,7 +19,7 @@ from cluster.clock import Clock
 from cluster.config import OPERATOR_NAME, REPLICA_COUNTS, Config, ConfigError
 from cluster.identity import NAME_RULE, Role, is_name
 from cluster.pki import AUTHORITY_NAME, Authority, PkiRefused, create_authority, issue
-from replica.units import SizeError, parse_size
+from replica.values.units import SizeError, parse_size
 
 CONFIG_NAME: Final = "forebay.toml"
 TLS_NAME: Final = "tls"

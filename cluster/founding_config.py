@@ -11,9 +11,9 @@ import msgspec
 
 from cluster.identity import NAME_RULE, is_name
 from cluster.toml_table import Table
-from replica.limits import POOLS_MAX
 from replica.policy import Policy, check_policy
 from replica.pools import Pool
+from replica.values.limits import POOLS_MAX
 
 ROOTS_MAX: Final = 256
 """Staging roots of a kind, count: each is compared with each path of a job."""

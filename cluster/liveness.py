@@ -16,7 +16,7 @@ from replica.commit import Batch
 from replica.events import FeatureLevelRaised, PolicySet, SiteConfigured, TransferRulesSet, job_of
 from replica.governing import has_shares, rules_in_force
 from replica.state import State
-from replica.units import Instant, Revision
+from replica.values.units import Instant, Revision
 
 NODE_DOWN_S = 30.0
 """Silence after which a node is marked down, seconds: long enough for a failover and an agent's restart."""

@@ -12,7 +12,7 @@ from cluster.config import Config
 from cluster.consensus import ChangeRefused, NotLeader, Role, Wanted
 from cluster.engine import Engine, Peer
 from cluster.proposer import NotLeading, OutcomeUnknown
-from replica.units import Revision
+from replica.values.units import Revision
 from wal.configuration import Action, Configuration, Member
 
 LOGGER = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from cluster.clock import Clock
-from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from cluster.chronicle import READ_ENTRIES, Applied, Chronicle
-from replica.fold import LedgerViolation
 from replica.settle import settle, settle_entry
 from replica.state import EMPTY, State
-from replica.units import Revision
+from replica.values.errors import LedgerViolation
+from replica.values.units import Revision
 from snapshots import SnapshotRefused, SnapshotStore, load_snapshot
 
 POINTS_MAX = 64

@@ -11,7 +11,7 @@ from replica.agenda_pass import events_of_pass
 from replica.events import Event
 from replica.settle import Tentative
 from replica.state import State
-from replica.units import Instant
+from replica.values.units import Instant
 
 JOBS_PER_TURN = 2_000
 """Jobs that are indexed in one turn of the loop, count: some 20 ms, after which heartbeats and commands have theirs."""

@@ -58,11 +58,11 @@ from cluster.planning import Planner
 from replica.commands import CONTROLLER, Request, RunSchedulingPass, command_digest, kind_of
 from replica.commit import Batch, Entry
 from replica.decide import decide, is_by_key
-from replica.limits import COMMANDS_PER_BATCH_MAX
-from replica.refusals import Refusal
 from replica.settle import Tentative, is_new, receipt_for
 from replica.state import State
-from replica.units import Instant, Revision
+from replica.values.errors import Refusal
+from replica.values.limits import COMMANDS_PER_BATCH_MAX
+from replica.values.units import Instant, Revision
 from wal.codec import batch_of_encoded, encode_entry
 
 __all__ = [

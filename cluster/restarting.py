@@ -13,8 +13,8 @@ from cluster.answers import Answer
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull
 from replica.buffers import HOLDING, BufferState
 from replica.commands import CONTROLLER, Request, RestartOperations
-from replica.limits import RESTARTED_MAX
 from replica.state import State
+from replica.values.limits import RESTARTED_MAX
 
 LOGGER = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.client.views import SnapshotPoolView, SnapshotView
 from cluster.clock import format_instant
-from replica.units import Instant
+from replica.values.units import Instant
 from snapshots import Summary
 
 

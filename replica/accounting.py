@@ -15,7 +15,9 @@ from types import MappingProxyType
 import immutables
 import msgspec
 
-from replica.limits import (
+from replica.sites import PROVIDERS
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import (
     ACCOUNT_DEPTH_MAX,
     ACCOUNT_USERS_MAX,
     LICENSES_PER_JOB_MAX,
@@ -23,10 +25,8 @@ from replica.limits import (
     NICE_MAX,
     PRIORITY_MAX,
 )
-from replica.names import name_fault
-from replica.refusals import Refusal, RefusalCode
-from replica.sites import PROVIDERS
-from replica.units import SIZE_BYTES_MAX
+from replica.values.names import name_fault
+from replica.values.units import SIZE_BYTES_MAX
 
 
 class LimitKind(IntEnum):

@@ -22,14 +22,14 @@ from replica.accounting import (
 from replica.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.headroom import alone_over, submit_over
 from replica.jobs import JobSpec
-from replica.limits import ACCOUNTS_MAX, LICENSES_MAX, QOS_MAX, RESERVATIONS_MAX
 from replica.options import JobOptions
 from replica.priority import rules_of
-from replica.refusals import Refusal, RefusalCode
 from replica.reservations import Reservation, check_reservation
 from replica.state import Facts
-from replica.units import Instant, format_size
 from replica.use import standing_with
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import ACCOUNTS_MAX, LICENSES_MAX, QOS_MAX, RESERVATIONS_MAX
+from replica.values.units import Instant, format_size
 
 Changed = tuple[e.Event, ...] | Refusal
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 import immutables
 
 from replica.accounting import TRES_PREFIX, Limit, LimitKind
-from replica.limits import LIMITS_PER_RECORD_MAX, POOLS_MAX
 from replica.pools import Pool
 from replica.reservations import ReservedSpace
 from replica.sites import PROVIDERS
-from replica.units import SIZE_BYTES_MAX, SizeError, format_size, parse_size
+from replica.values.limits import LIMITS_PER_RECORD_MAX, POOLS_MAX
+from replica.values.units import SIZE_BYTES_MAX, SizeError, format_size, parse_size
 
 _KINDS: Mapping[str, LimitKind] = {kind.word.lower(): kind for kind in LimitKind}
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)

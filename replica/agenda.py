@@ -51,10 +51,10 @@ from replica.judging import usable_in
 from replica.pending import buffer_gate, early_gate, later_reason
 from replica.revocation import Victim
 from replica.scheduling import REPLAN_S, waits_for_space
-from replica.sorted_keys import SortedKeys
 from replica.state import State
-from replica.units import NEVER, Instant, seconds
-from replica.verdicts import Verdict
+from replica.values.sorted_keys import SortedKeys
+from replica.values.units import NEVER, Instant, seconds
+from replica.values.verdicts import Verdict
 
 
 class Agenda:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from replica.agenda_parts import NodeUse, keep
 from replica.partitions import Partitions
-from replica.sorted_keys import SortedKeys
+from replica.values.sorted_keys import SortedKeys
 
 
 class NodeList:

@@ -15,12 +15,12 @@ from replica.pending import early_gate
 from replica.persistent_pass import names_of
 from replica.revocation import Victim, victim_of
 from replica.scheduling import waits_for_space
-from replica.sorted_keys import SortedKeys
 from replica.state import State
 from replica.state_index import is_finished
 from replica.turns import queue_place, waits_for_turn
-from replica.units import Instant
 from replica.use import Standing, standing_of, takes_cpus
+from replica.values.sorted_keys import SortedKeys
+from replica.values.units import Instant
 
 Key = tuple[int, int, int]
 """-priority, job, and what is asked for: bytes of a pool or CPUs."""

@@ -33,7 +33,6 @@ from replica.judging import (
     space_verdict,
     take_note,
 )
-from replica.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
 from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, start_of
 from replica.partitions import AnyNode, place_name
 from replica.persistent_pass import judge_named, names_of, serve_named
@@ -41,9 +40,10 @@ from replica.pools import free_bytes
 from replica.revocation import revocation_events, victims_for
 from replica.scheduling import still, waits_for_space
 from replica.turns import QUEUED_STAGES, Turns, turns_given, with_turns
-from replica.units import NEVER, Instant
 from replica.use import Standing
-from replica.verdicts import Verdict
+from replica.values.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
+from replica.values.units import NEVER, Instant
+from replica.values.verdicts import Verdict
 
 
 class _Follows(Enum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from replica.arrays import ArrayFault, compressed, parse_tasks
-from replica.refusals import Refusal, RefusalCode
 from replica.state import Facts
+from replica.values.errors import Refusal, RefusalCode
 
 Tasks = tuple[int, ...] | None
 """Tasks of an array, ascending; None: what the number alone says, an array as a whole or one job."""

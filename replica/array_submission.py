@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import events as e
-from replica import limits
 from replica.buffers import Transfer
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.jobs import Dependency
-from replica.refusals import Refusal, RefusalCode
 from replica.state import Facts
 from replica.submission import job_submitted
+from replica.values import limits
+from replica.values.errors import Refusal, RefusalCode
 
 DEFAULT_OUTPUT = "forebay-%A_%a.out"
 """Where a task's output goes when it does not say (Slurm: slurm-%A_%a.out)."""

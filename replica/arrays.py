@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from replica.buffers import Buffer, BufferState
 from replica.jobs import Job, JobState
-from replica.limits import ARRAY_SIZE_MAX
 from replica.options import JobOptions
-from replica.verdicts import Reason, Verdict
+from replica.values.limits import ARRAY_SIZE_MAX
+from replica.values.verdicts import Reason, Verdict
 
 
 class ArrayFault(ValueError):

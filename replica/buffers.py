@@ -36,7 +36,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from replica.units import NEVER, Instant
+from replica.values.units import NEVER, Instant
 
 
 class BufferState(IntEnum):

@@ -14,7 +14,7 @@ from replica.pool_units import PoolUnit
 from replica.pools import Pool, free_bytes
 from replica.sites import flags_text, get_sys_state_of, get_sys_status_of
 from replica.state import State
-from replica.units import Instant
+from replica.values.units import Instant
 
 RECORD_STATES = {
     BufferState.STAGING_IN: "allocated",

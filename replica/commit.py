@@ -6,8 +6,8 @@ import msgspec
 
 from replica.commands import Actor
 from replica.events import Event
-from replica.refusals import Refusal
-from replica.units import Instant, Revision
+from replica.values.errors import Refusal
+from replica.values.units import Instant, Revision
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):

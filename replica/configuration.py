@@ -17,15 +17,15 @@ from msgspec.structs import replace
 from replica import events as e
 from replica.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.governing import rules_of
-from replica.limits import SETTINGS_MAX
 from replica.policy import Policy, check_policy
 from replica.pool_changes import default_pool_events
-from replica.refusals import Refusal, RefusalCode
 from replica.site_file import Setting, SettingFault, values_of
 from replica.site_keys import KEYS, Key, Owner, ValueFault, format_value
 from replica.sites import DEFAULT_SITE, Site, check_site, ordered_flags
 from replica.state import Facts
 from replica.transfers import DEFAULT_TRANSFER_RULES, TransferRules, check_transfer_rules
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import SETTINGS_MAX
 
 DEFAULT_POLICY = Policy()
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import immutables
 
 from replica.buffers import Buffer
-from replica.limits import CONSUMED_MAX
-from replica.units import MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 from replica.use import SECONDS_PER_MINUTE, Standing
+from replica.values.limits import CONSUMED_MAX
+from replica.values.units import MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
 Consumed = immutables.Map[str, int]
 """What is named by `consumed_key` -> bytes (units of the pool) times minutes; SIZE_BYTES_MAX is as good as for ever."""

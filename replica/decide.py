@@ -21,10 +21,10 @@ from replica.decide_jobs import JOBS_BY_KEY
 from replica.decisions import Accepted as Accepted
 from replica.decisions import Decision as Decision
 from replica.partition_changes import PARTITION_CHANGES
-from replica.refusals import Refusal, RefusalCode
 from replica.state import Facts, State
 from replica.turns import BEGINNINGS, QUEUED_STAGES, Turns, with_turns
-from replica.units import Instant
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.units import Instant
 
 
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:

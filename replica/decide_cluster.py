@@ -14,15 +14,15 @@ from replica import features
 from replica.accounting_changes import CHANGES, changed
 from replica.configuration import configuration_events
 from replica.decisions import NOTHING, Accepted, Decision, accepted
-from replica.limits import CPUS_MAX, MESSAGE_CHARACTERS_MAX, NODES_MAX, POOLS_MAX
-from replica.names import name_fault
 from replica.partition_changes import PARTITION_CHANGES, changed_partitions
 from replica.policy import check_policy
 from replica.pool_changes import changed_pool, pool_refusal, removed_pool, set_pool_events
-from replica.refusals import Refusal, RefusalCode
 from replica.staging import active_stage
 from replica.state import Facts, State
-from replica.units import NEVER, Instant
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import CPUS_MAX, MESSAGE_CHARACTERS_MAX, NODES_MAX, POOLS_MAX
+from replica.values.names import name_fault
+from replica.values.units import NEVER, Instant
 
 
 def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:

@@ -31,16 +31,16 @@ from replica.decide_updates import updated
 from replica.decisions import NOTHING, Accepted, Decision, accepted
 from replica.job_changes import NO_TERMS, JobTerms
 from replica.jobs import ENDED, Hold, Job, JobState
-from replica.limits import MAILS_SETTLED_MAX
 from replica.mails import settling_events
 from replica.options import NO_OPTIONS
 from replica.partitions import chosen_partition
-from replica.refusals import Refusal, RefusalCode
 from replica.request_options import with_options_decided
 from replica.staging import active_stage, failed, pre_run_failed, script_ended, succeeded, unwound, waiting_stage
 from replica.state import Facts
 from replica.submission import job_submitted, options_refusal
-from replica.units import Instant
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import MAILS_SETTLED_MAX
+from replica.values.units import Instant
 
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:

@@ -16,11 +16,11 @@ from replica.buffers import BufferState
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.job_extras import NO_EXTRA
 from replica.jobs import Hold, Job, JobState
-from replica.limits import RESTARTED_MAX
 from replica.options import NO_OPTIONS, JobOptions
-from replica.refusals import Refusal, RefusalCode
 from replica.staging import gone, unwound
 from replica.state import Facts
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import RESTARTED_MAX
 
 Events = tuple[e.Event, ...]
 

@@ -9,7 +9,7 @@ from replica.governing import TRANSFERS
 from replica.jobs import Job
 from replica.state import Facts
 from replica.transfers import JobTransfers, TransferReceipt, clipped_checkpoint, clipped_receipt, is_due
-from replica.units import Instant
+from replica.values.units import Instant
 
 NO_TRANSFERS = JobTransfers()
 

@@ -21,17 +21,17 @@ from replica.buffers import BufferState
 from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.job_changes import NO_CHANGE, NO_TERMS, OF_OPTIONS, OF_SPEC, JobChange, changed_fields
 from replica.jobs import Job, JobSpec, JobState
-from replica.limits import DEPENDENCY_CHAIN_MAX, PRIORITY_MAX, TIME_LIMIT_S_MAX
 from replica.name_groups import members_of
-from replica.names import name_fault
 from replica.options import NO_OPTIONS, JobOptions
 from replica.partitions import chosen_partition
 from replica.pending import depended_on
 from replica.provision import NATIVE
-from replica.refusals import Refusal, RefusalCode
 from replica.request_options import check_plain_options, with_options_decided
 from replica.state import Facts
 from replica.submission import Unfit, check_dependencies, request_decided
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import DEPENDENCY_CHAIN_MAX, PRIORITY_MAX, TIME_LIMIT_S_MAX
+from replica.values.names import name_fault
 
 Events = tuple[e.Event, ...]
 

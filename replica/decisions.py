@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from replica import events as e
-from replica.refusals import Refusal
+from replica.values.errors import Refusal
 
 
 class Accepted(msgspec.Struct, frozen=True):

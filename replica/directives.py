@@ -21,7 +21,7 @@ from replica.grammar.short import read_short
 from replica.grammar.spur import is_spur, read_spur
 from replica.grammar.words import DirectiveRefused, Word, control_offset, shown, split_words
 from replica.options import BufferOptions
-from replica.refusals import Refusal, RefusalCode
+from replica.values.errors import Refusal, RefusalCode
 
 __all__ = [
     "INSIDE_VARIABLES",

@@ -15,7 +15,6 @@ from replica.accounting import Account, License, Qos, SchedulingRules
 from replica.buffers import HOLDING, Buffer, BufferInput, IllegalTransition, step
 from replica.commit import Receipt
 from replica.consumption import Consumed
-from replica.failures import LedgerViolation
 from replica.features import TRANSFERS_AND_PARTITIONS
 from replica.governing import TRANSFERS, MovingKey, counted_under
 from replica.job_changes import JobTerms
@@ -38,8 +37,9 @@ from replica.state import State
 from replica.state_index import is_finished, move
 from replica.transfers import JobTransfers, TransferRules
 from replica.turns import takes_turn
-from replica.units import Instant
 from replica.use import UseKey, standing_of, use_of
+from replica.values.errors import LedgerViolation
+from replica.values.units import Instant
 
 _DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
 """Fields of a job that the derived maps depend on."""

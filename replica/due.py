@@ -10,7 +10,7 @@ from replica.jobs import Hold, Job, JobState
 from replica.partitions import is_in, place_name
 from replica.staging import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
 from replica.state import Facts
-from replica.units import NEVER, Instant, seconds
+from replica.values.units import NEVER, Instant, seconds
 
 
 def reservations_due(state: Facts, at: Instant) -> tuple[e.Event, ...]:

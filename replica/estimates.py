@@ -23,9 +23,9 @@ from replica.rates import rates_of
 from replica.reserved_line import ReservedLine, TooManySteps
 from replica.scheduling import waits_for_space
 from replica.state import State
-from replica.units import NEVER, Instant, format_size, seconds
 from replica.use import takes_cpus
-from replica.verdicts import Reason
+from replica.values.units import NEVER, Instant, format_size, seconds
+from replica.values.verdicts import Reason
 
 AHEAD_MAX = 2_000
 """Jobs before one that an estimate looks at, count; with more before it, its start is not known."""

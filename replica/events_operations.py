@@ -7,7 +7,7 @@ import msgspec
 from replica.buffers import Access
 from replica.jobs import JobState
 from replica.stages import Stage as Stage
-from replica.units import NEVER, Instant
+from replica.values.units import NEVER, Instant
 
 
 class BufferAllocated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=12):

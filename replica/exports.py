@@ -11,7 +11,7 @@ from replica.stages import Stage
 from replica.state import State
 from replica.transfers import JobTransfers
 from replica.turns import waits_for_turn
-from replica.units import NEVER
+from replica.values.units import NEVER
 
 NO_TRANSFERS = JobTransfers()
 

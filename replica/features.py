@@ -18,8 +18,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from replica import events as e
-from replica.failures import LedgerViolation
-from replica.refusals import Refusal, RefusalCode
+from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 
 FOUNDING_LEVEL = 1
 """The level at which every cluster begins: its founders need not be of one release."""

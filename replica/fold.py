@@ -10,7 +10,6 @@ from typing import Any
 from replica import events as e
 from replica import features, mails
 from replica.draft import Draft as Draft
-from replica.failures import LedgerViolation as LedgerViolation
 from replica.fold_changes import CHANGE_FOLDS
 from replica.fold_cluster import CLUSTER_FOLDS
 from replica.fold_jobs import JOB_FOLDS
@@ -18,7 +17,8 @@ from replica.fold_scheduling import SCHEDULING_FOLDS
 from replica.fold_transfers import TRANSFER_FOLDS
 from replica.fold_whole import FOLDS as FOLDS_OF_WHOLE_BUFFERS
 from replica.state import State
-from replica.units import Instant
+from replica.values.errors import LedgerViolation as LedgerViolation
+from replica.values.units import Instant
 
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:

@@ -11,12 +11,12 @@ from replica import consumption
 from replica import events as e
 from replica.buffers import Buffer, BufferState
 from replica.draft import Draft
-from replica.failures import LedgerViolation
 from replica.job_changes import NO_TERMS, OF_OPTIONS, OF_SPEC, JobTerms, changed_fields
 from replica.jobs import Job, JobState
 from replica.options import NO_OPTIONS, JobOptions
 from replica.sharing import shared_options, shared_request, shared_spec
-from replica.units import NEVER, Instant
+from replica.values.errors import LedgerViolation
+from replica.values.units import NEVER, Instant
 
 
 def _partition_set(draft: Draft, event: e.PartitionSet) -> None:

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from replica import events as e
 from replica import features
 from replica.draft import Draft
-from replica.failures import LedgerViolation
 from replica.nodes import Node
 from replica.pool_units import PoolUnit
 from replica.sites import SITE_KEY, Site
-from replica.units import Instant
+from replica.values.errors import LedgerViolation
+from replica.values.units import Instant
 
 
 def _cluster_founded(draft: Draft, event: e.ClusterFounded) -> None:

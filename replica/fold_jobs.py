@@ -12,12 +12,12 @@ from replica import events as e
 from replica import features
 from replica.buffers import Buffer, BufferInput, BufferState
 from replica.draft import Draft
-from replica.failures import LedgerViolation
 from replica.fold_scheduling import measure
 from replica.fold_whole import note
 from replica.jobs import ENDED, Hold, Job, JobState
 from replica.sharing import shared_options, shared_request, shared_spec
-from replica.units import NEVER, Instant
+from replica.values.errors import LedgerViolation
+from replica.values.units import NEVER, Instant
 
 
 def _job_submitted(draft: Draft, event: e.JobSubmitted) -> None:

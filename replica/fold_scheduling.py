@@ -12,9 +12,9 @@ from replica import consumption
 from replica import events as e
 from replica.accounting import RULES_KEY, Account, License, Qos, SchedulingRules, with_members_sorted
 from replica.buffers import Buffer
-from replica.failures import LedgerViolation
 from replica.rates import Rates, rates_of
 from replica.reservations import Reservation
+from replica.values.errors import LedgerViolation
 
 V = TypeVar("V")
 

@@ -16,7 +16,7 @@ from replica.transfers import (
     JobTransfers,
     TransferReceipt,
 )
-from replica.units import Instant
+from replica.values.units import Instant
 
 NO_TRANSFERS = JobTransfers()
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from replica import events as e
 from replica.buffers import BufferInput, BufferState, IllegalTransition, step
 from replica.draft import Draft
-from replica.failures import LedgerViolation
 from replica.job_extras import NO_EXTRA
 from replica.jobs import Hold, JobState
 from replica.persistent import PersistentBuffer
 from replica.system_comment import commented
-from replica.units import NEVER, Instant
+from replica.values.errors import LedgerViolation
+from replica.values.units import NEVER, Instant
 
 
 def note(draft: Draft, job_id: int, **changes: Any) -> None:

@@ -27,9 +27,9 @@ from replica.options import JobOptions
 from replica.reservations import Reservation, left_of
 from replica.sites import PROVIDERS
 from replica.state import Facts
-from replica.units import Instant
 from replica.use import Standing, UseKey, holding_use, minutes_of, running_use, standing_of
-from replica.verdicts import Reason, Verdict
+from replica.values.units import Instant
+from replica.values.verdicts import Reason, Verdict
 
 
 class Scope(NamedTuple):

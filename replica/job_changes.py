@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from replica.jobs import Dependency, DependencyKind
-from replica.units import Instant
+from replica.values.units import Instant
 
 
 class JobTerms(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.units import NEVER, Instant
+from replica.values.units import NEVER, Instant
 
 
 class JobExtra(msgspec.Struct, frozen=True, array_like=True, gc=False):

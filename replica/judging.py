@@ -14,15 +14,15 @@ from replica import events as e
 from replica.buffers import Buffer
 from replica.headroom import Headroom
 from replica.jobs import Job
-from replica.limits import CANDIDATES_BEHIND_MAX, TURNED_AWAY_MAX
 from replica.line import Head, expected_end
 from replica.partitions import AnyNode, is_in, place_name
-from replica.pending import Reason, Verdict
 from replica.priority import order_of
 from replica.state import Facts, State
 from replica.turns import Turns
-from replica.units import NEVER, Instant, format_size
 from replica.use import Standing, standing_of
+from replica.values.limits import CANDIDATES_BEHIND_MAX, TURNED_AWAY_MAX
+from replica.values.units import NEVER, Instant, format_size
+from replica.values.verdicts import Reason, Verdict
 
 Place = tuple[int, int]
 """Where a candidate stands in a pass: what it is sorted by, and the job."""

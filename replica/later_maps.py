@@ -11,7 +11,16 @@ import msgspec
 from replica.accounting import Account, AccountUser, License, Limit, Qos, SchedulingRules
 from replica.job_changes import JobTerms
 from replica.job_extras import JobExtra
-from replica.limits import (
+from replica.mails import Mail
+from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
+from replica.partitions import Partition
+from replica.persistent import PersistentBuffer
+from replica.pool_units import PoolUnit
+from replica.rates import Measured, Rates
+from replica.reservations import Reservation, ReservedSpace
+from replica.sites import Site
+from replica.transfers import JobTransfers, LeftOut, TransferCheckpoint, TransferReceipt, TransferRules
+from replica.values.limits import (
     ACCOUNTS_MAX,
     CONSUMED_MAX,
     JOBS_IN_STATE_MAX,
@@ -23,15 +32,6 @@ from replica.limits import (
     QOS_MAX,
     RESERVATIONS_MAX,
 )
-from replica.mails import Mail
-from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
-from replica.partitions import Partition
-from replica.persistent import PersistentBuffer
-from replica.pool_units import PoolUnit
-from replica.rates import Measured, Rates
-from replica.reservations import Reservation, ReservedSpace
-from replica.sites import Site
-from replica.transfers import JobTransfers, LeftOut, TransferCheckpoint, TransferReceipt, TransferRules
 
 
 class LaterMap(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from replica.buffers import Buffer, BufferState
 from replica.jobs import ENDED, Job, JobState
 from replica.rates import rates_of
 from replica.state import Facts
-from replica.units import NEVER, Instant, seconds
+from replica.values.units import NEVER, Instant, seconds
 
 DRAINING = 0
 """In place of `run_until` of a job whose script has ended: it only drains."""

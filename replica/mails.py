@@ -18,9 +18,9 @@ import msgspec
 
 from replica import events as e
 from replica.jobs import Job, JobState
-from replica.limits import MAILS_OWED_MAX
 from replica.options import JobOptions
-from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.values.limits import MAILS_OWED_MAX
+from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 ALL = "all"
 NONE = "none"

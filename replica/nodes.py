@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.units import NEVER, Instant
+from replica.values.units import NEVER, Instant
 
 
 class NodeState(IntEnum):

@@ -23,10 +23,10 @@ from replica.jobs import ENDED, Hold, Job, JobSpec, JobState
 from replica.nodes import Node
 from replica.orders import stage_of
 from replica.pools import Pool
-from replica.refusals import Refusal
 from replica.state import State
 from replica.state_index import derive
-from replica.units import Instant
+from replica.values.errors import Refusal
+from replica.values.units import Instant
 
 _AT = Instant(1_000_000_000_000_000)
 _OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")

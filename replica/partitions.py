@@ -16,10 +16,10 @@ import msgspec
 
 from replica.accounting import check_name
 from replica.jobs import Job
-from replica.limits import ACCOUNT_USERS_MAX, NODES_MAX, PARTITION_NODES_CHARACTERS_MAX, TIME_LIMIT_S_MAX
 from replica.options import JobOptions
-from replica.refusals import Refusal, RefusalCode
-from replica.verdicts import Reason, Verdict
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import ACCOUNT_USERS_MAX, NODES_MAX, PARTITION_NODES_CHARACTERS_MAX, TIME_LIMIT_S_MAX
+from replica.values.verdicts import Reason, Verdict
 
 
 class PartitionState(IntEnum):

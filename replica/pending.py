@@ -22,9 +22,9 @@ from replica.partitions import partition_gate
 from replica.state import Facts, State
 from replica.state_index import is_finished
 from replica.turns import waits_for_turn
-from replica.units import NEVER
-from replica.verdicts import Reason as Reason
-from replica.verdicts import Verdict as Verdict
+from replica.values.units import NEVER
+from replica.values.verdicts import Reason as Reason
+from replica.values.verdicts import Verdict as Verdict
 
 
 def early_gate(state: State, job: Job) -> Verdict | None:

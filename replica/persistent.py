@@ -9,7 +9,7 @@ import msgspec
 
 from replica.buffers import HOLDING, Access, BufferState
 from replica.options import BufferOptions
-from replica.units import NEVER, Instant
+from replica.values.units import NEVER, Instant
 
 PERSISTENT_STATES = frozenset({BufferState.ALLOCATING, BufferState.ALLOCATED, BufferState.DELETING})
 """The states of a persistent buffer that is there; a deleted one has no record any more."""

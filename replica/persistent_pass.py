@@ -20,15 +20,15 @@ from replica import events as e
 from replica.buffers import Buffer, BufferState
 from replica.jobs import Job
 from replica.judging import Turn, end_of, free_for, limits_verdict, nodes_of, usable_in, wish_of
-from replica.limits import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX
 from replica.options import BufferOptions, CreatePersistent
 from replica.partitions import is_in
-from replica.pending import Reason, Verdict
 from replica.pools import Pool
 from replica.reasons import CREATE_ERROR, delete_denied, duplicate_name
 from replica.state import Facts
 from replica.turns import with_turns
-from replica.units import round_up
+from replica.values.limits import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX
+from replica.values.units import round_up
+from replica.values.verdicts import Reason, Verdict
 
 NEVER_GIVEN_BACK = 2**62
 """In place of when space is given back that a persistent buffer takes."""

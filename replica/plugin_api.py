@@ -14,7 +14,7 @@ from replica.persistent import PERSISTENT_STATES
 from replica.pool_units import PoolUnit
 from replica.pools import Pool
 from replica.state import State
-from replica.units import NEVER, round_up
+from replica.values.units import NEVER, round_up
 
 MEGABYTE = 1024**2
 """The unit in which Slurm counts burst buffers as a trackable resource (TRES), bytes."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.limits import TIME_LIMIT_S_MAX
-from replica.refusals import Refusal, RefusalCode
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import TIME_LIMIT_S_MAX
 
 
 class Policy(msgspec.Struct, frozen=True, array_like=True, gc=False):

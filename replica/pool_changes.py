@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from replica import events as e
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.limits import MESSAGE_CHARACTERS_MAX, POOLS_MAX
-from replica.names import name_fault
 from replica.pool_units import PoolUnit, format_amount
 from replica.pools import Pool
-from replica.refusals import Refusal, RefusalCode
 from replica.state import Facts, State
-from replica.units import SIZE_BYTES_MAX
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import MESSAGE_CHARACTERS_MAX, POOLS_MAX
+from replica.values.names import name_fault
+from replica.values.units import SIZE_BYTES_MAX
 
 USERS_NAMED_MAX = 8
 """Who uses a pool that cannot be removed: so many are named in the refusal, the others counted."""

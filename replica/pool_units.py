@@ -5,13 +5,7 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-from replica.units import (
-    SIZE_BYTES_MAX,
-    SizeError,
-    format_size,
-    format_slurm_size,
-    parse_size,
-)
+from replica.values.units import SIZE_BYTES_MAX, SizeError, format_size, format_slurm_size, parse_size
 
 
 class PoolUnit(IntEnum):

@@ -11,9 +11,10 @@ from replica.agenda_pass import verdicts_of
 from replica.buffers import BufferState
 from replica.job_extras import NO_EXTRA
 from replica.jobs import Hold, JobState
-from replica.pending import Verdict, later_reason
+from replica.pending import later_reason
 from replica.pools import Pool, free_bytes
 from replica.state import State
+from replica.values.verdicts import Verdict
 
 
 class PoolUse(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar, overload
 
 from replica.commit import Receipt
-from replica.failures import LedgerViolation
-from replica.units import Revision
+from replica.values.errors import LedgerViolation
+from replica.values.units import Revision
 
 LAYER_FULL = 16_384
 """Receipts from which on a layer is left alone, count: merging two smaller ones takes a millisecond, and five full ones

@@ -16,19 +16,19 @@ from replica.buffers import BufferRequest
 from replica.directives import NATIVE, path_fault, split_inside
 from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.grammar.paths import persistent_name
-from replica.limits import ARRAY_SIZE_MAX, MAIL_USER_CHARACTERS_MAX, MESSAGE_CHARACTERS_MAX
 from replica.mails import MAIL_TYPES
-from replica.names import name_fault
 from replica.options import NO_OPTIONS, BufferOptions, CreatePersistent, JobOptions, ListTransfer
 from replica.pool_units import PoolUnit, format_amount
 from replica.pools import Pool
-from replica.refusals import Refusal, RefusalCode
 from replica.sites import persistent_refusal
 from replica.state import Facts
 from replica.submission import Unfit, check_beneath, expand, pool_of
 from replica.transfer_choices import NO_CHOICE, TransferChoice, choices_of
 from replica.transfers import DEFAULT_TRANSFER_RULES, TRANSFER_RULES_KEY
-from replica.units import round_up
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import ARRAY_SIZE_MAX, MAIL_USER_CHARACTERS_MAX, MESSAGE_CHARACTERS_MAX
+from replica.values.names import name_fault
+from replica.values.units import round_up
 
 _OF_ONE_TASK = re.compile("%[aj]")
 

@@ -13,9 +13,9 @@ import immutables
 import msgspec
 
 from replica.accounting import check_name
-from replica.limits import ACCOUNT_USERS_MAX, POOLS_MAX
-from replica.refusals import Refusal, RefusalCode
-from replica.units import SIZE_BYTES_MAX, Instant
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import ACCOUNT_USERS_MAX, POOLS_MAX
+from replica.values.units import SIZE_BYTES_MAX, Instant
 
 
 class ReservedSpace(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -14,7 +14,7 @@ from typing import Final
 from replica.judging import reservation_of
 from replica.line import NOBODY_KNOWS, drain_us, release_at, run_until
 from replica.state import State
-from replica.units import Instant
+from replica.values.units import Instant
 
 STEPS_MAX: Final = 100_000
 """Changes of the free space that one estimate looks at, count: some 100 ms, during which a replica only does that."""

@@ -16,12 +16,12 @@ from replica.buffers import Buffer, BufferState
 from replica.features import BURST_BUFFERS_WHOLE
 from replica.jobs import Hold, Job, JobState
 from replica.judging import Place, Turn, Wish, available, place_of
-from replica.limits import REVOKED_PER_PASS_MAX
 from replica.partitions import place_name
 from replica.pending import early_gate
 from replica.priority import rules_of
 from replica.state import State
-from replica.units import Instant, seconds
+from replica.values.limits import REVOKED_PER_PASS_MAX
+from replica.values.units import Instant, seconds
 
 EVENTS_PER_REVOCATION = 4
 

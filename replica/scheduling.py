@@ -38,18 +38,19 @@ from replica.judging import (
     take_note,
     wish_of,
 )
-from replica.limits import EVENTS_PER_PASS_MAX
 from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, run_until, start_of
 from replica.options import BufferOptions
 from replica.partitions import AnyNode, is_in
-from replica.pending import Reason, Verdict, buffer_gate, depended_on, early_gate, later_reason
+from replica.pending import buffer_gate, depended_on, early_gate, later_reason
 from replica.persistent_pass import names_of, serve_named
 from replica.pools import free_bytes
 from replica.revocation import revocation_events, victim_of, victims_for
 from replica.state import State
 from replica.turns import QUEUED_STAGES, Turns, queue_place, takes_turn, turns_given, waits_for_turn, with_turns
-from replica.units import NEVER, Instant, seconds
 from replica.use import Standing, standing_of, takes_cpus
+from replica.values.limits import EVENTS_PER_PASS_MAX
+from replica.values.units import NEVER, Instant, seconds
+from replica.values.verdicts import Reason, Verdict
 
 REPLAN_S = 30
 """How often a pass is repeated while a job waits for space, seconds: expected starts move with time alone."""

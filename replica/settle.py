@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from replica.commit import Batch, Entry, Receipt
 from replica.events import job_of
-from replica.fold import Draft, LedgerViolation, fold_into
-from replica.limits import RECEIPTS_MAX
-from replica.refusals import Refusal, RefusalCode
+from replica.fold import Draft, fold_into
 from replica.state import Facts, State
-from replica.units import Instant, Revision
+from replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from replica.values.limits import RECEIPTS_MAX
+from replica.values.units import Instant, Revision
 
 
 def settle(state: State, batch: Batch) -> State | None:

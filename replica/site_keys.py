@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from replica.names import name_fault
 from replica.sites import FLAGS, PROVIDERS, RESTART_POLICIES, ordered_flags, program_fault
 from replica.transfer_template import template_fault
 from replica.transfers import ALGORITHMS, BACKENDS, TIMEOUTS, VERIFY_LEVELS
-from replica.units import SizeError, format_slurm_size, parse_size
+from replica.values.names import name_fault
+from replica.values.units import SizeError, format_slurm_size, parse_size
 
 PROVIDER_PREFIX = "burst_buffer/"
 """How slurm.conf writes a provider: BurstBufferType=burst_buffer/lua."""

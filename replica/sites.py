@@ -13,10 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from replica.limits import MESSAGE_CHARACTERS_MAX, PATH_BYTES_MAX, SITE_USERS_MAX
-from replica.names import name_fault
-from replica.refusals import Refusal, RefusalCode
-from replica.units import SIZE_BYTES_MAX
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import MESSAGE_CHARACTERS_MAX, PATH_BYTES_MAX, SITE_USERS_MAX
+from replica.values.names import name_fault
+from replica.values.units import SIZE_BYTES_MAX
 
 PROVIDERS = ("native", "lua", "datawarp", "generic")
 """What may perform a cluster's operations, one for the whole cluster (Slurm: BurstBufferType)."""

@@ -11,7 +11,6 @@ from replica.features import BURST_BUFFERS_WHOLE
 from replica.governing import cap_s
 from replica.job_extras import NO_EXTRA
 from replica.jobs import Hold, Job, JobState
-from replica.limits import MESSAGE_CHARACTERS_MAX, PERSISTENT_PER_JOB_MAX
 from replica.options import NO_OPTIONS
 from replica.orders import stage_of
 from replica.policy import Policy
@@ -20,7 +19,8 @@ from replica.reasons import failure_comment, failure_reason, operation_of
 from replica.sites import teardown_on_failure
 from replica.state import Facts
 from replica.turns import waits_for_turn
-from replica.units import NEVER, Instant, seconds
+from replica.values.limits import MESSAGE_CHARACTERS_MAX, PERSISTENT_PER_JOB_MAX
+from replica.values.units import NEVER, Instant, seconds
 
 PROVIDER = "burst_buffer/native"
 """How reasons name what performs the operations, in the form of Slurm's plugins."""

@@ -32,8 +32,8 @@ from replica.receipts import Receipts
 from replica.reservations import Reservation
 from replica.sites import DEFAULT_SITE, SITE_KEY, Site
 from replica.transfers import JobTransfers, TransferRules
-from replica.units import NEVER, Instant, Revision
 from replica.use import UseKey
+from replica.values.units import NEVER, Instant, Revision
 
 K = TypeVar("K", contravariant=True)
 V = TypeVar("V", covariant=True)

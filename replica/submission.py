@@ -6,20 +6,20 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import events as e
-from replica import limits
 from replica.buffers import BufferRequest, Transfer
 from replica.directives import path_fault, split_inside
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.jobs import Dependency, JobSpec
-from replica.names import UnknownSymbol, expand_symbols, name_fault
 from replica.options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.orders import expand_roots
 from replica.pool_units import PoolUnit, format_amount
 from replica.pools import Pool
-from replica.refusals import Refusal, RefusalCode
 from replica.sites import buffer_user_refusal
 from replica.state import Facts
-from replica.units import SIZE_BYTES_MAX, round_up
+from replica.values import limits
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.names import UnknownSymbol, expand_symbols, name_fault
+from replica.values.units import SIZE_BYTES_MAX, round_up
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""

@@ -6,7 +6,7 @@ writes the controller's local time; replicas of one cluster need not be in one z
 
 from __future__ import annotations
 
-from replica.units import MICROSECONDS_PER_SECOND, Instant
+from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 
 COMMENT_CHARACTERS_MAX = 1024
 """All of a job's SystemComment, characters: Slurm stops there, too. The last lines are kept."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from replica.limits import TIME_LIMIT_S_MAX
-from replica.refusals import Refusal, RefusalCode
 from replica.stages import Stage
 from replica.transfer_template import template_fault
-from replica.units import MICROSECONDS_PER_SECOND, NEVER, SIZE_BYTES_MAX, Instant
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import TIME_LIMIT_S_MAX
+from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, SIZE_BYTES_MAX, Instant
 
 VERIFY_LEVELS = ("none", "size", "digest", "read_back")
 """What is compared before a file counts as moved: nothing, size and time, the digest of what was written, and that of

@@ -21,9 +21,9 @@ from replica.buffers import Buffer, BufferState
 from replica.features import BURST_BUFFERS_WHOLE
 from replica.governing import TRANSFERS, MovingKey, counted_under, load_of, may_begin
 from replica.jobs import Job
-from replica.limits import TURNED_AWAY_MAX
 from replica.state import Facts
-from replica.units import NEVER, Instant
+from replica.values.limits import TURNED_AWAY_MAX
+from replica.values.units import NEVER, Instant
 
 _STAGE_OF = {
     BufferState.STAGING_IN: e.Stage.STAGE_IN,

@@ -11,14 +11,14 @@ import immutables
 import msgspec
 
 from replica import features
-from replica.failures import LedgerViolation
 from replica.invariants import check
 from replica.pools import Pool
 from replica.receipts import Receipts
 from replica.sharing import shared_buffer, shared_job, shared_options
 from replica.state import State
 from replica.state_index import derive
-from replica.units import Instant, Revision
+from replica.values.errors import LedgerViolation
+from replica.values.units import Instant, Revision
 from snapshots.image import (
     COUNTED,
     FOUNDING_SHAPES,

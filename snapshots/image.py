@@ -22,12 +22,12 @@ from replica.buffers import Buffer, BufferRequest, Transfer
 from replica.commit import Receipt
 from replica.jobs import Dependency, Job, JobSpec
 from replica.later_maps import LATER_MAPS, LATER_SHAPED, LaterMap
-from replica.limits import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX
 from replica.nodes import Node
 from replica.policy import Policy
 from replica.pools import Pool, free_bytes
-from replica.refusals import Refusal
 from replica.state import State
+from replica.values.errors import Refusal
+from replica.values.limits import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX
 from wal.configuration import Change, Configuration, Member, Placed
 
 SLICE_BYTES = 64 * 1024

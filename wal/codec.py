@@ -14,7 +14,7 @@ from replica import features
 from replica.commit import Batch, Entry
 from replica.events import Event, FeatureLevelRaised
 from replica.features import ReleaseNeeded
-from replica.units import Instant, Revision
+from replica.values.units import Instant, Revision
 from wal.records import ENTRY_MAX_BYTES
 
 __all__ = [

@@ -104,7 +104,7 @@ BACK_OFF_S_MAX: Final = 5.0
 """First and longest wait after a request that failed, seconds: short against a take-over, long against a busy loop."""
 
 REPORTS_PER_REQUEST_MAX: Final = 256
-"""Reports sent at once, count: half a batch (replica.limits.COMMANDS_PER_BATCH_MAX)."""
+"""Reports sent at once, count: half a batch (replica.values.limits.COMMANDS_PER_BATCH_MAX)."""
 
 COMMAND_AGE_S_MAX: Final = 200
 """Seconds after which a report gets a new command id: the controller refuses ids that are 300 s off its clock."""

@@ -15,7 +15,7 @@ from cluster.agent.places import PERSISTENT
 from cluster.agent.removal import RemovalFailed, remove_tree
 from cluster.agent.work import Work
 from replica.commands import OperationFailed
-from replica.names import name_fault
+from replica.values.names import name_fault
 
 MODE: Final = 0o770
 """Of the directory of a persistent buffer: its user and their group."""

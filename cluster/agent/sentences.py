@@ -14,7 +14,7 @@ from replica.commands import (
     ScriptStarted,
 )
 from replica.orders import Order
-from replica.plain import plain
+from replica.values.names import plain
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MOVING: Final = ("stage_in", "stage_out")

@@ -29,7 +29,7 @@ from replica.special_transfers import NOTHING_SPECIAL
 from replica.stages import Stage
 from replica.transfer_choices import default_backend
 from replica.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferReceipt
-from replica.units import Instant, format_size
+from replica.values.units import Instant, format_size
 
 ACCESS_DIRECTORIES: Final = ("striped", "private")
 

@@ -10,9 +10,9 @@ from cluster.agent.accounts import Mode
 from cluster.agent.leftovers import Left
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.commands import OperationDone, OperationFailed
-from replica.limits import MESSAGE_CHARACTERS_MAX
 from replica.orders import Order
 from replica.transfers import TransferReceipt
+from replica.values.limits import MESSAGE_CHARACTERS_MAX
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from replica.jobs import JobState
 from replica.priority import effective_priority, rules_of
 from replica.reservations import Reservation
 from replica.state import State
-from replica.units import MICROSECONDS_PER_SECOND, Instant
+from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 
 
 async def _settled(call: Call, command: c.Command, listing: Callable[[State], Reply]) -> Reply:

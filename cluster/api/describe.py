@@ -17,8 +17,8 @@ from replica.commit import Batch, Entry
 from replica.job_changes import JobChange
 from replica.jobs import Hold, JobState
 from replica.options import NO_OPTIONS, BufferOptions, JobOptions
-from replica.pending import Verdict
-from replica.units import Instant, Revision, format_size
+from replica.values.units import Instant, Revision, format_size
+from replica.values.verdicts import Verdict
 from wal.configuration import Configuration, Member
 
 _HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}

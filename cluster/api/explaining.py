@@ -17,11 +17,12 @@ from replica.agenda_pass import verdicts_of
 from replica.estimates import Estimate, estimate
 from replica.events import Event
 from replica.jobs import JobState
-from replica.pending import Verdict, early_gate, later_reason
+from replica.pending import early_gate, later_reason
 from replica.queries import verdicts
 from replica.scheduling import waits_for_space
 from replica.state import State
-from replica.units import Instant
+from replica.values.units import Instant
+from replica.values.verdicts import Verdict
 
 STATES_KEPT = 4
 """States whose verdicts are kept, count: many ask about the same."""

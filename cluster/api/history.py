@@ -16,11 +16,12 @@ from cluster.past import PastBusy, Step, settled_at
 from replica.commit import Entry
 from replica.events import ArraySubmitted, JobSubmitted, jobs_of
 from replica.jobs import Dependency
-from replica.pending import Reason, Verdict, depended_on, dependency_met
+from replica.pending import depended_on, dependency_met
 from replica.queries import buffer_word, verdict_of
 from replica.settle import settle_entry
 from replica.state import State
-from replica.units import NEVER, Instant, Revision
+from replica.values.units import NEVER, Instant, Revision
+from replica.values.verdicts import Reason, Verdict
 
 ROWS_MAX = 10_000
 """Events of one job in one answer, count: a job that is retried for ever has more; the oldest are shown."""

@@ -9,7 +9,7 @@ from replica.job_extras import NO_EXTRA
 from replica.jobs import Job
 from replica.options import NO_OPTIONS
 from replica.state import State
-from replica.units import MICROSECONDS_PER_SECOND
+from replica.values.units import MICROSECONDS_PER_SECOND
 
 
 def job_words(state: State, job_id: int) -> str:

@@ -21,9 +21,9 @@ from cluster.providers.limits import CALLS_MAX
 from replica import commands as c
 from replica.array_commands import Tasks, job_of_task, members
 from replica.jobs import JobState
-from replica.refusals import Refusal
 from replica.state import State
-from replica.units import Instant
+from replica.values.errors import Refusal
+from replica.values.units import Instant
 
 JOBS_LISTED = 1_000
 """Jobs in a list when nobody says otherwise, count."""

@@ -29,7 +29,7 @@ from cluster.proposer import NotLeading
 from cluster.snapshot_view import snapshot_view
 from replica import features
 from replica.state_digest import state_digest
-from replica.units import Instant
+from replica.values.units import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
 from wal.filling import hand_over
 

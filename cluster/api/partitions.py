@@ -7,9 +7,9 @@ from cluster.api.problems import bad
 from cluster.api.service import Call, Reply
 from cluster.client import partition_views as v
 from replica import commands as c
-from replica.node_lists import EVERY_NODE, NodeListFault, format_nodes, parse_nodes
 from replica.partitions import Partition, PartitionState
 from replica.state import State
+from replica.values.names import EVERY_NODE, NodeListFault, format_nodes, parse_nodes
 
 
 async def partitions(call: Call) -> Reply:

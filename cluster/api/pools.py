@@ -10,7 +10,7 @@ from replica import commands as c
 from replica.pool_changes import unit_in
 from replica.pool_units import PoolUnit, parse_amount, unit_of
 from replica.state import State
-from replica.units import SizeError
+from replica.values.units import SizeError
 
 ALL = "all"
 """Instead of a size: everything that the pool has when the command is decided."""

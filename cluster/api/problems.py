@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from cluster.client.views import ErrorAnswer, ErrorView
-from replica.refusals import Refusal, RefusalCode
+from replica.values.errors import Refusal, RefusalCode
 
 RETRY_AFTER_S = 1
 """What clients are told to wait when nobody leads or a queue is full, seconds: longer than most elections."""

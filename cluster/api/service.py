@@ -37,7 +37,7 @@ from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull
 from replica.array_commands import Tasks, job_of_task
 from replica.commands import Command, Request, SubmitJob
 from replica.state import State
-from replica.units import MICROSECONDS_PER_SECOND
+from replica.values.units import MICROSECONDS_PER_SECOND
 
 COMMAND_AGE_S_MAX = 300
 """How long before the leader's clock a command id's time may be, seconds: more than any retry takes."""

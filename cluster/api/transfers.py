@@ -34,7 +34,7 @@ from replica.orders import stage_of
 from replica.state import State
 from replica.transfers import RateShares, TransferCheckpoint, TransferReceipt
 from replica.turns import waits_for_turn
-from replica.units import NEVER
+from replica.values.units import NEVER
 
 TRANSFERS_LISTED_MAX = 10_000
 """Transfers in one list, count: more than two stages' worth of the default limit on operations."""

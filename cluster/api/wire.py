@@ -18,14 +18,14 @@ from replica.directives import DirectiveRefused, Reading, read_request
 from replica.events import Stage
 from replica.job_changes import JobChange
 from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
-from replica.limits import DEPENDENCIES_MAX, SCRIPT_BYTES_MAX
-from replica.names import name_fault
 from replica.options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.pools import Pool
-from replica.refusals import RefusalCode
 from replica.sites import DEFAULT_SITE, Site
 from replica.transfers import TransferReceipt, clipped_checkpoint, clipped_count, clipped_receipt
-from replica.units import NEVER, SIZE_BYTES_MAX, Instant, SizeError, parse_size
+from replica.values.errors import RefusalCode
+from replica.values.limits import DEPENDENCIES_MAX, SCRIPT_BYTES_MAX
+from replica.values.names import name_fault
+from replica.values.units import NEVER, SIZE_BYTES_MAX, Instant, SizeError, parse_size
 
 DEFAULT_NAME = "batch"
 """Name of a job that was given none."""

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from replica.commit import Batch
 from replica.features import ReleaseNeeded
-from replica.fold import LedgerViolation
 from replica.invariants import check
 from replica.settle import settle, settle_entry
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
-from replica.units import Revision
+from replica.values.errors import LedgerViolation
+from replica.values.units import Revision
 from snapshots.image import Image
 from wal.codec import CodecError, Kind, decode_batch, kind_of
 from wal.configuration import decode_configuration

@@ -15,7 +15,7 @@ from cluster.cli.output import note, readable_size
 from cluster.cli.session import Session, config_failure, session
 from cluster.clock import SystemClock
 from cluster.config import AgentConfig, ConfigError
-from replica.plain import plain
+from replica.values.names import plain
 
 if TYPE_CHECKING:
     from cluster.agent.kept_receipts import Kept

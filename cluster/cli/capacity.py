@@ -10,8 +10,8 @@ from cluster.cli.tables import buffers_table, nodes_table, pools_table
 from cluster.client import Client
 from cluster.client.requests import PoolRequest
 from cluster.client.views import PoolView
-from replica.plain import plain
-from replica.units import SizeError, parse_size
+from replica.values.names import plain
+from replica.values.units import SizeError, parse_size
 
 
 @click.group("pool")

@@ -17,8 +17,8 @@ from cluster.config import OPERATOR_NAME, Config
 from cluster.founding import replica_hosts
 from cluster.identity import NAME_RULE, Role, is_name
 from cluster.pki import AUTHORITY_NAME, CERTIFICATE_MODE, PkiRefused, issue, load_authority
-from replica.plain import plain
-from replica.units import MICROSECONDS_PER_SECOND
+from replica.values.names import plain
+from replica.values.units import MICROSECONDS_PER_SECOND
 
 EXPIRY_NOTICE_DAYS: Final = 60
 """Days before the end of a certificate from which `certificate list` warns: time for two maintenance windows."""

@@ -19,8 +19,8 @@ from cluster.client.views import JobView
 from cluster.clock import format_instant, parse_instant
 from cluster.identities import group_name, uid_of
 from replica.jobs import ENDED, JobState
-from replica.plain import plain
-from replica.units import Instant, seconds
+from replica.values.names import plain
+from replica.values.units import Instant, seconds
 
 INDENT: Final = "\n   "
 

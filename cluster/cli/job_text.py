@@ -12,8 +12,8 @@ from cluster.cli.tables import moment
 from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
 from cluster.clock import parse_instant
 from replica.jobs import ENDED
-from replica.plain import plain
-from replica.units import Instant
+from replica.values.names import plain
+from replica.values.units import Instant
 
 BAR_CELLS: Final = 32
 """Characters of the longest duration bar: the rest of an 80-character line says what it means."""

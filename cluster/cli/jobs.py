@@ -25,7 +25,7 @@ from cluster.client.views import JobsAnswer, JobView
 from replica.array_commands import parse_reference, shown_reference
 from replica.arrays import ArrayFault
 from replica.jobs import ENDED, JobState
-from replica.plain import plain
+from replica.values.names import plain
 
 LIMIT: Final = 1_000
 """Jobs that are listed when nobody says otherwise, count."""

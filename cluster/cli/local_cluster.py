@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from cluster.config import Config
-from replica.plain import plain
+from replica.values.names import plain
 
 GRACE_S: Final = 10.0
 """Seconds between asking a child to end and killing it: a replica syncs and closes in well under one."""

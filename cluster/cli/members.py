@@ -16,7 +16,7 @@ from cluster.cli.tables import members_table, snapshot_fields
 from cluster.client import ApiError, Client
 from cluster.client.views import MembersAnswer, MemberView
 from cluster.config import Config, ConfigError, ReplicaConfig
-from replica.plain import plain
+from replica.values.names import plain
 
 MEMBER_ANSWER_S = 2.0
 """How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""

@@ -9,8 +9,8 @@ import re
 from typing import Final
 
 from cluster.clock import format_instant
-from replica.limits import TIME_LIMIT_S_MAX
-from replica.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.values.limits import TIME_LIMIT_S_MAX
+from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 DURATION_FORMS: Final = (
     "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS"

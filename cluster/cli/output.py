@@ -17,8 +17,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from replica.plain import plain
-from replica.units import format_size
+from replica.values.names import plain
+from replica.values.units import format_size
 
 WIDTH_WITHOUT_TERMINAL: Final = 1_000
 """Characters in a line of a pipe or file: more than any table here, so that nothing is wrapped for a program."""

@@ -12,8 +12,8 @@ from cluster.cli.output import show, show_json, size, table
 from cluster.cli.session import session
 from cluster.client import Client
 from cluster.client import partition_views as v
-from replica.limits import NODES_MAX
-from replica.plain import plain
+from replica.values.limits import NODES_MAX
+from replica.values.names import plain
 
 UNLIMITED: Final = "UNLIMITED"
 

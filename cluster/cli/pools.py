@@ -10,9 +10,9 @@ from cluster.cli.tables import unit_in
 from cluster.client import Client
 from cluster.client.configuration_views import PoolAddRequest, PoolChangeRequest, UnitWord
 from cluster.client.views import PoolView
-from replica.plain import plain
 from replica.pool_units import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
-from replica.units import SizeError
+from replica.values.names import plain
+from replica.values.units import SizeError
 
 ALL = "all"
 

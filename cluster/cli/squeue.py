@@ -19,8 +19,8 @@ from cluster.client.burst_views import NO_VALUE, local_time
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.client.views import JobView
 from replica.jobs import JobState
-from replica.plain import plain
-from replica.units import Instant
+from replica.values.names import plain
+from replica.values.units import Instant
 
 STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 """Squeue's own format: each column right-aligned, and cut to its width."""

@@ -12,7 +12,7 @@ from cluster.cli.moments import parse_begin, parse_duration
 from cluster.cli.sbatch import Setting, check_script, read_options
 from replica.arrays import parse_array
 from replica.jobs import DependencyKind
-from replica.limits import (
+from replica.values.limits import (
     CPUS_MAX,
     DEPENDENCIES_MAX,
     DIRECTIVE_TEXT_BYTES_MAX,
@@ -21,7 +21,7 @@ from replica.limits import (
     NICE_MAX,
     PRIORITY_MAX,
 )
-from replica.units import Instant
+from replica.values.units import Instant
 
 TIME_LIMIT_S_DEFAULT: Final = 3_600
 """Seconds a job may run where neither script nor command line says: an hour is enough to try something out."""

@@ -15,7 +15,7 @@ from cluster.cli.submission import CommandLine, Prepared, located, prepare, read
 from cluster.client import ApiError, Client, instant_of
 from cluster.client.requests import SubmitRequest
 from cluster.client.views import JobView
-from replica.limits import SCRIPT_BYTES_MAX
+from replica.values.limits import SCRIPT_BYTES_MAX
 
 REQUEST_CODES: Final = frozenset(
     {

@@ -10,9 +10,9 @@ from cluster.cli.output import NOTHING, Listing, readable_size, size, table, tex
 from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.clock import parse_instant
 from replica.jobs import JobState
-from replica.plain import plain
 from replica.pool_units import PoolUnit, format_amount, unit_of
-from replica.units import MICROSECONDS_PER_SECOND, Instant
+from replica.values.names import plain
+from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 
 NAME_CHARACTERS_SHOWN: Final = 24
 """Characters of a job's name in the listing; `job show` has all of it."""

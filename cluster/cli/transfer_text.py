@@ -13,8 +13,8 @@ from cluster.cli.output import NOTHING, Listing, readable_size, table
 from cluster.cli.tables import moment
 from cluster.client.transfer_views import JobTransfersView, ReceiptView, TransferView
 from cluster.clock import parse_instant
-from replica.plain import plain
-from replica.units import MICROSECONDS_PER_SECOND, Instant
+from replica.values.names import plain
+from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 
 BAR_CELLS: Final = 24
 """Characters of a progress bar: with its figures it fits a line of 80."""

@@ -19,7 +19,7 @@ from cluster.cli.submission import (
     read_bbf,
 )
 from cluster.client.requests import UpdateCommand, UpdateRequest
-from replica.limits import PRIORITY_MAX
+from replica.values.limits import PRIORITY_MAX
 
 
 @click.command("update")

@@ -6,7 +6,7 @@ import msgspec
 
 from cluster.client.requests import Command, Number
 from cluster.client.views import View
-from replica.limits import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX
+from replica.values.limits import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX
 
 TEXT_CHARACTERS_MAX = 128
 """A name, or a limit as text, characters: a name has at most 64."""

@@ -13,9 +13,9 @@ from typing import Final
 
 from cluster.client.views import View
 from cluster.clock import parse_instant
-from replica.plain import plain
 from replica.pool_units import PoolUnit, format_slurm_amount
-from replica.units import MICROSECONDS_PER_SECOND
+from replica.values.names import plain
+from replica.values.units import MICROSECONDS_PER_SECOND
 
 NO_VALUE: Final = "(null)"
 """What Slurm prints where there is no text."""

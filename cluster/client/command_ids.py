@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.clock import Clock
-from replica.units import Instant
+from replica.values.units import Instant
 
 MICROSECONDS_PER_MILLISECOND: Final = 1_000
 _VERSION: Final = 7

@@ -6,8 +6,8 @@ import msgspec
 
 from cluster.client.requests import Command, Request
 from cluster.client.views import PoolView, View
-from replica.limits import PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX
-from replica.units import SIZE_BYTES_MAX
+from replica.values.limits import PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX
+from replica.values.units import SIZE_BYTES_MAX
 
 KEY_CHARACTERS_MAX = 64
 """A key of the configuration, characters: none is nearly as long."""

@@ -6,7 +6,7 @@ import msgspec
 
 from cluster.client.requests import Command, Number, Text
 from cluster.client.views import View
-from replica.limits import ACCOUNT_USERS_MAX, PARTITION_NODES_CHARACTERS_MAX
+from replica.values.limits import ACCOUNT_USERS_MAX, PARTITION_NODES_CHARACTERS_MAX
 
 _Names: TypeAlias = Annotated[tuple[Text, ...], msgspec.Meta(max_length=ACCOUNT_USERS_MAX)]
 PartitionWord: TypeAlias = Literal["UP", "DOWN", "DRAIN", "INACTIVE"]

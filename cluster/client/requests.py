@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from replica.commands import OperationResult
-from replica.limits import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
+from replica.values.limits import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
 FEATURE_LEVEL_MAX = 2**31 - 1
 """Feature levels that a request may name, far more than there will ever be."""

@@ -18,10 +18,10 @@ from cluster.clock import Clock
 from cluster.mail.sending import Send, SendFailed, Undeliverable
 from cluster.proposer import NotLeading, QueueFull
 from replica.commands import CONTROLLER, Request, SettleMails
-from replica.limits import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX
 from replica.mails import Mail
 from replica.state import State
-from replica.units import MICROSECONDS_PER_SECOND
+from replica.values.limits import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX
+from replica.values.units import MICROSECONDS_PER_SECOND
 
 LOGGER = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Final
 from cluster.clock import format_instant
 from replica.jobs import JobState
 from replica.mails import Mail, MailKind, message_name
-from replica.plain import plain
+from replica.values.names import plain
 
 MESSAGE_ID_DOMAIN: Final = "forebay"
 """Right of the @ in a Message-ID: the same on every replica, unlike a host name."""

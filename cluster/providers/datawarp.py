@@ -16,7 +16,7 @@ from cluster.providers.interface import Local, OperationError, PoolReport, Subje
 from cluster.providers.pools import parse_pools
 from replica.options import CreatePersistent, DestroyPersistent
 from replica.provision import Provision
-from replica.units import format_slurm_size
+from replica.values.units import format_slurm_size
 
 CALLER: Final = "SLURM"
 DIRECTIVES: Final = ("#DW", "#BB")

@@ -23,7 +23,7 @@ from cluster.providers.files import replace_symbols, whole_script
 from cluster.providers.interface import Local, OperationError, PoolReport, Subject
 from replica.options import CreatePersistent, DestroyPersistent
 from replica.provision import Provision
-from replica.units import SIZE_BYTES_MAX, SizeError, parse_size
+from replica.values.units import SIZE_BYTES_MAX, SizeError, parse_size
 
 DIRECTIVES: Final = ("#BB",)
 

@@ -22,7 +22,7 @@ from cluster.providers.saying import log_output, timed_out
 from cluster.providers.trust import ProgramRefused, read_trusted
 from replica.options import CreatePersistent, DestroyPersistent
 from replica.provision import Provision
-from replica.units import SizeError, parse_size
+from replica.values.units import SizeError, parse_size
 
 NO_POOL: Final = "(null)"
 """What the script is told where the job asked for no pool, as Slurm does."""

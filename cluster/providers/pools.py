@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from cluster.providers.interface import OperationError, PoolReport
-from replica.limits import POOLS_MAX
-from replica.names import name_fault
-from replica.units import SIZE_BYTES_MAX
+from replica.values.limits import POOLS_MAX
+from replica.values.names import name_fault
+from replica.values.units import SIZE_BYTES_MAX
 
 
 class _Row(msgspec.Struct):

@@ -8,11 +8,11 @@ from replica.buffers import Access, BufferRequest, Transfer
 from replica.grammar.lines import Warnings
 from replica.grammar.paths import check_access
 from replica.grammar.words import Word
-from replica.limits import PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
 from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
-from replica.refusals import RefusalCode
 from replica.transfer_choices import choice_verb
-from replica.units import SIZE_BYTES_MAX, Quantity
+from replica.values.errors import RefusalCode
+from replica.values.limits import PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
+from replica.values.units import SIZE_BYTES_MAX, Quantity
 
 STAGES = ("stage_in", "stage_out")
 _ORDER_OF_OPTIONS = ("jobdw", "swap", "persistentdw", *STAGES, "create_persistent", "destroy_persistent")

@@ -22,8 +22,8 @@ from replica.grammar.values import (
 )
 from replica.grammar.words import Word, shown
 from replica.options import ListTransfer
-from replica.refusals import RefusalCode
 from replica.transfer_choices import CHOICE_KEYS, CHOOSABLE
+from replica.values.errors import RefusalCode
 
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
 BARE_SWAP_BYTES = 1024**3

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import msgspec
 
 from replica.grammar.words import DirectiveRefused, Word, control_offset, ends_in_backslash, shown, split_words
-from replica.limits import DIRECTIVE_TEXT_BYTES_MAX, DIRECTIVES_MAX
-from replica.refusals import Refusal, RefusalCode
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, DIRECTIVES_MAX
 
 SCRIPT = "script"
 """The source of what stands in a batch script, as places name it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from replica.grammar.asked import Asked
 from replica.grammar.lines import Directive
 from replica.grammar.values import Value, read_capacity, read_pool
-from replica.refusals import RefusalCode
-from replica.units import SIZE_BYTES_MAX, Quantity
+from replica.values.errors import RefusalCode
+from replica.values.units import SIZE_BYTES_MAX, Quantity
 
 
 def read_lua(directive: Directive, asked: Asked) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from replica.buffers import Access
 from replica.grammar.words import Word, shown
-from replica.limits import PATH_BYTES_MAX
+from replica.values.limits import PATH_BYTES_MAX
 
 INSIDE_VARIABLES = {
     "DW_JOB_STRIPED": Access.STRIPED,

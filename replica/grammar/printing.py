@@ -10,7 +10,7 @@ from replica.grammar.short import format_bytes, format_quantity
 from replica.grammar.values import STOP
 from replica.options import BufferOptions, CreatePersistent
 from replica.transfer_choices import choice_verb
-from replica.units import Quantity
+from replica.values.units import Quantity
 
 
 def format_request(request: BufferRequest, options: BufferOptions | None) -> tuple[str, str]:

@@ -6,8 +6,8 @@ from replica.grammar.asked import Asked
 from replica.grammar.dw import BARE_SWAP_BYTES, read_space, set_swap
 from replica.grammar.values import Options, read_options
 from replica.grammar.words import Word
-from replica.refusals import RefusalCode
-from replica.units import Quantity, format_size, parse_quantity
+from replica.values.errors import RefusalCode
+from replica.values.units import Quantity, format_size, parse_quantity
 
 KEYS = ("capacity", "pool", "access", "type", "swap")
 

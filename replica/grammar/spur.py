@@ -9,8 +9,8 @@ from __future__ import annotations
 from replica.grammar.asked import STAGES, Asked
 from replica.grammar.values import Value, read_capacity
 from replica.grammar.words import Word, control_offset, shown
-from replica.refusals import RefusalCode
-from replica.units import SIZE_BYTES_MAX, Quantity
+from replica.values.errors import RefusalCode
+from replica.values.units import SIZE_BYTES_MAX, Quantity
 
 BARE_BYTES = 1024**3
 """What a capacity without a unit counts, bytes."""

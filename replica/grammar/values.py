@@ -8,9 +8,9 @@ import msgspec
 
 from replica.buffers import Access
 from replica.grammar.words import DirectiveRefused, Word, ends_in_backslash, shown
-from replica.names import name_fault
-from replica.refusals import RefusalCode
-from replica.units import Quantity, SizeError, parse_quantity
+from replica.values.errors import RefusalCode
+from replica.values.names import name_fault
+from replica.values.units import Quantity, SizeError, parse_quantity
 
 STOP = "\\\\"
 """Two backslashes: no symbol after them is replaced, up to the end of the line."""

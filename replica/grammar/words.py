@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from replica.refusals import Refusal, RefusalCode
+from replica.values.errors import Refusal, RefusalCode
 
 SHOWN_CHARACTERS = 48
 """Characters of what the user wrote that a message repeats: enough to find it, short enough for one line."""

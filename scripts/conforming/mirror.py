@@ -14,7 +14,7 @@ from replica.jobs import Hold
 from replica.queries import buffer_word, reason_of
 from replica.settle import settle_entry
 from replica.state import EMPTY, State
-from replica.units import Revision
+from replica.values.units import Revision
 from wal.codec import Kind, decode_batch, kind_of
 from wal.environment import Environment
 from wal.failures import RecoveryRefused

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cluster.client import ApiError, Client
 from cluster.client.views import JobView, MemberView, PoolView, TransferView
-from replica.units import format_size
+from replica.values.units import format_size
 
 PERIOD_S = 0.25
 STATE_STYLES = {

@@ -6,7 +6,7 @@ import pytest
 
 from cluster import chronicle as chronicle_module
 from cluster.chronicle import Applied, Chronicle
-from replica.units import Revision
+from replica.values.units import Revision
 from tests.wal.support import open_env
 from wal import Environment, Journal
 from wal.codec import NO_OP

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.clock import ManualClock, SystemClock, format_instant, parse_instant
-from replica.units import NEVER, Instant
+from replica.values.units import NEVER, Instant
 
 LAST_INSTANT = 253_402_300_799_999_999
 """9999-12-31T23:59:59.999999Z."""

@@ -17,9 +17,9 @@ from cluster.storage import StorageRefused, open_storage
 from replica.commands import CONTROLLER
 from replica.commit import Batch, Entry
 from replica.events import JobReleased, NodeResumed
-from replica.fold import LedgerViolation
 from replica.state_digest import state_digest
-from replica.units import Revision
+from replica.values.errors import LedgerViolation
+from replica.values.units import Revision
 from snapshots import Image, SnapshotFailed, load_snapshot
 from tests.cluster.rig import PATIENCE_S, Rig, placed, story, until
 from wal import BrokenInvariant

@@ -17,7 +17,7 @@ from cluster.clock import SystemClock
 from cluster.divergence import CHECKPOINT_S, Checkpoints, Diverged, Verdict, is_checkpoint, judge
 from cluster.serve import Replica
 from replica.state import State
-from replica.units import Instant, seconds
+from replica.values.units import Instant, seconds
 from tests.cluster.test_serve import make
 
 

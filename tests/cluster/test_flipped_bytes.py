@@ -30,7 +30,7 @@ from replica.decide import decide
 from replica.settle import settle
 from replica.state import EMPTY
 from replica.state_digest import state_digest
-from replica.units import Instant, Revision
+from replica.values.units import Instant, Revision
 from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
 from snapshots.receive import receiving_name
 from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed

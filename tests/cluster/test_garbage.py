@@ -8,7 +8,7 @@ import pytest
 
 from cluster.clock import ManualClock
 from cluster.garbage import FULL_SHARE, Collector
-from replica.units import Instant
+from replica.values.units import Instant
 from tests.cluster.rig import story
 
 

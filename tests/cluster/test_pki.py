@@ -15,7 +15,7 @@ from cluster.clock import ManualClock, SystemClock
 from cluster.identity import Identity, Role, identify
 from cluster.pki import Authority, PkiRefused, create_authority, issue, load_authority
 from cluster.tls import TlsFiles, TlsRefused, check_key_file, check_validity, client_context, server_context
-from replica.units import Instant
+from replica.values.units import Instant
 
 NOW = SystemClock().now()
 

@@ -18,7 +18,7 @@ from replica.jobs import Hold, JobSpec, JobState
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import next_due
 from replica.settle import Tentative
-from replica.units import Instant
+from replica.values.units import Instant
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
 from tests.cluster.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
 from tests.replica.world import SCRIPT as TRUE

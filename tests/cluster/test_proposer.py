@@ -25,13 +25,13 @@ from replica.commit import Batch, Entry
 from replica.directives import parse_request
 from replica.events import Event
 from replica.jobs import Hold, JobSpec
-from replica.limits import COMMANDS_PER_BATCH_MAX
 from replica.policy import Policy
-from replica.refusals import RefusalCode
 from replica.settle import settle
 from replica.state import State
 from replica.state_digest import state_digest
-from replica.units import Instant, seconds
+from replica.values.errors import RefusalCode
+from replica.values.limits import COMMANDS_PER_BATCH_MAX
+from replica.values.units import Instant, seconds
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
 from wal.codec import CodecError, decode_batch
 

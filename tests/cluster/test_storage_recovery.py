@@ -30,7 +30,7 @@ from replica.commit import Entry as Settled
 from replica.decide import Accepted, decide
 from replica.settle import settle
 from replica.state import EMPTY, State
-from replica.units import Instant, Revision
+from replica.values.units import Instant, Revision
 from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
 from snapshots.receive import receiving_name
 from snapshots.seal import TEMPORARY_SUFFIX

@@ -21,8 +21,8 @@ from replica.accounting import (
 from replica.directives import parse_request
 from replica.jobs import JobSpec
 from replica.options import JobOptions
-from replica.refusals import Refusal, RefusalCode
 from replica.state_index import derive
+from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import SCRIPT, World, user
 
 K = LimitKind

@@ -27,11 +27,11 @@ from replica.policy import Policy
 from replica.pools import Pool
 from replica.scheduling import REPLAN_S, next_due
 from replica.scheduling import events_of_pass as reference_events
-from replica.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from replica.staging import active_stage, failed, script_ended, succeeded
 from replica.state import EMPTY, State
 from replica.turns import Turns, with_turns
-from replica.units import NEVER, Instant, seconds
+from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
+from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_histories import Histories
 from tests.replica.world import OPERATOR, SCRIPT, START, World, user
 

@@ -14,7 +14,7 @@ from replica.fold import fold
 from replica.jobs import JobState
 from replica.options import JobOptions
 from replica.scheduling import events_of_pass as reference_events
-from replica.units import NEVER, Instant, seconds
+from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import START, crowd, happening, submitted
 from tests.replica.world import World
 

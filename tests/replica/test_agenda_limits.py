@@ -28,7 +28,7 @@ from replica.reservations import Reservation, ReservedSpace
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import next_due, plan
 from replica.state import State
-from replica.units import NEVER, Instant, seconds
+from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import Agendas, crowd, happening, node_happening, submitted
 from tests.replica.world import OPERATOR, SCRIPT, START, user
 

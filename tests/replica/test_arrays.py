@@ -8,13 +8,13 @@ import pytest
 
 from replica import commands as c
 from replica import events as e
-from replica import limits
 from replica.array_commands import job_of_task, parse_reference, shown_reference
 from replica.arrays import ArrayFault, compressed, parse_array, shown_id
 from replica.jobs import Dependency, DependencyKind, Hold, JobState
 from replica.options import BufferOptions, CreatePersistent, JobOptions
-from replica.refusals import Refusal, RefusalCode
 from replica.site_file import Setting
+from replica.values import limits
+from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
 
 

@@ -15,7 +15,6 @@ from replica.options import BufferOptions, JobOptions
 from replica.policy import Policy
 from replica.pools import Pool
 from replica.queries import reason_of
-from replica.refusals import Refusal, RefusalCode
 from replica.settle import settle
 from replica.site_file import Setting, parse_text
 from replica.site_keys import KEYS, Kind, Owner, find_key
@@ -38,6 +37,7 @@ from replica.sites import (
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
 from replica.transfers import check_transfer_rules
+from replica.values.errors import Refusal, RefusalCode
 from snapshots.assembly import from_sections
 from snapshots.image import Image, to_sections
 from tests.replica.test_site_file import VALUES

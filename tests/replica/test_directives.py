@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from replica.buffers import Access, TransferKind
 from replica.directives import DirectiveRefused, parse_request, read_request
-from replica.refusals import RefusalCode
+from replica.values.errors import RefusalCode
 
 FULL = """#!/bin/bash
 #SBATCH --job-name=x

@@ -9,7 +9,7 @@ from replica import reserved_line
 from replica.estimates import Estimate, estimate
 from replica.jobs import Dependency, DependencyKind, Hold
 from replica.rates import DRAIN_TIME_S, MEASURED_MAX, Measured
-from replica.units import NEVER, seconds
+from replica.values.units import NEVER, seconds
 from tests.replica.test_accounting import changed, given
 from tests.replica.test_reservations import reserve
 from tests.replica.world import World

@@ -15,13 +15,13 @@ from replica import features
 from replica.commit import Entry
 from replica.decide import Accepted, decide
 from replica.features import LEVELS, ReleaseNeeded
-from replica.fold import LedgerViolation, fold
+from replica.fold import fold
 from replica.later_maps import LATER_MAPS
 from replica.options import JobOptions
-from replica.refusals import Refusal, RefusalCode
 from replica.settle import Tentative, settle_entry
 from replica.state import EMPTY, State
 from replica.state_digest import state_records
+from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
 
 WORDS_OF_LEVEL_1 = json.loads((Path(__file__).parents[1] / "golden" / "level-1-words.json").read_text(encoding="utf-8"))

@@ -17,13 +17,13 @@ from replica.invariants import check
 from replica.jobs import JobState
 from replica.orders import Order
 from replica.queries import verdicts
-from replica.refusals import Refusal
 from replica.scheduling import next_due, plan
 from replica.settle import settle
 from replica.staging import waiting_stage
 from replica.state import EMPTY
 from replica.state_digest import state_digest
 from replica.state_index import derive
+from replica.values.errors import Refusal
 from tests.replica.world import OPERATOR, World, user
 
 
@@ -230,8 +230,8 @@ def world_spec() -> object:
 
 
 def test_a_command_id_is_for_one_command_of_one_actor() -> None:
-    from replica.refusals import RefusalCode
     from replica.settle import receipt_for
+    from replica.values.errors import RefusalCode
 
     world = World()
     job = world.submit()

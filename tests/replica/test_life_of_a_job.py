@@ -6,7 +6,7 @@ import pytest
 
 from replica import commands as c
 from replica.jobs import Hold, JobState
-from replica.refusals import Refusal, RefusalCode
+from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, agent, user
 
 STAGE_OUT = "burst_buffer/native: Stage-out in progress"

@@ -9,12 +9,12 @@ import pytest
 from replica import commands as c
 from replica import events as e
 from replica.jobs import JobState
-from replica.limits import MAILS_OWED_MAX, MAILS_SETTLED_MAX
 from replica.mails import Mail, MailKind, message_name, settling_events, wants
 from replica.options import JobOptions
-from replica.refusals import Refusal
 from replica.settle import settle
 from replica.state import EMPTY, State
+from replica.values.errors import Refusal
+from replica.values.limits import MAILS_OWED_MAX, MAILS_SETTLED_MAX
 from tests.replica.world import World
 
 BB = "#DW jobdw capacity=10 access_mode=striped type=scratch"

@@ -13,12 +13,12 @@ from replica import commands as c
 from replica import events as e
 from replica.accounting import Account, AccountUser, SchedulingRules
 from replica.jobs import Dependency, DependencyKind, JobState
-from replica.limits import NODES_MAX
-from replica.node_lists import NodeListFault, format_nodes, parse_nodes
 from replica.options import BufferOptions, CreatePersistent, JobOptions
 from replica.partitions import Partition, PartitionState
-from replica.refusals import Refusal, RefusalCode
 from replica.site_file import Setting
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import NODES_MAX
+from replica.values.names import NodeListFault, format_nodes, parse_nodes
 from tests.replica.test_agenda import Watched
 from tests.replica.world import World, user
 

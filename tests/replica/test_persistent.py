@@ -11,9 +11,9 @@ from replica.buffers import BufferState
 from replica.directives import parse_request
 from replica.jobs import Hold, JobSpec
 from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
-from replica.pending import Reason
-from replica.refusals import Refusal, RefusalCode
 from replica.site_file import Setting
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.verdicts import Reason
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
 
 CREATES_LAKE = BufferOptions(creates=(CreatePersistent("lake", 40),))

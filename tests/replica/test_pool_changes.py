@@ -23,12 +23,12 @@ from replica.pool_changes import overcommitted_bytes, pool_users, unit_in
 from replica.pool_units import PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_of
 from replica.pools import Pool
 from replica.queries import pool_use, reason_of, verdict_of
-from replica.refusals import Refusal, RefusalCode
 from replica.scheduling import plan
 from replica.settle import settle
 from replica.site_file import Setting
 from replica.state_digest import state_digest
-from replica.units import Revision, SizeError, format_slurm_size
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.units import Revision, SizeError, format_slurm_size
 from tests.replica.test_configuration import imaged
 from tests.replica.world import OPERATOR, World, agent, user
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from replica import receipts as layered
 from replica.commit import Receipt
-from replica.failures import LedgerViolation
 from replica.receipts import Receipts
-from replica.units import Revision
+from replica.values.errors import LedgerViolation
+from replica.values.units import Revision
 
 
 def _id(number: int) -> bytes:

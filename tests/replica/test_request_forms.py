@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from replica.buffers import Access, BufferRequest, Transfer, TransferKind
 from replica.directives import DirectiveRefused, Reading, read_request
 from replica.grammar.printing import format_request
-from replica.limits import DIRECTIVE_TEXT_BYTES_MAX, PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
 from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
-from replica.refusals import RefusalCode
-from replica.units import SIZE_BYTES_MAX
+from replica.values.errors import RefusalCode
+from replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
+from replica.values.units import SIZE_BYTES_MAX
 from tests.fuzzing.runner import asked
 
 GIB = 1024**3

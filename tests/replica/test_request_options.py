@@ -13,9 +13,9 @@ from replica.features import BURST_BUFFERS_WHOLE
 from replica.jobs import JobSpec
 from replica.options import JobOptions
 from replica.pool_units import PoolUnit
-from replica.refusals import Refusal, RefusalCode
 from replica.site_file import Setting
 from replica.transfers import TransferRules
+from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
 
 MIB = 1024**2

@@ -8,10 +8,10 @@ import pytest
 
 from replica import commands as c
 from replica import events as e
-from replica.refusals import Refusal, RefusalCode
 from replica.reservations import Reservation, ReservedSpace
 from replica.scheduling import next_due
-from replica.units import Instant, seconds
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.units import Instant, seconds
 from tests.replica.test_accounting import account, changed, given, tried
 from tests.replica.world import World
 

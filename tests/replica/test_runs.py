@@ -10,8 +10,8 @@ from replica import commands as c
 from replica import features
 from replica.jobs import JobState
 from replica.options import JobOptions
-from replica.refusals import Refusal
 from replica.site_file import Setting
+from replica.values.errors import Refusal
 from tests.replica.world import World, user
 
 

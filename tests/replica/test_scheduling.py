@@ -6,8 +6,8 @@ import pytest
 
 from replica import commands as c
 from replica import scheduling
-from replica.limits import EVENTS_PER_PASS_MAX
 from replica.scheduling import next_due, plan
+from replica.values.limits import EVENTS_PER_PASS_MAX
 from tests.replica.world import World
 
 
@@ -129,7 +129,7 @@ def test_space_is_given_only_where_a_node_is_up() -> None:
 
 
 def test_more_cpus_than_any_node_has_are_refused_at_submit() -> None:
-    from replica.refusals import Refusal, RefusalCode
+    from replica.values.errors import Refusal, RefusalCode
 
     world = World(cpus=2)
     refusal = world.try_submit(cpus=3)

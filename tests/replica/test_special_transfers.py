@@ -11,11 +11,11 @@ from replica.directives import DirectiveRefused, read_request
 from replica.grammar.printing import format_request
 from replica.options import ListTransfer
 from replica.orders import Order, orders_for
-from replica.refusals import RefusalCode
 from replica.special_transfers import SpecialTransfers, special_transfers
 from replica.transfer_choices import NO_CHOICE, TransferChoice, choices_of, default_backend
 from replica.transfer_template import template_fault, template_words
 from replica.transfers import TransferRules
+from replica.values.errors import RefusalCode
 from tests.replica.test_request_options import taken, world
 from tests.replica.world import World
 

@@ -9,9 +9,9 @@ from replica.accounting import License, Limit, LimitKind
 from replica.grammar.words import DirectiveRefused
 from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
 from replica.options import JobOptions
-from replica.refusals import Refusal, RefusalCode
 from replica.state_digest import state_digest
-from replica.units import seconds
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.units import seconds
 from tests.replica.test_accounting import changed, given, qos
 from tests.replica.world import SCRIPT, World, user
 

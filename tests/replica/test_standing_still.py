@@ -16,11 +16,11 @@ from replica.headroom import Headroom
 from replica.jobs import Hold, JobState
 from replica.options import JobOptions
 from replica.pools import Pool
-from replica.refusals import Refusal
 from replica.scheduling import events_of_pass as reference_events
 from replica.site_file import Setting
-from replica.units import SIZE_BYTES_MAX
 from replica.use import standing_with
+from replica.values.errors import Refusal
+from replica.values.units import SIZE_BYTES_MAX
 from tests.replica.test_agenda import Watched
 from tests.replica.test_revocation import revoked, staged_behind_a_full_node
 from tests.replica.world import World, user

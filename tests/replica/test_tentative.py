@@ -11,16 +11,15 @@ from replica import events as e
 from replica.commit import Batch, Entry
 from replica.decide import Decision, decide, is_by_key
 from replica.directives import parse_request
-from replica.fold import LedgerViolation
 from replica.job_changes import JobChange
 from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
 from replica.partitions import Partition, PartitionState
 from replica.pools import Pool
-from replica.refusals import Refusal
 from replica.settle import Tentative, receipt_for, settle, settle_entry
 from replica.site_file import Setting
 from replica.state import State
-from replica.units import Instant
+from replica.values.errors import LedgerViolation, Refusal
+from replica.values.units import Instant
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
 
 JOBS = st.integers(1, 6)

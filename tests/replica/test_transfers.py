@@ -16,7 +16,6 @@ from replica.decisions import Accepted
 from replica.exports import not_exported
 from replica.governing import counted_under, rules_in_force, rules_of
 from replica.orders import orders_for
-from replica.refusals import Refusal
 from replica.scheduling import next_due
 from replica.site_file import Setting
 from replica.staging import PROVIDER_SLACK_S
@@ -36,7 +35,8 @@ from replica.transfers import (
     clipped_receipt,
 )
 from replica.turns import Turns, turns_given, waits_for_turn
-from replica.units import SIZE_BYTES_MAX, Instant, seconds
+from replica.values.errors import Refusal
+from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
 from tests.replica.test_agenda import Watched
 from tests.replica.test_histories import Histories
 from tests.replica.test_turns import ordered, run

@@ -17,9 +17,9 @@ from replica.job_changes import JobChange
 from replica.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
 from replica.options import BufferOptions, JobOptions
 from replica.partitions import Partition, PartitionState
-from replica.refusals import Refusal, RefusalCode
 from replica.site_file import Setting
-from replica.units import NEVER, Instant, seconds
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import Watched
 from tests.replica.world import OPERATOR, SCRIPT, World, user
 

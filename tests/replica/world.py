@@ -20,13 +20,13 @@ from replica.orders import Order, orders_for
 from replica.policy import Policy
 from replica.pools import Pool
 from replica.queries import buffer_word, reason_of, verdict_of
-from replica.refusals import Refusal
 from replica.scheduling import plan
 from replica.settle import receipt_for, settle
 from replica.site_file import Setting
 from replica.state import EMPTY, State
-from replica.units import Instant, Revision
-from replica.verdicts import Verdict
+from replica.values.errors import Refusal
+from replica.values.units import Instant, Revision
+from replica.values.verdicts import Verdict
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 SCRIPT = "#!/bin/sh\ntrue\n"

@@ -25,10 +25,10 @@ from replica.directives import read_request
 from replica.invariants import check
 from replica.jobs import ENDED, Hold, JobSpec
 from replica.options import JobOptions
-from replica.refusals import Refusal
 from replica.settle import settle
 from replica.site_file import parse_text
-from replica.units import Revision
+from replica.values.errors import Refusal
+from replica.values.units import Revision
 from tests.replica.world import World, user
 
 ACCOUNTS = {"bbu1": 20001, "bbu2": 20002}

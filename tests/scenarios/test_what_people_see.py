@@ -14,7 +14,7 @@ import pytest
 from replica import commands as c
 from replica.buffers import BufferState as B
 from replica.pools import Pool
-from replica.refusals import Refusal
+from replica.values.errors import Refusal
 from tests.scenarios.stage import Stage
 
 SEEN = Path(__file__).parent / "seen"

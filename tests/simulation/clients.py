@@ -12,8 +12,8 @@ from replica.events import Stage
 from replica.jobs import Hold, JobSpec, JobState
 from replica.orders import Order, orders_for
 from replica.pools import Pool
-from replica.refusals import RefusalCode
 from replica.state import State
+from replica.values.errors import RefusalCode
 from tests.simulation import whole
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica

@@ -10,7 +10,7 @@ from cluster.consensus import ChangeRefused, NotLeader
 from replica.commands import kind_of
 from replica.commit import Batch, Entry
 from replica.decide import Accepted, decide
-from replica.units import Instant, Revision
+from replica.values.units import Instant, Revision
 from tests.simulation.clients import SimClient
 from tests.simulation.replicas import SimReplica
 from wal.codec import encode_batch

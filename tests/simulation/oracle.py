@@ -15,11 +15,11 @@ from replica import settle as settle_module
 from replica.commit import Entry, Receipt
 from replica.draft import Draft
 from replica.events import job_of
-from replica.failures import LedgerViolation
 from replica.invariants import check
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
-from replica.units import Revision
+from replica.values.errors import LedgerViolation
+from replica.values.units import Revision
 from tests.simulation.disk import SimDisk
 from tests.simulation.lives import Lives
 from tests.simulation.register import Register

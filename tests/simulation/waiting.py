@@ -16,7 +16,7 @@ from replica.job_changes import JobChange
 from replica.jobs import Dependency, DependencyKind, Hold, JobState
 from replica.options import JobOptions
 from replica.partitions import Partition, PartitionState
-from replica.units import NEVER, Instant
+from replica.values.units import NEVER, Instant
 
 if TYPE_CHECKING:
     from tests.simulation.clients import SimClient

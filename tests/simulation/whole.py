@@ -14,12 +14,12 @@ from replica.buffers import Access, BufferRequest
 from replica.jobs import Hold, JobState
 from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
 from replica.orders import Order
-from replica.refusals import Refusal
 from replica.site_file import Setting
 from replica.sites import persistent_refusal
 from replica.stages import Stage
 from replica.state import State
 from replica.transfers import LeftOut, TransferCheckpoint, TransferReceipt
+from replica.values.errors import Refusal
 from tests.simulation import waiting
 
 if TYPE_CHECKING:

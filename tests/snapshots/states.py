@@ -14,10 +14,10 @@ from replica.nodes import Node
 from replica.policy import Policy
 from replica.pools import Pool
 from replica.receipts import Receipts
-from replica.refusals import Refusal, RefusalCode
 from replica.state import State
 from replica.state_index import derive
-from replica.units import Instant, Revision
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.units import Instant, Revision
 from snapshots.image import Image
 from wal.configuration import Action, Change, Configuration, Member, Placed
 

@@ -35,8 +35,8 @@ from cluster.clock import ManualClock, SystemClock
 from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.jobs import JobState
-from replica.limits import MESSAGE_CHARACTERS_MAX
 from replica.orders import Order
+from replica.values.limits import MESSAGE_CHARACTERS_MAX
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 

@@ -11,7 +11,7 @@ from cluster.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
 from replica.jobs import JobState
 from replica.nodes import Node
 from replica.state import EMPTY
-from replica.units import Instant
+from replica.values.units import Instant
 from tests.cluster.rig import SCRIPT, Answer, Rig, story, until
 
 

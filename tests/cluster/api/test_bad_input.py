@@ -8,8 +8,8 @@ import pytest
 from cluster.api.bodies import BODY_BYTES_MAX
 from cluster.api.problems import STATUS_OF
 from cluster.config import Config
-from replica.limits import SCRIPT_BYTES_MAX
-from replica.refusals import RefusalCode
+from replica.values.errors import RefusalCode
+from replica.values.limits import SCRIPT_BYTES_MAX
 from tests.cluster.rig import PLAIN, Rig, story
 
 Changes = Callable[[Config], dict[str, Any]]

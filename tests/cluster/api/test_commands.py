@@ -11,7 +11,7 @@ from cluster.clock import ManualClock
 from cluster.config import Config
 from replica.commands import CONTROLLER, ConfigureSite, Request
 from replica.site_file import Setting
-from replica.units import Instant
+from replica.values.units import Instant
 from tests.cluster.rig import Answer, Rig, story, until
 
 

@@ -9,7 +9,7 @@ from cluster.config import Config
 from replica import events as e
 from replica.job_changes import JobChange
 from replica.jobs import Dependency, DependencyKind
-from replica.units import NEVER
+from replica.values.units import NEVER
 from tests.cluster.rig import Rig, story
 
 

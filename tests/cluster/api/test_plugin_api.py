@@ -17,10 +17,10 @@ from replica.directives import read_request
 from replica.grammar.words import DirectiveRefused
 from replica.options import BufferOptions, CreatePersistent, JobOptions
 from replica.queries import verdict_of
-from replica.refusals import Refusal, RefusalCode
 from replica.settle import settle
 from replica.site_file import Setting
 from replica.state import EMPTY
+from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import World, user
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "plugin-api.md"

@@ -11,7 +11,7 @@ from replica import commands as c
 from replica.jobs import JobState
 from replica.stages import Stage
 from replica.transfers import LeftOut, TransferCheckpoint, TransferReceipt
-from replica.units import SIZE_BYTES_MAX
+from replica.values.units import SIZE_BYTES_MAX
 from tests.cluster.api.test_agents import poll, register
 from tests.cluster.rig import SCRIPT, Answer, Rig, story, until
 

@@ -18,7 +18,7 @@ from replica.buffers import BufferRequest
 from replica.events import Event
 from replica.jobs import Hold, JobSpec
 from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
-from replica.units import NEVER
+from replica.values.units import NEVER
 
 ALICE = Identity(Role.USER, "alice")
 GOOD: dict[str, Any] = {

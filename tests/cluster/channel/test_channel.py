@@ -18,7 +18,7 @@ from cluster.client.channel_frames import CHANNEL_VERSION, FRAME_BYTES_MAX, LENG
 from cluster.client.errors import ApiError
 from cluster.config import Config
 from cluster.tls import client_context, server_context
-from replica.limits import SCRIPT_BYTES_MAX
+from replica.values.limits import SCRIPT_BYTES_MAX
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, free_port, story, until
 
 

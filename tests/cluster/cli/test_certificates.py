@@ -15,7 +15,7 @@ from cluster.founding import Founding, found
 from cluster.identity import Role
 from cluster.pki import CERTIFICATE_LIFETIME_DAYS
 from cluster.tls import client_context, server_context
-from replica.units import MICROSECONDS_PER_SECOND, Instant
+from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 from tests.cluster.cli.double import forebay
 
 DAY = 24 * 3600 * MICROSECONDS_PER_SECOND

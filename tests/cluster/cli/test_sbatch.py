@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.sbatch import OPTIONS, Option, check_script, read_options
-from replica.limits import SCRIPT_BYTES_MAX
+from replica.values.limits import SCRIPT_BYTES_MAX
 
 
 def read(*lines: str) -> dict[str, str]:

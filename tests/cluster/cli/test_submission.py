@@ -9,7 +9,13 @@ import pytest
 from cluster.cli.exits import Failure
 from cluster.cli.submission import CommandLine, Prepared, located, parse_dependencies, parse_exports, prepare
 from cluster.clock import parse_instant
-from replica.limits import CPUS_MAX, DEPENDENCIES_MAX, DIRECTIVE_TEXT_BYTES_MAX, ENVIRONMENT_VARIABLES_MAX, PRIORITY_MAX
+from replica.values.limits import (
+    CPUS_MAX,
+    DEPENDENCIES_MAX,
+    DIRECTIVE_TEXT_BYTES_MAX,
+    ENVIRONMENT_VARIABLES_MAX,
+    PRIORITY_MAX,
+)
 
 NOW = parse_instant("2026-01-31T12:00:00Z")
 ALL = """\

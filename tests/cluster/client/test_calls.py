@@ -16,7 +16,7 @@ from cluster.client.requests import PollRequest, SubmitRequest
 from cluster.clock import ManualClock, SystemClock
 from cluster.identity import Identity, Role
 from cluster.tls import TlsFiles, TlsRefused
-from replica.units import Instant
+from replica.values.units import Instant
 from tests.cluster.client.misbehaving import (
     Misbehaving,
     Pki,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.client import instant_of, new_command_id
 from cluster.clock import ManualClock, SystemClock
-from replica.units import Instant
+from replica.values.units import Instant
 
 
 @given(st.integers(0, (2**48 - 1) * 1000), st.binary(min_size=10, max_size=10))

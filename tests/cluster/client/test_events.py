@@ -20,7 +20,7 @@ from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Answer, AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from cluster.client.views import EventView
-from replica.units import Instant
+from replica.values.units import Instant
 from tests.cluster.client.misbehaving import (
     Behaviour,
     Misbehaving,

@@ -11,12 +11,12 @@ from unittest.mock import patch
 
 import pytest
 
-from cluster.consensus import PeerTls
 from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendReply, AppendRequest, Heartbeat, encode_frame
 from cluster.consensus.seldom import KEYS_MAX, PERIOD_S
 from cluster.consensus.strangers import Strangers, why
 from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, TlsLinks
 from cluster.identity import NotIdentified, Role
+from cluster.tls import TlsFiles as PeerTls
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
 
 BEAT = Heartbeat(1, 1, 0, True)

@@ -11,9 +11,10 @@ from typing import NoReturn
 import msgspec
 
 from cluster.clock import SystemClock
-from cluster.consensus import Consensus, NotLeader, PeerTls, Role, SnapshotRef, SnapshotSink, Timing
+from cluster.consensus import Consensus, NotLeader, Role, SnapshotRef, SnapshotSink, Timing
 from cluster.identity import Role as Holder
 from cluster.pki import Authority, create_authority, issue
+from cluster.tls import TlsFiles as PeerTls
 from wal import Entry, Environment, Journal
 
 CLUSTER = "6f1c0000000000000000000000000000"

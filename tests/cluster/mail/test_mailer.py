@@ -14,7 +14,7 @@ from replica import commands as c
 from replica.jobs import JobState
 from replica.mails import Mail
 from replica.options import JobOptions
-from replica.refusals import Refusal
+from replica.values.errors import Refusal
 from tests.cluster.rig import story
 from tests.replica.world import World
 

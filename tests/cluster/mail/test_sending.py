@@ -22,7 +22,7 @@ from cluster.mail.text import message_of, subject_of
 from cluster.mail_config import MailConfig
 from replica.jobs import JobState
 from replica.mails import Mail, MailKind
-from replica.units import Instant
+from replica.values.units import Instant
 from tests.cluster.rig import story
 
 AT = Instant(1_790_000_000_000_000)
