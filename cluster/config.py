@@ -21,8 +21,8 @@ from cluster.provider_config import read_provider
 from cluster.providers.interface import NO_LOCAL, Local
 from cluster.tls import TlsFiles, find_unsafe_keys, is_there
 from cluster.toml_table import ConfigError, Table, near
-from replica.policy import Policy
-from replica.pools import Pool
+from replica.model.configuration import Policy
+from replica.model.pools import Pool
 from replica.values.limits import CPUS_MAX, NODES_MAX
 
 __all__ = [

@@ -11,8 +11,8 @@ import msgspec
 
 from cluster.identity import NAME_RULE, is_name
 from cluster.toml_table import Table
-from replica.policy import Policy, check_policy
-from replica.pools import Pool
+from replica.model.configuration import Policy, check_policy
+from replica.model.pools import Pool
 from replica.values.limits import POOLS_MAX
 
 ROOTS_MAX: Final = 256

@@ -1,6 +1,6 @@
 """What one machine's configuration says about the site's burst-buffer provider: [provider] of forebay.toml.
 
-Which provider there is, is agreed (replica.sites); here is only where this machine has its programs.
+Which provider there is, is agreed (replica.model.configuration); here is only where this machine has its programs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import events as e
-from replica.accounting import (
+from replica.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
+from replica.headroom import alone_over, submit_over
+from replica.model.accounts import (
     Limit,
     LimitKind,
     check_account,
@@ -19,14 +21,12 @@ from replica.accounting import (
     check_rules,
     with_members_sorted,
 )
-from replica.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
-from replica.headroom import alone_over, submit_over
-from replica.jobs import JobSpec
-from replica.options import JobOptions
+from replica.model.job_options import JobOptions
+from replica.model.jobs import JobSpec
+from replica.model.reservations import Reservation, check_reservation
+from replica.model.usage import standing_with
 from replica.priority import rules_of
-from replica.reservations import Reservation, check_reservation
 from replica.state import Facts
-from replica.use import standing_with
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import ACCOUNTS_MAX, LICENSES_MAX, QOS_MAX, RESERVATIONS_MAX
 from replica.values.units import Instant, format_size

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import immutables
 
-from replica.accounting import TRES_PREFIX, Limit, LimitKind
-from replica.pools import Pool
-from replica.reservations import ReservedSpace
-from replica.sites import PROVIDERS
+from replica.model.accounts import TRES_PREFIX, Limit, LimitKind
+from replica.model.configuration import PROVIDERS
+from replica.model.pools import Pool
+from replica.model.reservations import ReservedSpace
 from replica.values.limits import LIMITS_PER_RECORD_MAX, POOLS_MAX
 from replica.values.units import SIZE_BYTES_MAX, SizeError, format_size, parse_size
 

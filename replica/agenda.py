@@ -18,8 +18,8 @@ CPUs of any node. Those for a pool or for any node stand in one queue per number
 that is up could hold are passed over together. A pass merges the queues, and leaves one as soon as nothing further back
 can get anything.
 
-Of an array only as many tasks stand in queues as have room in it (`replica.arrays`), the first ones of its own line, so
-that throttled ones cost nothing. Operations that wait for a turn (`replica.turns`) stand in a queue per stage.
+Of an array only as many tasks stand in queues as have room in it (`replica.model.arrays`), the first ones of its own
+line, so that throttled ones cost nothing. Operations that wait for a turn (`replica.turns`) stand in a queue per stage.
 
 Why a job waits is a pass that stops at the job's turn (`agenda_pass.verdicts_of`): what it leaves out changes nothing.
 
@@ -44,10 +44,10 @@ from replica.agenda_events import (
 from replica.agenda_nodes import AgendaNodes
 from replica.agenda_parts import Group, Key, Milestone, More, Part, Queue, keep, keep_in_set, part_of
 from replica.agenda_waiters import Waiters
-from replica.arrays import ArrayUse
 from replica.due import reservation_instants
-from replica.jobs import JobState
 from replica.judging import usable_in
+from replica.model.arrays import ArrayUse
+from replica.model.jobs import JobState
 from replica.pending import buffer_gate, early_gate, later_reason
 from replica.revocation import Victim
 from replica.scheduling import REPLAN_S, waits_for_space

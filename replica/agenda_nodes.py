@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from replica.agenda_parts import NodeUse, keep
-from replica.partitions import Partitions
+from replica.model.partitions import Partitions
 from replica.values.sorted_keys import SortedKeys
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.arrays import is_active, is_ahead, is_gated, is_waiting
-from replica.buffers import HOLDING, Buffer, BufferState
 from replica.due import due_at
-from replica.jobs import ENDED, DependencyKind, Job, JobState
 from replica.judging import nodes_of, place_of, usable_in
 from replica.line import run_until
-from replica.options import JobOptions
+from replica.model.arrays import is_active, is_ahead, is_gated, is_waiting
+from replica.model.buffers import HOLDING, Buffer, BufferState
+from replica.model.job_options import JobOptions
+from replica.model.jobs import ENDED, DependencyKind, Job, JobState
+from replica.model.operations import queue_place, waits_for_turn
+from replica.model.usage import Standing, standing_of, takes_cpus
 from replica.pending import early_gate
 from replica.persistent_pass import names_of
 from replica.revocation import Victim, victim_of
 from replica.scheduling import waits_for_space
 from replica.state import State
 from replica.state_index import is_finished
-from replica.turns import queue_place, waits_for_turn
-from replica.use import Standing, standing_of, takes_cpus
 from replica.values.sorted_keys import SortedKeys
 from replica.values.units import Instant
 

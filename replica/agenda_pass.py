@@ -16,7 +16,6 @@ from replica.agenda import Agenda
 from replica.agenda_parts import Group, Key, NodeUse, Queue
 from replica.due import due_events, reservations_due
 from replica.headroom import Headroom
-from replica.jobs import Job
 from replica.judging import (
     Place,
     SpaceAnswer,
@@ -34,13 +33,15 @@ from replica.judging import (
     take_note,
 )
 from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, start_of
-from replica.partitions import AnyNode, place_name
+from replica.model.jobs import Job
+from replica.model.operations import QUEUED_STAGES, Stage
+from replica.model.partitions import AnyNode, place_name
+from replica.model.pools import free_bytes
+from replica.model.usage import Standing
 from replica.persistent_pass import judge_named, names_of, serve_named
-from replica.pools import free_bytes
 from replica.revocation import revocation_events, victims_for
 from replica.scheduling import still, waits_for_space
-from replica.turns import QUEUED_STAGES, Turns, turns_given, with_turns
-from replica.use import Standing
+from replica.turns import Turns, turns_given, with_turns
 from replica.values.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
 from replica.values.units import NEVER, Instant
 from replica.values.verdicts import Verdict
@@ -414,13 +415,13 @@ class AgendaPass:
         use = self.agenda.nodes.up[node]
         if use[0] < key[2]:
             return _Follows.NEXT
-        pre_runs = self.turns.get(e.Stage.RUN, 0)
+        pre_runs = self.turns.get(Stage.RUN, 0)
         if use[1] < key[2] or pre_runs >= self.state.policy.operations_per_stage_max:
             self.waiting_nodes[node] = key[1]
             return _Follows.NOBODY
         if not self.is_full:
             self._run(key, node, standing)
-            self.turns[e.Stage.RUN] = pre_runs + 1
+            self.turns[Stage.RUN] = pre_runs + 1
         return _Follows.NEXT
 
     def _run_anywhere(self, key: Key, queue: Queue) -> _Follows:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import immutables
 
 from replica.agenda_parts import awaited, keep_in_set
-from replica.jobs import Job, JobState
-from replica.name_groups import NameGroup, first_of
+from replica.model.job_names import NameGroup, first_of
+from replica.model.jobs import Job, JobState
 from replica.pending import depended_on
 from replica.state import State
 

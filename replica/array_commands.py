@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from replica.arrays import ArrayFault, compressed, parse_tasks
+from replica.model.arrays import ArrayFault, compressed, parse_tasks
 from replica.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 

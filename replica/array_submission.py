@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import events as e
-from replica.buffers import Transfer
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.jobs import Dependency
+from replica.model.buffers import Transfer
+from replica.model.jobs import Dependency
 from replica.state import Facts
 from replica.submission import job_submitted
 from replica.values import limits

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from replica.buffers import HOLDING, Buffer, BufferState
-from replica.pool_units import PoolUnit
-from replica.pools import Pool, free_bytes
-from replica.sites import flags_text, get_sys_state_of, get_sys_status_of
+from replica.model.buffers import HOLDING, Buffer, BufferState
+from replica.model.configuration import flags_text, get_sys_state_of, get_sys_status_of
+from replica.model.pools import Pool, PoolUnit, free_bytes
 from replica.state import State
 from replica.values.units import Instant
 

@@ -12,22 +12,21 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.accounting import Account, License, Qos, SchedulingRules
-from replica.buffers import BufferRequest
 from replica.commands_changes import DeletePartition as DeletePartition
 from replica.commands_changes import ResetUsage as ResetUsage
 from replica.commands_changes import SetPartition as SetPartition
 from replica.commands_changes import UpdateJob as UpdateJob
-from replica.events import Stage
-from replica.job_changes import AfterTask as AfterTask
-from replica.jobs import Hold, JobSpec, JobState
-from replica.options import NO_OPTIONS, JobOptions
-from replica.policy import Policy
-from replica.pool_units import PoolUnit
-from replica.pools import Pool
-from replica.reservations import Reservation
+from replica.model.accounts import Account, License, Qos, SchedulingRules
+from replica.model.buffers import BufferRequest
+from replica.model.configuration import Policy
+from replica.model.job_options import NO_OPTIONS, JobOptions
+from replica.model.job_options import AfterTask as AfterTask
+from replica.model.jobs import Hold, JobSpec, JobState
+from replica.model.operations import Stage
+from replica.model.pools import Pool, PoolUnit
+from replica.model.reservations import Reservation
+from replica.model.transfers import TransferCheckpoint, TransferReceipt
 from replica.site_file import Setting
-from replica.transfers import TransferCheckpoint, TransferReceipt
 
 
 class ActorRole(IntEnum):

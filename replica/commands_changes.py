@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import BufferRequest
-from replica.job_changes import NO_CHANGE, AfterTask, JobChange
-from replica.options import BufferOptions
-from replica.partitions import Partition
+from replica.model.buffers import BufferRequest
+from replica.model.job_options import NO_CHANGE, AfterTask, BufferOptions, JobChange
+from replica.model.partitions import Partition
 
 
 class SetPartition(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 A file is the whole of what burst_buffer.conf says: a key of Slurm's that it leaves out has Slurm's default afterwards.
 Forebay's own keys, which such a file does not have, stay as they are unless they are written. A partial change leaves
 all as it is that it does not name. Which pool is the default is a flag of the pools; `Site.default_pool` is only the
-name of one that is not there yet. Which record holds which value: `replica.sites`.
+name of one that is not there yet. Which record holds which value: `replica.model.configuration`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from msgspec.structs import replace
 from replica import events as e
 from replica.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.governing import rules_of
-from replica.policy import Policy, check_policy
+from replica.model.configuration import DEFAULT_SITE, Policy, Site, check_policy, check_site, ordered_flags
+from replica.model.transfers import DEFAULT_TRANSFER_RULES, TransferRules, check_transfer_rules
 from replica.pool_changes import default_pool_events
 from replica.site_file import Setting, SettingFault, values_of
 from replica.site_keys import KEYS, Key, Owner, ValueFault, format_value
-from replica.sites import DEFAULT_SITE, Site, check_site, ordered_flags
 from replica.state import Facts
-from replica.transfers import DEFAULT_TRANSFER_RULES, TransferRules, check_transfer_rules
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import SETTINGS_MAX
 

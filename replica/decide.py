@@ -20,9 +20,10 @@ from replica.decide_cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
 from replica.decide_jobs import JOBS_BY_KEY
 from replica.decisions import Accepted as Accepted
 from replica.decisions import Decision as Decision
+from replica.model.operations import QUEUED_STAGES
 from replica.partition_changes import PARTITION_CHANGES
 from replica.state import Facts, State
-from replica.turns import BEGINNINGS, QUEUED_STAGES, Turns, with_turns
+from replica.turns import BEGINNINGS, Turns, with_turns
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant
 

@@ -14,8 +14,9 @@ from replica import features
 from replica.accounting_changes import CHANGES, changed
 from replica.configuration import configuration_events
 from replica.decisions import NOTHING, Accepted, Decision, accepted
+from replica.model.configuration import check_policy
+from replica.model.operations import Stage
 from replica.partition_changes import PARTITION_CHANGES, changed_partitions
-from replica.policy import check_policy
 from replica.pool_changes import changed_pool, pool_refusal, removed_pool, set_pool_events
 from replica.staging import active_stage
 from replica.state import Facts, State
@@ -150,7 +151,7 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
         # A script outlives its agent, so its order stays as it is.
         for job in jobs:
             stage = active_stage(job, state.buffers.get(job.id))
-            if stage is not None and stage is not e.Stage.RUN:
+            if stage is not None and stage is not Stage.RUN:
                 events.append(e.StageRetried(job.id, stage, job.attempt + 1, "the agent was restarted"))
     return Accepted(tuple(events))
 

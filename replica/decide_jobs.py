@@ -16,7 +16,6 @@ from replica import features
 from replica.accounting_changes import admitted_options, default_account, limits_refusal
 from replica.array_commands import members
 from replica.array_submission import array_refusal, array_submitted, with_arrays
-from replica.buffers import BufferState
 from replica.decide_runs import (
     cleared_job,
     cleared_persistent,
@@ -29,11 +28,12 @@ from replica.decide_runs import (
 from replica.decide_transfers import reached, recorded
 from replica.decide_updates import updated
 from replica.decisions import NOTHING, Accepted, Decision, accepted
-from replica.job_changes import NO_TERMS, JobTerms
-from replica.jobs import ENDED, Hold, Job, JobState
-from replica.mails import settling_events
-from replica.options import NO_OPTIONS
-from replica.partitions import chosen_partition
+from replica.model.buffers import BufferState
+from replica.model.job_options import NO_OPTIONS, NO_TERMS, JobTerms
+from replica.model.jobs import ENDED, Hold, Job, JobState
+from replica.model.mail import settling_events
+from replica.model.operations import Stage
+from replica.model.partitions import chosen_partition
 from replica.request_options import with_options_decided
 from replica.staging import active_stage, failed, pre_run_failed, script_ended, succeeded, unwound, waiting_stage
 from replica.state import Facts
@@ -281,7 +281,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
             "attempt",
         )
     result = command.result
-    if stage is e.Stage.RUN:
+    if stage is Stage.RUN:
         if isinstance(result, c.ScriptStarted):
             if job.state is JobState.CONFIGURING:
                 return Accepted((e.RunStarted(job.id),))

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import events as e
-from replica.buffers import BufferState
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.job_extras import NO_EXTRA
-from replica.jobs import Hold, Job, JobState
-from replica.options import NO_OPTIONS, JobOptions
+from replica.model.buffers import BufferState
+from replica.model.job_options import NO_OPTIONS, JobOptions
+from replica.model.jobs import NO_EXTRA, Hold, Job, JobState
 from replica.staging import gone, unwound
 from replica.state import Facts
 from replica.values.errors import Refusal, RefusalCode

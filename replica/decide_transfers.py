@@ -5,16 +5,16 @@ from __future__ import annotations
 from replica import commands as c
 from replica import events as e
 from replica.features import TRANSFERS_AND_PARTITIONS
-from replica.governing import TRANSFERS
-from replica.jobs import Job
+from replica.model.jobs import Job
+from replica.model.operations import TRANSFERS, Stage
+from replica.model.transfers import JobTransfers, TransferReceipt, clipped_checkpoint, clipped_receipt, is_due
 from replica.state import Facts
-from replica.transfers import JobTransfers, TransferReceipt, clipped_checkpoint, clipped_receipt, is_due
 from replica.values.units import Instant
 
 NO_TRANSFERS = JobTransfers()
 
 
-def recorded(state: Facts, job: Job, stage: e.Stage, receipt: TransferReceipt | None) -> tuple[e.TransferRecorded, ...]:
+def recorded(state: Facts, job: Job, stage: Stage, receipt: TransferReceipt | None) -> tuple[e.TransferRecorded, ...]:
     """Return the event that keeps a receipt, before what follows from the end of its transfer."""
     if receipt is None or stage not in TRANSFERS or state.feature_level < TRANSFERS_AND_PARTITIONS:
         return ()
@@ -22,7 +22,7 @@ def recorded(state: Facts, job: Job, stage: e.Stage, receipt: TransferReceipt | 
 
 
 def reached(
-    state: Facts, job: Job, stage: e.Stage, result: c.OperationReached, at: Instant
+    state: Facts, job: Job, stage: Stage, result: c.OperationReached, at: Instant
 ) -> tuple[e.TransferCheckpointed, ...]:
     """Return the event that keeps a checkpoint, nothing where the last one is enough."""
     if stage not in TRANSFERS or state.feature_level < TRANSFERS_AND_PARTITIONS:

@@ -14,18 +14,26 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import events as e
-from replica.accounting import check_asked
 from replica.accounting_changes import limits_refusal, readmission_refusal
 from replica.array_submission import with_arrays
-from replica.buffers import BufferState
 from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
-from replica.job_changes import NO_CHANGE, NO_TERMS, OF_OPTIONS, OF_SPEC, JobChange, changed_fields
-from replica.jobs import Job, JobSpec, JobState
-from replica.name_groups import members_of
-from replica.options import NO_OPTIONS, JobOptions
-from replica.partitions import chosen_partition
+from replica.model.accounts import check_asked
+from replica.model.buffers import BufferState
+from replica.model.job_names import members_of
+from replica.model.job_options import (
+    NO_CHANGE,
+    NO_OPTIONS,
+    NO_TERMS,
+    OF_OPTIONS,
+    OF_SPEC,
+    JobChange,
+    JobOptions,
+    changed_fields,
+)
+from replica.model.jobs import Job, JobSpec, JobState
+from replica.model.partitions import chosen_partition
+from replica.model.provider import NATIVE
 from replica.pending import depended_on
-from replica.provision import NATIVE
 from replica.request_options import check_plain_options, with_options_decided
 from replica.state import Facts
 from replica.submission import Unfit, check_dependencies, request_decided

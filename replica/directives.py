@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import BufferRequest
 from replica.grammar.asked import Asked
 from replica.grammar.bb import read_bb
 from replica.grammar.dw import read_dw
@@ -20,7 +19,8 @@ from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
 from replica.grammar.short import read_short
 from replica.grammar.spur import is_spur, read_spur
 from replica.grammar.words import DirectiveRefused, Word, control_offset, shown, split_words
-from replica.options import BufferOptions
+from replica.model.buffers import BufferRequest
+from replica.model.job_options import BufferOptions
 from replica.values.errors import Refusal, RefusalCode
 
 __all__ = [

@@ -9,35 +9,28 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica import consumption, name_groups
-from replica import events as e
-from replica.accounting import Account, License, Qos, SchedulingRules
-from replica.buffers import HOLDING, Buffer, BufferInput, IllegalTransition, step
 from replica.commit import Receipt
-from replica.consumption import Consumed
 from replica.features import TRANSFERS_AND_PARTITIONS
-from replica.governing import TRANSFERS, MovingKey, counted_under
-from replica.job_changes import JobTerms
-from replica.job_extras import JobExtra
-from replica.jobs import ENDED, Job
-from replica.mails import Mail
-from replica.name_groups import NameGroup
-from replica.nodes import Node
-from replica.options import JobOptions
-from replica.partitions import Partition
-from replica.persistent import PersistentBuffer
-from replica.policy import Policy
-from replica.pool_units import PoolUnit
-from replica.pools import Pool
-from replica.rates import Rates
+from replica.model import job_names, usage
+from replica.model.accounts import Account, License, Qos, SchedulingRules
+from replica.model.buffers import HOLDING, Buffer, BufferInput, IllegalTransition, step
+from replica.model.configuration import DEFAULT_SITE, SITE_KEY, Policy, Site
+from replica.model.job_names import NameGroup
+from replica.model.job_options import JobOptions, JobTerms
+from replica.model.jobs import ENDED, Job, JobExtra
+from replica.model.mail import Mail
+from replica.model.nodes import Node
+from replica.model.operations import TRANSFERS, MovingKey, Stage, counted_under, takes_turn
+from replica.model.partitions import Partition
+from replica.model.persistent import PersistentBuffer
+from replica.model.pools import Pool, PoolUnit
+from replica.model.rates import Rates
+from replica.model.reservations import Reservation
+from replica.model.transfers import JobTransfers, TransferRules
+from replica.model.usage import Consumed, UseKey, standing_of, use_of
 from replica.receipts import ReceiptsDraft
-from replica.reservations import Reservation
-from replica.sites import DEFAULT_SITE, SITE_KEY, Site
 from replica.state import State
 from replica.state_index import is_finished, move
-from replica.transfers import JobTransfers, TransferRules
-from replica.turns import takes_turn
-from replica.use import UseKey, standing_of, use_of
 from replica.values.errors import LedgerViolation
 from replica.values.units import Instant
 
@@ -171,7 +164,7 @@ class Draft:
             if job.id in out_of:
                 del out_of[job.id]
 
-    def _count_turn(self, before: e.Stage | None, after: e.Stage | None) -> None:
+    def _count_turn(self, before: Stage | None, after: Stage | None) -> None:
         if before is after:
             return
         for stage, difference in ((before, -1), (after, 1)):
@@ -200,9 +193,9 @@ class Draft:
         user = job.spec.user
         names = self.named.get(user)
         if is_there:
-            self.named[user] = name_groups.joined(names, job.spec.name, job.id)
+            self.named[user] = job_names.joined(names, job.spec.name, job.id)
         elif names is not None:
-            names = name_groups.left(names, job.spec.name, job.id)
+            names = job_names.left(names, job.spec.name, job.id)
             if names:
                 self.named[user] = names
             else:
@@ -211,14 +204,14 @@ class Draft:
     def rename(self, job: Job, name: str) -> None:
         """Have a job that is not over stand under another name; its record is for the caller to change."""
         user = job.spec.user
-        self.named[user] = name_groups.joined(name_groups.left(self.named[user], job.spec.name, job.id), name, job.id)
+        self.named[user] = job_names.joined(job_names.left(self.named[user], job.spec.name, job.id), name, job.id)
 
     def _consume(self, job: Job, given_back: Buffer, options: JobOptions) -> None:
         """Add what a buffer that has just given back its space has used of it."""
         standing = standing_of(job, options)
         # Not below the level that knows of it: members of an earlier release must have the same state.
         if standing is not None and self.feature_level >= TRANSFERS_AND_PARTITIONS:
-            self.consumed = consumption.with_given_back(self.consumed, standing, given_back, self.at)
+            self.consumed = usage.with_given_back(self.consumed, standing, given_back, self.at)
 
     def hold(self, pool: str, difference_bytes: int) -> None:
         """Have more or less of a pool held."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from replica import events as e
-from replica.buffers import Buffer, BufferState
-from replica.jobs import Hold, Job, JobState
-from replica.partitions import is_in, place_name
+from replica.model.buffers import Buffer, BufferState
+from replica.model.jobs import Hold, Job, JobState
+from replica.model.partitions import is_in, place_name
 from replica.staging import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
 from replica.state import Facts
 from replica.values.units import NEVER, Instant, seconds

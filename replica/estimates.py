@@ -12,18 +12,18 @@ from heapq import heapify, heappop, heappush, nsmallest
 
 import msgspec
 
-from replica.buffers import Buffer, BufferState
-from replica.job_changes import NO_TERMS
-from replica.jobs import ENDED, Hold, Job, JobState
 from replica.judging import nodes_of, place_of, usable_in
 from replica.line import NOBODY_KNOWS, drain_us, release_at, run_until
-from replica.partitions import is_in
+from replica.model.buffers import Buffer, BufferState
+from replica.model.job_options import NO_TERMS
+from replica.model.jobs import ENDED, Hold, Job, JobState
+from replica.model.partitions import is_in
+from replica.model.rates import rates_of
+from replica.model.usage import takes_cpus
 from replica.pending import early_gate
-from replica.rates import rates_of
 from replica.reserved_line import ReservedLine, TooManySteps
 from replica.scheduling import waits_for_space
 from replica.state import State
-from replica.use import takes_cpus
 from replica.values.units import NEVER, Instant, format_size, seconds
 from replica.values.verdicts import Reason
 

@@ -66,7 +66,6 @@ from replica.events_operations import (
     RunEnded,
     RunOrdered,
     RunStarted,
-    Stage,
     StagedIn,
     StagedOut,
     StageFailed,
@@ -90,6 +89,7 @@ from replica.events_scheduling import (
     SchedulingRulesSet,
 )
 from replica.events_transfers import TransferCheckpointed, TransferRecorded, TransferRulesSet
+from replica.model.operations import Stage
 
 Event = (
     ClusterFounded

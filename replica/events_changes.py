@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import BufferRequest
-from replica.job_changes import JobChange, JobTerms
-from replica.options import BufferOptions
-from replica.partitions import Partition
+from replica.model.buffers import BufferRequest
+from replica.model.job_options import BufferOptions, JobChange, JobTerms
+from replica.model.partitions import Partition
 
 
 class PartitionSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=110):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.policy import Policy
-from replica.pool_units import PoolUnit
-from replica.pools import Pool
-from replica.sites import Site
+from replica.model.configuration import Policy, Site
+from replica.model.pools import Pool, PoolUnit
 
 
 class ClusterFounded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):

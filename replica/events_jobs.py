@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import BufferRequest, Transfer
-from replica.jobs import Hold, JobSpec
-from replica.options import JobOptions
+from replica.model.buffers import BufferRequest, Transfer
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Hold, JobSpec
 
 
 class JobSubmitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import Access
-from replica.jobs import JobState
-from replica.stages import Stage as Stage
+from replica.model.buffers import Access
+from replica.model.jobs import JobState
+from replica.model.operations import Stage as Stage
 from replica.values.units import NEVER, Instant
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.accounting import Account, License, Qos, SchedulingRules
-from replica.reservations import Reservation
+from replica.model.accounts import Account, License, Qos, SchedulingRules
+from replica.model.reservations import Reservation
 
 
 class AccountSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=60):

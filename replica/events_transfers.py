@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.transfers import TransferCheckpoint, TransferReceipt, TransferRules
+from replica.model.transfers import TransferCheckpoint, TransferReceipt, TransferRules
 
 
 class TransferRulesSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=95):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import Buffer, BufferState
-from replica.jobs import ENDED, Job
-from replica.options import BufferOptions
-from replica.stages import Stage
+from replica.model.buffers import Buffer, BufferState
+from replica.model.job_options import BufferOptions
+from replica.model.jobs import ENDED, Job
+from replica.model.operations import Stage, waits_for_turn
+from replica.model.transfers import JobTransfers
 from replica.state import State
-from replica.transfers import JobTransfers
-from replica.turns import waits_for_turn
 from replica.values.units import NEVER
 
 NO_TRANSFERS = JobTransfers()

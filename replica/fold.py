@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from replica import events as e
-from replica import features, mails
+from replica import features
 from replica.draft import Draft as Draft
 from replica.fold_changes import CHANGE_FOLDS
 from replica.fold_cluster import CLUSTER_FOLDS
@@ -16,6 +16,7 @@ from replica.fold_jobs import JOB_FOLDS
 from replica.fold_scheduling import SCHEDULING_FOLDS
 from replica.fold_transfers import TRANSFER_FOLDS
 from replica.fold_whole import FOLDS as FOLDS_OF_WHOLE_BUFFERS
+from replica.model import mail
 from replica.state import State
 from replica.values.errors import LedgerViolation as LedgerViolation
 from replica.values.units import Instant
@@ -43,6 +44,6 @@ _FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     **FOLDS_OF_WHOLE_BUFFERS,
     **TRANSFER_FOLDS,
 }
-_FOLDS |= {e.MailSent: mails.fold_sent, e.MailDropped: mails.fold_dropped}
-_FOLDS |= {kind: mails.owing(_FOLDS[kind]) for kind in mails.OWING}
+_FOLDS |= {e.MailSent: mail.fold_sent, e.MailDropped: mail.fold_dropped}
+_FOLDS |= {kind: mail.owing(_FOLDS[kind]) for kind in mail.OWING}
 _FOLDS |= {kind: features.since(level, _FOLDS[kind]) for kind, level in features.EVENT_LEVELS.items()}

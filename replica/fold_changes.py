@@ -7,13 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica import consumption
 from replica import events as e
-from replica.buffers import Buffer, BufferState
 from replica.draft import Draft
-from replica.job_changes import NO_TERMS, OF_OPTIONS, OF_SPEC, JobTerms, changed_fields
-from replica.jobs import Job, JobState
-from replica.options import NO_OPTIONS, JobOptions
+from replica.model import usage
+from replica.model.buffers import Buffer, BufferState
+from replica.model.job_options import NO_OPTIONS, NO_TERMS, OF_OPTIONS, OF_SPEC, JobOptions, JobTerms, changed_fields
+from replica.model.jobs import Job, JobState
 from replica.sharing import shared_options, shared_request, shared_spec
 from replica.values.errors import LedgerViolation
 from replica.values.units import NEVER, Instant
@@ -30,7 +29,7 @@ def _partition_deleted(draft: Draft, event: e.PartitionDeleted) -> None:
 
 
 def _usage_reset(draft: Draft, event: e.UsageReset) -> None:
-    draft.consumed = consumption.without(draft.consumed, event.whose, event.name)
+    draft.consumed = usage.without(draft.consumed, event.whose, event.name)
 
 
 def _job_terms_given(draft: Draft, event: e.JobTermsGiven) -> None:

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from replica import events as e
 from replica import features
 from replica.draft import Draft
-from replica.nodes import Node
-from replica.pool_units import PoolUnit
-from replica.sites import SITE_KEY, Site
+from replica.model.configuration import SITE_KEY, Site
+from replica.model.nodes import Node
+from replica.model.pools import PoolUnit
 from replica.values.errors import LedgerViolation
 from replica.values.units import Instant
 

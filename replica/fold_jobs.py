@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from replica import events as e
 from replica import features
-from replica.buffers import Buffer, BufferInput, BufferState
 from replica.draft import Draft
 from replica.fold_scheduling import measure
 from replica.fold_whole import note
-from replica.jobs import ENDED, Hold, Job, JobState
+from replica.model.buffers import Buffer, BufferInput, BufferState
+from replica.model.jobs import ENDED, Hold, Job, JobState
+from replica.model.operations import Stage
 from replica.sharing import shared_options, shared_request, shared_spec
 from replica.values.errors import LedgerViolation
 from replica.values.units import NEVER, Instant
@@ -87,14 +88,14 @@ def _created_at(draft: Draft, buffer: Buffer) -> Instant:
     return Instant(draft.at) if draft.feature_level >= features.BURST_BUFFERS_WHOLE else buffer.created_at
 
 
-def _measure(draft: Draft, job_id: int, stage: e.Stage, moved_bytes: int) -> None:
+def _measure(draft: Draft, job_id: int, stage: Stage, moved_bytes: int) -> None:
     # Not below the level that knows of rates: members of an earlier release must have the same state.
     if draft.feature_level >= features.BURST_BUFFERS_WHOLE:
         measure(draft, draft.buffers[job_id], stage, moved_bytes)
 
 
 def _staged_in(draft: Draft, event: e.StagedIn) -> None:
-    _measure(draft, event.job, e.Stage.STAGE_IN, event.size_bytes)
+    _measure(draft, event.job, Stage.STAGE_IN, event.size_bytes)
     buffer = draft.moved(draft.buffers[event.job], BufferInput.STAGED_IN)
     draft.put(
         replace(draft.job(event.job), failures=0, message="", order_at=NEVER),
@@ -103,7 +104,7 @@ def _staged_in(draft: Draft, event: e.StagedIn) -> None:
 
 
 def _stage_failed(draft: Draft, event: e.StageFailed) -> None:
-    happening = BufferInput.TEARDOWN_FAILED if event.stage is e.Stage.TEARDOWN else BufferInput.STAGE_FAILED
+    happening = BufferInput.TEARDOWN_FAILED if event.stage is Stage.TEARDOWN else BufferInput.STAGE_FAILED
     draft.change(
         event.job,
         happening,
@@ -173,7 +174,7 @@ def _stage_out_started(draft: Draft, event: e.StageOutStarted) -> None:
 
 
 def _staged_out(draft: Draft, event: e.StagedOut) -> None:
-    _measure(draft, event.job, e.Stage.STAGE_OUT, event.size_bytes)
+    _measure(draft, event.job, Stage.STAGE_OUT, event.size_bytes)
     buffer = draft.buffers[event.job]
     draft.put(draft.job(event.job), replace(buffer, staged_out_bytes=event.size_bytes, staged_out_files=event.files))
 
@@ -199,7 +200,7 @@ def _teardown_started(draft: Draft, event: e.TeardownStarted) -> None:
 
 
 def _torn_down(draft: Draft, event: e.TornDown) -> None:
-    _measure(draft, event.job, e.Stage.TEARDOWN, 0)
+    _measure(draft, event.job, Stage.TEARDOWN, 0)
     draft.change(event.job, BufferInput.TORN_DOWN, failures=0, retry_at=NEVER, stuck=False, order_at=NEVER, message="")
 
 

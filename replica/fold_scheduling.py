@@ -8,12 +8,13 @@ from typing import Any, Protocol, TypeVar
 import immutables
 from msgspec.structs import replace
 
-from replica import consumption
 from replica import events as e
-from replica.accounting import RULES_KEY, Account, License, Qos, SchedulingRules, with_members_sorted
-from replica.buffers import Buffer
-from replica.rates import Rates, rates_of
-from replica.reservations import Reservation
+from replica.model import usage
+from replica.model.accounts import RULES_KEY, Account, License, Qos, SchedulingRules, with_members_sorted
+from replica.model.buffers import Buffer
+from replica.model.operations import Stage
+from replica.model.rates import Rates, rates_of
+from replica.model.reservations import Reservation
 from replica.values.errors import LedgerViolation
 
 V = TypeVar("V")
@@ -30,7 +31,7 @@ class Drafted(Protocol):
     scheduling_rules: immutables.Map[str, SchedulingRules]
     rates: immutables.Map[str, Rates]
     revocations: immutables.Map[int, int]
-    consumed: consumption.Consumed
+    consumed: usage.Consumed
 
 
 def _without(records: immutables.Map[str, V], name: str, what: str) -> immutables.Map[str, V]:
@@ -45,7 +46,7 @@ def _account_set(draft: Drafted, event: e.AccountSet) -> None:
 
 def _account_deleted(draft: Drafted, event: e.AccountDeleted) -> None:
     draft.accounts = _without(draft.accounts, event.account, "account")
-    draft.consumed = consumption.without(draft.consumed, "a", event.account)
+    draft.consumed = usage.without(draft.consumed, "a", event.account)
 
 
 def _qos_set(draft: Drafted, event: e.QosSet) -> None:
@@ -54,7 +55,7 @@ def _qos_set(draft: Drafted, event: e.QosSet) -> None:
 
 def _qos_deleted(draft: Drafted, event: e.QosDeleted) -> None:
     draft.qos = _without(draft.qos, event.qos, "QOS")
-    draft.consumed = consumption.without(draft.consumed, "q", event.qos)
+    draft.consumed = usage.without(draft.consumed, "q", event.qos)
 
 
 def _license_set(draft: Drafted, event: e.LicenseSet) -> None:
@@ -104,13 +105,13 @@ SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
 }
 
 
-def measure(draft: Drafted, buffer: Buffer, stage: e.Stage, moved_bytes: int) -> None:
+def measure(draft: Drafted, buffer: Buffer, stage: Stage, moved_bytes: int) -> None:
     """Add an operation that has just succeeded to what is measured; `buffer` is as it was while it was under way."""
     rates = rates_of(draft.rates.get(buffer.pool), buffer.pool)
     took_us = draft.at - buffer.changed_at
-    if stage is e.Stage.STAGE_IN:
+    if stage is Stage.STAGE_IN:
         rates = replace(rates, stage_in=rates.stage_in.with_one(took_us, moved_bytes, buffer.granted_bytes))
-    elif stage is e.Stage.STAGE_OUT:
+    elif stage is Stage.STAGE_OUT:
         rates = replace(rates, stage_out=rates.stage_out.with_one(took_us, moved_bytes, buffer.granted_bytes))
     else:
         rates = replace(rates, teardown=rates.teardown.with_one(took_us, moved_bytes, buffer.granted_bytes))

@@ -9,13 +9,8 @@ from msgspec.structs import replace
 
 from replica import events as e
 from replica.draft import Draft
-from replica.sites import SITE_KEY
-from replica.transfers import (
-    RECEIPTS_PER_JOB_MAX,
-    TRANSFER_RULES_KEY,
-    JobTransfers,
-    TransferReceipt,
-)
+from replica.model.configuration import SITE_KEY
+from replica.model.transfers import RECEIPTS_PER_JOB_MAX, TRANSFER_RULES_KEY, JobTransfers, TransferReceipt
 from replica.values.units import Instant
 
 NO_TRANSFERS = JobTransfers()

@@ -8,12 +8,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from replica import events as e
-from replica.buffers import BufferInput, BufferState, IllegalTransition, step
 from replica.draft import Draft
-from replica.job_extras import NO_EXTRA
-from replica.jobs import Hold, JobState
-from replica.persistent import PersistentBuffer
-from replica.system_comment import commented
+from replica.model.buffers import BufferInput, BufferState, IllegalTransition, step
+from replica.model.jobs import NO_EXTRA, Hold, JobState, commented
+from replica.model.operations import Stage
+from replica.model.persistent import PersistentBuffer
 from replica.values.errors import LedgerViolation
 from replica.values.units import NEVER, Instant
 
@@ -98,7 +97,7 @@ def _held_because(draft: Draft, event: e.HeldBecause) -> None:
 
 
 def _stage_operation_failed(draft: Draft, event: e.StageOperationFailed) -> None:
-    happening = BufferInput.TEARDOWN_FAILED if event.stage is e.Stage.TEARDOWN else BufferInput.STAGE_FAILED
+    happening = BufferInput.TEARDOWN_FAILED if event.stage is Stage.TEARDOWN else BufferInput.STAGE_FAILED
     job = draft.job(event.job)
     draft.change(
         event.job,

@@ -11,16 +11,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from replica.features import TRANSFERS_AND_PARTITIONS
-from replica.provision import NATIVE
-from replica.stages import Stage
+from replica.model.operations import TRANSFERS, MovingKey, Stage
+from replica.model.provider import NATIVE
+from replica.model.transfers import DEFAULT_TRANSFER_RULES, TRANSFER_RULES_KEY, RateShares, TransferRules
 from replica.state import Facts, State
-from replica.transfers import DEFAULT_TRANSFER_RULES, TRANSFER_RULES_KEY, RateShares, TransferRules
-
-TRANSFERS = (Stage.STAGE_IN, Stage.STAGE_OUT)
-"""Stages that move data."""
-
-MovingKey = tuple[str, str]
-"""(user, node); an empty one stands for all of them."""
 
 
 def rules_of(state: Facts) -> TransferRules:
@@ -41,11 +35,6 @@ def cap_s(state: Facts, stage: Stage) -> int:
         return 0
     rules = rules_in_force(state)
     return rules.hard_cap_s if rules is not None and rules.timeouts == "progress" else 0
-
-
-def counted_under(user: str, node: str) -> tuple[MovingKey, ...]:
-    """Return the keys under which a transfer counts."""
-    return (user, node), (user, ""), ("", node), ("", "")
 
 
 def may_begin(state: Facts, begun: Mapping[MovingKey, int], user: str, node: str) -> bool:

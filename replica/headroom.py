@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from replica.accounting import (
+from replica.model.accounts import (
     ACCOUNT_REASONS,
     QOS_REASONS,
     Limit,
@@ -20,14 +20,13 @@ from replica.accounting import (
     is_of_group,
     limits_for_each,
 )
-from replica.buffers import Buffer
-from replica.consumption import consumed_key
-from replica.jobs import Job
-from replica.options import JobOptions
-from replica.reservations import Reservation, left_of
-from replica.sites import PROVIDERS
+from replica.model.buffers import Buffer
+from replica.model.configuration import PROVIDERS
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Job
+from replica.model.reservations import Reservation, left_of
+from replica.model.usage import Standing, UseKey, consumed_key, holding_use, minutes_of, running_use, standing_of
 from replica.state import Facts
-from replica.use import Standing, UseKey, holding_use, minutes_of, running_use, standing_of
 from replica.values.units import Instant
 from replica.values.verdicts import Reason, Verdict
 

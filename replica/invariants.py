@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from replica.buffers import BEFORE_RUN, BufferState
-from replica.jobs import ENDED, JobState
 from replica.later_maps import LATER_MAPS
-from replica.persistent import PERSISTENT_STATES
-from replica.sites import SITE_KEY
+from replica.model.buffers import BEFORE_RUN, BufferState
+from replica.model.configuration import SITE_KEY
+from replica.model.jobs import ENDED, JobState
+from replica.model.persistent import PERSISTENT_STATES
 from replica.state import State
 from replica.state_index import derive, held_bytes
 

@@ -11,15 +11,16 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from replica import events as e
-from replica.buffers import Buffer
 from replica.headroom import Headroom
-from replica.jobs import Job
 from replica.line import Head, expected_end
-from replica.partitions import AnyNode, is_in, place_name
+from replica.model.buffers import Buffer
+from replica.model.jobs import Job
+from replica.model.operations import Stage
+from replica.model.partitions import AnyNode, is_in, place_name
+from replica.model.usage import Standing, standing_of
 from replica.priority import order_of
 from replica.state import Facts, State
 from replica.turns import Turns
-from replica.use import Standing, standing_of
 from replica.values.limits import CANDIDATES_BEHIND_MAX, TURNED_AWAY_MAX
 from replica.values.units import NEVER, Instant, format_size
 from replica.values.verdicts import Reason, Verdict
@@ -218,7 +219,7 @@ def space_answer(turn: Turn, wish: Wish) -> SpaceAnswer:
     policy = turn.state.policy
     if limits_verdict(turn, wish) is not None:
         return SpaceAnswer.LIMITED
-    if turn.turns.get(e.Stage.STAGE_IN, 0) >= policy.operations_per_stage_max:
+    if turn.turns.get(Stage.STAGE_IN, 0) >= policy.operations_per_stage_max:
         return SpaceAnswer.STAGES_FULL
     if wish.job.spec.cpus > turn.cpus_max_in(place_name(turn.state.partitions, wish.partition)):
         # Before it can become the first in line: who cannot be placed must not keep others from the pool.
@@ -275,7 +276,7 @@ def space_verdict(turn: Turn, job: Job, buffer: Buffer) -> Verdict:
         start_at = turn.head_of(job, wish.pool, wish.size_bytes, free).start_at
         if start_at != NEVER:
             figures.append(("expected_start_us", str(start_at)))
-    under_way = turn.turns.get(e.Stage.STAGE_IN, 0)
+    under_way = turn.turns.get(Stage.STAGE_IN, 0)
     first = head.job if head is not None else 0
     passed = head.passed if head is not None else 0
     sentence = {
@@ -339,7 +340,7 @@ def place_answer(turn: Turn, job: Job, buffer: Buffer | None) -> PlaceAnswer:
         first = turn.any_node.first_for(job.node) or turn.waits_for_node(job.node, place)
         fits = not first and use is not None and use[1] >= cpus
     if fits:
-        full = turn.turns.get(e.Stage.RUN, 0) >= state.policy.operations_per_stage_max
+        full = turn.turns.get(Stage.RUN, 0) >= state.policy.operations_per_stage_max
         if buffer is not None and full:
             return PlaceAnswer.PRE_RUNS_FULL
         return PlaceAnswer.NEXT_PASS if turn.is_full else PlaceAnswer.RUNS
@@ -365,7 +366,7 @@ def place_verdict(turn: Turn, job: Job, buffer: Buffer | None) -> Verdict:
         case PlaceAnswer.NEXT_PASS:
             return Verdict(Reason.NONE, "the job runs in the next pass")
         case PlaceAnswer.PRE_RUNS_FULL:
-            under_way = turn.turns.get(e.Stage.RUN, 0)
+            under_way = turn.turns.get(Stage.RUN, 0)
             return Verdict(Reason.BURST_BUFFER_OPERATION, f"{under_way} pre-runs are under way, and no more may be", ())
         case PlaceAnswer.NODE_DOWN:
             sentence = f"the job's data is on node {job.node}, which is down"

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.accounting import Account, AccountUser, License, Limit, Qos, SchedulingRules
-from replica.job_changes import JobTerms
-from replica.job_extras import JobExtra
-from replica.mails import Mail
-from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
-from replica.partitions import Partition
-from replica.persistent import PersistentBuffer
-from replica.pool_units import PoolUnit
-from replica.rates import Measured, Rates
-from replica.reservations import Reservation, ReservedSpace
-from replica.sites import Site
-from replica.transfers import JobTransfers, LeftOut, TransferCheckpoint, TransferReceipt, TransferRules
+from replica.model.accounts import Account, AccountUser, License, Limit, Qos, SchedulingRules
+from replica.model.configuration import Site
+from replica.model.job_options import (
+    BufferOptions,
+    CreatePersistent,
+    DestroyPersistent,
+    JobOptions,
+    JobTerms,
+    ListTransfer,
+)
+from replica.model.jobs import JobExtra
+from replica.model.mail import Mail
+from replica.model.partitions import Partition
+from replica.model.persistent import PersistentBuffer
+from replica.model.pools import PoolUnit
+from replica.model.rates import Measured, Rates
+from replica.model.reservations import Reservation, ReservedSpace
+from replica.model.transfers import JobTransfers, LeftOut, TransferCheckpoint, TransferReceipt, TransferRules
 from replica.values.limits import (
     ACCOUNTS_MAX,
     CONSUMED_MAX,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from replica.buffers import Buffer, BufferState
-from replica.jobs import ENDED, Job, JobState
-from replica.rates import rates_of
+from replica.model.buffers import Buffer, BufferState
+from replica.model.jobs import ENDED, Job, JobState
+from replica.model.rates import rates_of
 from replica.state import Facts
 from replica.values.units import NEVER, Instant, seconds
 

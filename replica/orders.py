@@ -10,31 +10,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from replica.buffers import Access, Buffer, BufferState, Transfer
-from replica.events import Stage
-from replica.governing import TRANSFERS, cap_s, node_bytes_s, rules_in_force, shares_of
-from replica.job_extras import NO_EXTRA
-from replica.jobs import Job, JobState
-from replica.options import CreatePersistent, DestroyPersistent, JobOptions
-from replica.pool_units import PoolUnit
-from replica.provision import Provision, provision_of
+from replica.governing import cap_s, node_bytes_s, rules_in_force, shares_of
+from replica.model.buffers import Access, Buffer, BufferState, Transfer
+from replica.model.job_options import CreatePersistent, DestroyPersistent, JobOptions
+from replica.model.jobs import NO_EXTRA, Job, JobState
+from replica.model.operations import TRANSFERS, Stage, stage_of, waits_for_turn
+from replica.model.pools import PoolUnit
+from replica.model.provider import Provision, provision_of
+from replica.model.transfers import RateShares, TransferRules
 from replica.special_transfers import SpecialTransfers, special_transfers
 from replica.state import State
-from replica.transfers import RateShares, TransferRules
-from replica.turns import waits_for_turn
-
-_STAGE_OF = {
-    BufferState.STAGING_IN: Stage.STAGE_IN,
-    BufferState.PRE_RUN: Stage.RUN,
-    BufferState.RUNNING: Stage.RUN,
-    BufferState.SUSPENDED: Stage.RUN,
-    BufferState.POST_RUN: Stage.POST_RUN,
-    BufferState.STAGING_OUT: Stage.STAGE_OUT,
-    BufferState.TEARDOWN: Stage.TEARDOWN,
-}
-
-
-_ON_A_NODE = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,13 +79,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """stage_in, stage_out with the native provider, from feature level 4 on: how to move data. None: as before."""
     shares: RateShares | None = None
     """With `rules`: how fast it may go here and now."""
-
-
-def stage_of(job: Job, buffer: Buffer | None) -> Stage | None:
-    """Return the operation that the job's agent has to do now, or None."""
-    if buffer is None:
-        return Stage.RUN if job.state in _ON_A_NODE else None
-    return _STAGE_OF.get(buffer.state)
 
 
 def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:

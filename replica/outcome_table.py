@@ -13,16 +13,15 @@ import immutables
 import msgspec
 
 from replica import commands as c
-from replica import events as e
-from replica.buffers import Buffer, BufferRequest, BufferState
 from replica.decide import decide
 from replica.features import FEATURE_LEVEL_KNOWN
 from replica.fold import fold
-from replica.job_changes import JobChange
-from replica.jobs import ENDED, Hold, Job, JobSpec, JobState
-from replica.nodes import Node
-from replica.orders import stage_of
-from replica.pools import Pool
+from replica.model.buffers import Buffer, BufferRequest, BufferState
+from replica.model.job_options import JobChange
+from replica.model.jobs import ENDED, Hold, Job, JobSpec, JobState
+from replica.model.nodes import Node
+from replica.model.operations import Stage, stage_of
+from replica.model.pools import Pool
 from replica.state import State
 from replica.state_index import derive
 from replica.values.errors import Refusal
@@ -72,7 +71,7 @@ _IGNORED: Mapping[str, str] = {
 
 def happenings(job: Job, buffer: Buffer) -> dict[str, tuple[c.Actor, c.Command]]:
     """Return all that can be asked or reported, by name. A report names the operation that stands ordered."""
-    stage = stage_of(job, buffer) or e.Stage.STAGE_IN
+    stage = stage_of(job, buffer) or Stage.STAGE_IN
     attempt = job.attempt
 
     def report(result: c.OperationResult, of: int = attempt) -> tuple[c.Actor, c.Command]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from replica import commands as c
 from replica import events as e
 from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
-from replica.partitions import check_partition
+from replica.model.partitions import check_partition
 from replica.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import PARTITIONS_MAX

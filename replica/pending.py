@@ -11,17 +11,15 @@ from collections.abc import Iterable
 
 import immutables
 
-from replica.buffers import Buffer, BufferState
 from replica.headroom import standing_gate
-from replica.job_changes import NO_TERMS
-from replica.job_extras import NO_EXTRA
-from replica.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobState
-from replica.name_groups import first_of
-from replica.options import JobOptions
-from replica.partitions import partition_gate
+from replica.model.buffers import Buffer, BufferState
+from replica.model.job_names import first_of
+from replica.model.job_options import NO_TERMS, JobOptions
+from replica.model.jobs import ENDED, NO_EXTRA, Dependency, DependencyKind, Hold, Job, JobState
+from replica.model.operations import waits_for_turn
+from replica.model.partitions import partition_gate
 from replica.state import Facts, State
 from replica.state_index import is_finished
-from replica.turns import waits_for_turn
 from replica.values.units import NEVER
 from replica.values.verdicts import Reason as Reason
 from replica.values.verdicts import Verdict as Verdict

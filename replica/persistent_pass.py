@@ -17,13 +17,14 @@ from typing import Protocol
 import msgspec
 
 from replica import events as e
-from replica.buffers import Buffer, BufferState
-from replica.jobs import Job
 from replica.judging import Turn, end_of, free_for, limits_verdict, nodes_of, usable_in, wish_of
-from replica.options import BufferOptions, CreatePersistent
-from replica.partitions import is_in
-from replica.pools import Pool
-from replica.reasons import CREATE_ERROR, delete_denied, duplicate_name
+from replica.model.buffers import Buffer, BufferState
+from replica.model.failure_texts import CREATE_ERROR, delete_denied, duplicate_name
+from replica.model.job_options import BufferOptions, CreatePersistent
+from replica.model.jobs import Job
+from replica.model.operations import Stage
+from replica.model.partitions import is_in
+from replica.model.pools import Pool
 from replica.state import Facts
 from replica.turns import with_turns
 from replica.values.limits import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX
@@ -93,7 +94,7 @@ def judge_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOption
         return NamedAnswer(limited)
     if turn.named >= CANDIDATES_BEHIND_MAX:
         return _waits(f"at least {CANDIDATES_BEHIND_MAX} jobs with persistent buffers are before it")
-    under_way = turn.turns.get(e.Stage.STAGE_IN, 0)
+    under_way = turn.turns.get(Stage.STAGE_IN, 0)
     if under_way >= state.policy.operations_per_stage_max:
         return _waits(f"{under_way} stage-ins are under way, and no more may be")
     if turn.is_full:

@@ -6,13 +6,12 @@ and the ones that are events here; docs/plugin-api.md names the counterpart of e
 
 from __future__ import annotations
 
-from replica.buffers import BufferState
 from replica.directives import read_request
-from replica.jobs import Job
-from replica.options import NO_OPTIONS
-from replica.persistent import PERSISTENT_STATES
-from replica.pool_units import PoolUnit
-from replica.pools import Pool
+from replica.model.buffers import BufferState
+from replica.model.job_options import NO_OPTIONS
+from replica.model.jobs import Job
+from replica.model.persistent import PERSISTENT_STATES
+from replica.model.pools import Pool, PoolUnit
 from replica.state import State
 from replica.values.units import NEVER, round_up
 

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from replica import events as e
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.pool_units import PoolUnit, format_amount
-from replica.pools import Pool
+from replica.model.pools import Pool, PoolUnit, format_amount
 from replica.state import Facts, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import MESSAGE_CHARACTERS_MAX, POOLS_MAX

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from replica.accounting import DEFAULT_RULES, RULES_KEY, SchedulingRules
-from replica.buffers import Buffer
-from replica.jobs import Job
+from replica.model.accounts import DEFAULT_RULES, RULES_KEY, SchedulingRules
+from replica.model.buffers import Buffer
+from replica.model.jobs import Job
 from replica.state import Facts
 
 RESERVED_FIRST = 2**60

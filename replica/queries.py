@@ -8,11 +8,10 @@ import msgspec
 
 from replica.agenda import Agenda
 from replica.agenda_pass import verdicts_of
-from replica.buffers import BufferState
-from replica.job_extras import NO_EXTRA
-from replica.jobs import Hold, JobState
+from replica.model.buffers import BufferState
+from replica.model.jobs import NO_EXTRA, Hold, JobState
+from replica.model.pools import Pool, free_bytes
 from replica.pending import later_reason
-from replica.pools import Pool, free_bytes
 from replica.state import State
 from replica.values.verdicts import Verdict
 

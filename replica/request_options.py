@@ -12,19 +12,17 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from replica import commands as c
-from replica.buffers import BufferRequest
 from replica.directives import NATIVE, path_fault, split_inside
 from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.grammar.paths import persistent_name
-from replica.mails import MAIL_TYPES
-from replica.options import NO_OPTIONS, BufferOptions, CreatePersistent, JobOptions, ListTransfer
-from replica.pool_units import PoolUnit, format_amount
-from replica.pools import Pool
-from replica.sites import persistent_refusal
+from replica.model.buffers import BufferRequest
+from replica.model.configuration import persistent_refusal
+from replica.model.job_options import NO_OPTIONS, BufferOptions, CreatePersistent, JobOptions, ListTransfer
+from replica.model.mail import MAIL_TYPES
+from replica.model.pools import Pool, PoolUnit, format_amount
+from replica.model.transfers import DEFAULT_TRANSFER_RULES, NO_CHOICE, TRANSFER_RULES_KEY, TransferChoice, choices_of
 from replica.state import Facts
 from replica.submission import Unfit, check_beneath, expand, pool_of
-from replica.transfer_choices import NO_CHOICE, TransferChoice, choices_of
-from replica.transfers import DEFAULT_TRANSFER_RULES, TRANSFER_RULES_KEY
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import ARRAY_SIZE_MAX, MAIL_USER_CHARACTERS_MAX, MESSAGE_CHARACTERS_MAX
 from replica.values.names import name_fault

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from replica import events as e
-from replica.accounting import SchedulingRules
-from replica.buffers import Buffer, BufferState
 from replica.features import BURST_BUFFERS_WHOLE
-from replica.jobs import Hold, Job, JobState
 from replica.judging import Place, Turn, Wish, available, place_of
-from replica.partitions import place_name
+from replica.model.accounts import SchedulingRules
+from replica.model.buffers import Buffer, BufferState
+from replica.model.jobs import Hold, Job, JobState
+from replica.model.partitions import place_name
 from replica.pending import early_gate
 from replica.priority import rules_of
 from replica.state import State

@@ -15,11 +15,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from replica import events as e
-from replica.arrays import ArrayUse, is_gated, is_waiting
-from replica.buffers import Buffer, BufferState
 from replica.due import due_at, due_events, reservation_instants, reservations_due
 from replica.headroom import Headroom
-from replica.jobs import Job, JobState
 from replica.judging import (
     WAITS,
     Place,
@@ -39,15 +36,19 @@ from replica.judging import (
     wish_of,
 )
 from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, run_until, start_of
-from replica.options import BufferOptions
-from replica.partitions import AnyNode, is_in
+from replica.model.arrays import ArrayUse, is_gated, is_waiting
+from replica.model.buffers import Buffer, BufferState
+from replica.model.job_options import BufferOptions
+from replica.model.jobs import Job, JobState
+from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_turn, waits_for_turn
+from replica.model.partitions import AnyNode, is_in
+from replica.model.pools import free_bytes
+from replica.model.usage import Standing, standing_of, takes_cpus
 from replica.pending import buffer_gate, depended_on, early_gate, later_reason
 from replica.persistent_pass import names_of, serve_named
-from replica.pools import free_bytes
 from replica.revocation import revocation_events, victim_of, victims_for
 from replica.state import State
-from replica.turns import QUEUED_STAGES, Turns, queue_place, takes_turn, turns_given, waits_for_turn, with_turns
-from replica.use import Standing, standing_of, takes_cpus
+from replica.turns import Turns, turns_given, with_turns
 from replica.values.limits import EVENTS_PER_PASS_MAX
 from replica.values.units import NEVER, Instant, seconds
 from replica.values.verdicts import Reason, Verdict
@@ -127,7 +128,7 @@ class _Pass:
             said = {job_id: still(state, state.jobs[job_id], state.buffers.get(job_id)) for job_id in state.unfinished}
             return Plan(begin_or_end, said)
         due: list[tuple[int, int]] = []
-        queued: dict[e.Stage, dict[str, list[tuple[Instant, int]]]] = {stage: {} for stage in QUEUED_STAGES}
+        queued: dict[Stage, dict[str, list[tuple[Instant, int]]]] = {stage: {} for stage in QUEUED_STAGES}
         for job_id in sorted(state.unfinished):
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             self._account(job, buffer)
@@ -310,7 +311,7 @@ class _Pass:
             self.headroom.give_run(standing_of(job, self.state.options.get(job.id)), job.spec.cpus)
             self.events.append(e.RunOrdered(job.id, node, job.attempt + 1))
             if buffer is not None:
-                self.turns[e.Stage.RUN] = self.turns.get(e.Stage.RUN, 0) + 1
+                self.turns[Stage.RUN] = self.turns.get(Stage.RUN, 0) + 1
         elif answer in WAITS:
             if buffer is None:
                 self.any_node.wait(nodes_of(self.state, job.id), job.id)

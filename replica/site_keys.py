@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from replica.sites import FLAGS, PROVIDERS, RESTART_POLICIES, ordered_flags, program_fault
-from replica.transfer_template import template_fault
-from replica.transfers import ALGORITHMS, BACKENDS, TIMEOUTS, VERIFY_LEVELS
+from replica.model.configuration import FLAGS, PROVIDERS, RESTART_POLICIES, ordered_flags, program_fault
+from replica.model.transfers import ALGORITHMS, BACKENDS, TIMEOUTS, VERIFY_LEVELS, template_fault
 from replica.values.names import name_fault
 from replica.values.units import SizeError, format_slurm_size, parse_size
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import Buffer
-from replica.jobs import Job
-from replica.options import ListTransfer
-from replica.pool_units import PoolUnit
-from replica.provision import NATIVE
-from replica.stages import Stage
+from replica.model.buffers import Buffer
+from replica.model.job_options import ListTransfer
+from replica.model.jobs import Job
+from replica.model.operations import Stage
+from replica.model.pools import PoolUnit
+from replica.model.provider import NATIVE
+from replica.model.transfers import TransferChoice, choices_of
 from replica.state import State
-from replica.transfer_choices import TransferChoice, choices_of
 
 
 class SpecialTransfers(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,19 +6,16 @@ Source: SEMANTICS.md, "When something fails" and "Cancelling".
 from __future__ import annotations
 
 from replica import events as e
-from replica.buffers import Buffer, BufferState
 from replica.features import BURST_BUFFERS_WHOLE
 from replica.governing import cap_s
-from replica.job_extras import NO_EXTRA
-from replica.jobs import Hold, Job, JobState
-from replica.options import NO_OPTIONS
-from replica.orders import stage_of
-from replica.policy import Policy
-from replica.provision import NATIVE
-from replica.reasons import failure_comment, failure_reason, operation_of
-from replica.sites import teardown_on_failure
+from replica.model.buffers import Buffer, BufferState
+from replica.model.configuration import Policy, teardown_on_failure
+from replica.model.failure_texts import failure_comment, failure_reason, operation_of
+from replica.model.job_options import NO_OPTIONS
+from replica.model.jobs import NO_EXTRA, Hold, Job, JobState
+from replica.model.operations import Stage, stage_of, waits_for_turn
+from replica.model.provider import NATIVE
 from replica.state import Facts
-from replica.turns import waits_for_turn
 from replica.values.limits import MESSAGE_CHARACTERS_MAX, PERSISTENT_PER_JOB_MAX
 from replica.values.units import NEVER, Instant, seconds
 
@@ -29,30 +26,30 @@ PROVIDER_SLACK_S = 60
 """What starting, ending and reporting the operations of a stage may take beside their own time, seconds."""
 
 _OPERATION_NAMES = {
-    e.Stage.STAGE_IN: "slurm_bb_data_in",
-    e.Stage.POST_RUN: "slurm_bb_post_run",
-    e.Stage.STAGE_OUT: "slurm_bb_data_out",
-    e.Stage.TEARDOWN: "teardown",
+    Stage.STAGE_IN: "slurm_bb_data_in",
+    Stage.POST_RUN: "slurm_bb_post_run",
+    Stage.STAGE_OUT: "slurm_bb_data_out",
+    Stage.TEARDOWN: "teardown",
 }
 
 
-def failure_message(stage: e.Stage, message: str) -> str:
+def failure_message(stage: Stage, message: str) -> str:
     """Return the reason that a failed operation gives, in Slurm's form: `burst_buffer/native: slurm_bb_data_in:
     MESSAGE`.
     """
     return f"{PROVIDER}: {_OPERATION_NAMES[stage]}: {message}"[:MESSAGE_CHARACTERS_MAX]
 
 
-def timeout_s(policy: Policy, stage: e.Stage) -> int:
+def timeout_s(policy: Policy, stage: Stage) -> int:
     """Return how long an operation may take, seconds."""
-    if stage is e.Stage.STAGE_IN:
+    if stage is Stage.STAGE_IN:
         return policy.stage_in_timeout_s
-    if stage is e.Stage.STAGE_OUT:
+    if stage is Stage.STAGE_OUT:
         return policy.stage_out_timeout_s
     return policy.other_timeout_s
 
 
-def active_stage(job: Job, buffer: Buffer | None) -> e.Stage | None:
+def active_stage(job: Job, buffer: Buffer | None) -> Stage | None:
     """Return the operation that stands ordered now: none while a failed one waits for its retry or for somebody, or
     one that has begun waits for its turn.
     """
@@ -61,11 +58,11 @@ def active_stage(job: Job, buffer: Buffer | None) -> e.Stage | None:
     return stage_of(job, buffer)
 
 
-def waiting_stage(job: Job, buffer: Buffer) -> e.Stage | None:
+def waiting_stage(job: Job, buffer: Buffer) -> Stage | None:
     """Return the operation that failed and is to be ordered again, or None."""
     if not job.stuck and not job.retry_at:
         return None
-    return e.Stage.TEARDOWN if buffer.state is BufferState.TEARDOWN_FAIL else stage_of(job, buffer)
+    return Stage.TEARDOWN if buffer.state is BufferState.TEARDOWN_FAIL else stage_of(job, buffer)
 
 
 def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
@@ -75,7 +72,7 @@ def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     that moves data with progress timeouts. The leader only ends what an agent that hangs did not.
     """
     stage = active_stage(job, buffer)
-    if stage is None or stage is e.Stage.RUN or job.order_at == NEVER:
+    if stage is None or stage is Stage.RUN or job.order_at == NEVER:
         return NEVER
     policy, most_s = state.policy, cap_s(state, stage)
     if state.site.provider != NATIVE:
@@ -85,7 +82,7 @@ def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     return Instant(job.order_at + seconds(limit_s))
 
 
-def timeout_message(state: Facts, stage: e.Stage) -> str:
+def timeout_message(state: Facts, stage: Stage) -> str:
     """Return what is said of an operation that is over its time, in Slurm's words where the time is one of Slurm's."""
     most_s = cap_s(state, stage)
     if most_s:
@@ -93,16 +90,16 @@ def timeout_message(state: Facts, stage: e.Stage) -> str:
     return f"Timeout @ {timeout_s(state.policy, stage) * 1000} msec"
 
 
-def provided_limit_s(policy: Policy, stage: e.Stage) -> int:
+def provided_limit_s(policy: Policy, stage: Stage) -> int:
     """Return how long all operations of a stage may take together where a provider performs them, seconds.
 
     Stage-in: creating and destroying, setup and paths have the time of other operations each, data-in and real-size
     that of stage-in.
     """
     own_s = timeout_s(policy, stage)
-    if stage is e.Stage.STAGE_IN:
+    if stage is Stage.STAGE_IN:
         own_s = 2 * own_s + (2 * PERSISTENT_PER_JOB_MAX + 2) * policy.other_timeout_s
-    elif stage is e.Stage.TEARDOWN:
+    elif stage is Stage.TEARDOWN:
         own_s *= 2
     return own_s + PROVIDER_SLACK_S
 
@@ -110,7 +107,7 @@ def provided_limit_s(policy: Policy, stage: e.Stage) -> int:
 def failed(
     state: Facts,
     job: Job,
-    stage: e.Stage,
+    stage: Stage,
     message: str,
     at: Instant,
     *,
@@ -128,7 +125,7 @@ def failed(
         return (_failure(state, job, stage, operation, message, Instant(max(at + seconds(backoff_s), 1))),)
     failure = _failure(state, job, stage, operation, message, NEVER)
     events: list[e.Event] = [failure]
-    if stage is e.Stage.STAGE_IN:
+    if stage is Stage.STAGE_IN:
         if isinstance(failure, e.StageOperationFailed) and teardown_on_failure(state.site):
             why = failure.reason
             events += (*unwound(state, job), e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, why))
@@ -139,7 +136,7 @@ def failed(
 
 
 def _failure(
-    state: Facts, job: Job, stage: e.Stage, operation: str, message: str, retry_at: Instant
+    state: Facts, job: Job, stage: Stage, operation: str, message: str, retry_at: Instant
 ) -> e.StageFailed | e.StageOperationFailed:
     """Return the event of a failed operation. The first form is of the levels before operations had names."""
     if state.feature_level < BURST_BUFFERS_WHOLE:
@@ -194,10 +191,10 @@ def _result(job: Job) -> JobState:
 
 
 def succeeded(
-    state: Facts, job: Job, buffer: Buffer, stage: e.Stage, files: int, size_bytes: int, digest: str
+    state: Facts, job: Job, buffer: Buffer, stage: Stage, files: int, size_bytes: int, digest: str
 ) -> tuple[e.Event, ...]:
     """Return what follows from an operation that succeeded."""
-    if stage is e.Stage.STAGE_IN:
+    if stage is Stage.STAGE_IN:
         events: list[e.Event] = [e.StagedIn(job.id, files, size_bytes, digest)]
         events.extend(e.PersistentCreated(name, job.id) for name in _own_persistent(state, job, BufferState.ALLOCATING))
         events.extend(_deleted(state, job))
@@ -205,11 +202,11 @@ def succeeded(
             # It has nothing to run (-N0): what it was submitted for is done.
             events.append(e.TeardownStarted(job.id, job.attempt + 1, JobState.COMPLETED, True))
         return tuple(events)
-    if stage is e.Stage.POST_RUN:
+    if stage is Stage.POST_RUN:
         if job.hurry:
             return (e.TeardownStarted(job.id, job.attempt + 1, _result(job), True),)
         return (e.StageOutStarted(job.id, job.attempt + 1),)
-    if stage is e.Stage.STAGE_OUT:
+    if stage is Stage.STAGE_OUT:
         return (
             e.StagedOut(job.id, files, size_bytes, digest),
             e.TeardownStarted(job.id, job.attempt + 1, _result(job), job.hurry),

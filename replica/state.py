@@ -11,28 +11,23 @@ from typing import Any, Protocol, TypeVar, overload
 import immutables
 import msgspec
 
-from replica.accounting import Account, License, Qos, SchedulingRules
-from replica.buffers import Buffer
 from replica.commit import Receipt
-from replica.consumption import Consumed
-from replica.job_changes import JobTerms
-from replica.job_extras import JobExtra
-from replica.jobs import Job
-from replica.mails import Mail
-from replica.name_groups import NameGroup
-from replica.nodes import Node
-from replica.options import JobOptions
-from replica.partitions import Partition
-from replica.persistent import PersistentBuffer
-from replica.policy import Policy
-from replica.pool_units import PoolUnit
-from replica.pools import Pool
-from replica.rates import Rates
+from replica.model.accounts import Account, License, Qos, SchedulingRules
+from replica.model.buffers import Buffer
+from replica.model.configuration import DEFAULT_SITE, SITE_KEY, Policy, Site
+from replica.model.job_names import NameGroup
+from replica.model.job_options import JobOptions, JobTerms
+from replica.model.jobs import Job, JobExtra
+from replica.model.mail import Mail
+from replica.model.nodes import Node
+from replica.model.partitions import Partition
+from replica.model.persistent import PersistentBuffer
+from replica.model.pools import Pool, PoolUnit
+from replica.model.rates import Rates
+from replica.model.reservations import Reservation
+from replica.model.transfers import JobTransfers, TransferRules
+from replica.model.usage import Consumed, UseKey
 from replica.receipts import Receipts
-from replica.reservations import Reservation
-from replica.sites import DEFAULT_SITE, SITE_KEY, Site
-from replica.transfers import JobTransfers, TransferRules
-from replica.use import UseKey
 from replica.values.units import NEVER, Instant, Revision
 
 K = TypeVar("K", contravariant=True)
@@ -181,10 +176,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     revocations: immutables.Map[int, int] = immutables.Map()
     """Job -> how often its staged buffer was taken back for another one, where it was."""
     mails: immutables.Map[str, Mail] = immutables.Map()
-    """Mails that are owed (`replica.mails`), by their key."""
+    """Mails that are owed (`replica.model.mail`), by their key."""
     partitions: immutables.Map[str, Partition] = immutables.Map()
     consumed: Consumed = immutables.Map()
-    """What accounts, their users and QOS have used of burst buffers (`replica.consumption`)."""
+    """What accounts, their users and QOS have used of burst buffers (`replica.model.usage`)."""
     terms: immutables.Map[int, JobTerms] = immutables.Map()
     """How the conditions of jobs are to be read, where that is not as for most."""
     transfer_rules: immutables.Map[str, TransferRules] = immutables.Map()
@@ -211,7 +206,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     named: immutables.Map[str, immutables.Map[str, NameGroup]] = immutables.Map()
     """Derived: user -> job name -> the jobs of `unfinished` that are not over (`singleton`)."""
     use: immutables.Map[UseKey, int] = immutables.Map()
-    """Derived: what counts against limits, licences and reservations (`replica.use`)."""
+    """Derived: what counts against limits, licences and reservations (`replica.model.usage`)."""
     moving: immutables.Map[tuple[str, str], int] = immutables.Map()
     """Derived: (user, node) -> transfers under way (`replica.governing`); an empty part stands for all."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import immutables
 import msgspec
 
-from replica.buffers import HOLDING, Buffer, BufferState
-from replica.governing import TRANSFERS, MovingKey, counted_under
-from replica.jobs import ENDED, Job
-from replica.name_groups import NameGroup, Several
+from replica.model.buffers import HOLDING, Buffer, BufferState
+from replica.model.job_names import NameGroup, Several
+from replica.model.jobs import ENDED, Job
+from replica.model.operations import TRANSFERS, MovingKey, counted_under, takes_turn
+from replica.model.usage import UseKey, use_of
 from replica.state import State
-from replica.turns import takes_turn
-from replica.use import UseKey, use_of
 
 
 def is_finished(job: Job, buffer: Buffer | None) -> bool:

@@ -6,15 +6,14 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import events as e
-from replica.buffers import BufferRequest, Transfer
 from replica.directives import path_fault, split_inside
 from replica.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.jobs import Dependency, JobSpec
-from replica.options import NO_OPTIONS, BufferOptions, JobOptions
+from replica.model.buffers import BufferRequest, Transfer
+from replica.model.configuration import buffer_user_refusal
+from replica.model.job_options import NO_OPTIONS, BufferOptions, JobOptions
+from replica.model.jobs import Dependency, JobSpec
+from replica.model.pools import Pool, PoolUnit, format_amount
 from replica.orders import expand_roots
-from replica.pool_units import PoolUnit, format_amount
-from replica.pools import Pool
-from replica.sites import buffer_user_refusal
 from replica.state import Facts
 from replica.values import limits
 from replica.values.errors import Refusal, RefusalCode

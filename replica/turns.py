@@ -17,44 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 
 from replica import events as e
-from replica.buffers import Buffer, BufferState
 from replica.features import BURST_BUFFERS_WHOLE
-from replica.governing import TRANSFERS, MovingKey, counted_under, load_of, may_begin
-from replica.jobs import Job
+from replica.governing import load_of, may_begin
+from replica.model.operations import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
 from replica.state import Facts
 from replica.values.limits import TURNED_AWAY_MAX
-from replica.values.units import NEVER, Instant
-
-_STAGE_OF = {
-    BufferState.STAGING_IN: e.Stage.STAGE_IN,
-    BufferState.PRE_RUN: e.Stage.RUN,
-    BufferState.STAGING_OUT: e.Stage.STAGE_OUT,
-    BufferState.TEARDOWN: e.Stage.TEARDOWN,
-    BufferState.TEARDOWN_FAIL: e.Stage.TEARDOWN,
-}
-
-QUEUED_STAGES = (e.Stage.TEARDOWN, e.Stage.STAGE_OUT, e.Stage.STAGE_IN)
-"""Stages whose operations may be queued, in the order in which a pass gives turns: what gives space back goes first."""
-
-
-def takes_turn(job: Job, buffer: Buffer | None) -> e.Stage | None:
-    """Return the stage that the job takes a turn of, or None. Pre-run counts as RUN."""
-    if buffer is None or job.stuck or job.order_at == NEVER:
-        return None
-    return _STAGE_OF.get(buffer.state)
-
-
-def waits_for_turn(job: Job, buffer: Buffer | None) -> e.Stage | None:
-    """Return the stage that the job waits for a turn of, or None."""
-    if buffer is None or job.stuck or job.order_at != NEVER or job.retry_at != NEVER:
-        return None
-    stage = _STAGE_OF.get(buffer.state)
-    return stage if stage in QUEUED_STAGES else None
-
-
-def queue_place(job: Job, buffer: Buffer) -> tuple[Instant, int]:
-    """Return where the job stands among those that wait for a turn of the same stage: who came first."""
-    return buffer.changed_at, job.id
+from replica.values.units import Instant
 
 
 class Turns(dict[int, int]):
@@ -64,7 +32,7 @@ class Turns(dict[int, int]):
         super().__init__(taken or {})
         self.begun: dict[MovingKey, int] = {}
 
-    def take(self, stage: e.Stage, user: str, node: str) -> None:
+    def take(self, stage: Stage, user: str, node: str) -> None:
         """Count one more that has its turn."""
         self[stage] = self.get(stage, 0) + 1
         if stage in TRANSFERS:
@@ -100,7 +68,7 @@ def with_turns(state: Facts, turns: Turns, events: Iterable[e.Event]) -> tuple[e
 def turns_given(
     state: Facts,
     turns: Turns,
-    stage: e.Stage,
+    stage: Stage,
     waiting: Mapping[str, Iterable[tuple[Instant, int]]],
     may: Callable[[int], bool],
     room: int,
@@ -143,14 +111,14 @@ BEGINNINGS = frozenset({e.BufferAllocated, e.StageOutStarted, e.TeardownStarted,
 """Kinds of events that may begin an operation which needs a turn."""
 
 
-def _begins(state: Facts, event: e.Event) -> e.Stage | None:
+def _begins(state: Facts, event: e.Event) -> Stage | None:
     """Return the stage that the event begins an operation of, None for an event that does not, or keeps its turn."""
     if isinstance(event, e.BufferAllocated):
-        return e.Stage.STAGE_IN
+        return Stage.STAGE_IN
     if isinstance(event, e.StageOutStarted):
-        return e.Stage.STAGE_OUT
+        return Stage.STAGE_OUT
     if isinstance(event, e.TeardownStarted):
-        return e.Stage.TEARDOWN
+        return Stage.TEARDOWN
     if isinstance(event, e.StageRetried) and event.stage in QUEUED_STAGES:
         job = state.jobs.get(event.job)
         return event.stage if job is not None and job.stuck else None

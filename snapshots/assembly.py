@@ -12,7 +12,7 @@ import msgspec
 
 from replica import features
 from replica.invariants import check
-from replica.pools import Pool
+from replica.model.pools import Pool
 from replica.receipts import Receipts
 from replica.sharing import shared_buffer, shared_job, shared_options
 from replica.state import State

@@ -18,13 +18,13 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from replica import features
-from replica.buffers import Buffer, BufferRequest, Transfer
 from replica.commit import Receipt
-from replica.jobs import Dependency, Job, JobSpec
 from replica.later_maps import LATER_MAPS, LATER_SHAPED, LaterMap
-from replica.nodes import Node
-from replica.policy import Policy
-from replica.pools import Pool, free_bytes
+from replica.model.buffers import Buffer, BufferRequest, Transfer
+from replica.model.configuration import Policy
+from replica.model.jobs import Dependency, Job, JobSpec
+from replica.model.nodes import Node
+from replica.model.pools import Pool, free_bytes
 from replica.state import State
 from replica.values.errors import Refusal
 from replica.values.limits import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX

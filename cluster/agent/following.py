@@ -12,8 +12,8 @@ from cluster.agent.operations import Operation
 from cluster.agent.outbox import Outbox
 from cluster.clock import Clock
 from replica.commands import OperationReached
-from replica.stages import Stage
-from replica.transfers import TransferCheckpoint
+from replica.model.operations import Stage
+from replica.model.transfers import TransferCheckpoint
 
 
 class Follower:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from cluster.agent.progress import SharedCounters
 from cluster.agent.transfer.pacing import UNLIMITED, Control
-from replica.transfers import RateShares
+from replica.model.transfers import RateShares
 
 GOVERN_S: Final = 0.1
 """Seconds between two sharings-out: what a transfer that needs more may have to wait for it."""

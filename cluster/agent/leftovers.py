@@ -23,7 +23,7 @@ from cluster.agent.durable import ROOM_SUFFIX, FileRefused, is_disk_full, read_b
 from cluster.agent.spares import Spares
 from cluster.agent.transfer import fence
 from cluster.agent.transfer.fence import Claimant
-from replica.buffers import TransferKind
+from replica.model.buffers import TransferKind
 from replica.orders import Order
 from replica.special_transfers import NOTHING_SPECIAL
 

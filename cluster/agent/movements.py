@@ -14,11 +14,11 @@ from cluster.agent.beneath import Identity, PathRefused, Target, inside_target, 
 from cluster.agent.lists import Listed, read_list
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.plan import Item, Kind
-from replica.buffers import TransferKind
-from replica.options import ListTransfer
+from replica.model.buffers import TransferKind
+from replica.model.job_options import ListTransfer
+from replica.model.transfers import NO_CHOICE, TransferChoice
 from replica.orders import Order
 from replica.special_transfers import NOTHING_SPECIAL
-from replica.transfer_choices import NO_CHOICE, TransferChoice
 
 SHOWN_CHARACTERS: Final = 200
 """Characters of a path that the name of a transfer repeats: the failure itself names the whole path."""

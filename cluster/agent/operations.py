@@ -36,9 +36,8 @@ from cluster.agent.watching import Bounds, End, see_through, whereabouts
 from cluster.agent.work import Outcome, Work, failure
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.commands import OperationDone, OperationFailed
+from replica.model.transfers import DEFAULT_TRANSFER_RULES, default_backend
 from replica.orders import Order
-from replica.transfer_choices import default_backend
-from replica.transfers import DEFAULT_TRANSFER_RULES
 
 logger = logging.getLogger(__name__)
 

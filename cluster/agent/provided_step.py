@@ -15,7 +15,7 @@ from cluster.agent.step_record import StepRecord, recorded_jobs
 from cluster.agent.steps import Step
 from cluster.providers.interface import Local
 from replica.commands import OperationFailed, ScriptEnded
-from replica.jobs import JobState
+from replica.model.jobs import JobState
 from replica.orders import Order
 
 

@@ -24,11 +24,10 @@ from cluster.agent.transfer.options import Algorithm, Options, Verify
 from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.receipts import Receipt
 from replica.commands import OperationDone
+from replica.model.operations import Stage
+from replica.model.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferReceipt, default_backend
 from replica.orders import Order
 from replica.special_transfers import NOTHING_SPECIAL
-from replica.stages import Stage
-from replica.transfer_choices import default_backend
-from replica.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferReceipt
 from replica.values.units import Instant, format_size
 
 ACCESS_DIRECTORIES: Final = ("striped", "private")

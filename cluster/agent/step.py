@@ -28,7 +28,7 @@ from cluster.agent.work import failure
 from cluster.clock import SystemClock
 from cluster.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
 from replica.commands import ScriptEnded
-from replica.jobs import JobState
+from replica.model.jobs import JobState
 
 REFUSAL_BYTES_MAX: Final = 16 * 1024
 """What the child may say about why the script could not be started, bytes."""

@@ -26,7 +26,7 @@ from cluster.agent.waiting import Handle
 from cluster.agent.work import failure
 from cluster.processes import boot_id, start_time
 from replica.commands import ScriptEnded
-from replica.jobs import JobState
+from replica.model.jobs import JobState
 from replica.orders import Order
 
 logger = logging.getLogger(__name__)

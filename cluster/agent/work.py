@@ -10,8 +10,8 @@ from cluster.agent.accounts import Mode
 from cluster.agent.leftovers import Left
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.commands import OperationDone, OperationFailed
+from replica.model.transfers import TransferReceipt
 from replica.orders import Order
-from replica.transfers import TransferReceipt
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
 
 

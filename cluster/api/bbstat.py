@@ -14,7 +14,7 @@ from cluster.providers import OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.limits import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX
 from cluster.providers.worker import CallRequest
-from replica.provision import provision_of
+from replica.model.provider import provision_of
 
 PROVIDER_FAILED: Final = "provider_failed"
 """Code: the provider cannot be asked, or says that it failed."""

@@ -24,9 +24,9 @@ from replica.configuration import (
     written_value,
 )
 from replica.governing import rules_of
+from replica.model.configuration import DEFAULT_SITE
 from replica.site_file import Setting
 from replica.site_keys import KEYS, Owner
-from replica.sites import DEFAULT_SITE
 from replica.state import State
 from replica.values.errors import Refusal
 

@@ -11,12 +11,12 @@ import msgspec
 from cluster.client.views import EventView, Json
 from cluster.clock import format_instant
 from replica import events as e
-from replica.arrays import compressed
 from replica.commands import CONTROLLER, Actor
 from replica.commit import Batch, Entry
-from replica.job_changes import JobChange
-from replica.jobs import Hold, JobState
-from replica.options import NO_OPTIONS, BufferOptions, JobOptions
+from replica.model.arrays import compressed
+from replica.model.job_options import NO_OPTIONS, BufferOptions, JobChange, JobOptions
+from replica.model.jobs import Hold, JobState
+from replica.model.operations import Stage
 from replica.values.units import Instant, Revision, format_size
 from replica.values.verdicts import Verdict
 from wal.configuration import Configuration, Member
@@ -266,7 +266,7 @@ def _mail(key: str) -> str:
     return key.split(".")[1].replace("_", "-")
 
 
-def _words(stage: e.Stage) -> str:
+def _words(stage: Stage) -> str:
     return stage.word.replace("_", "-")
 
 

@@ -16,7 +16,7 @@ from replica.agenda_ahead import ahead_in
 from replica.agenda_pass import verdicts_of
 from replica.estimates import Estimate, estimate
 from replica.events import Event
-from replica.jobs import JobState
+from replica.model.jobs import JobState
 from replica.pending import early_gate, later_reason
 from replica.queries import verdicts
 from replica.scheduling import waits_for_space

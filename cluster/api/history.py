@@ -15,7 +15,7 @@ from cluster.clock import format_instant
 from cluster.past import PastBusy, Step, settled_at
 from replica.commit import Entry
 from replica.events import ArraySubmitted, JobSubmitted, jobs_of
-from replica.jobs import Dependency
+from replica.model.jobs import Dependency
 from replica.pending import depended_on, dependency_met
 from replica.queries import buffer_word, verdict_of
 from replica.settle import settle_entry

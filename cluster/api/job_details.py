@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.clock import format_instant
-from replica.job_changes import NO_TERMS
-from replica.job_extras import NO_EXTRA
-from replica.jobs import Job
-from replica.options import NO_OPTIONS
+from replica.model.job_options import NO_OPTIONS, NO_TERMS
+from replica.model.jobs import NO_EXTRA, Job
 from replica.state import State
 from replica.values.units import MICROSECONDS_PER_SECOND
 

@@ -20,7 +20,7 @@ from cluster.proposer import Answer, Settled
 from cluster.providers.limits import CALLS_MAX
 from replica import commands as c
 from replica.array_commands import Tasks, job_of_task, members
-from replica.jobs import JobState
+from replica.model.jobs import JobState
 from replica.state import State
 from replica.values.errors import Refusal
 from replica.values.units import Instant

@@ -13,8 +13,8 @@ from cluster.api.transfer_metrics import transfer_metrics
 from cluster.consensus import Role
 from cluster.controller import Controller
 from replica import features
-from replica.buffers import BufferState
-from replica.jobs import JobState
+from replica.model.buffers import BufferState
+from replica.model.jobs import JobState
 from replica.queries import pool_use
 
 SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

@@ -7,8 +7,8 @@ from cluster.api.render import holders, pool_view
 from cluster.api.service import Call, Reply
 from cluster.client.configuration_views import PoolRemovedAnswer
 from replica import commands as c
+from replica.model.pools import PoolUnit, parse_amount, unit_of
 from replica.pool_changes import unit_in
-from replica.pool_units import PoolUnit, parse_amount, unit_of
 from replica.state import State
 from replica.values.units import SizeError
 

@@ -8,7 +8,7 @@ from cluster.api.problems import Problem
 from cluster.api.service import Call
 from cluster.client.views import JobView
 from cluster.identity import Role
-from replica.sites import private_data
+from replica.model.configuration import private_data
 from replica.state import State
 
 HIDDEN: dict[str, object] = {

@@ -16,7 +16,7 @@ from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local
 from cluster.providers.worker import CallRequest
 from replica import commands as c
-from replica.provision import Provision, provision_of
+from replica.model.provider import Provision, provision_of
 from replica.state import State
 
 VERDICTS_KEPT: Final = 1024

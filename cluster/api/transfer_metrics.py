@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from cluster.controller import Controller
-from replica.governing import TRANSFERS, rules_in_force
+from replica.governing import rules_in_force
+from replica.model.operations import TRANSFERS
 from replica.state import State
 
 

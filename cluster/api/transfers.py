@@ -28,12 +28,11 @@ from cluster.liveness import Transfer
 from cluster.past import PastBusy, settled_at
 from replica import events as e
 from replica.exports import NO_TRANSFERS, not_exported
-from replica.governing import TRANSFERS, node_bytes_s, rules_in_force, shares_of
-from replica.jobs import Job
-from replica.orders import stage_of
+from replica.governing import node_bytes_s, rules_in_force, shares_of
+from replica.model.jobs import Job
+from replica.model.operations import TRANSFERS, stage_of, waits_for_turn
+from replica.model.transfers import RateShares, TransferCheckpoint, TransferReceipt
 from replica.state import State
-from replica.transfers import RateShares, TransferCheckpoint, TransferReceipt
-from replica.turns import waits_for_turn
 from replica.values.units import NEVER
 
 TRANSFERS_LISTED_MAX = 10_000

@@ -13,15 +13,14 @@ from cluster.clock import parse_instant
 from cluster.identity import Identity, Role
 from replica import commands as c
 from replica.array_commands import Tasks, parse_reference
-from replica.arrays import ArrayFault, parse_array
 from replica.directives import DirectiveRefused, Reading, read_request
-from replica.events import Stage
-from replica.job_changes import JobChange
-from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
-from replica.options import NO_OPTIONS, BufferOptions, JobOptions
-from replica.pools import Pool
-from replica.sites import DEFAULT_SITE, Site
-from replica.transfers import TransferReceipt, clipped_checkpoint, clipped_count, clipped_receipt
+from replica.model.arrays import ArrayFault, parse_array
+from replica.model.configuration import DEFAULT_SITE, Site
+from replica.model.job_options import NO_OPTIONS, AfterTask, BufferOptions, JobChange, JobOptions
+from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
+from replica.model.operations import Stage
+from replica.model.pools import Pool
+from replica.model.transfers import TransferReceipt, clipped_checkpoint, clipped_count, clipped_receipt
 from replica.values.errors import RefusalCode
 from replica.values.limits import DEPENDENCIES_MAX, SCRIPT_BYTES_MAX
 from replica.values.names import name_fault
@@ -268,12 +267,12 @@ def _instant(text: str | None, place: str) -> Instant:
     return found
 
 
-def _dependencies(texts: tuple[str, ...]) -> tuple[tuple[Dependency, ...], tuple[c.AfterTask, ...]]:
+def _dependencies(texts: tuple[str, ...]) -> tuple[tuple[Dependency, ...], tuple[AfterTask, ...]]:
     """Return the conditions on jobs, and those on tasks of arrays."""
     if len(texts) > DEPENDENCIES_MAX:
         raise bad(f"there are {len(texts)} dependencies", f"depend on at most {DEPENDENCIES_MAX} jobs", "dependencies")
     jobs: list[Dependency] = []
-    tasks: list[c.AfterTask] = []
+    tasks: list[AfterTask] = []
     for text in texts:
         matched = _DEPENDENCY.fullmatch(text)
         kind = _KINDS.get(matched.group(1)) if matched else None
@@ -283,7 +282,7 @@ def _dependencies(texts: tuple[str, ...]) -> tuple[tuple[Dependency, ...], tuple
         if matched.group(3) is None:
             jobs.append(Dependency(kind, int(matched.group(2))))
         else:
-            tasks.append(c.AfterTask(kind, int(matched.group(2)), int(matched.group(3))))
+            tasks.append(AfterTask(kind, int(matched.group(2)), int(matched.group(3))))
     return tuple(jobs), tuple(tasks)
 
 
@@ -302,7 +301,7 @@ def update_job(job: int, tasks: Tasks, request: r.UpdateRequest, site: Site = DE
     """Return the command that changes a job that waits; Problem with its place."""
     singleton, texts = None, request.dependencies
     dependencies: tuple[Dependency, ...] | None = None
-    after_tasks: tuple[c.AfterTask, ...] = ()
+    after_tasks: tuple[AfterTask, ...] = ()
     if texts is not None:
         singleton = SINGLETON in texts
         dependencies, after_tasks = _dependencies(tuple(text for text in texts if text != SINGLETON))

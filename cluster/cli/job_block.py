@@ -18,7 +18,7 @@ from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.client.views import JobView
 from cluster.clock import format_instant, parse_instant
 from cluster.identities import group_name, uid_of
-from replica.jobs import ENDED, JobState
+from replica.model.jobs import ENDED, JobState
 from replica.values.names import plain
 from replica.values.units import Instant, seconds
 

@@ -11,7 +11,7 @@ from cluster.cli.output import table
 from cluster.cli.tables import moment
 from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
 from cluster.clock import parse_instant
-from replica.jobs import ENDED
+from replica.model.jobs import ENDED
 from replica.values.names import plain
 from replica.values.units import Instant
 

@@ -10,7 +10,7 @@ from cluster.cli.tables import unit_in
 from cluster.client import Client
 from cluster.client.configuration_views import PoolAddRequest, PoolChangeRequest, UnitWord
 from cluster.client.views import PoolView
-from replica.pool_units import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
+from replica.model.pools import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values.names import plain
 from replica.values.units import SizeError
 

@@ -18,7 +18,7 @@ from cluster.cli.tables import job_number, run_time_s, state_code
 from cluster.client.burst_views import NO_VALUE, local_time
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.client.views import JobView
-from replica.jobs import JobState
+from replica.model.jobs import JobState
 from replica.values.names import plain
 from replica.values.units import Instant
 

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, TypeVar
 from cluster.cli.exits import BBF_LINE, Failure, bad_input
 from cluster.cli.moments import parse_begin, parse_duration
 from cluster.cli.sbatch import Setting, check_script, read_options
-from replica.arrays import parse_array
-from replica.jobs import DependencyKind
+from replica.model.arrays import parse_array
+from replica.model.jobs import DependencyKind
 from replica.values.limits import (
     CPUS_MAX,
     DEPENDENCIES_MAX,

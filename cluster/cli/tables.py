@@ -9,8 +9,8 @@ from cluster.cli.moments import format_elapsed
 from cluster.cli.output import NOTHING, Listing, readable_size, size, table, text_of
 from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.clock import parse_instant
-from replica.jobs import JobState
-from replica.pool_units import PoolUnit, format_amount, unit_of
+from replica.model.jobs import JobState
+from replica.model.pools import PoolUnit, format_amount, unit_of
 from replica.values.names import plain
 from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from cluster.client.views import View
 from cluster.clock import parse_instant
-from replica.pool_units import PoolUnit, format_slurm_amount
+from replica.model.pools import PoolUnit, format_slurm_amount
 from replica.values.names import plain
 from replica.values.units import MICROSECONDS_PER_SECOND
 

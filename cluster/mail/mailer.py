@@ -1,8 +1,8 @@
 """The leader's round over the mail that is owed: send it, say so, and try again what was not taken.
 
-What is owed is in the State (`replica.mails`), so this keeps nothing that matters: which mails are being sent, which
-wait for another try, and what is to be said of them to the cluster. A leader that dies between a send and its commit
-leaves a mail that the next one sends again, with the same Message-ID.
+What is owed is in the State (`replica.model.mail`), so this keeps nothing that matters: which mails are being sent,
+which wait for another try, and what is to be said of them to the cluster. A leader that dies between a send and its
+commit leaves a mail that the next one sends again, with the same Message-ID.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cluster.clock import Clock
 from cluster.mail.sending import Send, SendFailed, Undeliverable
 from cluster.proposer import NotLeading, QueueFull
 from replica.commands import CONTROLLER, Request, SettleMails
-from replica.mails import Mail
+from replica.model.mail import Mail
 from replica.state import State
 from replica.values.limits import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX
 from replica.values.units import MICROSECONDS_PER_SECOND

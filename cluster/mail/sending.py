@@ -16,7 +16,7 @@ from typing import Final
 from cluster.address import Address
 from cluster.mail.text import body_of, message_id, message_of, subject_of
 from cluster.mail_config import MailConfig, is_address
-from replica.mails import Mail
+from replica.model.mail import Mail
 
 SEND_S: Final = 30.0
 """How long one try may take, seconds: a mail server that greets slowly on purpose takes up to 20."""

@@ -10,8 +10,8 @@ from email.message import EmailMessage
 from typing import Final
 
 from cluster.clock import format_instant
-from replica.jobs import JobState
-from replica.mails import Mail, MailKind, message_name
+from replica.model.jobs import JobState
+from replica.model.mail import Mail, MailKind, message_name
 from replica.values.names import plain
 
 MESSAGE_ID_DOMAIN: Final = "forebay"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from cluster.clock import Clock
 from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject
-from replica.provision import Provision
+from replica.model.provider import Provision
 
 __all__ = ["Local", "OperationError", "PoolReport", "Provider", "Subject", "provider_for"]
 

@@ -14,8 +14,8 @@ from cluster.providers import files
 from cluster.providers.commands import Commands, Said, failure
 from cluster.providers.interface import Local, OperationError, PoolReport, Subject
 from cluster.providers.pools import parse_pools
-from replica.options import CreatePersistent, DestroyPersistent
-from replica.provision import Provision
+from replica.model.job_options import CreatePersistent, DestroyPersistent
+from replica.model.provider import Provision
 from replica.values.units import format_slurm_size
 
 CALLER: Final = "SLURM"

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from replica.options import CreatePersistent, DestroyPersistent
-from replica.provision import Provision
+from replica.model.job_options import CreatePersistent, DestroyPersistent
+from replica.model.provider import Provision
 
 
 class OperationError(Exception):

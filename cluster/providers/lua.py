@@ -20,8 +20,8 @@ from cluster.providers.lua_worker import Returned, call
 from cluster.providers.pools import parse_pools
 from cluster.providers.saying import log_output, timed_out
 from cluster.providers.trust import ProgramRefused, read_trusted
-from replica.options import CreatePersistent, DestroyPersistent
-from replica.provision import Provision
+from replica.model.job_options import CreatePersistent, DestroyPersistent
+from replica.model.provider import Provision
 from replica.values.units import SizeError, parse_size
 
 NO_POOL: Final = "(null)"

@@ -14,9 +14,8 @@ from cluster.providers.limits import POOL_POLL_S
 from cluster.providers.worker import CallRequest
 from replica.commands import CONTROLLER, ChangePool, Command, Request
 from replica.features import BURST_BUFFERS_WHOLE
-from replica.pool_units import PoolUnit
-from replica.pools import Pool
-from replica.provision import Provision, provision_of
+from replica.model.pools import Pool, PoolUnit
+from replica.model.provider import Provision, provision_of
 from replica.state import State
 
 logger = logging.getLogger(__name__)

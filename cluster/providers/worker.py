@@ -23,7 +23,7 @@ from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolRep
 from cluster.providers.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
 from cluster.providers.log_lines import log_to_stderr
 from cluster.providers.private_directory import private_directory, remove_abandoned
-from replica.provision import Provision
+from replica.model.provider import Provision
 
 LENGTH_BYTES: Final = 4
 

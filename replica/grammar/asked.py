@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from replica.buffers import Access, BufferRequest, Transfer
 from replica.grammar.lines import Warnings
 from replica.grammar.paths import check_access
 from replica.grammar.words import Word
-from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
-from replica.transfer_choices import choice_verb
+from replica.model.buffers import Access, BufferRequest, Transfer
+from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
+from replica.model.transfers import choice_verb
 from replica.values.errors import RefusalCode
 from replica.values.limits import PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
 from replica.values.units import SIZE_BYTES_MAX, Quantity

@@ -7,7 +7,7 @@ from replica.grammar.lines import Directive
 from replica.grammar.short import read_short
 from replica.grammar.values import read_access, read_capacity, read_options, read_persistent_name, read_pool, read_type
 from replica.grammar.words import Word, shown
-from replica.options import CreatePersistent, DestroyPersistent
+from replica.model.job_options import CreatePersistent, DestroyPersistent
 from replica.values.errors import RefusalCode
 
 VERBS = ("create_persistent", "destroy_persistent")

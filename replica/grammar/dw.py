@@ -6,7 +6,6 @@ the provider native it is read to the last character.
 
 from __future__ import annotations
 
-from replica.buffers import Transfer, TransferKind
 from replica.grammar.asked import STAGES, Asked
 from replica.grammar.lines import Directive
 from replica.grammar.paths import check_inside, check_outside
@@ -21,8 +20,9 @@ from replica.grammar.values import (
     read_type,
 )
 from replica.grammar.words import Word, shown
-from replica.options import ListTransfer
-from replica.transfer_choices import CHOICE_KEYS, CHOOSABLE
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.job_options import ListTransfer
+from replica.model.transfers import CHOICE_KEYS, CHOOSABLE
 from replica.values.errors import RefusalCode
 
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)

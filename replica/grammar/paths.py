@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from replica.buffers import Access
 from replica.grammar.words import Word, shown
+from replica.model.buffers import Access
 from replica.values.limits import PATH_BYTES_MAX
 
 INSIDE_VARIABLES = {

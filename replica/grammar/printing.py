@@ -5,11 +5,11 @@ For the provider native: the lines of others are passed on as they were written,
 
 from __future__ import annotations
 
-from replica.buffers import Access, BufferRequest, Transfer
 from replica.grammar.short import format_bytes, format_quantity
 from replica.grammar.values import STOP
-from replica.options import BufferOptions, CreatePersistent
-from replica.transfer_choices import choice_verb
+from replica.model.buffers import Access, BufferRequest, Transfer
+from replica.model.job_options import BufferOptions, CreatePersistent
+from replica.model.transfers import choice_verb
 from replica.values.units import Quantity
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from replica.buffers import Access
 from replica.grammar.words import DirectiveRefused, Word, ends_in_backslash, shown
+from replica.model.buffers import Access
 from replica.values.errors import RefusalCode
 from replica.values.names import name_fault
 from replica.values.units import Quantity, SizeError, parse_quantity

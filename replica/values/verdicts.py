@@ -9,7 +9,7 @@ import msgspec
 
 class Reason(StrEnum):
     """Slurm's names for why a job waits, byte for byte, as far as Forebay gives them. Those of limits are in
-    `replica.accounting`.
+    `replica.model.accounts`.
     """
 
     NONE = "None"

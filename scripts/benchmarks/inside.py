@@ -25,7 +25,7 @@ from cluster.proposer import NotLeading, OutcomeUnknown, QueueFull
 from cluster.serve import Replica
 from replica import commands as c
 from replica.directives import parse_request
-from replica.jobs import Hold, JobSpec
+from replica.model.jobs import Hold, JobSpec
 
 USER = c.Actor(c.ActorRole.USER, "bench")
 """The user whose jobs they are."""

@@ -18,11 +18,12 @@ from replica.decide import Accepted, decide, is_by_key
 from replica.directives import parse_request
 from replica.features import FEATURE_LEVEL_KNOWN
 from replica.fold import fold
-from replica.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
-from replica.options import JobOptions
+from replica.model.configuration import Policy
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
+from replica.model.operations import Stage
+from replica.model.pools import Pool
 from replica.orders import orders_for
-from replica.policy import Policy
-from replica.pools import Pool
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import plan
 from replica.settle import Tentative
@@ -142,7 +143,7 @@ def _over(state: State, job_id: int, at: Instant) -> tuple[State, list[e.Event]]
         assert stage is not None
         events = (
             script_ended(state, job, buffer, JobState.COMPLETED, 0, 0, "")
-            if stage is e.Stage.RUN or buffer is None
+            if stage is Stage.RUN or buffer is None
             else succeeded(state, job, buffer, stage, 1, 1, "")
         )
         state = fold(state, events, at)

@@ -6,7 +6,7 @@ from cluster.api.burst import burst_view
 from cluster.client.burst_views import burst_text as text_of
 from conforming.words import Parsed
 from replica.burst import burst_of
-from replica.jobs import ENDED, JobState
+from replica.model.jobs import ENDED, JobState
 from replica.queries import reason_of
 from replica.state import State
 

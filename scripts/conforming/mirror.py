@@ -10,7 +10,7 @@ from typing import NamedTuple
 from conforming.compare import Shown
 from replica.commit import Batch
 from replica.fold import Draft, fold_into
-from replica.jobs import Hold
+from replica.model.jobs import Hold
 from replica.queries import buffer_word, reason_of
 from replica.settle import settle_entry
 from replica.state import EMPTY, State

@@ -12,7 +12,7 @@ from exercises.transfers_kills import wait_until_gone
 from exercises.transfers_receipts import compare, newest_lines
 from exercises.transfers_rig import STAGES, Broken, Rig, Story, Unfit, judge, look, said
 from replica.commands import OperationDone, OperationFailed
-from replica.transfers import TransferRules
+from replica.model.transfers import TransferRules
 
 
 class Size(NamedTuple):

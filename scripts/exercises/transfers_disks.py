@@ -22,8 +22,8 @@ from exercises.kernel import Unable, require_tools, tool
 from exercises.transfers_kills import plant
 from exercises.transfers_refusals import check_words
 from exercises.transfers_rig import Broken, Rig, Story, Unfit, judge, look, said
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed
+from replica.model.buffers import Transfer, TransferKind
 
 USER = "nobody"
 

@@ -25,10 +25,10 @@ from cluster.agent.operations import Operation
 from cluster.agent.progress import Counters
 from cluster.agent.work import Outcome
 from exercises.tracing import Tracer
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.transfers import TransferRules
 from replica.orders import Order
-from replica.transfers import TransferRules
 
 NAIVE = Path(__file__).with_name("transfers_naive.py")
 JOB = 7

@@ -26,9 +26,9 @@ from exercises.transfers_kills import CALLS_MAX, prepare, wait_until_gone
 from exercises.transfers_links import SWAPPED_WHILE
 from exercises.transfers_refusals import check_words
 from exercises.transfers_rig import JOB, STAGES, Broken, Rig, Story, judge, look, said
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed
-from replica.transfers import TransferRules
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.transfers import TransferRules
 
 REQUESTS = Request.LOOKUP, Request.GETATTR, Request.OPENDIR, Request.READDIR, Request.OPEN, Request.READ
 

@@ -15,8 +15,8 @@ from cluster.config import Config, ConfigError
 from cluster.founding import PoolSpec, quote
 from cluster.identity import Role
 from cluster.pki import create_authority, issue
-from replica.policy import Policy
-from replica.pools import Pool
+from replica.model.configuration import Policy
+from replica.model.pools import Pool
 
 TEXT = """
 [cluster]

@@ -3,9 +3,9 @@
 import pytest
 
 from cluster.entries import weight_bytes
-from replica.buffers import BufferRequest
 from replica.commands import CONTROLLER, CancelJob, Command, Request, SubmitJob, UpdateJob
-from replica.jobs import JobSpec
+from replica.model.buffers import BufferRequest
+from replica.model.jobs import JobSpec
 
 TEXT = "#BB_LUA " + "x" * 50_000
 DIRECTIVES = BufferRequest("", 0, (), "scratch", (), (), TEXT)

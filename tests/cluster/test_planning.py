@@ -13,8 +13,9 @@ from replica.agenda import Agenda
 from replica.commit import Entry
 from replica.decide import Accepted, decide
 from replica.directives import parse_request
-from replica.events import Event, Stage
-from replica.jobs import Hold, JobSpec, JobState
+from replica.events import Event
+from replica.model.jobs import Hold, JobSpec, JobState
+from replica.model.operations import Stage
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import next_due
 from replica.settle import Tentative

@@ -24,8 +24,8 @@ from replica import commands as c
 from replica.commit import Batch, Entry
 from replica.directives import parse_request
 from replica.events import Event
-from replica.jobs import Hold, JobSpec
-from replica.policy import Policy
+from replica.model.configuration import Policy
+from replica.model.jobs import Hold, JobSpec
 from replica.settle import settle
 from replica.state import State
 from replica.state_digest import state_digest

@@ -11,8 +11,8 @@ import re
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from replica.buffers import BufferRequest
-from replica.options import BufferOptions
+from replica.model.buffers import BufferRequest
+from replica.model.job_options import BufferOptions
 from tests.fuzzing.generator import Case
 
 LARGEST: Final = 9_223_372_036_854_775_807

@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from replica.buffers import BufferRequest
 from replica.directives import DirectiveRefused, Reading, read_request
 from replica.grammar.printing import format_request
-from replica.options import BufferOptions
+from replica.model.buffers import BufferRequest
+from replica.model.job_options import BufferOptions
 from tests.fuzzing.generator import Case, make_case
 from tests.fuzzing.oracle import nonsense
 

@@ -26,9 +26,9 @@ from cluster.audit.commands import audit
 from replica import commands as c
 from replica.commit import Batch
 from replica.events import Event
-from replica.jobs import Dependency, DependencyKind, Hold
-from replica.policy import Policy
-from replica.pools import Pool
+from replica.model.configuration import Policy
+from replica.model.jobs import Dependency, DependencyKind, Hold
+from replica.model.pools import Pool
 from replica.settle import settle
 from replica.state import EMPTY
 from replica.state_digest import state_digest

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from replica import commands as c
-from replica.accounting import (
+from replica.directives import parse_request
+from replica.model.accounts import (
     ACCOUNT_REASONS,
     QOS_REASONS,
     Account,
@@ -18,9 +19,8 @@ from replica.accounting import (
     Qos,
     SchedulingRules,
 )
-from replica.directives import parse_request
-from replica.jobs import JobSpec
-from replica.options import JobOptions
+from replica.model.job_options import JobOptions
+from replica.model.jobs import JobSpec
 from replica.state_index import derive
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import SCRIPT, World, user

@@ -17,14 +17,15 @@ from replica import events as e
 from replica.agenda import Agenda
 from replica.agenda_events import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, POOL_EVENTS, RESERVATION_EVENTS
 from replica.agenda_pass import events_of_pass, verdicts_of
-from replica.buffers import BufferRequest, BufferState
 from replica.commit import Entry
 from replica.fold import fold
 from replica.invariants import check
-from replica.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
-from replica.options import NO_OPTIONS, JobOptions
-from replica.policy import Policy
-from replica.pools import Pool
+from replica.model.buffers import BufferRequest, BufferState
+from replica.model.configuration import Policy
+from replica.model.job_options import NO_OPTIONS, JobOptions
+from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
+from replica.model.operations import Stage
+from replica.model.pools import Pool
 from replica.scheduling import REPLAN_S, next_due
 from replica.scheduling import events_of_pass as reference_events
 from replica.staging import active_stage, failed, script_ended, succeeded
@@ -224,7 +225,7 @@ def happening(random: Random, state: State, job_id: int, at: Instant) -> tuple[e
     stage = active_stage(job, buffer)
     if stage is None:
         return ()
-    if stage is e.Stage.RUN:
+    if stage is Stage.RUN:
         if job.state is JobState.CONFIGURING:
             return (e.RunStarted(job_id),)
         return script_ended(state, job, buffer, random.choice((JobState.COMPLETED, JobState.FAILED)), 0, 0, "")

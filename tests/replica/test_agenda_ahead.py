@@ -11,8 +11,8 @@ from replica.agenda import Agenda
 from replica.agenda_ahead import ahead_in
 from replica.estimates import estimate
 from replica.fold import fold
-from replica.jobs import JobState
-from replica.options import JobOptions
+from replica.model.job_options import JobOptions
+from replica.model.jobs import JobState
 from replica.scheduling import events_of_pass as reference_events
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import START, crowd, happening, submitted

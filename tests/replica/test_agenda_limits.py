@@ -13,18 +13,17 @@ from hypothesis.stateful import rule
 from replica import agenda_pass, judging, scheduling
 from replica import commands as c
 from replica import events as e
-from replica.accounting import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
-from replica.buffers import BufferRequest, BufferState
 from replica.directives import parse_request
 from replica.fold import fold
 from replica.invariants import check
-from replica.job_changes import JobChange, JobTerms
-from replica.jobs import Dependency, DependencyKind, JobSpec, JobState
-from replica.options import JobOptions
-from replica.partitions import Partition, PartitionState
-from replica.reservations import Reservation, ReservedSpace
+from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
+from replica.model.buffers import BufferRequest, BufferState
+from replica.model.job_options import JobChange, JobOptions, JobTerms
+from replica.model.jobs import Dependency, DependencyKind, JobSpec, JobState
+from replica.model.partitions import Partition, PartitionState
+from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import next_due, plan
 from replica.state import State

@@ -9,9 +9,9 @@ import pytest
 from replica import commands as c
 from replica import events as e
 from replica.array_commands import job_of_task, parse_reference, shown_reference
-from replica.arrays import ArrayFault, compressed, parse_array, shown_id
-from replica.jobs import Dependency, DependencyKind, Hold, JobState
-from replica.options import BufferOptions, CreatePersistent, JobOptions
+from replica.model.arrays import ArrayFault, compressed, parse_array, shown_id
+from replica.model.job_options import AfterTask, BufferOptions, CreatePersistent, JobOptions
+from replica.model.jobs import Dependency, DependencyKind, Hold, JobState
 from replica.site_file import Setting
 from replica.values import limits
 from replica.values.errors import Refusal, RefusalCode
@@ -264,11 +264,11 @@ def test_a_dependency_on_an_array_is_one_on_all_its_tasks(kind: DependencyKind, 
 def test_a_dependency_on_one_task_is_on_that_task_alone() -> None:
     world = World(cpus=8)
     array = world.submit(array=(4, 5))
-    waiter = world.submit(after_tasks=(c.AfterTask(DependencyKind.AFTER_OK, array, 4),))
+    waiter = world.submit(after_tasks=(AfterTask(DependencyKind.AFTER_OK, array, 4),))
     assert world.reason(waiter) == "Dependency"
     world.finish(array)
     assert world.reason(waiter) == "None"
-    refusal = world.try_submit(after_tasks=(c.AfterTask(DependencyKind.AFTER_OK, array, 6),))
+    refusal = world.try_submit(after_tasks=(AfterTask(DependencyKind.AFTER_OK, array, 6),))
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
 
 

@@ -11,18 +11,12 @@ from replica import commands as c
 from replica import events as e
 from replica.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
 from replica.governing import rules_of
-from replica.options import BufferOptions, JobOptions
-from replica.policy import Policy
-from replica.pools import Pool
-from replica.queries import reason_of
-from replica.settle import settle
-from replica.site_file import Setting, parse_text
-from replica.site_keys import KEYS, Kind, Owner, find_key
-from replica.sites import (
+from replica.model.configuration import (
     DATAWARP_SYS_STATE,
     DATAWARP_SYS_STATUS,
     DEFAULT_SITE,
     FLAGS,
+    Policy,
     Site,
     buffer_user_refusal,
     check_site,
@@ -34,9 +28,15 @@ from replica.sites import (
     private_data,
     teardown_on_failure,
 )
+from replica.model.job_options import BufferOptions, JobOptions
+from replica.model.pools import Pool
+from replica.model.transfers import check_transfer_rules
+from replica.queries import reason_of
+from replica.settle import settle
+from replica.site_file import Setting, parse_text
+from replica.site_keys import KEYS, Kind, Owner, find_key
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
-from replica.transfers import check_transfer_rules
 from replica.values.errors import Refusal, RefusalCode
 from snapshots.assembly import from_sections
 from snapshots.image import Image, to_sections

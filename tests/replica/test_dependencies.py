@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from replica import commands as c
-from replica.jobs import Dependency, DependencyKind, JobState
-from replica.name_groups import Several, first_of, joined, left
-from replica.options import JobOptions
+from replica.model.job_names import Several, first_of, joined, left
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Dependency, DependencyKind, JobState
 from tests.replica.world import World, user
 
 K = DependencyKind

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.buffers import Access, TransferKind
 from replica.directives import DirectiveRefused, parse_request, read_request
+from replica.model.buffers import Access, TransferKind
 from replica.values.errors import RefusalCode
 
 FULL = """#!/bin/bash

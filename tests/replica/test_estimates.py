@@ -7,8 +7,8 @@ import pytest
 from replica import commands as c
 from replica import reserved_line
 from replica.estimates import Estimate, estimate
-from replica.jobs import Dependency, DependencyKind, Hold
-from replica.rates import DRAIN_TIME_S, MEASURED_MAX, Measured
+from replica.model.jobs import Dependency, DependencyKind, Hold
+from replica.model.rates import DRAIN_TIME_S, MEASURED_MAX, Measured
 from replica.values.units import NEVER, seconds
 from tests.replica.test_accounting import changed, given
 from tests.replica.test_reservations import reserve

@@ -17,7 +17,7 @@ from replica.decide import Accepted, decide
 from replica.features import LEVELS, ReleaseNeeded
 from replica.fold import fold
 from replica.later_maps import LATER_MAPS
-from replica.options import JobOptions
+from replica.model.job_options import JobOptions
 from replica.settle import Tentative, settle_entry
 from replica.state import EMPTY, State
 from replica.state_digest import state_records

@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from replica import commands as c
 from replica import events as e
-from replica.buffers import HOLDING, BufferState
 from replica.commit import Batch
 from replica.invariants import check
-from replica.jobs import JobState
+from replica.model.buffers import HOLDING, BufferState
+from replica.model.jobs import JobState
+from replica.model.operations import Stage
 from replica.orders import Order
 from replica.queries import verdicts
 from replica.scheduling import next_due, plan
@@ -103,7 +104,7 @@ class Histories(RuleBasedStateMachine):
             "ended": c.ScriptEnded(JobState.FAILED, 1),
         }
         actor = c.Actor(c.ActorRole.AGENT, node)
-        report = c.ReportOperation(node, order.job, order.attempt, e.Stage[order.stage.upper()], results[outcome])
+        report = c.ReportOperation(node, order.job, order.attempt, Stage[order.stage.upper()], results[outcome])
         self.world.settle(report, actor)
 
     @rule(
@@ -223,7 +224,7 @@ def test_the_same_command_id_gets_the_first_answer_and_changes_nothing() -> None
 
 
 def world_spec() -> object:
-    from replica.jobs import JobSpec
+    from replica.model.jobs import JobSpec
     from tests.replica.world import SCRIPT
 
     return JobSpec("job", "alan", SCRIPT, "/out", 60)

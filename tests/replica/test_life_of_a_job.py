@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replica import commands as c
-from replica.jobs import Hold, JobState
+from replica.model.jobs import Hold, JobState
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, agent, user
 
@@ -326,7 +326,7 @@ def test_an_agent_reports_for_its_own_node_only() -> None:
     world = World(nodes=2)
     job = world.submit("capacity=40")
     order = world.order(job)
-    from replica.events import Stage
+    from replica.model.operations import Stage
 
     report = c.ReportOperation(world.state.jobs[job].node, job, order.attempt, Stage.STAGE_IN, c.OperationDone())
     other = "n2" if report.node == "n1" else "n1"
@@ -336,7 +336,7 @@ def test_an_agent_reports_for_its_own_node_only() -> None:
 
 
 def test_dependencies_follow_the_guide_for_jobs_with_buffers() -> None:
-    from replica.jobs import Dependency, DependencyKind
+    from replica.model.jobs import Dependency, DependencyKind
 
     world = World()
     parent = world.submit("capacity=40")

@@ -8,9 +8,9 @@ import pytest
 
 from replica import commands as c
 from replica import events as e
-from replica.jobs import JobState
-from replica.mails import Mail, MailKind, message_name, settling_events, wants
-from replica.options import JobOptions
+from replica.model.job_options import JobOptions
+from replica.model.jobs import JobState
+from replica.model.mail import Mail, MailKind, message_name, settling_events, wants
 from replica.settle import settle
 from replica.state import EMPTY, State
 from replica.values.errors import Refusal

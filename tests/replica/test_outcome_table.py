@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 
 from replica import commands as c
-from replica.buffers import BufferState
 from replica.invariants import check
+from replica.model.buffers import BufferState
+from replica.model.persistent import PERSISTENT_STATES
 from replica.outcome_table import STATES, happenings, outcome, specimen, table
-from replica.persistent import PERSISTENT_STATES
 
 TABLE = table()
 NAMES = tuple(dict.fromkeys(name for name, _ in TABLE))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from replica import commands as c
-from replica.buffers import BufferState
 from replica.directives import parse_request
-from replica.jobs import Hold, JobSpec
-from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
+from replica.model.buffers import BufferState
+from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
+from replica.model.jobs import Hold, JobSpec
 from replica.site_file import Setting
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.verdicts import Reason
@@ -244,8 +244,8 @@ def test_names_that_cannot_be_are_refused_before_a_job_waits_for_them(options: B
 
 @pytest.mark.parametrize("state", list(BufferState))
 def test_a_persistent_buffer_has_no_state_of_a_jobs_buffer(state: BufferState) -> None:
-    from replica.buffers import TRANSITIONS
-    from replica.persistent import PERSISTENT_STATES
+    from replica.model.buffers import TRANSITIONS
+    from replica.model.persistent import PERSISTENT_STATES
 
     leads_to = {after for (before, _), after in TRANSITIONS.items() if before is state}
     if state in PERSISTENT_STATES:

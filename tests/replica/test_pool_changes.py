@@ -16,12 +16,12 @@ from replica.commit import Batch, Entry
 from replica.decide import Accepted, decide
 from replica.fold import fold
 from replica.invariants import check
-from replica.jobs import JobState
-from replica.options import BufferOptions, CreatePersistent, JobOptions
+from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
+from replica.model.jobs import JobState
+from replica.model.operations import Stage
+from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_of
 from replica.orders import Order
 from replica.pool_changes import overcommitted_bytes, pool_users, unit_in
-from replica.pool_units import PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_of
-from replica.pools import Pool
 from replica.queries import pool_use, reason_of, verdict_of
 from replica.scheduling import plan
 from replica.settle import settle
@@ -56,7 +56,7 @@ def report(world: World, order: Order) -> None:
     result: c.OperationResult = c.OperationDone()
     if order.stage == "run":
         result = c.ScriptEnded(JobState.CANCELLED)
-    command = c.ReportOperation("n1", order.job, order.attempt, e.Stage[order.stage.upper()], result)
+    command = c.ReportOperation("n1", order.job, order.attempt, Stage[order.stage.upper()], result)
     assert not isinstance(world.settle(command, agent("n1")), Refusal)
 
 

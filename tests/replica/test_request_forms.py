@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.buffers import Access, BufferRequest, Transfer, TransferKind
 from replica.directives import DirectiveRefused, Reading, read_request
 from replica.grammar.printing import format_request
-from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
+from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
+from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
 from replica.values.errors import RefusalCode
 from replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
 from replica.values.units import SIZE_BYTES_MAX

@@ -8,7 +8,7 @@ import pytest
 
 from replica import commands as c
 from replica import events as e
-from replica.reservations import Reservation, ReservedSpace
+from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduling import next_due
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant, seconds

@@ -6,8 +6,8 @@ from typing import Any
 
 from replica import commands as c
 from replica import events as e
-from replica.accounting import SchedulingRules
-from replica.jobs import Hold
+from replica.model.accounts import SchedulingRules
+from replica.model.jobs import Hold
 from tests.replica.test_accounting import changed
 from tests.replica.world import OPERATOR, World, user
 

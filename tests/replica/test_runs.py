@@ -8,8 +8,8 @@ import pytest
 
 from replica import commands as c
 from replica import features
-from replica.jobs import JobState
-from replica.options import JobOptions
+from replica.model.job_options import JobOptions
+from replica.model.jobs import JobState
 from replica.site_file import Setting
 from replica.values.errors import Refusal
 from tests.replica.world import World, user
@@ -138,7 +138,7 @@ def test_a_requeued_job_that_is_cancelled_is_cancelled_and_not_run_again() -> No
 
 
 def test_a_dependency_on_a_requeued_job_waits_for_its_next_run() -> None:
-    from replica.jobs import Dependency, DependencyKind
+    from replica.model.jobs import Dependency, DependencyKind
 
     here = site()
     job = running(here)
@@ -198,7 +198,7 @@ def test_with_teardown_failure_it_is_torn_down_still_held_with_the_reason_and_a_
 
 
 def test_reasons_name_the_functions_as_each_plugin_of_slurm_does() -> None:
-    from replica.reasons import failure_reason
+    from replica.model.failure_texts import failure_reason
 
     assert failure_reason("lua", "setup", "why") == "burst_buffer/lua: slurm_bb_setup: why"
     assert failure_reason("datawarp", "setup", "why") == "burst_buffer/datawarp: setup: why"

@@ -70,7 +70,7 @@ def test_the_first_job_that_lacks_cpus_shows_resources_and_the_next_priority() -
 
 
 def test_a_held_job_neither_stages_nor_reserves() -> None:
-    from replica.jobs import Hold
+    from replica.model.jobs import Hold
 
     world = World({"fast": 100})
     held = world.submit("capacity=100", hold=Hold.USER)

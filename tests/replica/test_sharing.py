@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import Buffer
-from replica.jobs import Job
-from replica.options import JobOptions
+from replica.model.buffers import Buffer
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Job
 from replica.sharing import shared_buffer, shared_job, shared_options
 from replica.state import State
 from snapshots.assembly import from_sections

@@ -5,16 +5,22 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from replica import events as e
-from replica.buffers import BufferState, TransferKind
 from replica.directives import DirectiveRefused, read_request
 from replica.grammar.printing import format_request
-from replica.options import ListTransfer
+from replica.model.buffers import BufferState, TransferKind
+from replica.model.job_options import ListTransfer
+from replica.model.operations import Stage
+from replica.model.transfers import (
+    NO_CHOICE,
+    TransferChoice,
+    TransferRules,
+    choices_of,
+    default_backend,
+    template_fault,
+    template_words,
+)
 from replica.orders import Order, orders_for
 from replica.special_transfers import SpecialTransfers, special_transfers
-from replica.transfer_choices import NO_CHOICE, TransferChoice, choices_of, default_backend
-from replica.transfer_template import template_fault, template_words
-from replica.transfers import TransferRules
 from replica.values.errors import RefusalCode
 from tests.replica.test_request_options import taken, world
 from tests.replica.world import World
@@ -22,10 +28,10 @@ from tests.replica.world import World
 STAGE_OUT = "#DW stage_out type=file source=$DW_JOB_STRIPED/{0} destination=/out/{0}"
 
 
-def order_of(made: World, job: int, stage: e.Stage) -> Order:
+def order_of(made: World, job: int, stage: Stage) -> Order:
     """Return the order of a job's stage, with the job where that stage is ordered."""
     buffer = made.state.buffers[job]
-    state = {e.Stage.STAGE_IN: BufferState.STAGING_IN, e.Stage.STAGE_OUT: BufferState.STAGING_OUT}[stage]
+    state = {Stage.STAGE_IN: BufferState.STAGING_IN, Stage.STAGE_OUT: BufferState.STAGING_OUT}[stage]
     buffers = made.state.buffers.set(job, replace(buffer, state=state, node="n1"))
     on_node = made.state.on_node.set("n1", frozenset({job}))
     jobs = made.state.jobs.set(job, replace(made.state.jobs[job], node="n1", attempt=1, stuck=False, retry_at=0))
@@ -40,8 +46,8 @@ def test_an_order_has_the_lists_of_its_stage_and_the_roots_that_they_lie_beneath
         "#DW stage_in type=list source=/in/%u/list destination=$FOREBAY_JOB_DIR/l",
         "#DW stage_out type=list source=/in/back destination=/out/x",
     )
-    coming = order_of(made, job, e.Stage.STAGE_IN).special
-    going = order_of(made, job, e.Stage.STAGE_OUT).special
+    coming = order_of(made, job, Stage.STAGE_IN).special
+    going = order_of(made, job, Stage.STAGE_OUT).special
     assert coming is not None and going is not None
     assert coming.lists == (ListTransfer(False, "/in/alan/list", "$FOREBAY_JOB_DIR/l", "script line 2, column 24"),)
     assert going.lists == (ListTransfer(True, "/in/back", "/out/x", "script line 3, column 25"),)
@@ -52,20 +58,20 @@ def test_an_order_has_the_lists_of_its_stage_and_the_roots_that_they_lie_beneath
 def test_an_order_has_the_commands_of_its_stage_and_what_they_need() -> None:
     made = world()
     job = taken(made, bb="stage_in:cp /in/a $DW_JOB_STRIPED; stage_in:second; stage_out:tar c .;")
-    special = order_of(made, job, e.Stage.STAGE_IN).special
+    special = order_of(made, job, Stage.STAGE_IN).special
     assert special is not None and special.commands == ("cp /in/a $DW_JOB_STRIPED", "second")
     assert special.workdir_roots == made.state.policy.destinations
-    going = order_of(made, job, e.Stage.STAGE_OUT).special
+    going = order_of(made, job, Stage.STAGE_OUT).special
     assert going is not None and going.commands == ("tar c .",)
 
 
 def test_an_ordinary_order_has_nothing_special() -> None:
     made = world()
     job = taken(made, "#DW jobdw capacity=1M", STAGE_OUT.format("a"))
-    assert order_of(made, job, e.Stage.STAGE_OUT).special is None
+    assert order_of(made, job, Stage.STAGE_OUT).special is None
     buffer = made.state.buffers[job]
-    assert special_transfers(made.state, made.state.jobs[job], buffer, e.Stage.RUN) is None
-    assert special_transfers(made.state, made.state.jobs[job], None, e.Stage.STAGE_OUT) is None
+    assert special_transfers(made.state, made.state.jobs[job], buffer, Stage.RUN) is None
+    assert special_transfers(made.state, made.state.jobs[job], None, Stage.STAGE_OUT) is None
 
 
 def test_each_transfer_has_its_own_choice_and_reads_back_as_it_was_written() -> None:
@@ -101,9 +107,9 @@ def test_an_order_says_what_was_chosen_for_each_transfer() -> None:
     made.state = replace(made.state, transfer_rules=made.state.transfer_rules.set("rules", rules))
     lines = ("#DW jobdw capacity=1M", STAGE_OUT.format("a"), STAGE_OUT.format("b") + " backend=rsync move=yes")
     job = taken(made, *lines)
-    special = order_of(made, job, e.Stage.STAGE_OUT).special
+    special = order_of(made, job, Stage.STAGE_OUT).special
     assert special == SpecialTransfers(choices=(NO_CHOICE, TransferChoice("rsync", True)))
-    assert order_of(made, job, e.Stage.STAGE_IN).special is None
+    assert order_of(made, job, Stage.STAGE_IN).special is None
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from replica import commands as c
-from replica.accounting import License, Limit, LimitKind
 from replica.grammar.words import DirectiveRefused
-from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
-from replica.options import JobOptions
+from replica.model.accounts import License, Limit, LimitKind
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
 from replica.state_digest import state_digest
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import seconds

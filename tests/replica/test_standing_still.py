@@ -10,15 +10,15 @@ import pytest
 from replica import agenda_pass, judging
 from replica import commands as c
 from replica import events as e
-from replica.accounting import Account, AccountUser, Limit, LimitKind, Qos
 from replica.estimates import estimate
 from replica.headroom import Headroom
-from replica.jobs import Hold, JobState
-from replica.options import JobOptions
-from replica.pools import Pool
+from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Hold, JobState
+from replica.model.pools import Pool
+from replica.model.usage import standing_with
 from replica.scheduling import events_of_pass as reference_events
 from replica.site_file import Setting
-from replica.use import standing_with
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
 from tests.replica.test_agenda import Watched

@@ -7,7 +7,7 @@ import datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.system_comment import COMMENT_CHARACTERS_MAX, civil, commented, stamp
+from replica.model.jobs import COMMENT_CHARACTERS_MAX, civil, commented, stamp
 from replica.values.units import Instant
 
 AT = Instant(1_795_212_897_000_000)  # 2026-11-20T22:14:57Z

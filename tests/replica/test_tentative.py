@@ -11,10 +11,11 @@ from replica import events as e
 from replica.commit import Batch, Entry
 from replica.decide import Decision, decide, is_by_key
 from replica.directives import parse_request
-from replica.job_changes import JobChange
-from replica.jobs import Dependency, DependencyKind, Hold, JobSpec
-from replica.partitions import Partition, PartitionState
-from replica.pools import Pool
+from replica.model.job_options import JobChange
+from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
+from replica.model.operations import Stage
+from replica.model.partitions import Partition, PartitionState
+from replica.model.pools import Pool
 from replica.settle import Tentative, receipt_for, settle, settle_entry
 from replica.site_file import Setting
 from replica.state import State
@@ -86,7 +87,7 @@ REQUESTS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(
     st.just((c.RunSchedulingPass(), c.CONTROLLER)),
     st.builds(
         lambda job, attempt: (
-            c.ReportOperation("n1", job, attempt, e.Stage.STAGE_IN, c.OperationDone(1, 1)),
+            c.ReportOperation("n1", job, attempt, Stage.STAGE_IN, c.OperationDone(1, 1)),
             agent("n1"),
         ),
         JOBS,

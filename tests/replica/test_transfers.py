@@ -14,14 +14,9 @@ from replica import features
 from replica.decide import decide
 from replica.decisions import Accepted
 from replica.exports import not_exported
-from replica.governing import counted_under, rules_in_force, rules_of
-from replica.orders import orders_for
-from replica.scheduling import next_due
-from replica.site_file import Setting
-from replica.staging import PROVIDER_SLACK_S
-from replica.state import State
-from replica.state_digest import state_records
-from replica.transfers import (
+from replica.governing import rules_in_force, rules_of
+from replica.model.operations import Stage, counted_under, waits_for_turn
+from replica.model.transfers import (
     CHECKPOINT_BYTES,
     CHECKPOINT_PERIOD_S,
     DEFAULT_TRANSFER_RULES,
@@ -34,7 +29,13 @@ from replica.transfers import (
     TransferReceipt,
     clipped_receipt,
 )
-from replica.turns import Turns, turns_given, waits_for_turn
+from replica.orders import orders_for
+from replica.scheduling import next_due
+from replica.site_file import Setting
+from replica.staging import PROVIDER_SLACK_S
+from replica.state import State
+from replica.state_digest import state_records
+from replica.turns import Turns, turns_given
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
 from tests.replica.test_agenda import Watched
@@ -50,7 +51,7 @@ each end, takes time that grows with the cube of their number, and finds no more
 BEFORE = features.TRANSFERS_AND_PARTITIONS - 1
 
 
-def receipt(stage: e.Stage = e.Stage.STAGE_IN, attempt: int = 1, **fields: object) -> TransferReceipt:
+def receipt(stage: Stage = Stage.STAGE_IN, attempt: int = 1, **fields: object) -> TransferReceipt:
     return msgspec.structs.replace(TransferReceipt(stage, attempt, files=1, size_bytes=7, digest="x"), **fields)
 
 
@@ -85,7 +86,7 @@ def test_a_failed_transfer_has_a_receipt_too_and_the_stage_and_attempt_are_those
     world = World(stage_retries=2)
     job = world.submit("capacity=10")
     first = world.order(job).attempt
-    said = receipt(e.Stage.STAGE_OUT, 99, complete=False)
+    said = receipt(Stage.STAGE_OUT, 99, complete=False)
     world.report(job, c.OperationFailed("it broke", receipt=said))
     assert world.state.transfers[job].receipts == (receipt(attempt=first, complete=False),)
     world.advance(10)
@@ -100,7 +101,7 @@ def test_a_late_report_leaves_no_receipt() -> None:
     order = world.order(job)
     world.report(job, c.OperationFailed("it broke"), order)
     assert isinstance(world.report(job, c.OperationDone(receipt=receipt()), order), Refusal)
-    assert isinstance(world.report(job, c.OperationReached(TransferCheckpoint(e.Stage.STAGE_IN, 1)), order), Refusal)
+    assert isinstance(world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1)), order), Refusal)
     assert job not in world.state.transfers
 
 
@@ -128,12 +129,12 @@ def test_whatever_an_agent_says_in_a_receipt_is_bounded_and_can_be_written_and_r
     path: str, number: int, count: int, word: str
 ) -> None:
     said = TransferReceipt(
-        e.Stage.STAGE_OUT, 1, backends=(word,) * count, files=number, size_bytes=number, left_out=number,
+        Stage.STAGE_OUT, 1, backends=(word,) * count, files=number, size_bytes=number, left_out=number,
         left_out_first=(LeftOut("\udcff" + path, word),) * count, verify=word, algorithm=word, digest=word,
         manifest_digest=word, started_at=Instant(number), ended_at=Instant(number),
     )  # fmt: skip
-    kept = clipped_receipt(said, e.Stage.STAGE_IN, 5)
-    assert (kept.stage, kept.attempt) == (e.Stage.STAGE_IN, 5)
+    kept = clipped_receipt(said, Stage.STAGE_IN, 5)
+    assert (kept.stage, kept.attempt) == (Stage.STAGE_IN, 5)
     assert 0 <= kept.files <= SIZE_BYTES_MAX and 0 <= kept.started_at <= SIZE_BYTES_MAX
     assert len(kept.left_out_first) <= LEFT_OUT_NAMED_MAX
     for one in kept.left_out_first:
@@ -142,7 +143,7 @@ def test_whatever_an_agent_says_in_a_receipt_is_bounded_and_can_be_written_and_r
     data = msgspec.msgpack.encode(kept)
     assert len(data) < 32 * 1024
     assert msgspec.msgpack.decode(data, type=TransferReceipt) == kept
-    assert clipped_receipt(kept, e.Stage.STAGE_IN, 5) == kept
+    assert clipped_receipt(kept, Stage.STAGE_IN, 5) == kept
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
@@ -154,14 +155,14 @@ def test_a_checkpoint_is_written_down_at_most_every_half_minute_or_sixty_four_gi
     order = world.order(job)
 
     def says(size_bytes: int) -> tuple[e.Event, ...]:
-        checkpoint = TransferCheckpoint(e.Stage.STAGE_OUT, 77, 1, size_bytes, at=Instant(5))
+        checkpoint = TransferCheckpoint(Stage.STAGE_OUT, 77, 1, size_bytes, at=Instant(5))
         assert not isinstance(world.report(job, c.OperationReached(checkpoint), order), Refusal)
         assert world.order(job) == order
         return world.ledger[-1].entries[0].events
 
     begun_at = world.at
     assert [type(event) for event in says(1)] == [e.TransferCheckpointed]
-    kept = TransferCheckpoint(e.Stage.STAGE_IN, order.attempt, 1, 1, at=begun_at)
+    kept = TransferCheckpoint(Stage.STAGE_IN, order.attempt, 1, 1, at=begun_at)
     assert world.state.transfers[job].checkpoint == kept
     assert says(2) == () and says(CHECKPOINT_BYTES) == ()
     assert says(CHECKPOINT_BYTES + 1) != ()
@@ -175,10 +176,10 @@ def test_a_checkpoint_of_an_earlier_attempt_does_not_keep_back_the_first_of_the_
     world = World(stage_retries=3)
     job = world.submit("capacity=10")
     first = world.order(job)
-    world.report(job, c.OperationReached(TransferCheckpoint(e.Stage.STAGE_IN, 1, 1, 1)))
+    world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 1)))
     world.report(job, c.OperationFailed("it broke"))
     world.advance(2)
-    world.report(job, c.OperationReached(TransferCheckpoint(e.Stage.STAGE_IN, 1, 1, 1)))
+    world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 1)))
     checkpoint = world.state.transfers[job].checkpoint
     assert checkpoint is not None and checkpoint.attempt == first.attempt + 1
 
@@ -196,7 +197,7 @@ def test_below_its_level_nothing_of_transfers_is_written_or_ordered_and_rules_ar
     order = world.order(job)
     assert (order.rules, order.shares, order.timeout_s) == (None, None, 10)
     assert next_due(world.state, world.at) == world.at + seconds(10)
-    world.report(job, c.OperationReached(TransferCheckpoint(e.Stage.STAGE_IN, 1)))
+    world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1)))
     world.report(job, c.OperationDone(receipt=receipt()))
     assert not world.state.transfers and not world.state.transfer_rules
     assert {section for section, _ in state_records(world.state)}.isdisjoint({"transfers", "transfer_rules"})
@@ -389,7 +390,7 @@ def test_a_transfer_that_waits_for_a_full_node_does_not_keep_back_its_user_s_on_
     world.configure(TransfersAtOnce="unlimited")
     state = msgspec.structs.replace(world.state, moving=type(world.state.moving)())
     line = [(Instant(number), job) for number, job in enumerate(jobs)]
-    given_turns = list(turns_given(state, turns, e.Stage.STAGE_IN, {"alan": line}, lambda job: True, 9))
+    given_turns = list(turns_given(state, turns, Stage.STAGE_IN, {"alan": line}, lambda job: True, 9))
     assert [event.job for event in given_turns] == [next(job for job in jobs if on[job] != on[jobs[0]])]
 
 
@@ -402,13 +403,13 @@ def test_several_turns_of_one_pass_go_to_users_by_turns_and_to_no_more_than_ther
     world.configure(TransfersAtOnce="unlimited")
     idle = msgspec.structs.replace(world.state, moving=type(world.state.moving)())
 
-    def users(room: int, stage: e.Stage) -> list[str]:
+    def users(room: int, stage: Stage) -> list[str]:
         given_turns = turns_given(idle, Turns(), stage, waiting, lambda job: True, room)
         return [world.state.jobs[event.job].spec.user for event in given_turns]
 
-    assert users(9, e.Stage.STAGE_IN) == ["alan", "ben", "carla", "alan", "ben", "alan"]
-    assert users(2, e.Stage.STAGE_IN) == ["alan", "ben"]
-    assert users(9, e.Stage.TEARDOWN) == ["alan", "alan", "alan", "ben", "ben", "carla"]
+    assert users(9, Stage.STAGE_IN) == ["alan", "ben", "carla", "alan", "ben", "alan"]
+    assert users(2, Stage.STAGE_IN) == ["alan", "ben"]
+    assert users(9, Stage.TEARDOWN) == ["alan", "alan", "alan", "ben", "ben", "carla"]
 
 
 # What was not exported -----------------------------------------------------------------------------------------------
@@ -548,7 +549,7 @@ class Transfers(Histories):
         moving = [(node, order) for node, order in orders if order.rules is not None]
         if moving:
             node, order = data.draw(st.sampled_from(moving))
-            stage = e.Stage[order.stage.upper()]
+            stage = Stage[order.stage.upper()]
             result: c.OperationResult = c.OperationDone(receipt=receipt(stage, complete=True))
             if checkpoint:
                 result = c.OperationReached(TransferCheckpoint(stage, order.attempt, 1, 1))
@@ -569,7 +570,7 @@ class Transfers(Histories):
         assert rules is not None
         if (rules.user_at_once, rules.node_at_once, rules.cluster_at_once) == (None, None, None):
             state = self.world.state
-            for stage in (e.Stage.STAGE_IN, e.Stage.STAGE_OUT):
+            for stage in (Stage.STAGE_IN, Stage.STAGE_OUT):
                 waiting = [job for job in state.unfinished if _waits(state, job) is stage]
                 assert not waiting or state.operations.get(stage, 0) >= state.policy.operations_per_stage_max
 
@@ -588,7 +589,7 @@ def _kind(key: tuple[str, str]) -> str:
     return "" if user and node else "user" if user else "node" if node else "all"
 
 
-def _waits(state: State, job: int) -> e.Stage | None:
+def _waits(state: State, job: int) -> Stage | None:
     return waits_for_turn(state.jobs[job], state.buffers.get(job))
 
 

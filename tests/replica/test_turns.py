@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replica import commands as c
-from replica import events as e
-from replica.jobs import JobState
+from replica.model.jobs import JobState
+from replica.model.operations import Stage
 from replica.orders import orders_for
 from replica.scheduling import next_due
 from replica.staging import active_stage
@@ -67,7 +67,7 @@ def test_teardowns_have_turns_too_and_a_report_without_a_turn_is_refused() -> No
     world.settle(c.CancelJob(second), user())
     assert ordered(world, "teardown") == [first]
     job = world.state.jobs[second]
-    report = c.ReportOperation(job.node, second, job.attempt, e.Stage.TEARDOWN, c.OperationDone())
+    report = c.ReportOperation(job.node, second, job.attempt, Stage.TEARDOWN, c.OperationDone())
     refusal = world.settle(report, c.Actor(c.ActorRole.AGENT, job.node))
     assert not isinstance(refusal, int)
     world.done(first)

@@ -11,10 +11,10 @@ from hypothesis.stateful import invariant, rule
 
 from replica import commands as c
 from replica import events as e
-from replica.buffers import HOLDING, BufferState
-from replica.jobs import JobState
-from replica.options import BufferOptions, CreatePersistent, DestroyPersistent
-from replica.persistent import PERSISTENT_STATES
+from replica.model.buffers import HOLDING, BufferState
+from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent
+from replica.model.jobs import JobState
+from replica.model.persistent import PERSISTENT_STATES
 from replica.persistent_pass import names_of
 from replica.settle import settle
 from replica.site_file import Setting

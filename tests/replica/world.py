@@ -12,13 +12,13 @@ from replica import features
 from replica.commit import Batch, Entry
 from replica.decide import decide
 from replica.directives import read_request
-from replica.events import Stage
 from replica.invariants import check
-from replica.jobs import Hold, JobSpec, JobState
-from replica.options import NO_OPTIONS, JobOptions
+from replica.model.configuration import Policy
+from replica.model.job_options import NO_OPTIONS, JobOptions
+from replica.model.jobs import Hold, JobSpec, JobState
+from replica.model.operations import Stage
+from replica.model.pools import Pool
 from replica.orders import Order, orders_for
-from replica.policy import Policy
-from replica.pools import Pool
 from replica.queries import buffer_word, reason_of, verdict_of
 from replica.scheduling import plan
 from replica.settle import receipt_for, settle

@@ -42,7 +42,7 @@ def test_the_diagram_of_the_buffer_states_is_generated_into_the_docs() -> None:
         match["module"] for path in generate.documents() for match in generate.BLOCK.finditer(path.read_text("utf-8"))
     ]
     assert any("buffer" in module or "diagram" in module for module in blocks), (
-        "a document must hold `<!-- generated: MODULE:FUNCTION -->` with the diagram of replica.buffers.TRANSITIONS"
+        "a document must hold `<!-- generated: MODULE:FUNCTION -->` with the diagram of TRANSITIONS"
     )
 
 
@@ -56,9 +56,9 @@ def test_a_stale_block_is_replaced_and_the_text_around_it_stays() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "<!-- generated: replica.buffers:no_such_function -->\n<!-- end of generated -->\n",
+        "<!-- generated: replica.model.buffers:no_such_function -->\n<!-- end of generated -->\n",
         "<!-- generated: no.such.module:f -->\n<!-- end of generated -->\n",
-        "<!-- generated: replica.buffers:x -->\nnever closed\n",
+        "<!-- generated: replica.model.buffers:x -->\nnever closed\n",
         "<!-- generated: rm -rf -->\n<!-- end of generated -->\n",
     ],
 )

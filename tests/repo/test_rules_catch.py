@@ -72,7 +72,8 @@ def test_arithmetic_with_dates_reads_no_clock() -> None:
 def test_the_pure_core_may_import_only_what_is_on_its_list(module: str) -> None:
     assert rules.impure_imports(f"import {module}")
     assert (
-        rules.impure_imports("from collections.abc import Mapping\nimport msgspec\nfrom replica.jobs import Job") == []
+        rules.impure_imports("from collections.abc import Mapping\nimport msgspec\nfrom replica.model.jobs import Job")
+        == []
     )
 
 

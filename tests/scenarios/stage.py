@@ -18,13 +18,13 @@ from cluster.client.burst_views import burst_text
 from cluster.client.views import JobView
 from cluster.mail.text import subject_of
 from replica import commands as c
-from replica.buffers import BufferState
 from replica.burst import burst_of
 from replica.commit import Batch, Entry
 from replica.directives import read_request
 from replica.invariants import check
-from replica.jobs import ENDED, Hold, JobSpec
-from replica.options import JobOptions
+from replica.model.buffers import BufferState
+from replica.model.job_options import JobOptions
+from replica.model.jobs import ENDED, Hold, JobSpec
 from replica.settle import settle
 from replica.site_file import parse_text
 from replica.values.errors import Refusal

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from replica import commands as c
-from replica.buffers import BufferState as B
-from replica.pools import Pool
+from replica.model.buffers import BufferState as B
+from replica.model.pools import Pool
 from replica.values.errors import Refusal
 from tests.scenarios.stage import Stage
 

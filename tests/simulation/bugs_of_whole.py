@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 from replica import persistent_pass
-from replica.persistent import PersistentBuffer
+from replica.model.persistent import PersistentBuffer
 
 
 def persistent_space_not_counted() -> list[Any]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.proposer import NotLeading, QueueFull, Settled
 from replica import commands as c
-from replica.buffers import Access, BufferRequest, Transfer, TransferKind
-from replica.events import Stage
-from replica.jobs import Hold, JobSpec, JobState
+from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
+from replica.model.jobs import Hold, JobSpec, JobState
+from replica.model.operations import Stage
+from replica.model.pools import Pool
 from replica.orders import Order, orders_for
-from replica.pools import Pool
 from replica.state import State
 from replica.values.errors import RefusalCode
 from tests.simulation import whole

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from replica import events as e
-from replica.buffers import HOLDING, TRANSITIONS, BufferState
 from replica.draft import Draft
 from replica.fold import fold_into
-from replica.jobs import ENDED
-from replica.persistent import PersistentBuffer
+from replica.model.buffers import HOLDING, TRANSITIONS, BufferState
+from replica.model.jobs import ENDED
+from replica.model.persistent import PersistentBuffer
 from replica.state import State
 
 LEGAL = frozenset((before, after) for (before, _), after in TRANSITIONS.items())

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import features
-from replica.accounting import Limit, LimitKind, Qos
-from replica.buffers import Access, BufferRequest
-from replica.job_changes import JobChange
-from replica.jobs import Dependency, DependencyKind, Hold, JobState
-from replica.options import JobOptions
-from replica.partitions import Partition, PartitionState
+from replica.model.accounts import Limit, LimitKind, Qos
+from replica.model.buffers import Access, BufferRequest
+from replica.model.job_options import JobChange, JobOptions
+from replica.model.jobs import Dependency, DependencyKind, Hold, JobState
+from replica.model.partitions import Partition, PartitionState
 from replica.values.units import NEVER, Instant
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import features
-from replica.buffers import Access, BufferRequest
-from replica.jobs import Hold, JobState
-from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
+from replica.model.buffers import Access, BufferRequest
+from replica.model.configuration import persistent_refusal
+from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
+from replica.model.jobs import Hold, JobState
+from replica.model.operations import Stage
+from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.orders import Order
 from replica.site_file import Setting
-from replica.sites import persistent_refusal
-from replica.stages import Stage
 from replica.state import State
-from replica.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.values.errors import Refusal
 from tests.simulation import waiting
 

@@ -6,13 +6,14 @@ import immutables
 from hypothesis import strategies as st
 
 from replica import events as e
-from replica.buffers import Access, Buffer, BufferRequest, BufferState, Transfer, TransferKind
 from replica.commands import Actor, ActorRole
 from replica.commit import Batch, Entry, Receipt
-from replica.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobSpec, JobState
-from replica.nodes import Node
-from replica.policy import Policy
-from replica.pools import Pool
+from replica.model.buffers import Access, Buffer, BufferRequest, BufferState, Transfer, TransferKind
+from replica.model.configuration import Policy
+from replica.model.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobSpec, JobState
+from replica.model.nodes import Node
+from replica.model.operations import Stage
+from replica.model.pools import Pool
 from replica.receipts import Receipts
 from replica.state import State
 from replica.state_index import derive
@@ -205,8 +206,8 @@ def _life(job: int, spec: JobSpec, request: BufferRequest) -> tuple[tuple[e.Even
     ended = JobState.COMPLETED
     return (
         (e.BufferAllocated(job, "n1", 1),),
-        (e.StageFailed(job, e.Stage.STAGE_IN, 1, "no such file", Instant(9)),),
-        (e.StageRetried(job, e.Stage.STAGE_IN, 2, "retry"),),
+        (e.StageFailed(job, Stage.STAGE_IN, 1, "no such file", Instant(9)),),
+        (e.StageRetried(job, Stage.STAGE_IN, 2, "retry"),),
         (e.StagedIn(job, 3, 4096, "d"), e.RunOrdered(job, "n1", 3)),
         (e.RunStarted(job),),
         (e.RunEnded(job, ended, 0, 0, 4),),

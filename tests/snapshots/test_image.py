@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 
 from replica import features
-from replica.buffers import Buffer
 from replica.commit import Batch
 from replica.features import ReleaseNeeded
 from replica.invariants import check
-from replica.jobs import Job
 from replica.later_maps import LATER_MAPS
-from replica.nodes import Node
-from replica.pools import Pool
+from replica.model.buffers import Buffer
+from replica.model.jobs import Job
+from replica.model.nodes import Node
+from replica.model.pools import Pool
 from replica.settle import settle
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest

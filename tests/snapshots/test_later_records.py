@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from replica import commands as c
-from replica.accounting import Account, AccountUser
-from replica.jobs import Dependency, DependencyKind, JobSpec
-from replica.options import JobOptions
-from replica.partitions import Partition, PartitionState
+from replica.model.accounts import Account, AccountUser
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Dependency, DependencyKind, JobSpec
+from replica.model.partitions import Partition, PartitionState
 from replica.state_digest import state_digest
 from snapshots.assembly import from_sections
 from snapshots.image import DIGEST_BYTES, Image, to_sections

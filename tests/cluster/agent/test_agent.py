@@ -15,10 +15,10 @@ from cluster.client.views import ErrorView
 from cluster.clock import SystemClock
 from cluster.identity import Role
 from cluster.pki import create_authority, issue
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.jobs import JobState
-from replica.options import CreatePersistent, DestroyPersistent
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.job_options import CreatePersistent, DestroyPersistent
+from replica.model.jobs import JobState
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble, script_of, shown
 

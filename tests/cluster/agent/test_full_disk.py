@@ -32,9 +32,9 @@ from cluster.agent.steps import Step
 from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.clock import ManualClock, SystemClock
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.jobs import JobState
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.jobs import JobState
 from replica.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
 from tests.cluster.agent.conftest import Site

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cluster.agent.governor import DEMAND_BYTES_S_MIN, Claim, Governor, fill, share_out
 from cluster.agent.progress import Counters, SharedCounters
 from cluster.agent.transfer.pacing import UNLIMITED, Control
-from replica.transfers import RateShares
+from replica.model.transfers import RateShares
 
 # Bytes per second: what is smaller than any normal number has no tenth digit to be compared.
 amounts = st.one_of(st.floats(0, 1e12, allow_subnormal=False), st.just(math.inf))

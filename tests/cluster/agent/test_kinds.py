@@ -14,13 +14,12 @@ from cluster.agent.commands import held_in
 from cluster.agent.durable import open_directory
 from cluster.agent.lists import LIST_LINES_MAX, read_list
 from cluster.processes import all_pids, environment_variables
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed
-from replica.options import CreatePersistent, ListTransfer
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.job_options import CreatePersistent, ListTransfer
+from replica.model.transfers import TransferChoice, TransferRules
 from replica.orders import Order
 from replica.special_transfers import SpecialTransfers
-from replica.transfer_choices import TransferChoice
-from replica.transfers import TransferRules
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble
 

@@ -29,12 +29,12 @@ from cluster.agent.work import Outcome
 from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.clock import SystemClock
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.jobs import JobState
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.jobs import JobState
+from replica.model.transfers import TransferRules
 from replica.orders import Order
 from replica.special_transfers import SpecialTransfers
-from replica.transfers import TransferRules
 from tests.cluster.agent.double import script_of, shown
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cluster.processes import all_pids, environment_variables, start_time
-from replica.buffers import Access
 from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.jobs import JobState
-from replica.options import CreatePersistent, DestroyPersistent
+from replica.model.buffers import Access
+from replica.model.job_options import CreatePersistent, DestroyPersistent
+from replica.model.jobs import JobState
+from replica.model.provider import Provision
 from replica.orders import Order
-from replica.provision import Provision
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 from tests.cluster.agent.test_agent import until

@@ -29,10 +29,10 @@ from cluster.agent.transfer.pacing import Control
 from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.work import Work
 from cluster.clock import SystemClock
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.transfers import LeftOut
 from replica.orders import Order
-from replica.transfers import LeftOut
 
 STORAGE_ID = "0" * 32
 

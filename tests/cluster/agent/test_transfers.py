@@ -22,11 +22,11 @@ from cluster.agent.operations import Operation
 from cluster.agent.outbox import Outbox
 from cluster.agent.work import Outcome
 from cluster.clock import SystemClock
-from replica.buffers import Transfer, TransferKind
 from replica.commands import OperationDone, OperationFailed, OperationReached
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.operations import Stage
+from replica.model.transfers import RateShares, TransferRules
 from replica.orders import Order
-from replica.stages import Stage
-from replica.transfers import RateShares, TransferRules
 from tests.cluster.agent.conftest import Site
 
 RULES = TransferRules()

@@ -8,8 +8,8 @@ import pytest
 from cluster.clock import ManualClock
 from cluster.config import Config
 from cluster.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
-from replica.jobs import JobState
-from replica.nodes import Node
+from replica.model.jobs import JobState
+from replica.model.nodes import Node
 from replica.state import EMPTY
 from replica.values.units import Instant
 from tests.cluster.rig import SCRIPT, Answer, Rig, story, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.config import Config
-from replica.jobs import Hold
+from replica.model.jobs import Hold
 from tests.cluster.rig import PLAIN, Rig, story, until
 
 

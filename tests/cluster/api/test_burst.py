@@ -10,7 +10,7 @@ import msgspec
 
 from cluster.client.burst_views import BurstAnswer, burst_text
 from cluster.config import Config
-from replica.jobs import JobState
+from replica.model.jobs import JobState
 from tests.cluster.rig import Rig, story, until
 
 MIB = 1024**2
@@ -77,7 +77,7 @@ async def test_with_private_data_users_see_their_own_and_operators_all(config: C
         await rig.submit(script=ASKED, who="bob")
         await until(lambda: rig.controller.state.jobs[2].attempt > 0)
         state = rig.controller.state
-        from replica.sites import SITE_KEY
+        from replica.model.configuration import SITE_KEY
 
         site = msgspec.structs.replace(state.site, flags=("PrivateData",))
         rig.controller._state = msgspec.structs.replace(state, sites=state.sites.set(SITE_KEY, site))

@@ -11,11 +11,11 @@ from cluster.client import Client
 from replica import commands as c
 from replica import events as e
 from replica import plugin_api as api
-from replica.buffers import HOLDING, BufferState
 from replica.burst import burst_of
 from replica.directives import read_request
 from replica.grammar.words import DirectiveRefused
-from replica.options import BufferOptions, CreatePersistent, JobOptions
+from replica.model.buffers import HOLDING, BufferState
+from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.queries import verdict_of
 from replica.settle import settle
 from replica.site_file import Setting

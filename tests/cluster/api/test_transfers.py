@@ -8,9 +8,9 @@ import pytest
 
 from cluster.config import Config
 from replica import commands as c
-from replica.jobs import JobState
-from replica.stages import Stage
-from replica.transfers import LeftOut, TransferCheckpoint, TransferReceipt
+from replica.model.jobs import JobState
+from replica.model.operations import Stage
+from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.values.units import SIZE_BYTES_MAX
 from tests.cluster.api.test_agents import poll, register
 from tests.cluster.rig import SCRIPT, Answer, Rig, story, until

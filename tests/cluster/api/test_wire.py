@@ -14,10 +14,11 @@ from cluster.client import requests as r
 from cluster.identity import Identity, Role
 from replica import commands as c
 from replica import events as e
-from replica.buffers import BufferRequest
 from replica.events import Event
-from replica.jobs import Hold, JobSpec
-from replica.options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
+from replica.model.buffers import BufferRequest
+from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
+from replica.model.jobs import Hold, JobSpec
+from replica.model.operations import Stage
 from replica.values.units import NEVER
 
 ALICE = Identity(Role.USER, "alice")
@@ -108,5 +109,5 @@ def test_a_history_never_says_that_nothing_was_moved_where_a_provider_moved_it()
 
 
 def test_a_planned_retry_says_when() -> None:
-    failed = e.StageFailed(1, e.Stage.STAGE_IN, 1, "disk full", NEVER)
+    failed = e.StageFailed(1, Stage.STAGE_IN, 1, "disk full", NEVER)
     assert sentence_of(failed) == "stage-in failed: disk full; waiting for a release"

@@ -11,9 +11,9 @@ from cluster.mail.mailer import OFF, RETRY_S, SENDING_MAX
 from cluster.mail.sending import Send, SendFailed
 from cluster.proposer import NotLeading, QueueFull, Settled
 from replica import commands as c
-from replica.jobs import JobState
-from replica.mails import Mail
-from replica.options import JobOptions
+from replica.model.job_options import JobOptions
+from replica.model.jobs import JobState
+from replica.model.mail import Mail
 from replica.values.errors import Refusal
 from tests.cluster.rig import story
 from tests.replica.world import World

@@ -20,8 +20,8 @@ from cluster.mail import sending as sending_module
 from cluster.mail.sending import SendFailed
 from cluster.mail.text import message_of, subject_of
 from cluster.mail_config import MailConfig
-from replica.jobs import JobState
-from replica.mails import Mail, MailKind
+from replica.model.jobs import JobState
+from replica.model.mail import Mail, MailKind
 from replica.values.units import Instant
 from tests.cluster.rig import story
 

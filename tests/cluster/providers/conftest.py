@@ -15,7 +15,7 @@ import pytest
 from cluster.clock import SystemClock
 from cluster.processes import all_pids, become_subreaper, environment_variables
 from cluster.providers import Local, Provider, Subject, provider_for
-from replica.provision import Provision
+from replica.model.provider import Provision
 
 HERE = Path(__file__).parent
 

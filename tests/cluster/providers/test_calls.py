@@ -21,10 +21,9 @@ from cluster.providers.pool_watch import changes
 from cluster.providers.private_directory import PREFIX
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
 from replica.commands import ChangePool
-from replica.pool_units import PoolUnit
-from replica.pools import Pool
-from replica.provision import Provision
-from replica.sites import SITE_KEY, Site
+from replica.model.configuration import SITE_KEY, Site
+from replica.model.pools import Pool, PoolUnit
+from replica.model.provider import Provision
 from replica.state import EMPTY, State
 from tests.cluster.agent.conftest import ROOT
 from tests.cluster.providers.conftest import Programs

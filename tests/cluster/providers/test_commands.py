@@ -10,8 +10,8 @@ import pytest
 from cluster.providers import OperationError
 from cluster.providers.files import replace_symbols, whole_script
 from cluster.providers.trust import ProgramRefused, check_command, read_trusted
-from replica.buffers import Access
-from replica.options import CreatePersistent, DestroyPersistent
+from replica.model.buffers import Access
+from replica.model.job_options import CreatePersistent, DestroyPersistent
 from tests.cluster.providers.conftest import Programs
 
 

@@ -6,8 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from replica.policy import Policy
-from replica.sites import Site, get_sys_state_of, get_sys_status_of
+from replica.model.configuration import Policy, Site, get_sys_state_of, get_sys_status_of
 
 NATIVE = "native"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.buffers import HOLDING, Access, BufferState
-from replica.options import BufferOptions
+from replica.model.buffers import HOLDING, Access, BufferState
+from replica.model.job_options import BufferOptions
 from replica.values.units import NEVER, Instant
 
 PERSISTENT_STATES = frozenset({BufferState.ALLOCATING, BufferState.ALLOCATED, BufferState.DELETING})

@@ -7,11 +7,13 @@ the agent; the receipt has the digest over them.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from msgspec.structs import replace
 
-from replica.stages import Stage
-from replica.transfer_template import template_fault
+from replica.model.job_options import BufferOptions
+from replica.model.operations import Stage
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import TIME_LIMIT_S_MAX
 from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, SIZE_BYTES_MAX, Instant
@@ -152,7 +154,7 @@ class TransferRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
     backends: tuple[str, ...] = ("native", "command")
     """Some of BACKENDS that may be used; the first one (but `command`) is used where a request names none."""
     template: str = ""
-    """The site's command line for the backend `template` (replica.transfer_template); an absolute path begins it."""
+    """The site's command line for the backend `template` (replica.model.transfers); an absolute path begins it."""
 
 
 DEFAULT_TRANSFER_RULES = TransferRules()
@@ -298,3 +300,87 @@ def check_transfer_rules(rules: TransferRules) -> Refusal | None:
 
 def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
     return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"transfers.{field}")
+
+
+# ---- what a job chose for single transfers: who moves the data, and whether the source goes when the copy is there
+
+
+CHOOSABLE = tuple(backend for backend in BACKENDS if backend != "command")
+"""What `backend=` may say; a command is written as `stage_in:COMMAND`."""
+
+CHOICE_KEYS = ("backend", "move")
+
+
+class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is special about one transfer."""
+
+    backend: str = ""
+    """One of CHOOSABLE; empty: the first that the site's rules name."""
+    move: bool = False
+    """Whether the source is deleted once its copy is durable."""
+
+
+NO_CHOICE = TransferChoice()
+
+
+def choice_verb(stage: str, index: int, *, listed: bool) -> str:
+    """Return what stands before the option of a transfer, for example `stage_out:list2`."""
+    return f"{stage}:{'list' if listed else ''}{index}"
+
+
+def choices_of(options: BufferOptions | None, stage: str, count: int, *, listed: bool) -> tuple[TransferChoice, ...]:
+    """Return the choice for each of the `count` transfers of a stage; empty where there is none at all."""
+    if options is None or not any(option.startswith(stage + ":") for option in options.options):
+        return ()
+    chosen: dict[str, dict[str, str]] = {}
+    for option in options.options:
+        verb, _, text = option.partition(" ")
+        key, _, value = text.partition("=")
+        chosen.setdefault(verb, {})[key] = value
+    choices = []
+    for index in range(count):
+        mine = chosen.get(choice_verb(stage, index, listed=listed), {})
+        choices.append(TransferChoice(mine.get("backend", ""), mine.get("move") == "yes"))
+    return tuple(choices) if any(choice != NO_CHOICE for choice in choices) else ()
+
+
+def default_backend(backends: tuple[str, ...]) -> str:
+    """Return what moves the data of a transfer that names nothing: the first that the rules allow and that can."""
+    return next((backend for backend in backends if backend in CHOOSABLE), "native")
+
+
+# ---- the site's command line for moving data (`TransferTemplate`): a program, and words in which paths stand
+
+
+PLACES = ("{source}", "{destination}")
+
+
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+_QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
+
+
+def template_words(template: str) -> list[str]:
+    """Return the words of the command line, in which both places stand; ValueError where quotes do not match.
+
+    Blanks separate words; what is between two quotes, single or double, is taken as it is.
+    """
+    if _WORD.sub("", template).strip():
+        raise ValueError(template)
+    words = [_QUOTED.sub(lambda found: found[1] or found[2] or "", word) for word in _WORD.findall(template)]
+    return words if any(place in word for place in PLACES for word in words) else [*words, *PLACES]
+
+
+def template_fault(template: str) -> str | None:
+    """Return what is wrong with the command line, in words that follow `the command line `, None if nothing is."""
+    try:
+        words = template_words(template)
+    except ValueError:
+        return "has quotes that do not match"
+    if not template.strip():
+        return "is empty"
+    if not words[0].startswith("/"):
+        return f"begins with {words[0][:48]!r}, which is not an absolute path"
+    for place in PLACES:
+        if not any(place in word for word in words[1:]):
+            return f"has no {place}"
+    return None

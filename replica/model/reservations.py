@@ -12,7 +12,7 @@ from collections.abc import Callable
 import immutables
 import msgspec
 
-from replica.accounting import check_name
+from replica.model.accounts import check_name
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import ACCOUNT_USERS_MAX, POOLS_MAX
 from replica.values.units import SIZE_BYTES_MAX, Instant

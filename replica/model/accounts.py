@@ -15,7 +15,7 @@ from types import MappingProxyType
 import immutables
 import msgspec
 
-from replica.sites import PROVIDERS
+from replica.model.configuration import PROVIDERS
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import (
     ACCOUNT_DEPTH_MAX,
@@ -35,7 +35,7 @@ class LimitKind(IntEnum):
     GRP_BB = 1
     """Space held by all together."""
     GRP_BB_MINUTES = 2
-    """Space times the time that it was held, ever (`replica.consumption`); from feature level 4 on."""
+    """Space times the time that it was held, ever (`replica.model.usage`); from feature level 4 on."""
     GRP_BB_RUN_MINUTES = 3
     """Space held by all together, times the time limits of the jobs that hold it."""
     MAX_BB_PER_JOB = 4

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from replica.buffers import Buffer, BufferState
-from replica.jobs import Job, JobState
-from replica.options import JobOptions
+from replica.model.buffers import Buffer, BufferState
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Job, JobState
 from replica.values.limits import ARRAY_SIZE_MAX
 from replica.values.verdicts import Reason, Verdict
 

@@ -17,8 +17,8 @@ import immutables
 import msgspec
 
 from replica import events as e
-from replica.jobs import Job, JobState
-from replica.options import JobOptions
+from replica.model.job_options import JobOptions
+from replica.model.jobs import Job, JobState
 from replica.values.limits import MAILS_OWED_MAX
 from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 

@@ -1,0 +1,89 @@
+"""The operations that agents perform for buffers."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from replica.model.buffers import Buffer, BufferState
+from replica.model.jobs import Job, JobState
+from replica.values.units import NEVER, Instant
+
+
+class Stage(IntEnum):
+    """An operation that an agent performs for a buffer; the numbers are wire numbers."""
+
+    STAGE_IN = 1
+    RUN = 2
+    POST_RUN = 3
+    STAGE_OUT = 4
+    TEARDOWN = 5
+
+    @property
+    def word(self) -> str:
+        """As in orders and reports, for example `stage_in`."""
+        return self.name.lower()
+
+
+_TURN_OF = {
+    BufferState.STAGING_IN: Stage.STAGE_IN,
+    BufferState.PRE_RUN: Stage.RUN,
+    BufferState.STAGING_OUT: Stage.STAGE_OUT,
+    BufferState.TEARDOWN: Stage.TEARDOWN,
+    BufferState.TEARDOWN_FAIL: Stage.TEARDOWN,
+}
+
+QUEUED_STAGES = (Stage.TEARDOWN, Stage.STAGE_OUT, Stage.STAGE_IN)
+"""Stages whose operations may be queued, in the order in which a pass gives turns: what gives space back goes first."""
+
+
+def takes_turn(job: Job, buffer: Buffer | None) -> Stage | None:
+    """Return the stage that the job takes a turn of, or None. Pre-run counts as RUN."""
+    if buffer is None or job.stuck or job.order_at == NEVER:
+        return None
+    return _TURN_OF.get(buffer.state)
+
+
+def waits_for_turn(job: Job, buffer: Buffer | None) -> Stage | None:
+    """Return the stage that the job waits for a turn of, or None."""
+    if buffer is None or job.stuck or job.order_at != NEVER or job.retry_at != NEVER:
+        return None
+    stage = _TURN_OF.get(buffer.state)
+    return stage if stage in QUEUED_STAGES else None
+
+
+def queue_place(job: Job, buffer: Buffer) -> tuple[Instant, int]:
+    """Return where the job stands among those that wait for a turn of the same stage: who came first."""
+    return buffer.changed_at, job.id
+
+
+_STAGE_OF = {
+    BufferState.STAGING_IN: Stage.STAGE_IN,
+    BufferState.PRE_RUN: Stage.RUN,
+    BufferState.RUNNING: Stage.RUN,
+    BufferState.SUSPENDED: Stage.RUN,
+    BufferState.POST_RUN: Stage.POST_RUN,
+    BufferState.STAGING_OUT: Stage.STAGE_OUT,
+    BufferState.TEARDOWN: Stage.TEARDOWN,
+}
+
+
+_ON_A_NODE = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
+
+
+def stage_of(job: Job, buffer: Buffer | None) -> Stage | None:
+    """Return the operation that the job's agent has to do now, or None."""
+    if buffer is None:
+        return Stage.RUN if job.state in _ON_A_NODE else None
+    return _STAGE_OF.get(buffer.state)
+
+
+TRANSFERS = (Stage.STAGE_IN, Stage.STAGE_OUT)
+"""Stages that move data."""
+
+MovingKey = tuple[str, str]
+"""(user, node); an empty one stands for all of them."""
+
+
+def counted_under(user: str, node: str) -> tuple[MovingKey, ...]:
+    """Return the keys under which a transfer counts."""
+    return (user, node), (user, ""), ("", node), ("", "")
