@@ -16,6 +16,7 @@ from replica.commands_changes import DeletePartition as DeletePartition
 from replica.commands_changes import ResetUsage as ResetUsage
 from replica.commands_changes import SetPartition as SetPartition
 from replica.commands_changes import UpdateJob as UpdateJob
+from replica.grammar.burst_buffer_conf import Setting
 from replica.model.accounts import Account, License, Qos, SchedulingRules
 from replica.model.buffers import BufferRequest
 from replica.model.configuration import Policy
@@ -26,7 +27,6 @@ from replica.model.operations import Stage
 from replica.model.pools import Pool, PoolUnit
 from replica.model.reservations import Reservation
 from replica.model.transfers import TransferCheckpoint, TransferReceipt
-from replica.site_file import Setting
 
 
 class ActorRole(IntEnum):

@@ -6,7 +6,7 @@ and the ones that are events here; docs/plugin-api.md names the counterpart of e
 
 from __future__ import annotations
 
-from replica.directives import read_request
+from replica.grammar.directives import read_request
 from replica.model.buffers import BufferState
 from replica.model.job_options import NO_OPTIONS
 from replica.model.jobs import Job

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from replica import commands as c
-from replica.directives import NATIVE, path_fault, split_inside
 from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
-from replica.grammar.paths import persistent_name
+from replica.grammar.directives import NATIVE
+from replica.grammar.paths import path_fault, persistent_name, split_inside
 from replica.model.buffers import BufferRequest
 from replica.model.configuration import persistent_refusal
 from replica.model.job_options import NO_OPTIONS, BufferOptions, CreatePersistent, JobOptions, ListTransfer

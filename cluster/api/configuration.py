@@ -24,9 +24,9 @@ from replica.configuration import (
     written_value,
 )
 from replica.governing import rules_of
+from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.settings import KEYS, Owner
 from replica.model.configuration import DEFAULT_SITE
-from replica.site_file import Setting
-from replica.site_keys import KEYS, Owner
 from replica.state import State
 from replica.values.errors import Refusal
 

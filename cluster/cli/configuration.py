@@ -12,7 +12,7 @@ from cluster.cli.session import session
 from cluster.client import Client
 from cluster.client.configuration_views import CompareAnswer
 from replica.features import BURST_BUFFERS_WHOLE
-from replica.site_file import Setting
+from replica.grammar.burst_buffer_conf import Setting
 from replica.values.names import plain
 
 NOTHING = "(nothing)"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from cluster.client import configuration_views as v
 from cluster.client.requests import Command, Request
 from cluster.client.views import PoolView
-from replica.site_file import Setting
+from replica.grammar.burst_buffer_conf import Setting
 
 _T = TypeVar("_T")
 

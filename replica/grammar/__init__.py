@@ -1,4 +1,4 @@
-"""The grammar of burst-buffer requests, one module a kind of text; `replica.directives` is its public face.
+"""The grammar of burst-buffer requests, one module a kind of text; `replica.grammar.directives` is its public face.
 
 Theory of operation
 ===================

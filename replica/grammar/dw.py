@@ -6,9 +6,9 @@ the provider native it is read to the last character.
 
 from __future__ import annotations
 
-from replica.grammar.asked import STAGES, Asked
-from replica.grammar.lines import Directive
+from replica.grammar.lexer import Directive, Word, shown
 from replica.grammar.paths import check_inside, check_outside
+from replica.grammar.request import STAGES, Asked
 from replica.grammar.values import (
     Options,
     Value,
@@ -19,7 +19,6 @@ from replica.grammar.values import (
     read_pool,
     read_type,
 )
-from replica.grammar.words import Word, shown
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.job_options import ListTransfer
 from replica.model.transfers import CHOICE_KEYS, CHOOSABLE

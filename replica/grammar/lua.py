@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from replica.grammar.asked import Asked
-from replica.grammar.lines import Directive
+from replica.grammar.lexer import Directive
+from replica.grammar.request import Asked
 from replica.grammar.values import Value, read_capacity, read_pool
 from replica.values.errors import RefusalCode
 from replica.values.units import SIZE_BYTES_MAX, Quantity

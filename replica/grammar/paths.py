@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from replica.grammar.words import Word, shown
+from replica.grammar.lexer import Word, shown
 from replica.model.buffers import Access
 from replica.values.limits import PATH_BYTES_MAX
 

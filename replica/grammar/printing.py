@@ -5,7 +5,7 @@ For the provider native: the lines of others are passed on as they were written,
 
 from __future__ import annotations
 
-from replica.grammar.short import format_bytes, format_quantity
+from replica.grammar.bb import format_bytes, format_quantity
 from replica.grammar.values import STOP
 from replica.model.buffers import Access, BufferRequest, Transfer
 from replica.model.job_options import BufferOptions, CreatePersistent

@@ -6,9 +6,9 @@ line where there are several.
 
 from __future__ import annotations
 
-from replica.grammar.asked import STAGES, Asked
+from replica.grammar.lexer import Word, control_offset, shown
+from replica.grammar.request import STAGES, Asked
 from replica.grammar.values import Value, read_capacity
-from replica.grammar.words import Word, control_offset, shown
 from replica.values.errors import RefusalCode
 from replica.values.units import SIZE_BYTES_MAX, Quantity
 

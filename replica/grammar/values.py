@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from replica.grammar.words import DirectiveRefused, Word, ends_in_backslash, shown
+from replica.grammar.lexer import DirectiveRefused, Word, ends_in_backslash, shown
 from replica.model.buffers import Access
 from replica.values.errors import RefusalCode
 from replica.values.names import name_fault

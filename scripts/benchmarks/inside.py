@@ -24,7 +24,7 @@ from cluster.config import Config
 from cluster.proposer import NotLeading, OutcomeUnknown, QueueFull
 from cluster.serve import Replica
 from replica import commands as c
-from replica.directives import parse_request
+from replica.grammar.directives import parse_request
 from replica.model.jobs import Hold, JobSpec
 
 USER = c.Actor(c.ActorRole.USER, "bench")

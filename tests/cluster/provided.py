@@ -9,7 +9,7 @@ import msgspec
 from cluster.config import Config
 from cluster.providers.pool_watch import PoolWatch
 from replica.commands import CONTROLLER, ConfigureSite, Request
-from replica.site_file import Setting
+from replica.grammar.burst_buffer_conf import Setting
 from tests.cluster.providers.conftest import Programs
 from tests.cluster.rig import Rig, until
 

@@ -12,8 +12,8 @@ from replica import commands as c
 from replica.agenda import Agenda
 from replica.commit import Entry
 from replica.decide import Accepted, decide
-from replica.directives import parse_request
 from replica.events import Event
+from replica.grammar.directives import parse_request
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
 from replica.scheduling import events_of_pass as reference_events

@@ -22,8 +22,8 @@ from cluster.proposer import (
 )
 from replica import commands as c
 from replica.commit import Batch, Entry
-from replica.directives import parse_request
 from replica.events import Event
+from replica.grammar.directives import parse_request
 from replica.model.configuration import Policy
 from replica.model.jobs import Hold, JobSpec
 from replica.settle import settle

@@ -10,7 +10,7 @@ from cluster.answers import Answer
 from cluster.proposer import QueueFull, Settled
 from cluster.restarting import Restarting
 from replica import commands as c
-from replica.site_file import Setting
+from replica.grammar.burst_buffer_conf import Setting
 from replica.values.limits import RESTARTED_MAX
 from tests.replica.world import World
 

@@ -14,7 +14,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from replica.directives import DirectiveRefused, Reading, read_request
+from replica.grammar.directives import Reading, read_request
+from replica.grammar.lexer import DirectiveRefused
 from replica.grammar.printing import format_request
 from replica.model.buffers import BufferRequest
 from replica.model.job_options import BufferOptions

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replica import commands as c
-from replica.directives import parse_request
+from replica.grammar.directives import parse_request
 from replica.model.accounts import (
     ACCOUNT_REASONS,
     QOS_REASONS,

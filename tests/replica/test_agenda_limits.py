@@ -15,8 +15,8 @@ from replica import commands as c
 from replica import events as e
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
-from replica.directives import parse_request
 from replica.fold import fold
+from replica.grammar.directives import parse_request
 from replica.invariants import check
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.model.buffers import BufferRequest, BufferState

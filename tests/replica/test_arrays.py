@@ -9,10 +9,10 @@ import pytest
 from replica import commands as c
 from replica import events as e
 from replica.array_commands import job_of_task, parse_reference, shown_reference
+from replica.grammar.burst_buffer_conf import Setting
 from replica.model.arrays import ArrayFault, compressed, parse_array, shown_id
 from replica.model.job_options import AfterTask, BufferOptions, CreatePersistent, JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobState
-from replica.site_file import Setting
 from replica.values import limits
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user

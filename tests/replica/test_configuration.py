@@ -11,6 +11,8 @@ from replica import commands as c
 from replica import events as e
 from replica.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
 from replica.governing import rules_of
+from replica.grammar.burst_buffer_conf import Setting, parse_text
+from replica.grammar.settings import KEYS, Kind, Owner, find_key
 from replica.model.configuration import (
     DATAWARP_SYS_STATE,
     DATAWARP_SYS_STATUS,
@@ -33,8 +35,6 @@ from replica.model.pools import Pool
 from replica.model.transfers import check_transfer_rules
 from replica.queries import reason_of
 from replica.settle import settle
-from replica.site_file import Setting, parse_text
-from replica.site_keys import KEYS, Kind, Owner, find_key
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
 from replica.values.errors import Refusal, RefusalCode

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.directives import DirectiveRefused, parse_request, read_request
+from replica.grammar.directives import parse_request, read_request
+from replica.grammar.lexer import DirectiveRefused
 from replica.model.buffers import Access, TransferKind
 from replica.values.errors import RefusalCode
 

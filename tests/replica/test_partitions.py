@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from replica import commands as c
 from replica import events as e
+from replica.grammar.burst_buffer_conf import Setting
 from replica.model.accounts import Account, AccountUser, SchedulingRules
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.model.jobs import Dependency, DependencyKind, JobState
 from replica.model.partitions import Partition, PartitionState
-from replica.site_file import Setting
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import NODES_MAX
 from replica.values.names import NodeListFault, format_nodes, parse_nodes

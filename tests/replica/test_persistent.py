@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from replica import commands as c
-from replica.directives import parse_request
+from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.directives import parse_request
 from replica.model.buffers import BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.jobs import Hold, JobSpec
-from replica.site_file import Setting
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.verdicts import Reason
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, user

@@ -15,6 +15,7 @@ from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.commit import Batch, Entry
 from replica.decide import Accepted, decide
 from replica.fold import fold
+from replica.grammar.burst_buffer_conf import Setting
 from replica.invariants import check
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.model.jobs import JobState
@@ -25,7 +26,6 @@ from replica.pool_changes import overcommitted_bytes, pool_users, unit_in
 from replica.queries import pool_use, reason_of, verdict_of
 from replica.scheduling import plan
 from replica.settle import settle
-from replica.site_file import Setting
 from replica.state_digest import state_digest
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Revision, SizeError, format_slurm_size
@@ -78,7 +78,7 @@ def test_a_pool_is_added_and_only_once() -> None:
 
 def test_a_pool_without_a_granularity_gets_the_sites() -> None:
     world = World()
-    assert world.settle(c.ConfigureSite((c.Setting("Granularity", "4K"),), True)) == 0
+    assert world.settle(c.ConfigureSite((Setting("Granularity", "4K"),), True)) == 0
     assert world.settle(c.ChangePool("bulk", exists=False, quantity=2**20)) == 0
     assert world.state.pools["bulk"].granularity_bytes == 4096
 

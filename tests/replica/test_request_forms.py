@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.directives import DirectiveRefused, Reading, read_request
+from replica.grammar.directives import Reading, read_request
+from replica.grammar.lexer import DirectiveRefused
 from replica.grammar.printing import format_request
 from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer

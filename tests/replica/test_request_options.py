@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from replica import commands as c
-from replica.directives import read_request
 from replica.features import BURST_BUFFERS_WHOLE
+from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.directives import read_request
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobSpec
 from replica.model.pools import PoolUnit
 from replica.model.transfers import TransferRules
-from replica.site_file import Setting
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
 

@@ -8,9 +8,9 @@ import pytest
 
 from replica import commands as c
 from replica import features
+from replica.grammar.burst_buffer_conf import Setting
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
-from replica.site_file import Setting
 from replica.values.errors import Refusal
 from tests.replica.world import World, user
 

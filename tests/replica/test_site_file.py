@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replica.grammar.burst_buffer_conf import Line, include_of, lines_of, parse_lines, parse_text
+from replica.grammar.settings import KEYS, Kind, Owner, ValueFault, find_key, format_value, parse_value
 from replica.model.configuration import DEFAULT_SITE, FLAGS, Policy
 from replica.model.transfers import DEFAULT_TRANSFER_RULES
-from replica.site_file import Line, include_of, lines_of, parse_lines, parse_text
-from replica.site_keys import KEYS, Kind, Owner, ValueFault, find_key, format_value, parse_value
 
 VALUES: dict[str, tuple[str, Any]] = {
     "AllowUsers": ("alan,1001", ("alan", "1001")),

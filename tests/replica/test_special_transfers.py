@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from replica.directives import DirectiveRefused, read_request
+from replica.grammar.directives import read_request
+from replica.grammar.lexer import DirectiveRefused
 from replica.grammar.printing import format_request
 from replica.model.buffers import BufferState, TransferKind
 from replica.model.job_options import ListTransfer

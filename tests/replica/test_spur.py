@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replica import commands as c
-from replica.grammar.words import DirectiveRefused
+from replica.grammar.lexer import DirectiveRefused
 from replica.model.accounts import License, Limit, LimitKind
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
@@ -57,7 +57,7 @@ def test_60_is_held_while_staged_and_running_and_100_is_free_after_teardown() ->
 def test_a_throttled_task_neither_stages_nor_reserves() -> None:
     world = World({"fast": 160})
     spec = JobSpec("job", "alan", SCRIPT, "/out", 60)
-    from replica.directives import parse_request
+    from replica.grammar.directives import parse_request
 
     options = JobOptions(array_throttle=1)
     command = c.SubmitJob(spec, parse_request(SCRIPT, "capacity=60"), options=options, array=(0, 1, 2))
@@ -113,7 +113,7 @@ def test_each_gate_names_its_reason_until_it_opens_and_then_the_next_one_does() 
         begin_at=world.at + seconds(10),  # type: ignore[arg-type]
         dependencies=(Dependency(DependencyKind.AFTER, full),),
     )
-    from replica.directives import parse_request
+    from replica.grammar.directives import parse_request
 
     options = JobOptions(qos="q", licenses=(("matlab", 1),))
     job = world.settle(c.SubmitJob(spec, parse_request(SCRIPT, "capacity=50"), Hold.USER, options), user())

@@ -11,6 +11,7 @@ from replica import agenda_pass, judging
 from replica import commands as c
 from replica import events as e
 from replica.estimates import estimate
+from replica.grammar.burst_buffer_conf import Setting
 from replica.headroom import Headroom
 from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
 from replica.model.job_options import JobOptions
@@ -18,7 +19,6 @@ from replica.model.jobs import Hold, JobState
 from replica.model.pools import Pool
 from replica.model.usage import standing_with
 from replica.scheduling import events_of_pass as reference_events
-from replica.site_file import Setting
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
 from tests.replica.test_agenda import Watched

@@ -10,14 +10,14 @@ from replica import commands as c
 from replica import events as e
 from replica.commit import Batch, Entry
 from replica.decide import Decision, decide, is_by_key
-from replica.directives import parse_request
+from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.directives import parse_request
 from replica.model.job_options import JobChange
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
 from replica.model.operations import Stage
 from replica.model.partitions import Partition, PartitionState
 from replica.model.pools import Pool
 from replica.settle import Tentative, receipt_for, settle, settle_entry
-from replica.site_file import Setting
 from replica.state import State
 from replica.values.errors import LedgerViolation, Refusal
 from replica.values.units import Instant

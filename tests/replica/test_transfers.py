@@ -15,6 +15,7 @@ from replica.decide import decide
 from replica.decisions import Accepted
 from replica.exports import not_exported
 from replica.governing import rules_in_force, rules_of
+from replica.grammar.burst_buffer_conf import Setting
 from replica.model.operations import Stage, counted_under, waits_for_turn
 from replica.model.transfers import (
     CHECKPOINT_BYTES,
@@ -31,7 +32,6 @@ from replica.model.transfers import (
 )
 from replica.orders import orders_for
 from replica.scheduling import next_due
-from replica.site_file import Setting
 from replica.staging import PROVIDER_SLACK_S
 from replica.state import State
 from replica.state_digest import state_records

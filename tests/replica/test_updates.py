@@ -9,14 +9,14 @@ import pytest
 
 from replica import commands as c
 from replica import events as e
-from replica.directives import read_request
 from replica.estimates import estimate
+from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.directives import read_request
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.model.buffers import BufferRequest
 from replica.model.job_options import BufferOptions, JobChange, JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
 from replica.model.partitions import Partition, PartitionState
-from replica.site_file import Setting
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import Watched

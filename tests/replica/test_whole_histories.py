@@ -11,13 +11,13 @@ from hypothesis.stateful import invariant, rule
 
 from replica import commands as c
 from replica import events as e
+from replica.grammar.burst_buffer_conf import Setting
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent
 from replica.model.jobs import JobState
 from replica.model.persistent import PERSISTENT_STATES
 from replica.persistent_pass import names_of
 from replica.settle import settle
-from replica.site_file import Setting
 from replica.state import EMPTY
 from tests.replica.test_agenda import Watched
 from tests.replica.test_histories import Histories

@@ -11,7 +11,8 @@ from replica import events as e
 from replica import features
 from replica.commit import Batch, Entry
 from replica.decide import decide
-from replica.directives import read_request
+from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.directives import read_request
 from replica.invariants import check
 from replica.model.configuration import Policy
 from replica.model.job_options import NO_OPTIONS, JobOptions
@@ -22,7 +23,6 @@ from replica.orders import Order, orders_for
 from replica.queries import buffer_word, reason_of, verdict_of
 from replica.scheduling import plan
 from replica.settle import receipt_for, settle
-from replica.site_file import Setting
 from replica.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.units import Instant, Revision

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from cluster.client.requests import SubmitRequest
-from replica.directives import parse_request
+from replica.grammar.directives import parse_request
 from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))

@@ -8,9 +8,9 @@ import pytest
 
 from replica import commands as c
 from replica.configuration import DEFAULT_POLICY, file_text, wanted_of, written_value
+from replica.grammar.burst_buffer_conf import parse_text
+from replica.grammar.settings import KEYS, Key, Owner
 from replica.model.configuration import DEFAULT_SITE
-from replica.site_file import parse_text
-from replica.site_keys import KEYS, Key, Owner
 from replica.values.errors import Refusal
 from tests.replica.world import World
 from tests.repo.tree import ROOT

@@ -20,13 +20,13 @@ from cluster.mail.text import subject_of
 from replica import commands as c
 from replica.burst import burst_of
 from replica.commit import Batch, Entry
-from replica.directives import read_request
+from replica.grammar.burst_buffer_conf import parse_text
+from replica.grammar.directives import read_request
 from replica.invariants import check
 from replica.model.buffers import BufferState
 from replica.model.job_options import JobOptions
 from replica.model.jobs import ENDED, Hold, JobSpec
 from replica.settle import settle
-from replica.site_file import parse_text
 from replica.values.errors import Refusal
 from replica.values.units import Revision
 from tests.replica.world import World, user

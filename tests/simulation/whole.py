@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from replica import commands as c
 from replica import features
+from replica.grammar.burst_buffer_conf import Setting
 from replica.model.buffers import Access, BufferRequest
 from replica.model.configuration import persistent_refusal
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
@@ -17,7 +18,6 @@ from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.orders import Order
-from replica.site_file import Setting
 from replica.state import State
 from replica.values.errors import Refusal
 from tests.simulation import waiting

@@ -10,7 +10,7 @@ import cluster.proposer
 from cluster.clock import ManualClock
 from cluster.config import Config
 from replica.commands import CONTROLLER, ConfigureSite, Request
-from replica.site_file import Setting
+from replica.grammar.burst_buffer_conf import Setting
 from replica.values.units import Instant
 from tests.cluster.rig import Answer, Rig, story, until
 

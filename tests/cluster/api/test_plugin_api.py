@@ -12,13 +12,13 @@ from replica import commands as c
 from replica import events as e
 from replica import plugin_api as api
 from replica.burst import burst_of
-from replica.directives import read_request
-from replica.grammar.words import DirectiveRefused
+from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.directives import read_request
+from replica.grammar.lexer import DirectiveRefused
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.queries import verdict_of
 from replica.settle import settle
-from replica.site_file import Setting
 from replica.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import World, user

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from replica.grammar.lines import Warnings
+from replica.grammar.lexer import Warnings, Word
 from replica.grammar.paths import check_access
-from replica.grammar.words import Word
 from replica.model.buffers import Access, BufferRequest, Transfer
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
 from replica.model.transfers import choice_verb

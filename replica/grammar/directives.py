@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.grammar.asked import Asked
-from replica.grammar.bb import read_bb
+from replica.grammar.bb import read_bb, read_short
 from replica.grammar.dw import read_dw
-from replica.grammar.lines import SCRIPT, Directive, Kinds, Warnings, check_length, find_directives
+from replica.grammar.lexer import (
+    SCRIPT,
+    Directive,
+    DirectiveRefused,
+    Kinds,
+    Warnings,
+    Word,
+    check_length,
+    control_offset,
+    find_directives,
+    shown,
+    split_words,
+)
 from replica.grammar.lua import read_lua
 from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
-from replica.grammar.short import read_short
+from replica.grammar.request import Asked
 from replica.grammar.spur import is_spur, read_spur
-from replica.grammar.words import DirectiveRefused, Word, control_offset, shown, split_words
 from replica.model.buffers import BufferRequest
 from replica.model.job_options import BufferOptions
 from replica.values.errors import Refusal, RefusalCode
