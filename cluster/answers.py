@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from replica.commands import Request
-from replica.commit import Batch
+from replica.messages.commands import Request
+from replica.messages.entries import Batch
 from replica.settle import Tentative
 from replica.state import State
 from replica.values.errors import Refusal

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from replica.commit import Batch
+from replica.messages.entries import Batch
 from replica.values.units import Revision
 from wal.codec import Kind, decode_batch, kind_of
 from wal.configuration import Configuration, decode_configuration, is_configuration

@@ -36,8 +36,8 @@ from cluster.raising import FirstRaise
 from cluster.restarting import Restarting
 from cluster.storage import Storage
 from cluster.transfer_totals import TransferTotals
-from replica.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
-from replica.commit import Batch
+from replica.messages.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
+from replica.messages.entries import Batch
 from replica.settle import settle
 from replica.state import State
 from replica.values.errors import RefusalCode

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from replica.commands import Request, SubmitJob, UpdateJob, command_digest, kind_of
-from replica.commit import Entry
-from replica.events import Event
+from replica.messages.commands import Request, SubmitJob, UpdateJob, command_digest, kind_of
+from replica.messages.entries import Entry
+from replica.messages.events import Event
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import BATCH_BYTES_MAX
 

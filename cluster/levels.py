@@ -15,7 +15,7 @@ import msgspec
 
 from cluster.client.views import StatusView
 from cluster.engine import Engine
-from replica import features
+from replica.messages import features
 
 LOGGER = logging.getLogger(__name__)
 

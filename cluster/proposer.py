@@ -55,9 +55,9 @@ from cluster.engine import Engine
 from cluster.entries import ENTRIES_BYTES_MAX, entry_of, entry_too_large, weight_bytes
 from cluster.pacing import PassPacer
 from cluster.planning import Planner
-from replica.commands import CONTROLLER, Request, RunSchedulingPass, command_digest, kind_of
-from replica.commit import Batch, Entry
 from replica.decide import decide, is_by_key
+from replica.messages.commands import CONTROLLER, Request, RunSchedulingPass, command_digest, kind_of
+from replica.messages.entries import Batch, Entry
 from replica.settle import Tentative, is_new, receipt_for
 from replica.state import State
 from replica.values.errors import Refusal

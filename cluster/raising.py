@@ -14,8 +14,8 @@ from contextlib import suppress
 from cluster.answers import Answer
 from cluster.levels import FeatureLevels
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull
-from replica import features
-from replica.commands import CONTROLLER, RaiseFeatureLevel, Request
+from replica.messages import features
+from replica.messages.commands import CONTROLLER, RaiseFeatureLevel, Request
 from replica.state import EMPTY, State
 
 LOGGER = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from cluster.answers import Answer
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull
-from replica.commands import CONTROLLER, Request, RestartOperations
+from replica.messages.commands import CONTROLLER, Request, RestartOperations
 from replica.model.buffers import HOLDING, BufferState
 from replica.state import State
 from replica.values.limits import RESTARTED_MAX

@@ -39,7 +39,7 @@ from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
 from cluster.storage import StorageRefused, note_forgotten, open_storage
 from cluster.tls import TlsRefused, server_context
-from replica.features import ReleaseNeeded
+from replica.messages.features import ReleaseNeeded
 from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Environment, RecoveryRefused, StorageFailed
 from wal.configuration import Configuration, Member, initial, unknown

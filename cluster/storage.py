@@ -19,7 +19,7 @@ import msgspec
 from cluster.chronicle import read_batch, read_configuration
 from cluster.config import Config
 from cluster.founding import FIRST_START_NAME
-from replica.features import ReleaseNeeded
+from replica.messages.features import ReleaseNeeded
 from replica.settle import settle
 from replica.state import EMPTY, State
 from snapshots import Image, SnapshotStore

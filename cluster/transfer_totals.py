@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from replica.commit import Batch
-from replica.events import TransferRecorded
+from replica.messages.entries import Batch
+from replica.messages.events import TransferRecorded
 
 
 class TransferTotals:

@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.headroom import alone_over, submit_over
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.model.accounts import (
     Limit,
     LimitKind,

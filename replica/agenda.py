@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from replica import events as e
 from replica.agenda_events import (
     CHANGES,
     EVENTS_ABOUT_ALL,
@@ -46,6 +45,7 @@ from replica.agenda_parts import Group, Key, Milestone, More, Part, Queue, keep,
 from replica.agenda_waiters import Waiters
 from replica.due import reservation_instants
 from replica.judging import usable_in
+from replica.messages import events as e
 from replica.model.arrays import ArrayUse
 from replica.model.jobs import JobState
 from replica.pending import buffer_gate, early_gate, later_reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica import events as e
+from replica.messages import events as e
 
 NODE_EVENTS = (e.NodeRegistered, e.NodeDrained, e.NodeResumed, e.NodeWentDown, e.NodeCameBack)
 RESERVATION_EVENTS = (e.ReservationSet, e.ReservationDeleted, e.ReservationStarted, e.ReservationEnded)

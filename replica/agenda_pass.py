@@ -11,7 +11,6 @@ from enum import Enum, auto
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import takewhile
 
-from replica import events as e
 from replica.agenda import Agenda
 from replica.agenda_parts import Group, Key, NodeUse, Queue
 from replica.due import due_events, reservations_due
@@ -33,6 +32,7 @@ from replica.judging import (
     take_note,
 )
 from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, start_of
+from replica.messages import events as e
 from replica.model.jobs import Job
 from replica.model.operations import QUEUED_STAGES, Stage
 from replica.model.partitions import AnyNode, place_name

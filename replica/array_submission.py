@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.model.buffers import Transfer
 from replica.model.jobs import Dependency
 from replica.state import Facts

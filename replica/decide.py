@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from replica import commands as c
 from replica.accounting_changes import CHANGES
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass
 from replica.array_commands import members
 from replica.decide_cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
 from replica.decide_jobs import JOBS_BY_KEY
-from replica.decisions import Accepted as Accepted
-from replica.decisions import Decision as Decision
+from replica.messages import commands as c
+from replica.messages.entries import Accepted as Accepted
+from replica.messages.entries import Decision as Decision
 from replica.model.operations import QUEUED_STAGES
 from replica.partition_changes import PARTITION_CHANGES
 from replica.state import Facts, State

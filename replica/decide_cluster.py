@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica import commands as c
-from replica import events as e
-from replica import features
 from replica.accounting_changes import CHANGES, changed
 from replica.configuration import configuration_events
-from replica.decisions import NOTHING, Accepted, Decision, accepted
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages import features
+from replica.messages.entries import NOTHING, Accepted, Decision, accepted
 from replica.model.configuration import check_policy
 from replica.model.operations import Stage
 from replica.partition_changes import PARTITION_CHANGES, changed_partitions

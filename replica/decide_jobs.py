@@ -10,9 +10,6 @@ from typing import Any
 
 import msgspec
 
-from replica import commands as c
-from replica import events as e
-from replica import features
 from replica.accounting_changes import admitted_options, default_account, limits_refusal
 from replica.array_commands import members
 from replica.array_submission import array_refusal, array_submitted, with_arrays
@@ -27,7 +24,10 @@ from replica.decide_runs import (
 )
 from replica.decide_transfers import reached, recorded
 from replica.decide_updates import updated
-from replica.decisions import NOTHING, Accepted, Decision, accepted
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages import features
+from replica.messages.entries import NOTHING, Accepted, Decision, accepted
 from replica.model.buffers import BufferState
 from replica.model.job_options import NO_OPTIONS, NO_TERMS, JobTerms
 from replica.model.jobs import ENDED, Hold, Job, JobState

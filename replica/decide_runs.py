@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.model.buffers import BufferState
 from replica.model.job_options import NO_OPTIONS, JobOptions
 from replica.model.jobs import NO_EXTRA, Hold, Job, JobState

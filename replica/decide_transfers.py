@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from replica import commands as c
-from replica import events as e
-from replica.features import TRANSFERS_AND_PARTITIONS
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.features import TRANSFERS_AND_PARTITIONS
 from replica.model.jobs import Job
 from replica.model.operations import TRANSFERS, Stage
 from replica.model.transfers import JobTransfers, TransferReceipt, clipped_checkpoint, clipped_receipt, is_due

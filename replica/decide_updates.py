@@ -12,11 +12,11 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import events as e
 from replica.accounting_changes import limits_refusal, readmission_refusal
 from replica.array_submission import with_arrays
-from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.features import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.model.accounts import check_asked
 from replica.model.buffers import BufferState
 from replica.model.job_names import members_of

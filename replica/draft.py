@@ -9,8 +9,8 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica.commit import Receipt
-from replica.features import TRANSFERS_AND_PARTITIONS
+from replica.messages.entries import Receipt
+from replica.messages.features import TRANSFERS_AND_PARTITIONS
 from replica.model import job_names, usage
 from replica.model.accounts import Account, License, Qos, SchedulingRules
 from replica.model.buffers import HOLDING, Buffer, BufferInput, IllegalTransition, step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from replica import events as e
+from replica.messages import events as e
 from replica.model.buffers import Buffer, BufferState
 from replica.model.jobs import Hold, Job, JobState
 from replica.model.partitions import is_in, place_name

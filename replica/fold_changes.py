@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica import events as e
 from replica.draft import Draft
+from replica.messages import events as e
 from replica.model import usage
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_options import NO_OPTIONS, NO_TERMS, OF_OPTIONS, OF_SPEC, JobOptions, JobTerms, changed_fields

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica import events as e
-from replica import features
 from replica.draft import Draft
+from replica.messages import events as e
+from replica.messages import features
 from replica.model.configuration import SITE_KEY, Site
 from replica.model.nodes import Node
 from replica.model.pools import PoolUnit

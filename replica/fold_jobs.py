@@ -8,11 +8,11 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica import events as e
-from replica import features
 from replica.draft import Draft
 from replica.fold_scheduling import measure
 from replica.fold_whole import note
+from replica.messages import events as e
+from replica.messages import features
 from replica.model.buffers import Buffer, BufferInput, BufferState
 from replica.model.jobs import ENDED, Hold, Job, JobState
 from replica.model.operations import Stage

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import immutables
 from msgspec.structs import replace
 
-from replica import events as e
+from replica.messages import events as e
 from replica.model import usage
 from replica.model.accounts import RULES_KEY, Account, License, Qos, SchedulingRules, with_members_sorted
 from replica.model.buffers import Buffer

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica import events as e
 from replica.draft import Draft
+from replica.messages import events as e
 from replica.model.configuration import SITE_KEY
 from replica.model.transfers import RECEIPTS_PER_JOB_MAX, TRANSFER_RULES_KEY, JobTransfers, TransferReceipt
 from replica.values.units import Instant

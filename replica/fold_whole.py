@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica import events as e
 from replica.draft import Draft
+from replica.messages import events as e
 from replica.model.buffers import BufferInput, BufferState, IllegalTransition, step
 from replica.model.jobs import NO_EXTRA, Hold, JobState, commented
 from replica.model.operations import Stage

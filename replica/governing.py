@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from replica.features import TRANSFERS_AND_PARTITIONS
+from replica.messages.features import TRANSFERS_AND_PARTITIONS
 from replica.model.operations import TRANSFERS, MovingKey, Stage
 from replica.model.provider import NATIVE
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, TRANSFER_RULES_KEY, RateShares, TransferRules

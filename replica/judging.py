@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from replica import events as e
 from replica.headroom import Headroom
 from replica.line import Head, expected_end
+from replica.messages import events as e
 from replica.model.buffers import Buffer
 from replica.model.jobs import Job
 from replica.model.operations import Stage

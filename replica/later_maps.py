@@ -49,7 +49,8 @@ class LaterMap(msgspec.Struct, frozen=True):
     record: type
     records_max: int
     level: int = 3
-    """The feature level that it came with: it is empty below (`replica.features` has what the numbers stand for)."""
+    """The feature level that it came with: it is empty below (`replica.messages.features` has what the numbers stand
+    for)."""
 
 
 LATER_MAPS: tuple[LaterMap, ...] = (

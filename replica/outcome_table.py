@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import immutables
 import msgspec
 
-from replica import commands as c
 from replica.decide import decide
-from replica.features import FEATURE_LEVEL_KNOWN
 from replica.fold import fold
+from replica.messages import commands as c
+from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.model.buffers import Buffer, BufferRequest, BufferState
 from replica.model.job_options import JobChange
 from replica.model.jobs import ENDED, Hold, Job, JobSpec, JobState

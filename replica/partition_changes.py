@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import events as e
-from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.features import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.model.partitions import check_partition
 from replica.state import Facts
 from replica.values.errors import Refusal, RefusalCode

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import msgspec
 
-from replica import events as e
 from replica.judging import Turn, end_of, free_for, limits_verdict, nodes_of, usable_in, wish_of
+from replica.messages import events as e
 from replica.model.buffers import Buffer, BufferState
 from replica.model.failure_texts import CREATE_ERROR, delete_denied, duplicate_name
 from replica.model.job_options import BufferOptions, CreatePersistent

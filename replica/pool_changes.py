@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE, level_refusal
+from replica.messages import events as e
+from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.model.pools import Pool, PoolUnit, format_amount
 from replica.state import Facts, State
 from replica.values.errors import Refusal, RefusalCode

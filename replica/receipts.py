@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar, overload
 
-from replica.commit import Receipt
+from replica.messages.entries import Receipt
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
 

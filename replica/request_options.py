@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica.features import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.grammar.directives import NATIVE
 from replica.grammar.paths import path_fault, persistent_name, split_inside
+from replica.messages import commands as c
+from replica.messages.features import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.model.buffers import BufferRequest
 from replica.model.configuration import persistent_refusal
 from replica.model.job_options import NO_OPTIONS, BufferOptions, CreatePersistent, JobOptions, ListTransfer

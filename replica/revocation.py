@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE
 from replica.judging import Place, Turn, Wish, available, place_of
+from replica.messages import events as e
+from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.accounts import SchedulingRules
 from replica.model.buffers import Buffer, BufferState
 from replica.model.jobs import Hold, Job, JobState

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from replica import events as e
 from replica.due import due_at, due_events, reservation_instants, reservations_due
 from replica.headroom import Headroom
 from replica.judging import (
@@ -36,6 +35,7 @@ from replica.judging import (
     wish_of,
 )
 from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, run_until, start_of
+from replica.messages import events as e
 from replica.model.arrays import ArrayUse, is_gated, is_waiting
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_options import BufferOptions

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from replica.commit import Batch, Entry, Receipt
-from replica.events import job_of
 from replica.fold import Draft, fold_into
+from replica.messages.entries import Batch, Entry, Receipt
+from replica.messages.events import job_of
 from replica.state import Facts, State
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from replica.values.limits import RECEIPTS_MAX

@@ -5,9 +5,9 @@ Source: SEMANTICS.md, "When something fails" and "Cancelling".
 
 from __future__ import annotations
 
-from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE
 from replica.governing import cap_s
+from replica.messages import events as e
+from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.buffers import Buffer, BufferState
 from replica.model.configuration import Policy, teardown_on_failure
 from replica.model.failure_texts import failure_comment, failure_reason, operation_of

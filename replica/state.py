@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, overload
 import immutables
 import msgspec
 
-from replica.commit import Receipt
+from replica.messages.entries import Receipt
 from replica.model.accounts import Account, License, Qos, SchedulingRules
 from replica.model.buffers import Buffer
 from replica.model.configuration import DEFAULT_SITE, SITE_KEY, Policy, Site

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.grammar.paths import path_fault, split_inside
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.model.buffers import BufferRequest, Transfer
 from replica.model.configuration import buffer_user_refusal
 from replica.model.job_options import NO_OPTIONS, BufferOptions, JobOptions

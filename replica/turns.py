@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 
-from replica import events as e
-from replica.features import BURST_BUFFERS_WHOLE
 from replica.governing import load_of, may_begin
+from replica.messages import events as e
+from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.operations import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
 from replica.state import Facts
 from replica.values.limits import TURNED_AWAY_MAX

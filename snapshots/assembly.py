@@ -10,8 +10,8 @@ from typing import Any
 import immutables
 import msgspec
 
-from replica import features
 from replica.invariants import check
+from replica.messages import features
 from replica.model.pools import Pool
 from replica.receipts import Receipts
 from replica.sharing import shared_buffer, shared_job, shared_options

@@ -17,9 +17,9 @@ import immutables
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from replica import features
-from replica.commit import Receipt
 from replica.later_maps import LATER_MAPS, LATER_SHAPED, LaterMap
+from replica.messages import features
+from replica.messages.entries import Receipt
 from replica.model.buffers import Buffer, BufferRequest, Transfer
 from replica.model.configuration import Policy
 from replica.model.jobs import Dependency, Job, JobSpec

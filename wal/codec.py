@@ -10,10 +10,10 @@ from typing import Final, get_args
 
 import msgspec
 
-from replica import features
-from replica.commit import Batch, Entry
-from replica.events import Event, FeatureLevelRaised
-from replica.features import ReleaseNeeded
+from replica.messages import features
+from replica.messages.entries import Batch, Entry
+from replica.messages.events import Event, FeatureLevelRaised
+from replica.messages.features import ReleaseNeeded
 from replica.values.units import Instant, Revision
 from wal.records import ENTRY_MAX_BYTES
 

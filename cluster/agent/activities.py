@@ -36,7 +36,7 @@ from cluster.agent.work import failure
 from cluster.client.requests import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.clock import Clock
 from cluster.providers.interface import NO_LOCAL, Local
-from replica.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
 from replica.orders import Order
 
 logger = logging.getLogger(__name__)

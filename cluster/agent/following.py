@@ -11,7 +11,7 @@ from cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_S, FOLLOW_S
 from cluster.agent.operations import Operation
 from cluster.agent.outbox import Outbox
 from cluster.clock import Clock
-from replica.commands import OperationReached
+from replica.messages.commands import OperationReached
 from replica.model.operations import Stage
 from replica.model.transfers import TransferCheckpoint
 

@@ -35,7 +35,7 @@ from cluster.agent.transfer.pacing import Control
 from cluster.agent.watching import Bounds, End, see_through, whereabouts
 from cluster.agent.work import Outcome, Work, failure
 from cluster.providers.interface import NO_LOCAL, Local
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, default_backend
 from replica.orders import Order
 

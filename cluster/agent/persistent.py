@@ -14,7 +14,7 @@ from cluster.agent.durable import open_directory
 from cluster.agent.places import PERSISTENT
 from cluster.agent.removal import RemovalFailed, remove_tree
 from cluster.agent.work import Work
-from replica.commands import OperationFailed
+from replica.messages.commands import OperationFailed
 from replica.values.names import name_fault
 
 MODE: Final = 0o770

@@ -29,7 +29,7 @@ from cluster.clock import SystemClock
 from cluster.processes import become_subreaper
 from cluster.providers import OperationError, Provider, Subject, provider_for
 from cluster.providers.log_lines import log_to_stderr
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 from replica.orders import Order
 
 PRE_RUN: Final = "pre_run"

@@ -14,7 +14,7 @@ from cluster.agent.provided import PRE_RUN, paths_of
 from cluster.agent.step_record import StepRecord, recorded_jobs
 from cluster.agent.steps import Step
 from cluster.providers.interface import Local
-from replica.commands import OperationFailed, ScriptEnded
+from replica.messages.commands import OperationFailed, ScriptEnded
 from replica.model.jobs import JobState
 from replica.orders import Order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from replica.commands import (
+from replica.messages.commands import (
     OperationDone,
     OperationFailed,
     OperationReached,

@@ -23,7 +23,7 @@ from cluster.agent.transfer.fence import Claimant
 from cluster.agent.transfer.options import Algorithm, Options, Verify
 from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.receipts import Receipt
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 from replica.model.operations import Stage
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferReceipt, default_backend
 from replica.orders import Order

@@ -27,7 +27,7 @@ from cluster.agent.step_record import ProcessName, StepOrder, StepRecord
 from cluster.agent.work import failure
 from cluster.clock import SystemClock
 from cluster.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
-from replica.commands import ScriptEnded
+from replica.messages.commands import ScriptEnded
 from replica.model.jobs import JobState
 
 REFUSAL_BYTES_MAX: Final = 16 * 1024

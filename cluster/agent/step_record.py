@@ -24,7 +24,7 @@ import msgspec
 from cluster.agent.accounts import Account, Mode
 from cluster.agent.durable import ROOM_SUFFIX, FileRefused, open_directory, read_bounded, reserve, write_durably
 from cluster.agent.removal import remove_tree
-from replica.commands import ScriptEnded
+from replica.messages.commands import ScriptEnded
 from replica.orders import Order
 
 PREPARED_PREFIX: Final = ".new-"

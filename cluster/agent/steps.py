@@ -25,7 +25,7 @@ from cluster.agent.step_record import StepOrder, StepRecord, create_record, reco
 from cluster.agent.waiting import Handle
 from cluster.agent.work import failure
 from cluster.processes import boot_id, start_time
-from replica.commands import ScriptEnded
+from replica.messages.commands import ScriptEnded
 from replica.model.jobs import JobState
 from replica.orders import Order
 

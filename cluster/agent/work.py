@@ -9,7 +9,7 @@ import msgspec
 from cluster.agent.accounts import Mode
 from cluster.agent.leftovers import Left
 from cluster.providers.interface import NO_LOCAL, Local
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.transfers import TransferReceipt
 from replica.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX

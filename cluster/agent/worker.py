@@ -44,7 +44,7 @@ from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.work import Outcome, Work, failure
 from cluster.clock import SystemClock
 from cluster.processes import die_with_parent, sync_file_system
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 
 EXIT_ENDED = 143
 """Exit code after SIGTERM, as shells give it: there is no result."""

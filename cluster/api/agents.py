@@ -10,7 +10,7 @@ from cluster.client import requests as r
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.liveness import POLLS_MAX, Transfer
 from cluster.proposer import Answer
-from replica import commands as c
+from replica.messages import commands as c
 from replica.orders import orders_for
 from replica.settle import receipt_for
 from replica.state import State

@@ -6,7 +6,7 @@ import asyncio
 
 from cluster.api.problems import Problem
 from cluster.identity import Identity, NotIdentified, Role, identify
-from replica.commands import Actor, ActorRole
+from replica.messages.commands import Actor, ActorRole
 
 PEOPLE = frozenset({Role.OPERATOR, Role.USER})
 """Who asks for jobs: through the API, in bulk and on the channel alike."""

@@ -10,7 +10,7 @@ from cluster.api.render import buffer_view, holders, node_jobs, node_view, persi
 from cluster.api.service import Call, Reply
 from cluster.client.views import BuffersAnswer, NodesAnswer, PoolsAnswer
 from cluster.liveness import Liveness
-from replica import commands as c
+from replica.messages import commands as c
 
 BUFFERS_LISTED_MAX = 10_000
 """Buffers in one list, count: the newest; what is left out is old and complete first."""

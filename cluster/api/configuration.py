@@ -13,7 +13,6 @@ from cluster.client.configuration_views import (
     SettingBody,
     SettingView,
 )
-from replica.commands import ConfigureSite
 from replica.configuration import (
     DEFAULT_POLICY,
     configuration_events,
@@ -26,6 +25,7 @@ from replica.configuration import (
 from replica.governing import rules_of
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.settings import KEYS, Owner
+from replica.messages.commands import ConfigureSite
 from replica.model.configuration import DEFAULT_SITE
 from replica.state import State
 from replica.values.errors import Refusal

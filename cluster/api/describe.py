@@ -10,9 +10,9 @@ import msgspec
 
 from cluster.client.views import EventView, Json
 from cluster.clock import format_instant
-from replica import events as e
-from replica.commands import CONTROLLER, Actor
-from replica.commit import Batch, Entry
+from replica.messages import events as e
+from replica.messages.commands import CONTROLLER, Actor
+from replica.messages.entries import Batch, Entry
 from replica.model.arrays import compressed
 from replica.model.job_options import NO_OPTIONS, BufferOptions, JobChange, JobOptions
 from replica.model.jobs import Hold, JobState

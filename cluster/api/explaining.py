@@ -15,7 +15,7 @@ from replica.agenda import Agenda
 from replica.agenda_ahead import ahead_in
 from replica.agenda_pass import verdicts_of
 from replica.estimates import Estimate, estimate
-from replica.events import Event
+from replica.messages.events import Event
 from replica.model.jobs import JobState
 from replica.pending import early_gate, later_reason
 from replica.queries import verdicts

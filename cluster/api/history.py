@@ -13,8 +13,8 @@ from cluster.chronicle import Chronicle
 from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
 from cluster.clock import format_instant
 from cluster.past import PastBusy, Step, settled_at
-from replica.commit import Entry
-from replica.events import ArraySubmitted, JobSubmitted, jobs_of
+from replica.messages.entries import Entry
+from replica.messages.events import ArraySubmitted, JobSubmitted, jobs_of
 from replica.model.jobs import Dependency
 from replica.pending import depended_on, dependency_met
 from replica.queries import buffer_word, verdict_of

@@ -27,7 +27,7 @@ from cluster.membership import members as member_rows
 from cluster.past import settled_at
 from cluster.proposer import NotLeading
 from cluster.snapshot_view import snapshot_view
-from replica import features
+from replica.messages import features
 from replica.state_digest import state_digest
 from replica.values.units import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect

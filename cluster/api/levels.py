@@ -5,8 +5,8 @@ from __future__ import annotations
 from cluster.api.service import Call, Reply
 from cluster.client.level_views import FeatureLevelAnswer, MemberLevelView
 from cluster.levels import UNHEARD, MemberLevel
-from replica import features
-from replica.commands import RaiseFeatureLevel
+from replica.messages import features
+from replica.messages.commands import RaiseFeatureLevel
 from replica.state import State
 
 

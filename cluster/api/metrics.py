@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from cluster.api.transfer_metrics import transfer_metrics
 from cluster.consensus import Role
 from cluster.controller import Controller
-from replica import features
+from replica.messages import features
 from replica.model.buffers import BufferState
 from replica.model.jobs import JobState
 from replica.queries import pool_use

@@ -6,7 +6,7 @@ from cluster.api.problems import bad
 from cluster.api.render import holders, pool_view
 from cluster.api.service import Call, Reply
 from cluster.client.configuration_views import PoolRemovedAnswer
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.pools import PoolUnit, parse_amount, unit_of
 from replica.pool_changes import unit_in
 from replica.state import State

@@ -15,7 +15,7 @@ from cluster.providers import OperationError, Subject
 from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local
 from cluster.providers.worker import CallRequest
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.provider import Provision, provision_of
 from replica.state import State
 

@@ -6,7 +6,7 @@ from cluster.api.jobs import change
 from cluster.api.problems import bad
 from cluster.api.service import Call, Reply
 from cluster.client.run_views import PersistentCleared
-from replica import commands as c
+from replica.messages import commands as c
 
 
 async def suspend(call: Call) -> Reply:

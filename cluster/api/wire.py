@@ -11,10 +11,10 @@ from cluster.api.problems import Problem, bad
 from cluster.client import requests as r
 from cluster.clock import parse_instant
 from cluster.identity import Identity, Role
-from replica import commands as c
 from replica.array_commands import Tasks, parse_reference
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
+from replica.messages import commands as c
 from replica.model.arrays import ArrayFault, parse_array
 from replica.model.configuration import DEFAULT_SITE, Site
 from replica.model.job_options import NO_OPTIONS, AfterTask, BufferOptions, JobChange, JobOptions

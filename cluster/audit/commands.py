@@ -19,7 +19,7 @@ from cluster.cli.session import load_config
 from cluster.cli.tables import moment, snapshot_fields
 from cluster.clock import format_instant
 from cluster.snapshot_view import snapshot_view
-from replica.features import ReleaseNeeded
+from replica.messages.features import ReleaseNeeded
 from snapshots.image import Image
 from snapshots.restore import SnapshotRefused, load_snapshot
 from snapshots.restore import inspect as inspect_snapshot

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from replica.commit import Batch
-from replica.features import ReleaseNeeded
 from replica.invariants import check
+from replica.messages.entries import Batch
+from replica.messages.features import ReleaseNeeded
 from replica.settle import settle, settle_entry
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest

@@ -11,8 +11,8 @@ from cluster.cli.output import note, show_json
 from cluster.cli.session import session
 from cluster.client import Client
 from cluster.client.configuration_views import CompareAnswer
-from replica.features import BURST_BUFFERS_WHOLE
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.values.names import plain
 
 NOTHING = "(nothing)"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from replica.commands import OperationResult
+from replica.messages.commands import OperationResult
 from replica.values.limits import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
 FEATURE_LEVEL_MAX = 2**31 - 1

@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 
 from cluster.consensus.frames import CHUNK_BYTES, CONTINUE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
 from cluster.consensus.interface import Machine, SnapshotRef, SnapshotSink
-from replica.features import ReleaseNeeded
+from replica.messages.features import ReleaseNeeded
 from wal.configuration import Placed
 from wal.failures import BrokenInvariant, StorageFailed
 

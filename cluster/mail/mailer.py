@@ -17,7 +17,7 @@ from cluster.answers import Answer
 from cluster.clock import Clock
 from cluster.mail.sending import Send, SendFailed, Undeliverable
 from cluster.proposer import NotLeading, QueueFull
-from replica.commands import CONTROLLER, Request, SettleMails
+from replica.messages.commands import CONTROLLER, Request, SettleMails
 from replica.model.mail import Mail
 from replica.state import State
 from replica.values.limits import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX

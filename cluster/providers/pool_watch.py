@@ -12,8 +12,8 @@ from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local, OperationError, PoolReport
 from cluster.providers.limits import POOL_POLL_S
 from cluster.providers.worker import CallRequest
-from replica.commands import CONTROLLER, ChangePool, Command, Request
-from replica.features import BURST_BUFFERS_WHOLE
+from replica.messages.commands import CONTROLLER, ChangePool, Command, Request
+from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.pools import Pool, PoolUnit
 from replica.model.provider import Provision, provision_of
 from replica.state import State

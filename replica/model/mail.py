@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import immutables
 import msgspec
 
-from replica import events as e
+from replica.messages import events as e
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Job, JobState
 from replica.values.limits import MAILS_OWED_MAX

@@ -23,8 +23,8 @@ from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.proposer import NotLeading, OutcomeUnknown, QueueFull
 from cluster.serve import Replica
-from replica import commands as c
 from replica.grammar.directives import parse_request
+from replica.messages import commands as c
 from replica.model.jobs import Hold, JobSpec
 
 USER = c.Actor(c.ActorRole.USER, "bench")

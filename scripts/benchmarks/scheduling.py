@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from replica import commands as c
-from replica import events as e
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
-from replica.commit import Entry
-from replica.decide import Accepted, decide, is_by_key
-from replica.features import FEATURE_LEVEL_KNOWN
+from replica.decide import decide, is_by_key
 from replica.fold import fold
 from replica.grammar.directives import parse_request
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.entries import Accepted, Entry
+from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.model.configuration import Policy
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState

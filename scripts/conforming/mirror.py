@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conforming.compare import Shown
-from replica.commit import Batch
 from replica.fold import Draft, fold_into
+from replica.messages.entries import Batch
 from replica.model.jobs import Hold
 from replica.queries import buffer_word, reason_of
 from replica.settle import settle_entry

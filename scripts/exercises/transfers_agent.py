@@ -17,7 +17,7 @@ from cluster.agent.service import Agent
 from cluster.client.requests import PollRequest, RegisterRequest, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.clock import SystemClock
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.orders import Order
 
 LOOK_S = 0.01

@@ -11,7 +11,7 @@ from exercises.tracing import Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import wait_until_gone
 from exercises.transfers_receipts import compare, newest_lines
 from exercises.transfers_rig import STAGES, Broken, Rig, Story, Unfit, judge, look, said
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.transfers import TransferRules
 
 

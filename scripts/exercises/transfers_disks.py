@@ -22,7 +22,7 @@ from exercises.kernel import Unable, require_tools, tool
 from exercises.transfers_kills import plant
 from exercises.transfers_refusals import check_words
 from exercises.transfers_rig import Broken, Rig, Story, Unfit, judge, look, said
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 
 USER = "nobody"

@@ -21,7 +21,7 @@ from cluster.processes import descendants, send
 from exercises.tracing import EVERY, Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import plant, plant_old, wait_until_gone
 from exercises.transfers_rig import JOB, STAGES, Broken, Rig, Story, Unfit, judge, look, said
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.transfers import TransferRules
 from replica.special_transfers import SpecialTransfers
 

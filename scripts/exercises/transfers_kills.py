@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from exercises.disks import Disk
 from exercises.tracing import CHANGING, EVERY, Action, Calls, Plan, Tracer, build
 from exercises.transfers_rig import STAGES, Broken, Rig, Story, judge, look, said
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 
 WAYS = {
     "all before it": (Action.KILL_TREE, False),

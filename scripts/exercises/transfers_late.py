@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from exercises.tracing import CHANGING, Action, Plan, Tracer, build
 from exercises.transfers_kills import CALLS_MAX, plant, plant_old, wait_until_gone
 from exercises.transfers_rig import Broken, Rig, Story, judge, look, said
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 
 HELD_S = 30.0
 """Seconds in which one has to come to the call at which it is held, or to its end."""

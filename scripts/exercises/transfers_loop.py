@@ -23,7 +23,7 @@ from cluster.agent.work import Outcome, Work
 from exercises import transfers_naive
 from exercises.tracing import Tracer
 from exercises.transfers_rig import Unfit, forget
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -11,7 +11,7 @@ from exercises.disks import Disk
 from exercises.tracing import CHANGING, Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import CALLS_MAX, DISK_BYTES, lose_power, plant, plant_old, wait_until_gone
 from exercises.transfers_rig import Broken, Rig, Seen, look, said
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import TransferChoice
 from replica.special_transfers import SpecialTransfers

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from cluster.agent.work import Work
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import TransferKind
 
 VARIABLES = {"$DW_JOB_STRIPED": "striped", "$FOREBAY_JOB_DIR": ""}

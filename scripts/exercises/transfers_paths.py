@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from exercises.transfers_loop import SECRET, contents, secret_in
 from exercises.transfers_refusals import check_words
 from exercises.transfers_rig import STAGES, Broken, Rig, said
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 
 

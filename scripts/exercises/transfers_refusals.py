@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from exercises.tracing import Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import CALLS_MAX, prepare, wait_until_gone
 from exercises.transfers_rig import STAGES, Broken, Rig, judge, said
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 
 ERRORS = {
     Calls.WRITE: ("EIO", "ENOSPC", "EDQUOT"),

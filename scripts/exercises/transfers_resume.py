@@ -13,7 +13,7 @@ from exercises.tracing import Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import wait_until_gone
 from exercises.transfers_rig import STAGES, Broken, Rig, said
 from exercises.transfers_trees import CANCEL_S, CANCEL_SLACK_S, cancelled
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 
 PART = "/.forebay-"
 """What is in the names of all parts."""

@@ -25,7 +25,7 @@ from cluster.agent.operations import Operation
 from cluster.agent.progress import Counters
 from cluster.agent.work import Outcome
 from exercises.tracing import Tracer
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import TransferRules
 from replica.orders import Order

@@ -26,7 +26,7 @@ from exercises.transfers_kills import CALLS_MAX, prepare, wait_until_gone
 from exercises.transfers_links import SWAPPED_WHILE
 from exercises.transfers_refusals import check_words
 from exercises.transfers_rig import JOB, STAGES, Broken, Rig, Story, judge, look, said
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import TransferRules
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from cluster.processes import descendants
 from exercises.transfers_refusals import check_words
 from exercises.transfers_rig import STAGES, Broken, Rig, Story, judge, look, said
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 
 MEMORY_BYTES_MAX = 200 << 20
 """What the processes of one transfer may have together, bytes."""

@@ -8,8 +8,8 @@ import msgspec
 
 from cluster.config import Config
 from cluster.providers.pool_watch import PoolWatch
-from replica.commands import CONTROLLER, ConfigureSite, Request
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from tests.cluster.providers.conftest import Programs
 from tests.cluster.rig import Rig, until
 

@@ -24,7 +24,7 @@ from cluster.controller import Controller
 from cluster.founding import Founding, PoolSpec, found
 from cluster.storage import Storage, allow_first_start, open_storage
 from cluster.tls import client_context, server_context
-from replica import features
+from replica.messages import features
 from wal import Journal
 from wal.configuration import Configuration, Member, initial
 from wal.journal import Entry

@@ -14,9 +14,9 @@ from cluster.config import Config
 from cluster.consensus import SnapshotSink
 from cluster.past import POINTS_MAX
 from cluster.storage import StorageRefused, open_storage
-from replica.commands import CONTROLLER
-from replica.commit import Batch, Entry
-from replica.events import JobReleased, NodeResumed
+from replica.messages.commands import CONTROLLER
+from replica.messages.entries import Batch, Entry
+from replica.messages.events import JobReleased, NodeResumed
 from replica.state_digest import state_digest
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.entries import weight_bytes
-from replica.commands import CONTROLLER, CancelJob, Command, Request, SubmitJob, UpdateJob
+from replica.messages.commands import CONTROLLER, CancelJob, Command, Request, SubmitJob, UpdateJob
 from replica.model.buffers import BufferRequest
 from replica.model.jobs import JobSpec
 

@@ -23,10 +23,10 @@ from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, found
 from cluster.storage import StorageRefused, member_note, note_forgotten, open_storage
-from replica.commands import CONTROLLER, FoundCluster, Request
-from replica.commit import Batch
-from replica.commit import Entry as Settled
 from replica.decide import decide
+from replica.messages.commands import CONTROLLER, FoundCluster, Request
+from replica.messages.entries import Batch
+from replica.messages.entries import Entry as Settled
 from replica.settle import settle
 from replica.state import EMPTY
 from replica.state_digest import state_digest

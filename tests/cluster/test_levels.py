@@ -15,8 +15,8 @@ from cluster.cli.exits import ExitCode
 from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.storage import open_storage
-from replica import features
-from replica.features import LEVELS, Level, ReleaseNeeded
+from replica.messages import features
+from replica.messages.features import LEVELS, Level, ReleaseNeeded
 from snapshots import Image, load_snapshot, write_snapshot
 from tests.cluster.rig import Rig, story
 from tests.cluster.test_controller import installed, submit_many

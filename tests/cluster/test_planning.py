@@ -8,12 +8,12 @@ from cluster import planning
 from cluster.clock import ManualClock
 from cluster.config import Config
 from cluster.planning import Planner
-from replica import commands as c
 from replica.agenda import Agenda
-from replica.commit import Entry
-from replica.decide import Accepted, decide
-from replica.events import Event
+from replica.decide import decide
 from replica.grammar.directives import parse_request
+from replica.messages import commands as c
+from replica.messages.entries import Accepted, Entry
+from replica.messages.events import Event
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
 from replica.scheduling import events_of_pass as reference_events

@@ -20,10 +20,10 @@ from cluster.proposer import (
     QueueFull,
     Settled,
 )
-from replica import commands as c
-from replica.commit import Batch, Entry
-from replica.events import Event
 from replica.grammar.directives import parse_request
+from replica.messages import commands as c
+from replica.messages.entries import Batch, Entry
+from replica.messages.events import Event
 from replica.model.configuration import Policy
 from replica.model.jobs import Hold, JobSpec
 from replica.settle import settle
@@ -622,7 +622,7 @@ async def test_a_look_that_was_due_from_before_does_not_slow_down_passes_that_fo
 async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_the_disk(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replica.events import NodeResumed
+    from replica.messages.events import NodeResumed
 
     async with Rig(config) as rig:
         node = c.Actor(c.ActorRole.AGENT, "n1")

@@ -9,8 +9,8 @@ import pytest
 from cluster.answers import Answer
 from cluster.proposer import QueueFull, Settled
 from cluster.restarting import Restarting
-from replica import commands as c
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages import commands as c
 from replica.values.limits import RESTARTED_MAX
 from tests.replica.world import World
 

@@ -24,10 +24,10 @@ from cluster.storage import (
     note_forgotten,
     open_storage,
 )
-from replica.commands import CONTROLLER, FoundCluster, Request
-from replica.commit import Batch
-from replica.commit import Entry as Settled
-from replica.decide import Accepted, decide
+from replica.decide import decide
+from replica.messages.commands import CONTROLLER, FoundCluster, Request
+from replica.messages.entries import Accepted, Batch
+from replica.messages.entries import Entry as Settled
 from replica.settle import settle
 from replica.state import EMPTY, State
 from replica.values.units import Instant, Revision

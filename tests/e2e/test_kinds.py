@@ -11,7 +11,7 @@ import pytest
 
 from cluster.client import Client
 from cluster.client.views import JobView
-from replica.features import FEATURE_LEVEL_KNOWN
+from replica.messages.features import FEATURE_LEVEL_KNOWN
 from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))

@@ -7,7 +7,7 @@ module does, in the process that it is the main module of.
 import sys
 
 from cluster import serve
-from replica import features
+from replica.messages import features
 
 LEVEL = 1
 

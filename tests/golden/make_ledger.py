@@ -23,9 +23,9 @@ import msgspec
 from click.testing import CliRunner
 
 from cluster.audit.commands import audit
-from replica import commands as c
-from replica.commit import Batch
-from replica.events import Event
+from replica.messages import commands as c
+from replica.messages.entries import Batch
+from replica.messages.events import Event
 from replica.model.configuration import Policy
 from replica.model.jobs import Dependency, DependencyKind, Hold
 from replica.model.pools import Pool

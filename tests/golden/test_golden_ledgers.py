@@ -13,9 +13,9 @@ from cluster.client import requests
 from cluster.config import Config
 from cluster.consensus.frames import FrameReader
 from cluster.storage import open_storage
-from replica import features
-from replica.events import Event
-from replica.features import ReleaseNeeded
+from replica.messages import features
+from replica.messages.events import Event
+from replica.messages.features import ReleaseNeeded
 from replica.state_digest import state_digest
 from snapshots import load_snapshot, write_snapshot
 from tests.golden.asked import REQUIRED, bodies

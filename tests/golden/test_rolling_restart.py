@@ -19,7 +19,7 @@ from cluster.client.errors import ApiError
 from cluster.client.views import StatusView
 from cluster.config import Config
 from cluster.serve import EXIT_RELEASE_NEEDED
-from replica import features
+from replica.messages import features
 from tests.cluster.rig import PATIENCE_S, story
 from tests.cluster.test_membership import Site, members, voters
 from tests.cluster.test_serve import ROOT, ready, request

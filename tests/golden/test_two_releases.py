@@ -21,7 +21,7 @@ from cluster.client import accounting_views as a
 from cluster.client import requests as r
 from cluster.client.errors import ApiError
 from cluster.config import Config
-from replica import features
+from replica.messages import features
 from tests.cluster.rig import PLAIN, SCRIPT, story
 from tests.cluster.test_serve import make, ready
 from tests.golden.make_ledger import REPLICAS

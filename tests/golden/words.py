@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import msgspec.inspect as inspect
 
-from replica.commit import Batch
+from replica.messages.entries import Batch
 from snapshots.image import SHAPED, Header, PoolCapacity, ReceiptRecord
 from wal.configuration import Configuration
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from replica import commands as c
 from replica.grammar.directives import parse_request
+from replica.messages import commands as c
 from replica.model.accounts import (
     ACCOUNT_REASONS,
     QOS_REASONS,

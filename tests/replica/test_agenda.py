@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from replica import agenda_pass, judging, scheduling
-from replica import commands as c
-from replica import events as e
 from replica.agenda import Agenda
 from replica.agenda_events import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, POOL_EVENTS, RESERVATION_EVENTS
 from replica.agenda_pass import events_of_pass, verdicts_of
-from replica.commit import Entry
 from replica.fold import fold
 from replica.invariants import check
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.entries import Entry
 from replica.model.buffers import BufferRequest, BufferState
 from replica.model.configuration import Policy
 from replica.model.job_options import NO_OPTIONS, JobOptions

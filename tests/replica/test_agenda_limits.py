@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from replica import agenda_pass, judging, scheduling
-from replica import commands as c
-from replica import events as e
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.fold import fold
 from replica.grammar.directives import parse_request
 from replica.invariants import check
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.model.buffers import BufferRequest, BufferState
 from replica.model.job_options import JobChange, JobOptions, JobTerms

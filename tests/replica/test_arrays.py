@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from replica import commands as c
-from replica import events as e
 from replica.array_commands import job_of_task, parse_reference, shown_reference
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.arrays import ArrayFault, compressed, parse_array, shown_id
 from replica.model.job_options import AfterTask, BufferOptions, CreatePersistent, JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobState

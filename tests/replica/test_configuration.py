@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica import commands as c
-from replica import events as e
 from replica.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
 from replica.governing import rules_of
 from replica.grammar.burst_buffer_conf import Setting, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, find_key
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.configuration import (
     DATAWARP_SYS_STATE,
     DATAWARP_SYS_STATUS,

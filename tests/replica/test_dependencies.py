@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.job_names import Several, first_of, joined, left
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Dependency, DependencyKind, JobState

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from replica import commands as c
 from replica import reserved_line
 from replica.estimates import Estimate, estimate
+from replica.messages import commands as c
 from replica.model.jobs import Dependency, DependencyKind, Hold
 from replica.model.rates import DRAIN_TIME_S, MEASURED_MAX, Measured
 from replica.values.units import NEVER, seconds

@@ -9,14 +9,14 @@ from typing import get_args
 import msgspec
 import pytest
 
-from replica import commands as c
-from replica import events as e
-from replica import features
-from replica.commit import Entry
-from replica.decide import Accepted, decide
-from replica.features import LEVELS, ReleaseNeeded
+from replica.decide import decide
 from replica.fold import fold
 from replica.later_maps import LATER_MAPS
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages import features
+from replica.messages.entries import Accepted, Entry
+from replica.messages.features import LEVELS, ReleaseNeeded
 from replica.model.job_options import JobOptions
 from replica.settle import Tentative, settle_entry
 from replica.state import EMPTY, State
@@ -185,7 +185,7 @@ def test_levels_are_numbered_from_1_without_a_hole_and_each_names_its_release() 
 def test_every_event_that_level_1_did_not_have_says_which_level_it_came_with() -> None:
     events: set[type] = set(get_args(e.Event))
     later = {event for event in events if event.__name__ not in WORDS_OF_LEVEL_1}
-    assert later == set(features.EVENT_LEVELS), "name a new event in replica.features.EVENT_LEVELS"
+    assert later == set(features.EVENT_LEVELS), "name a new event in replica.messages.features.EVENT_LEVELS"
     assert all(1 < level <= features.FEATURE_LEVEL_KNOWN for level in features.EVENT_LEVELS.values())
 
 

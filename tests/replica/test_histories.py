@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from replica import commands as c
-from replica import events as e
-from replica.commit import Batch
 from replica.invariants import check
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.entries import Batch
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.jobs import JobState
 from replica.model.operations import Stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.jobs import Hold, JobState
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, agent, user

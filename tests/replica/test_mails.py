@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from replica import commands as c
-from replica import events as e
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.model.mail import Mail, MailKind, message_name, settling_events, wants

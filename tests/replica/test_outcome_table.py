@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from replica import commands as c
 from replica.invariants import check
+from replica.messages import commands as c
 from replica.model.buffers import BufferState
 from replica.model.persistent import PERSISTENT_STATES
 from replica.outcome_table import STATES, happenings, outcome, specimen, table

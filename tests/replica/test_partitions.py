@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica import commands as c
-from replica import events as e
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, SchedulingRules
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.model.jobs import Dependency, DependencyKind, JobState

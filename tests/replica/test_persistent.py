@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from replica import commands as c
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
+from replica.messages import commands as c
 from replica.model.buffers import BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.jobs import Hold, JobSpec

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import events as e
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
-from replica.commit import Batch, Entry
-from replica.decide import Accepted, decide
+from replica.decide import decide
 from replica.fold import fold
 from replica.grammar.burst_buffer_conf import Setting
 from replica.invariants import check
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.entries import Accepted, Batch, Entry
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.model.jobs import JobState
 from replica.model.operations import Stage

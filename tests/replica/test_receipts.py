@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica import receipts as layered
-from replica.commit import Receipt
+from replica.messages.entries import Receipt
 from replica.receipts import Receipts
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica.features import BURST_BUFFERS_WHOLE
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
+from replica.messages import commands as c
+from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobSpec
 from replica.model.pools import PoolUnit

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from replica import commands as c
-from replica import events as e
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduling import next_due
 from replica.values.errors import Refusal, RefusalCode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from replica import commands as c
-from replica import events as e
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.accounts import SchedulingRules
 from replica.model.jobs import Hold
 from tests.replica.test_accounting import changed

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from replica import commands as c
-from replica import features
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages import commands as c
+from replica.messages import features
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.values.errors import Refusal
@@ -319,7 +319,7 @@ def test_below_their_level_these_commands_are_refused_with_the_remedy(command: c
 
 
 def test_below_the_level_failures_are_written_as_earlier_releases_read_them() -> None:
-    from replica import events as e
+    from replica.messages import events as e
 
     here = World(level=features.FOUNDING_LEVEL, stage_retries=0)
     job = here.submit("capacity=40")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from replica import commands as c
 from replica import scheduling
+from replica.messages import commands as c
 from replica.scheduling import next_due, plan
 from replica.values.limits import EVENTS_PER_PASS_MAX
 from tests.replica.world import World

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from replica import commands as c
 from replica.grammar.lexer import DirectiveRefused
+from replica.messages import commands as c
 from replica.model.accounts import License, Limit, LimitKind
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
@@ -216,7 +216,7 @@ def test_4_a_staging_job_takes_no_licence_and_no_headroom_of_a_qos_while_nothing
 
 
 def test_5_a_held_job_s_staged_capacity_is_torn_down_after_the_site_s_limit_with_an_event_that_says_so() -> None:
-    from replica import events as e
+    from replica.messages import events as e
 
     world = World({"fast": 100}, staged_hold_time_s=50)
     job = world.submit("capacity=40")

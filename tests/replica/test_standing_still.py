@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from replica import agenda_pass, judging
-from replica import commands as c
-from replica import events as e
 from replica.estimates import estimate
 from replica.grammar.burst_buffer_conf import Setting
 from replica.headroom import Headroom
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Hold, JobState

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica import commands as c
-from replica import events as e
-from replica.commit import Batch, Entry
-from replica.decide import Decision, decide, is_by_key
+from replica.decide import decide, is_by_key
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.entries import Batch, Decision, Entry
 from replica.model.job_options import JobChange
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
 from replica.model.operations import Stage

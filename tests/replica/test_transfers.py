@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from replica import commands as c
-from replica import events as e
-from replica import features
 from replica.decide import decide
-from replica.decisions import Accepted
 from replica.exports import not_exported
 from replica.governing import rules_in_force, rules_of
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages import features
+from replica.messages.entries import Accepted
 from replica.model.operations import Stage, counted_under, waits_for_turn
 from replica.model.transfers import (
     CHECKPOINT_BYTES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from replica.orders import orders_for

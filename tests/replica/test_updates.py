@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from replica import commands as c
-from replica import events as e
 from replica.estimates import estimate
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.model.buffers import BufferRequest
 from replica.model.job_options import BufferOptions, JobChange, JobOptions

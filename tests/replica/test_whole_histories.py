@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from replica import commands as c
-from replica import events as e
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent
 from replica.model.jobs import JobState

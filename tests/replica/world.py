@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec import structs
 
-from replica import commands as c
-from replica import events as e
-from replica import features
-from replica.commit import Batch, Entry
 from replica.decide import decide
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.invariants import check
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages import features
+from replica.messages.entries import Batch, Entry
 from replica.model.configuration import Policy
 from replica.model.job_options import NO_OPTIONS, JobOptions
 from replica.model.jobs import Hold, JobSpec, JobState

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from replica import commands as c
 from replica.configuration import DEFAULT_POLICY, file_text, wanted_of, written_value
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.settings import KEYS, Key, Owner
+from replica.messages import commands as c
 from replica.model.configuration import DEFAULT_SITE
 from replica.values.errors import Refusal
 from tests.replica.world import World

@@ -17,12 +17,12 @@ from cluster.cli.squeue import STANDARD, Field, in_order, line, read_format
 from cluster.client.burst_views import burst_text
 from cluster.client.views import JobView
 from cluster.mail.text import subject_of
-from replica import commands as c
 from replica.burst import burst_of
-from replica.commit import Batch, Entry
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.directives import read_request
 from replica.invariants import check
+from replica.messages import commands as c
+from replica.messages.entries import Batch, Entry
 from replica.model.buffers import BufferState
 from replica.model.job_options import JobOptions
 from replica.model.jobs import ENDED, Hold, JobSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.buffers import BufferState as B
 from replica.model.pools import Pool
 from replica.values.errors import Refusal

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from cluster.proposer import NotLeading, QueueFull, Settled
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from replica import commands
+from replica.messages import commands
 from replica.state_digest import state_digest
 from tests.simulation import whole
 from tests.simulation.clients import SimClient

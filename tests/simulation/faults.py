@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from cluster.consensus import ChangeRefused, NotLeader
-from replica.commands import kind_of
-from replica.commit import Batch, Entry
-from replica.decide import Accepted, decide
+from replica.decide import decide
+from replica.messages.commands import kind_of
+from replica.messages.entries import Accepted, Batch, Entry
 from replica.values.units import Instant, Revision
 from tests.simulation.clients import SimClient
 from tests.simulation.replicas import SimReplica

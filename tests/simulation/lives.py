@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from replica import events as e
 from replica.draft import Draft
 from replica.fold import fold_into
+from replica.messages import events as e
 from replica.model.buffers import HOLDING, TRANSITIONS, BufferState
 from replica.model.jobs import ENDED
 from replica.model.persistent import PersistentBuffer

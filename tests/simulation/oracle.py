@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
 from replica import settle as settle_module
-from replica.commit import Entry, Receipt
 from replica.draft import Draft
-from replica.events import job_of
 from replica.invariants import check
+from replica.messages.entries import Entry, Receipt
+from replica.messages.events import job_of
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest
 from replica.values.errors import LedgerViolation

@@ -24,7 +24,7 @@ from cluster.consensus.frames import (
     VoteRequest,
 )
 from cluster.proposer import NotLeading
-from replica.commands import Request
+from replica.messages.commands import Request
 from tests.simulation.clients import SimClient
 from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World

@@ -11,7 +11,7 @@ import lmdb
 import pytest
 
 from cluster.storage import StorageRefused
-from replica import features
+from replica.messages import features
 from tests.simulation import runner, scenarios
 from tests.simulation.bugs import planted
 from tests.simulation.disk import SimDisk, SimLmdb

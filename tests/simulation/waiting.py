@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import features
+from replica.messages import commands as c
+from replica.messages import features
 from replica.model.accounts import Limit, LimitKind, Qos
 from replica.model.buffers import Access, BufferRequest
 from replica.model.job_options import JobChange, JobOptions

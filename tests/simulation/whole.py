@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from replica import commands as c
-from replica import features
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages import commands as c
+from replica.messages import features
 from replica.model.buffers import Access, BufferRequest
 from replica.model.configuration import persistent_refusal
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions

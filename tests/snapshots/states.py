@@ -5,9 +5,9 @@ from __future__ import annotations
 import immutables
 from hypothesis import strategies as st
 
-from replica import events as e
-from replica.commands import Actor, ActorRole
-from replica.commit import Batch, Entry, Receipt
+from replica.messages import events as e
+from replica.messages.commands import Actor, ActorRole
+from replica.messages.entries import Batch, Entry, Receipt
 from replica.model.buffers import Access, Buffer, BufferRequest, BufferState, Transfer, TransferKind
 from replica.model.configuration import Policy
 from replica.model.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobSpec, JobState

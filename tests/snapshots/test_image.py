@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from replica import features
-from replica.commit import Batch
-from replica.features import ReleaseNeeded
 from replica.invariants import check
 from replica.later_maps import LATER_MAPS
+from replica.messages import features
+from replica.messages.entries import Batch
+from replica.messages.features import ReleaseNeeded
 from replica.model.buffers import Buffer
 from replica.model.jobs import Job
 from replica.model.nodes import Node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.accounts import Account, AccountUser
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Dependency, DependencyKind, JobSpec

@@ -7,8 +7,8 @@ import msgspec
 import msgspec.inspect as inspect
 from hypothesis import strategies as st
 
-from replica.commit import Batch, Entry
-from replica.events import Event
+from replica.messages.entries import Batch, Entry
+from replica.messages.events import Event
 
 EVENTS: tuple[type[msgspec.Struct], ...] = get_args(Event)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica import features
-from replica.commit import Batch
-from replica.features import ReleaseNeeded
+from replica.messages import features
+from replica.messages.entries import Batch
+from replica.messages.features import ReleaseNeeded
 from tests.wal import golden_files
 from tests.wal.samples import BATCHES, EVENTS, sample_batch, tag_of
 from wal import ENTRY_MAX_BYTES
@@ -212,4 +212,4 @@ def test_what_cannot_be_decoded_and_holds_no_unknown_event_is_damage_and_not_a_l
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_what_was_once_written_is_written_again_byte_for_byte(path: Path) -> None:
     data = bytes.fromhex(json.loads(path.read_text(encoding="utf-8"))["bytes"])
-    assert encode_batch(decode_batch(data)) == data, "a record that is written must not change: see replica.features"
+    assert encode_batch(decode_batch(data)) == data, "a record that is written must not change"

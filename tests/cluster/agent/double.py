@@ -13,7 +13,7 @@ from cluster.client.requests import PollRequest, RegisterRequest, Report, Report
 from cluster.client.views import ErrorAnswer, ErrorView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.config import Config
 from cluster.tls import server_context
-from replica.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
 from replica.orders import Order
 
 DEADLINE_S = 30.0

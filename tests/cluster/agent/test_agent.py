@@ -15,7 +15,7 @@ from cluster.client.views import ErrorView
 from cluster.clock import SystemClock
 from cluster.identity import Role
 from cluster.pki import create_authority, issue
-from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.job_options import CreatePersistent, DestroyPersistent
 from replica.model.jobs import JobState

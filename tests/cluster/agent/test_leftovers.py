@@ -21,7 +21,7 @@ from cluster.agent.home import Home
 from cluster.agent.leftovers import Left, tag
 from cluster.agent.operations import Operation
 from cluster.agent.work import Outcome
-from replica.commands import OperationDone, OperationFailed
+from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.orders import Order
 from tests.cluster.agent.conftest import Site

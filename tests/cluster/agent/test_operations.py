@@ -29,7 +29,7 @@ from cluster.agent.work import Outcome
 from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.clock import SystemClock
-from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState
 from replica.model.transfers import TransferRules

@@ -32,7 +32,7 @@ from cluster.agent.spares import Spares
 from cluster.agent.work import failure
 from cluster.client.command_ids import instant_of
 from cluster.clock import ManualClock, SystemClock
-from replica.commands import OperationDone, OperationFailed, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted
 from replica.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
 

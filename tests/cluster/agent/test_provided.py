@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.processes import all_pids, environment_variables, start_time
-from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Access
 from replica.model.job_options import CreatePersistent, DestroyPersistent
 from replica.model.jobs import JobState

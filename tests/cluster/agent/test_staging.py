@@ -29,7 +29,7 @@ from cluster.agent.transfer.pacing import Control
 from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.work import Work
 from cluster.clock import SystemClock
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import LeftOut
 from replica.orders import Order

@@ -22,7 +22,7 @@ from cluster.agent.operations import Operation
 from cluster.agent.outbox import Outbox
 from cluster.agent.work import Outcome
 from cluster.clock import SystemClock
-from replica.commands import OperationDone, OperationFailed, OperationReached
+from replica.messages.commands import OperationDone, OperationFailed, OperationReached
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.operations import Stage
 from replica.model.transfers import RateShares, TransferRules

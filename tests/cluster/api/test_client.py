@@ -3,7 +3,7 @@
 from cluster.client import Client
 from cluster.client import requests as r
 from cluster.config import Config
-from replica.commands import OperationDone
+from replica.messages.commands import OperationDone
 from tests.cluster.rig import SCRIPT, Rig, story
 
 

@@ -9,8 +9,8 @@ import pytest
 import cluster.proposer
 from cluster.clock import ManualClock
 from cluster.config import Config
-from replica.commands import CONTROLLER, ConfigureSite, Request
 from replica.grammar.burst_buffer_conf import Setting
+from replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from replica.values.units import Instant
 from tests.cluster.rig import Answer, Rig, story, until
 

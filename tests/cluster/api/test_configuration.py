@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.config import Config
-from replica.events import PolicySet, SiteConfigured
+from replica.messages.events import PolicySet, SiteConfigured
 from replica.state_digest import state_digest
 from tests.cluster.rig import Answer, Rig, story, until
 

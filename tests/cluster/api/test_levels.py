@@ -9,8 +9,8 @@ import pytest
 from cluster.client.views import StatusView
 from cluster.config import Config
 from cluster.levels import MemberLevel
-from replica import features
-from replica.features import ReleaseNeeded
+from replica.messages import features
+from replica.messages.features import ReleaseNeeded
 from tests.cluster.rig import Rig, story, until
 from wal.configuration import Member, initial
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.api.describe import as_json, sentence_of
 from cluster.config import Config
-from replica import events as e
+from replica.messages import events as e
 from replica.model.job_options import JobChange
 from replica.model.jobs import Dependency, DependencyKind
 from replica.values.units import NEVER

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from cluster.client import Client
-from replica import commands as c
-from replica import events as e
 from replica import plugin_api as api
 from replica.burst import burst_of
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.grammar.lexer import DirectiveRefused
+from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.queries import verdict_of

@@ -9,7 +9,7 @@ from cluster.api.explaining import Verdicts
 from cluster.api.metrics import SYNCS_KEPT_MAX
 from cluster.api.render import job_view
 from cluster.config import Config
-from replica.features import FEATURE_LEVEL_KNOWN
+from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.queries import reason_of
 from replica.settle import settle_entry
 from replica.state import EMPTY, State

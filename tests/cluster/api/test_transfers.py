@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from cluster.config import Config
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt

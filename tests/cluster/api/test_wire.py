@@ -12,9 +12,9 @@ from cluster.api.describe import _SENTENCES, as_json, event_name, kind_name, sen
 from cluster.api.problems import Problem
 from cluster.client import requests as r
 from cluster.identity import Identity, Role
-from replica import commands as c
-from replica import events as e
-from replica.events import Event
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages.events import Event
 from replica.model.buffers import BufferRequest
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
 from replica.model.jobs import Hold, JobSpec

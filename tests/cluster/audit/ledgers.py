@@ -10,7 +10,7 @@ import msgspec
 from click.testing import CliRunner, Result
 
 from cluster.audit.commands import audit
-from replica.commit import Batch
+from replica.messages.entries import Batch
 from replica.settle import settle
 from replica.state import EMPTY, State
 from replica.state_digest import state_digest

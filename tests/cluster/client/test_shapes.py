@@ -8,7 +8,7 @@ import pytest
 
 from cluster.client import requests, views
 from cluster.client.requests import BulkRequest, CancelCommand, Report, ReportsRequest, SubmitCommand, SubmitRequest
-from replica.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.jobs import JobState
 
 ID = "017f22e279b07cc398c4dc0c0c07398f"

@@ -23,7 +23,7 @@ from cluster.consensus.frames import (
 from cluster.consensus.interface import SnapshotRef, Timing
 from cluster.consensus.progress import WINDOW_BYTES, WINDOW_REQUESTS, Phase, Progress
 from cluster.consensus.snapshots import CHUNKS_IN_FLIGHT, RETRY_S, SnapshotReceiver, SnapshotSender
-from replica.features import ReleaseNeeded
+from replica.messages.features import ReleaseNeeded
 from tests.cluster.consensus.rig import TIMING, Rig
 from tests.cluster.consensus.simulator import Simulation
 from wal.failures import StorageFailed

@@ -10,7 +10,7 @@ from cluster.mail import Mailer, Undeliverable
 from cluster.mail.mailer import OFF, RETRY_S, SENDING_MAX
 from cluster.mail.sending import Send, SendFailed
 from cluster.proposer import NotLeading, QueueFull, Settled
-from replica import commands as c
+from replica.messages import commands as c
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.model.mail import Mail

@@ -20,7 +20,7 @@ from cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MA
 from cluster.providers.pool_watch import changes
 from cluster.providers.private_directory import PREFIX
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
-from replica.commands import ChangePool
+from replica.messages.commands import ChangePool
 from replica.model.configuration import SITE_KEY, Site
 from replica.model.pools import Pool, PoolUnit
 from replica.model.provider import Provision

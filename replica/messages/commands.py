@@ -12,18 +12,14 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.commands_changes import DeletePartition as DeletePartition
-from replica.commands_changes import ResetUsage as ResetUsage
-from replica.commands_changes import SetPartition as SetPartition
-from replica.commands_changes import UpdateJob as UpdateJob
 from replica.grammar.burst_buffer_conf import Setting
 from replica.model.accounts import Account, License, Qos, SchedulingRules
 from replica.model.buffers import BufferRequest
 from replica.model.configuration import Policy
-from replica.model.job_options import NO_OPTIONS, JobOptions
-from replica.model.job_options import AfterTask as AfterTask
+from replica.model.job_options import NO_CHANGE, NO_OPTIONS, AfterTask, BufferOptions, JobChange, JobOptions
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
+from replica.model.partitions import Partition
 from replica.model.pools import Pool, PoolUnit
 from replica.model.reservations import Reservation
 from replica.model.transfers import TransferCheckpoint, TransferReceipt
@@ -346,6 +342,44 @@ class SetSchedulingRules(msgspec.Struct, frozen=True):
 
 class RunSchedulingPass(msgspec.Struct, frozen=True):
     """Give space and CPUs to whoever may have them now, and do what is due by time (controller)."""
+
+
+# ---- what can be asked about partitions, about consumption, and of a job that waits: part of
+# `replica.messages.commands`
+
+
+class SetPartition(msgspec.Struct, frozen=True):
+    """Make or change a partition (operator). One that is the default takes that from any other."""
+
+    partition: Partition
+
+
+class UpdateJob(msgspec.Struct, frozen=True):
+    """Change a job that waits, or all that wait of an array or of some of its tasks.
+
+    `request` and `buffer`: what is asked of burst buffers instead of what was; None: that stays as it is. `after_tasks`
+    belong to the dependencies in `change`.
+    """
+
+    job: int
+    change: JobChange = NO_CHANGE
+    request: BufferRequest | None = None
+    buffer: BufferOptions | None = None
+    after_tasks: tuple[AfterTask, ...] = ()
+    tasks: tuple[int, ...] | None = None
+
+
+class DeletePartition(msgspec.Struct, frozen=True):
+    """Take a partition away; its jobs wait with `PartitionConfig` (operator)."""
+
+    partition: str
+
+
+class ResetUsage(msgspec.Struct, frozen=True):
+    """Have what an account (`whose` a), or a QOS (q), has used of burst buffers count as nothing (operator)."""
+
+    whose: str
+    name: str
 
 
 Command = (

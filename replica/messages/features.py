@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from replica import events as e
+from replica.messages import events as e
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 
 FOUNDING_LEVEL = 1

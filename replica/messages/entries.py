@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.commands import Actor
-from replica.events import Event
+from replica.messages import events as e
+from replica.messages.commands import Actor
+from replica.messages.events import Event
 from replica.values.errors import Refusal
 from replica.values.units import Instant, Revision
 
@@ -40,3 +41,23 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     refusal: Refusal | None
     digest: bytes = b""
     """Of the command that was settled; another command with the same id is refused, not taken for a retry."""
+
+
+# ---- what deciding a request leads to: events, or a refusal
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A request that is carried out: what happens because of it, possibly nothing."""
+
+    events: tuple[e.Event, ...]
+
+
+Decision = Accepted | Refusal
+
+NOTHING = Accepted(())
+"""A request that is carried out, and changes nothing."""
+
+
+def accepted(events: tuple[e.Event, ...] | Refusal) -> Decision:
+    """Return what these events, or this refusal, are as a decision."""
+    return events if isinstance(events, Refusal) else Accepted(events)

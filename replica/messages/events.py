@@ -1,0 +1,695 @@
+"""What has happened: the facts in the ledger. This is their public face; they are written down by subject.
+
+Tags are wire numbers: explicit, append-only, never reused (law 12). A new field goes at the end of its record with a
+default. An unknown tag stops the replica (law 10). Fields named `job` are job ids; times are Instants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from replica.model.accounts import Account, License, Qos, SchedulingRules
+from replica.model.buffers import Access, BufferRequest, Transfer
+from replica.model.configuration import Policy, Site
+from replica.model.job_options import BufferOptions, JobChange, JobOptions, JobTerms
+from replica.model.jobs import Hold, JobSpec, JobState
+from replica.model.operations import Stage
+from replica.model.partitions import Partition
+from replica.model.pools import Pool, PoolUnit
+from replica.model.reservations import Reservation
+from replica.model.transfers import TransferCheckpoint, TransferReceipt, TransferRules
+from replica.values.units import NEVER, Instant
+
+
+class JobCancelled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=24):
+    """A job that held nothing is over: CANCELLED."""
+
+    job: int
+
+
+class MailSent(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=89):
+    """The mail that a job had asked for was taken by the mailer. The job may be purged."""
+
+    job: int
+    mail: str
+
+
+class TornDown(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
+    """The buffer is gone and its space is free."""
+
+    job: int
+
+
+class BufferRequestChanged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=114):
+    """A job that has no space yet asks for this from here on; it may not have asked for a buffer before."""
+
+    job: int
+    request: BufferRequest
+    pool: str
+    granted_bytes: int
+    options: BufferOptions | None = None
+
+
+class ArraySubmitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=50):
+    """A job array exists: task number n of `tasks` is job `job` + n, PENDING. What the tasks share is written once."""
+
+    job: int
+    """The array, and its first task."""
+    tasks: tuple[int, ...]
+    """Ascending."""
+    spec: JobSpec
+    request: BufferRequest | None
+    pool: str
+    granted_bytes: int
+    hold: Hold
+    options: JobOptions
+    """Those of each task, but for `array_job` and `array_task`."""
+    outputs: tuple[str, ...] = ()
+    """Where the output of each task goes; empty: all of them where `spec` says."""
+    transfers: tuple[tuple[tuple[Transfer, ...], tuple[Transfer, ...]], ...] = ()
+    """What each task stages in and out; empty: all of them what `request` says."""
+
+
+class JobPurged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=25):
+    """A finished job left the state; its history stays in the ledger."""
+
+    job: int
+
+
+class ReservationDeleted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=67):
+    """An operator took a reservation away; its jobs wait with that reason."""
+
+    reservation: str
+
+
+class JobBecameEligible(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=28):
+    """The begin time of a pending job has come."""
+
+    job: int
+
+
+class LicenseSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=64):
+    """There are so many of a licence from here on."""
+
+    license: License
+
+
+class TeardownStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
+    """The buffer is to be removed as `attempt`; the job has its final `result`."""
+
+    job: int
+    attempt: int
+    result: JobState
+    hurry: bool
+    reason: str = ""
+
+
+class HeldBecause(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=36):
+    """The system holds a pending job, and says why: `reason` is what is shown, `comment` the SystemComment."""
+
+    job: int
+    reason: str
+    comment: str = ""
+
+
+class NodeRegistered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
+    """An agent started, or came back with another instance."""
+
+    node: str
+    cpus: int
+    instance: str
+    storage_id: str
+
+
+class QosDeleted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=63):
+    """A QOS is no more."""
+
+    qos: str
+
+
+class PoolUnitSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=77):
+    """What the numbers of a pool count from here on."""
+
+    pool: str
+    unit: PoolUnit
+
+
+class FeatureLevelRaised(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
+    """All members know `level`, and what came with it may be written from here on. `release` is the first that knows
+    it: so a replica of an earlier one, which stops here, can say what it needs. These two fields never change.
+    """
+
+    level: int
+    release: str
+
+
+class PoolRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=76):
+    """A pool that nobody held or waited for is no more."""
+
+    pool: str
+
+
+class StageOutStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=19):
+    """Post-run is over and the node's CPUs are free; stage-out is ordered as `attempt`."""
+
+    job: int
+    attempt: int
+
+
+class SchedulingRulesSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=70):
+    """The site's rules of scheduling were changed."""
+
+    rules: SchedulingRules
+
+
+class RevokedFor(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=71):
+    """The buffer of `job` is taken back so that `beneficiary` may start sooner: it counts against how often that may
+    happen to a job. AllocationRevoked and TeardownStarted follow in the same entry.
+    """
+
+    job: int
+    beneficiary: int
+
+
+class JobTermsGiven(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=112):
+    """How a job's conditions are to be read, said in the same entry that makes the job, or `tasks` jobs from it on."""
+
+    job: int
+    terms: JobTerms
+    tasks: int = 1
+
+
+class TransferRecorded(msgspec.Struct, frozen=True, array_like=True, tag=96):
+    """A transfer of the job has ended, well or not; what follows from that stands in the same entry."""
+
+    job: int
+    node: str
+    receipt: TransferReceipt
+
+
+class OperationsRestarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=43):
+    """The operation of the job begins again as `attempt`, staging-out from post-run on, because the leader changed
+    (restart-policy slurm).
+    """
+
+    job: int
+    attempt: int
+
+
+# ---- facts about what is set aside for whom: accounts, QOS, licences, reservations, the rules of scheduling
+
+
+class AccountSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=60):
+    """An account was made or changed; `account` is all of it as it is now."""
+
+    account: Account
+
+
+# ---- facts about what is done for a job on nodes: its buffer's operations, its runs, and persistent buffers
+
+
+class BufferAllocated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=12):
+    """Space is held from now on, and the node's agent has stage-in to do as `attempt`.
+
+    `passed` is the job that was first in line for the pool and let this one past, 0 for none; `counted` whether that
+    counts against it; `promised_at` when the passed job was expected to get its space.
+    """
+
+    job: int
+    node: str
+    attempt: int
+    passed: int = 0
+    counted: bool = False
+    promised_at: Instant = NEVER
+
+
+class PoolSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """A pool was made or changed; `pool` is all of it as it is now."""
+
+    pool: Pool
+
+
+class PersistentCreated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=33):
+    """The persistent buffer is there (allocated): jobs may use it."""
+
+    name: str
+    job: int
+
+
+class ReservationStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=68):
+    """The start of a reservation has come."""
+
+    reservation: str
+
+
+class PersistentDeleted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=35):
+    """The persistent buffer is gone (deleted), and its space is free. `reason` where an operator said so."""
+
+    name: str
+    job: int
+    reason: str = ""
+
+
+class PersistentReserved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=32):
+    """Space is held for a persistent buffer from now on (allocating); the stage-in of `job` creates it on `node`."""
+
+    name: str
+    job: int
+    user: str
+    gid: int
+    pool: str
+    granted_bytes: int
+    access: tuple[Access, ...]
+    kind: str
+    """Scratch or cache."""
+    node: str
+
+
+class ReservationEnded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=69):
+    """The end of a reservation has come; it is no more."""
+
+    reservation: str
+
+
+class StagedIn(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
+    """All of the job's data is on the buffer."""
+
+    job: int
+    files: int
+    size_bytes: int
+    digest: str = ""
+    """Digest over the per-file digests, as the agent reported it."""
+
+
+class ReservationSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=66):
+    """A reservation was made or changed."""
+
+    reservation: Reservation
+
+
+class UsageReset(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=115):
+    """What an account (`whose` a), or a QOS (q), has used of burst buffers counts as nothing from here on."""
+
+    whose: str
+    name: str
+
+
+class NodeResumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
+    """The node may have new work again."""
+
+    node: str
+
+
+class JobUpdated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=113):
+    """Somebody changed a job that waits."""
+
+    job: int
+    change: JobChange
+
+
+class RunOrdered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=16):
+    """CPUs of the node are taken, and its agent has the script to run as `attempt`."""
+
+    job: int
+    node: str
+    attempt: int
+
+
+class PolicySet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """The site policy was changed."""
+
+    policy: Policy
+
+
+class JobOptionsGiven(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31):
+    """What the job asked for beyond its JobSpec; in the entry that submitted it."""
+
+    job: int
+    options: JobOptions
+
+
+class BufferCleared(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=44):
+    """An operator took a buffer that could not be removed out of the list: its space is free."""
+
+    job: int
+    reason: str
+
+
+class CancelRequested(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=23):
+    """The script of a started job is to be ended, or with `hurry` stage-out be skipped."""
+
+    job: int
+    hurry: bool
+
+
+class JobResumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=40):
+    """The script goes on."""
+
+    job: int
+
+
+class LicenseDeleted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=65):
+    """A licence is no more."""
+
+    license: str
+
+
+class MailDropped(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=88):
+    """The mail that a job had asked for is given up: `reason` says why. The job may be purged."""
+
+    job: int
+    mail: str
+    reason: str
+
+
+class JobHeld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
+    """A pending job is held back."""
+
+    job: int
+    hold: Hold
+
+
+class StageOperationFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=37):
+    """The `operation` of a stage failed, for example `setup` of stage-in. `retry_at` as in StageFailed."""
+
+    job: int
+    stage: Stage
+    operation: str
+    attempt: int
+    reason: str
+    comment: str
+    retry_at: Instant
+
+
+class PersistentDeletionStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=34):
+    """The persistent buffer is being removed (deleting) by the operation of `job`."""
+
+    name: str
+    job: int
+    hurry: bool = False
+
+
+class OperationOrdered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=52):
+    """It is the turn of an operation that was queued; its time begins."""
+
+    job: int
+    stage: Stage
+
+
+# ---- facts about the cluster itself, its pools and its nodes
+
+
+class ClusterFounded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """The first event of every ledger."""
+
+    cluster_id: str
+    name: str
+    policy: Policy
+    pools: tuple[Pool, ...]
+    feature_level: int = 1
+
+
+class StageFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=14):
+    """An operation failed. `retry_at` NEVER: no retry is planned, somebody must release or cancel the job."""
+
+    job: int
+    stage: Stage
+    attempt: int
+    message: str
+    retry_at: Instant
+
+
+class PreRunFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=38):
+    """The operation before the script failed: the job gives back its node and waits again, its buffer torn down."""
+
+    job: int
+    reason: str
+    comment: str
+
+
+# ---- facts about partitions, what was used of burst buffers, and jobs that changed while they waited: feature level 4
+
+
+class PartitionSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=110):
+    """A partition was made or changed; `partition` is all of it as it is now."""
+
+    partition: Partition
+
+
+class TransferCheckpointed(msgspec.Struct, frozen=True, array_like=True, tag=97):
+    """So much of the transfer under way is durable."""
+
+    job: int
+    node: str
+    checkpoint: TransferCheckpoint
+
+
+# ---- facts about jobs from submit to purge, but for what is done for them on nodes (`replica.messages.events`)
+
+
+class JobSubmitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
+    """A job exists, PENDING. `request` is None where it asked for no buffer."""
+
+    job: int
+    spec: JobSpec
+    request: BufferRequest | None
+    pool: str
+    granted_bytes: int
+    hold: Hold = Hold.NONE
+
+
+class RunEnded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18):
+    """The script has ended; `result` is what the job will be. With a buffer, post-run is ordered as `attempt`."""
+
+    job: int
+    result: JobState
+    exit_code: int
+    signal: int
+    attempt: int
+    message: str = ""
+
+
+# ---- facts about moving data: by which rules, what was moved, and how far a transfer under way is
+
+
+class TransferRulesSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=95):
+    """The site moves data by these rules from now on."""
+
+    rules: TransferRules
+
+
+class NodeWentDown(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
+    """The leader has not heard of the node's agent for its liveness time."""
+
+    node: str
+    reason: str
+
+
+class QosSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=62):
+    """A QOS was made or changed."""
+
+    qos: Qos
+
+
+class DeadlineMissed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=29):
+    """A pending job could no longer end before its deadline, and will not be started."""
+
+    job: int
+
+
+class AccountDeleted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=61):
+    """An account without accounts below it is no more."""
+
+    account: str
+
+
+class JobRequeued(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=27):
+    """The job's old buffer is gone; it waits for a new one."""
+
+    job: int
+
+
+class SiteConfigured(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=75):
+    """The site's configuration was changed; `site` is all of it as it is now, but for its revision."""
+
+    site: Site
+
+
+class OperationQueued(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=51):
+    """The operation that has just begun waits for its turn: as many of its stage as may be are under way."""
+
+    job: int
+    stage: Stage
+
+
+class StageRetried(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=15):
+    """The operation is ordered again as `attempt`; reports of earlier attempts no longer count."""
+
+    job: int
+    stage: Stage
+    attempt: int
+    reason: str
+
+
+class AllocationRevoked(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=26):
+    """A buffer is taken back before its job ran; the job stays PENDING and will stage again after the teardown."""
+
+    job: int
+    attempt: int
+    reason: str
+
+
+class NodeDrained(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """An operator keeps new work from the node."""
+
+    node: str
+    reason: str
+
+
+class RunStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=17):
+    """The agent has started the script."""
+
+    job: int
+
+
+class PartitionDeleted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=111):
+    """A partition is no more; its jobs wait with that reason."""
+
+    partition: str
+
+
+class NodeCameBack(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
+    """The agent of a node that was down was heard of again. The operations of `jobs` have their time from now
+    on: their clocks stood still meanwhile.
+    """
+
+    node: str
+    jobs: tuple[int, ...] = ()
+
+
+class StagedOut(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
+    """All results are where the job wanted them."""
+
+    job: int
+    files: int
+    size_bytes: int
+    digest: str = ""
+
+
+class RequeueRequested(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=41):
+    """The present run of the job is to end; then its results are staged out, its buffer torn down, and it waits."""
+
+    job: int
+    reason: str
+
+
+class RunRequeued(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=42):
+    """The run that was requeued is over and nothing of it is left: the job waits as if it had never run."""
+
+    job: int
+
+
+class JobReleased(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=11):
+    """The hold is over; an operation that had failed for good is ordered again by StageRetried."""
+
+    job: int
+
+
+class JobSuspended(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=39):
+    """The script is stopped; its time limit stands still."""
+
+    job: int
+
+
+Event = (
+    ClusterFounded
+    | PoolSet
+    | PolicySet
+    | NodeRegistered
+    | NodeDrained
+    | NodeResumed
+    | NodeWentDown
+    | NodeCameBack
+    | JobSubmitted
+    | JobHeld
+    | JobReleased
+    | BufferAllocated
+    | StagedIn
+    | StageFailed
+    | StageRetried
+    | RunOrdered
+    | RunStarted
+    | RunEnded
+    | StageOutStarted
+    | StagedOut
+    | TeardownStarted
+    | TornDown
+    | CancelRequested
+    | JobCancelled
+    | JobPurged
+    | AllocationRevoked
+    | JobRequeued
+    | JobBecameEligible
+    | DeadlineMissed
+    | FeatureLevelRaised
+    | JobOptionsGiven
+    | PersistentReserved
+    | PersistentCreated
+    | PersistentDeletionStarted
+    | PersistentDeleted
+    | HeldBecause
+    | StageOperationFailed
+    | PreRunFailed
+    | JobSuspended
+    | JobResumed
+    | RequeueRequested
+    | RunRequeued
+    | OperationsRestarted
+    | BufferCleared
+    | ArraySubmitted
+    | OperationQueued
+    | OperationOrdered
+    | SiteConfigured
+    | PoolRemoved
+    | PoolUnitSet
+    | AccountSet
+    | AccountDeleted
+    | QosSet
+    | QosDeleted
+    | LicenseSet
+    | LicenseDeleted
+    | ReservationSet
+    | ReservationDeleted
+    | ReservationStarted
+    | ReservationEnded
+    | SchedulingRulesSet
+    | RevokedFor
+    | MailDropped
+    | MailSent
+    | PartitionSet
+    | PartitionDeleted
+    | UsageReset
+    | JobTermsGiven
+    | JobUpdated
+    | BufferRequestChanged
+    | TransferRulesSet
+    | TransferRecorded
+    | TransferCheckpointed
+)
+
+
+def job_of(event: Event) -> int | None:
+    """Return the job an event is about, or None; of an array the first one."""
+    return getattr(event, "job", None)
+
+
+def jobs_of(event: Event) -> Sequence[int]:
+    """Return the jobs an event is about."""
+    if type(event) is ArraySubmitted:
+        return range(event.job, event.job + len(event.tasks))
+    if type(event) is JobTermsGiven:
+        return range(event.job, event.job + event.tasks)
+    job = job_of(event)
+    return () if job is None else (job,)
