@@ -10,7 +10,7 @@ import msgspec
 from replica.messages.commands import Request
 from replica.messages.entries import Batch
 from replica.settle import Tentative
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.units import Revision
 

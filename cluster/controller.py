@@ -39,7 +39,7 @@ from cluster.transfer_totals import TransferTotals
 from replica.messages.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
 from replica.messages.entries import Batch
 from replica.settle import settle
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import RefusalCode
 from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant, StorageFailed

@@ -17,8 +17,8 @@ from enum import Enum
 from typing import NamedTuple, NoReturn
 
 from cluster.background import Background
-from replica.state import State
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.state import State
 from replica.values.units import Instant, seconds
 
 LOGGER = logging.getLogger(__name__)

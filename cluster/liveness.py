@@ -15,7 +15,7 @@ from cluster.clock import Clock
 from replica.governing import has_shares, rules_in_force
 from replica.messages.entries import Batch
 from replica.messages.events import FeatureLevelRaised, PolicySet, SiteConfigured, TransferRulesSet, job_of
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import Instant, Revision
 
 NODE_DOWN_S = 30.0

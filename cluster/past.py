@@ -17,7 +17,7 @@ import msgspec
 
 from cluster.chronicle import READ_ENTRIES, Applied, Chronicle
 from replica.settle import settle, settle_entry
-from replica.state import EMPTY, State
+from replica.state.state import EMPTY, State
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
 from snapshots import SnapshotRefused, SnapshotStore, load_snapshot

@@ -10,7 +10,7 @@ from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass
 from replica.messages.events import Event
 from replica.settle import Tentative
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import Instant
 
 JOBS_PER_TURN = 2_000

@@ -59,7 +59,7 @@ from replica.decide import decide, is_by_key
 from replica.messages.commands import CONTROLLER, Request, RunSchedulingPass, command_digest, kind_of
 from replica.messages.entries import Batch, Entry
 from replica.settle import Tentative, is_new, receipt_for
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.limits import COMMANDS_PER_BATCH_MAX
 from replica.values.units import Instant, Revision

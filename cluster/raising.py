@@ -16,7 +16,7 @@ from cluster.levels import FeatureLevels
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull
 from replica.messages import features
 from replica.messages.commands import CONTROLLER, RaiseFeatureLevel, Request
-from replica.state import EMPTY, State
+from replica.state.state import EMPTY, State
 
 LOGGER = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from cluster.answers import Answer
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull
 from replica.messages.commands import CONTROLLER, Request, RestartOperations
 from replica.model.buffers import HOLDING, BufferState
-from replica.state import State
+from replica.state.state import State
 from replica.values.limits import RESTARTED_MAX
 
 LOGGER = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from cluster.config import Config
 from cluster.founding import FIRST_START_NAME
 from replica.messages.features import ReleaseNeeded
 from replica.settle import settle
-from replica.state import EMPTY, State
+from replica.state.state import EMPTY, State
 from snapshots import Image, SnapshotStore
 from wal import CodecError, Environment, Journal, traces
 from wal import directory as directories

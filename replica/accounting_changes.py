@@ -26,7 +26,7 @@ from replica.model.jobs import JobSpec
 from replica.model.reservations import Reservation, check_reservation
 from replica.model.usage import standing_with
 from replica.priority import rules_of
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import ACCOUNTS_MAX, LICENSES_MAX, QOS_MAX, RESERVATIONS_MAX
 from replica.values.units import Instant, format_size

@@ -51,7 +51,7 @@ from replica.model.jobs import JobState
 from replica.pending import buffer_gate, early_gate, later_reason
 from replica.revocation import Victim
 from replica.scheduling import REPLAN_S, waits_for_space
-from replica.state import State
+from replica.state.state import State
 from replica.values.sorted_keys import SortedKeys
 from replica.values.units import NEVER, Instant, seconds
 from replica.values.verdicts import Verdict

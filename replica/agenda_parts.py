@@ -17,8 +17,8 @@ from replica.pending import early_gate
 from replica.persistent_pass import names_of
 from replica.revocation import Victim, victim_of
 from replica.scheduling import waits_for_space
-from replica.state import State
-from replica.state_index import is_finished
+from replica.state.derived import is_finished
+from replica.state.state import State
 from replica.values.sorted_keys import SortedKeys
 from replica.values.units import Instant
 

@@ -8,7 +8,7 @@ from replica.agenda_parts import awaited, keep_in_set
 from replica.model.job_names import NameGroup, first_of
 from replica.model.jobs import Job, JobState
 from replica.pending import depended_on
-from replica.state import State
+from replica.state.state import State
 
 _NO_NAMES: immutables.Map[str, NameGroup] = immutables.Map()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from replica.model.arrays import ArrayFault, compressed, parse_tasks
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 
 Tasks = tuple[int, ...] | None

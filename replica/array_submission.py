@@ -13,7 +13,7 @@ from replica.messages import events as e
 from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.model.buffers import Transfer
 from replica.model.jobs import Dependency
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.submission import job_submitted
 from replica.values import limits
 from replica.values.errors import Refusal, RefusalCode

@@ -12,7 +12,7 @@ import msgspec
 from replica.model.buffers import HOLDING, Buffer, BufferState
 from replica.model.configuration import flags_text, get_sys_state_of, get_sys_status_of
 from replica.model.pools import Pool, PoolUnit, free_bytes
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import Instant
 
 RECORD_STATES = {

@@ -22,7 +22,7 @@ from replica.messages.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITI
 from replica.model.configuration import DEFAULT_SITE, Policy, Site, check_policy, check_site, ordered_flags
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, TransferRules, check_transfer_rules
 from replica.pool_changes import default_pool_events
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import SETTINGS_MAX
 

@@ -8,7 +8,7 @@ from replica.messages.features import TRANSFERS_AND_PARTITIONS
 from replica.model.jobs import Job
 from replica.model.operations import TRANSFERS, Stage
 from replica.model.transfers import JobTransfers, TransferReceipt, clipped_checkpoint, clipped_receipt, is_due
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.units import Instant
 
 NO_TRANSFERS = JobTransfers()

@@ -35,7 +35,7 @@ from replica.model.partitions import chosen_partition
 from replica.model.provider import NATIVE
 from replica.pending import depended_on
 from replica.request_options import check_plain_options, with_options_decided
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.submission import Unfit, check_dependencies, request_decided
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import DEPENDENCY_CHAIN_MAX, PRIORITY_MAX, TIME_LIMIT_S_MAX

@@ -23,7 +23,7 @@ from replica.model.usage import takes_cpus
 from replica.pending import early_gate
 from replica.reserved_line import ReservedLine, TooManySteps
 from replica.scheduling import waits_for_space
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import NEVER, Instant, format_size, seconds
 from replica.values.verdicts import Reason
 

@@ -9,7 +9,7 @@ from replica.model.job_options import BufferOptions
 from replica.model.jobs import ENDED, Job
 from replica.model.operations import Stage, waits_for_turn
 from replica.model.transfers import JobTransfers
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import NEVER
 
 NO_TRANSFERS = JobTransfers()

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from replica.draft import Draft as Draft
 from replica.fold_changes import CHANGE_FOLDS
 from replica.fold_cluster import CLUSTER_FOLDS
 from replica.fold_jobs import JOB_FOLDS
@@ -17,7 +16,8 @@ from replica.fold_whole import FOLDS as FOLDS_OF_WHOLE_BUFFERS
 from replica.messages import events as e
 from replica.messages import features
 from replica.model import mail
-from replica.state import State
+from replica.state.draft import Draft as Draft
+from replica.state.state import State
 from replica.values.errors import LedgerViolation as LedgerViolation
 from replica.values.units import Instant
 

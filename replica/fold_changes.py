@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.draft import Draft
 from replica.messages import events as e
 from replica.model import usage
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_options import NO_OPTIONS, NO_TERMS, OF_OPTIONS, OF_SPEC, JobOptions, JobTerms, changed_fields
 from replica.model.jobs import Job, JobState
-from replica.sharing import shared_options, shared_request, shared_spec
+from replica.state.draft import Draft
+from replica.state.interning import shared_options, shared_request, shared_spec
 from replica.values.errors import LedgerViolation
 from replica.values.units import NEVER, Instant
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.draft import Draft
 from replica.messages import events as e
 from replica.messages import features
 from replica.model.configuration import SITE_KEY, Site
 from replica.model.nodes import Node
 from replica.model.pools import PoolUnit
+from replica.state.draft import Draft
 from replica.values.errors import LedgerViolation
 from replica.values.units import Instant
 

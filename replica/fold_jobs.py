@@ -8,7 +8,6 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica.draft import Draft
 from replica.fold_scheduling import measure
 from replica.fold_whole import note
 from replica.messages import events as e
@@ -16,7 +15,8 @@ from replica.messages import features
 from replica.model.buffers import Buffer, BufferInput, BufferState
 from replica.model.jobs import ENDED, Hold, Job, JobState
 from replica.model.operations import Stage
-from replica.sharing import shared_options, shared_request, shared_spec
+from replica.state.draft import Draft
+from replica.state.interning import shared_options, shared_request, shared_spec
 from replica.values.errors import LedgerViolation
 from replica.values.units import NEVER, Instant
 

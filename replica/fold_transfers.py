@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.draft import Draft
 from replica.messages import events as e
 from replica.model.configuration import SITE_KEY
 from replica.model.transfers import RECEIPTS_PER_JOB_MAX, TRANSFER_RULES_KEY, JobTransfers, TransferReceipt
+from replica.state.draft import Draft
 from replica.values.units import Instant
 
 NO_TRANSFERS = JobTransfers()

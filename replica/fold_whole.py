@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.draft import Draft
 from replica.messages import events as e
 from replica.model.buffers import BufferInput, BufferState, IllegalTransition, step
 from replica.model.jobs import NO_EXTRA, Hold, JobState, commented
 from replica.model.operations import Stage
 from replica.model.persistent import PersistentBuffer
+from replica.state.draft import Draft
 from replica.values.errors import LedgerViolation
 from replica.values.units import NEVER, Instant
 

@@ -14,7 +14,7 @@ from replica.messages.features import TRANSFERS_AND_PARTITIONS
 from replica.model.operations import TRANSFERS, MovingKey, Stage
 from replica.model.provider import NATIVE
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, TRANSFER_RULES_KEY, RateShares, TransferRules
-from replica.state import Facts, State
+from replica.state.state import Facts, State
 
 
 def rules_of(state: Facts) -> TransferRules:

@@ -26,7 +26,7 @@ from replica.model.job_options import JobOptions
 from replica.model.jobs import Job
 from replica.model.reservations import Reservation, left_of
 from replica.model.usage import Standing, UseKey, consumed_key, holding_use, minutes_of, running_use, standing_of
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.units import Instant
 from replica.values.verdicts import Reason, Verdict
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from replica.model.buffers import Buffer, BufferState
 from replica.model.jobs import ENDED, Job, JobState
 from replica.model.rates import rates_of
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.units import NEVER, Instant, seconds
 
 DRAINING = 0

@@ -19,7 +19,7 @@ from replica.model.pools import PoolUnit
 from replica.model.provider import Provision, provision_of
 from replica.model.transfers import RateShares, TransferRules
 from replica.special_transfers import SpecialTransfers, special_transfers
-from replica.state import State
+from replica.state.state import State
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ from replica.model.jobs import ENDED, Hold, Job, JobSpec, JobState
 from replica.model.nodes import Node
 from replica.model.operations import Stage, stage_of
 from replica.model.pools import Pool
-from replica.state import State
-from replica.state_index import derive
+from replica.state.derived import derive
+from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.units import Instant
 

@@ -11,7 +11,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.features import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.model.partitions import check_partition
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import PARTITIONS_MAX
 

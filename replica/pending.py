@@ -18,8 +18,8 @@ from replica.model.job_options import NO_TERMS, JobOptions
 from replica.model.jobs import ENDED, NO_EXTRA, Dependency, DependencyKind, Hold, Job, JobState
 from replica.model.operations import waits_for_turn
 from replica.model.partitions import partition_gate
-from replica.state import Facts, State
-from replica.state_index import is_finished
+from replica.state.derived import is_finished
+from replica.state.state import Facts, State
 from replica.values.units import NEVER
 from replica.values.verdicts import Reason as Reason
 from replica.values.verdicts import Verdict as Verdict

@@ -12,7 +12,7 @@ from replica.model.job_options import NO_OPTIONS
 from replica.model.jobs import Job
 from replica.model.persistent import PERSISTENT_STATES
 from replica.model.pools import Pool, PoolUnit
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import NEVER, round_up
 
 MEGABYTE = 1024**2

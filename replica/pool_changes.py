@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from replica.messages import events as e
 from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.model.pools import Pool, PoolUnit, format_amount
-from replica.state import Facts, State
+from replica.state.state import Facts, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import MESSAGE_CHARACTERS_MAX, POOLS_MAX
 from replica.values.names import name_fault

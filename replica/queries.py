@@ -12,7 +12,7 @@ from replica.model.buffers import BufferState
 from replica.model.jobs import NO_EXTRA, Hold, JobState
 from replica.model.pools import Pool, free_bytes
 from replica.pending import later_reason
-from replica.state import State
+from replica.state.state import State
 from replica.values.verdicts import Verdict
 
 

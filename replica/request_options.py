@@ -21,7 +21,7 @@ from replica.model.job_options import NO_OPTIONS, BufferOptions, CreatePersisten
 from replica.model.mail import MAIL_TYPES
 from replica.model.pools import Pool, PoolUnit, format_amount
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, NO_CHOICE, TRANSFER_RULES_KEY, TransferChoice, choices_of
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.submission import Unfit, check_beneath, expand, pool_of
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import ARRAY_SIZE_MAX, MAIL_USER_CHARACTERS_MAX, MESSAGE_CHARACTERS_MAX

@@ -13,7 +13,7 @@ from typing import Final
 
 from replica.judging import reservation_of
 from replica.line import NOBODY_KNOWS, drain_us, release_at, run_until
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import Instant
 
 STEPS_MAX: Final = 100_000

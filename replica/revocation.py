@@ -19,7 +19,7 @@ from replica.model.jobs import Hold, Job, JobState
 from replica.model.partitions import place_name
 from replica.pending import early_gate
 from replica.priority import rules_of
-from replica.state import State
+from replica.state.state import State
 from replica.values.limits import REVOKED_PER_PASS_MAX
 from replica.values.units import Instant, seconds
 

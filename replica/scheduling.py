@@ -47,7 +47,7 @@ from replica.model.usage import Standing, standing_of, takes_cpus
 from replica.pending import buffer_gate, depended_on, early_gate, later_reason
 from replica.persistent_pass import names_of, serve_named
 from replica.revocation import revocation_events, victim_of, victims_for
-from replica.state import State
+from replica.state.state import State
 from replica.turns import Turns, turns_given, with_turns
 from replica.values.limits import EVENTS_PER_PASS_MAX
 from replica.values.units import NEVER, Instant, seconds

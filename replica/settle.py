@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from replica.fold import Draft, fold_into
+from replica.fold import fold_into
 from replica.messages.entries import Batch, Entry, Receipt
 from replica.messages.events import job_of
-from replica.state import Facts, State
+from replica.state.draft import Draft
+from replica.state.state import Facts, State
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from replica.values.limits import RECEIPTS_MAX
 from replica.values.units import Instant, Revision

@@ -14,7 +14,7 @@ from replica.model.operations import Stage
 from replica.model.pools import PoolUnit
 from replica.model.provider import NATIVE
 from replica.model.transfers import TransferChoice, choices_of
-from replica.state import State
+from replica.state.state import State
 
 
 class SpecialTransfers(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from replica.model.job_options import NO_OPTIONS
 from replica.model.jobs import NO_EXTRA, Hold, Job, JobState
 from replica.model.operations import Stage, stage_of, waits_for_turn
 from replica.model.provider import NATIVE
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.limits import MESSAGE_CHARACTERS_MAX, PERSISTENT_PER_JOB_MAX
 from replica.values.units import NEVER, Instant, seconds
 

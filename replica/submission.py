@@ -14,7 +14,7 @@ from replica.model.job_options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.model.jobs import Dependency, JobSpec
 from replica.model.pools import Pool, PoolUnit, format_amount
 from replica.orders import expand_roots
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values import limits
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.names import UnknownSymbol, expand_symbols, name_fault

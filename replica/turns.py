@@ -20,7 +20,7 @@ from replica.governing import load_of, may_begin
 from replica.messages import events as e
 from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.operations import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
-from replica.state import Facts
+from replica.state.state import Facts
 from replica.values.limits import TURNED_AWAY_MAX
 from replica.values.units import Instant
 

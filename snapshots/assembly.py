@@ -10,13 +10,13 @@ from typing import Any
 import immutables
 import msgspec
 
-from replica.invariants import check
 from replica.messages import features
 from replica.model.pools import Pool
-from replica.receipts import Receipts
-from replica.sharing import shared_buffer, shared_job, shared_options
-from replica.state import State
-from replica.state_index import derive
+from replica.state.derived import derive
+from replica.state.interning import shared_buffer, shared_job, shared_options
+from replica.state.invariants import check
+from replica.state.receipts import Receipts
+from replica.state.state import State
 from replica.values.errors import LedgerViolation
 from replica.values.units import Instant, Revision
 from snapshots.image import (

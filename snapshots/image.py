@@ -17,7 +17,6 @@ import immutables
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from replica.later_maps import LATER_MAPS, LATER_SHAPED, LaterMap
 from replica.messages import features
 from replica.messages.entries import Receipt
 from replica.model.buffers import Buffer, BufferRequest, Transfer
@@ -25,7 +24,8 @@ from replica.model.configuration import Policy
 from replica.model.jobs import Dependency, Job, JobSpec
 from replica.model.nodes import Node
 from replica.model.pools import Pool, free_bytes
-from replica.state import State
+from replica.state.state import State
+from replica.state.tables import LATER_MAPS, LATER_SHAPED, LaterMap
 from replica.values.errors import Refusal
 from replica.values.limits import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX
 from wal.configuration import Change, Configuration, Member, Placed

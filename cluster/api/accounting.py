@@ -16,7 +16,7 @@ from replica.model.accounts import Account, AccountUser, License, Limit, Qos, Sc
 from replica.model.jobs import JobState
 from replica.model.reservations import Reservation
 from replica.priority import effective_priority, rules_of
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 
 

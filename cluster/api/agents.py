@@ -13,7 +13,7 @@ from cluster.proposer import Answer
 from replica.messages import commands as c
 from replica.orders import orders_for
 from replica.settle import receipt_for
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import Refusal, RefusalCode
 
 _SEND_AGAIN = frozenset({429, 500, 503})

@@ -27,7 +27,7 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.settings import KEYS, Owner
 from replica.messages.commands import ConfigureSite
 from replica.model.configuration import DEFAULT_SITE
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import Refusal
 
 

@@ -20,7 +20,7 @@ from replica.model.jobs import JobState
 from replica.pending import early_gate, later_reason
 from replica.queries import verdicts
 from replica.scheduling import waits_for_space
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import Instant
 from replica.values.verdicts import Verdict
 

@@ -19,7 +19,7 @@ from replica.model.jobs import Dependency
 from replica.pending import depended_on, dependency_met
 from replica.queries import buffer_word, verdict_of
 from replica.settle import settle_entry
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import NEVER, Instant, Revision
 from replica.values.verdicts import Reason, Verdict
 

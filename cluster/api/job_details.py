@@ -6,7 +6,7 @@ from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.clock import format_instant
 from replica.model.job_options import NO_OPTIONS, NO_TERMS
 from replica.model.jobs import NO_EXTRA, Job
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import MICROSECONDS_PER_SECOND
 
 

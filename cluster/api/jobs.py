@@ -21,7 +21,7 @@ from cluster.providers.limits import CALLS_MAX
 from replica.array_commands import Tasks, job_of_task, members
 from replica.messages import commands as c
 from replica.model.jobs import JobState
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.units import Instant
 

@@ -28,7 +28,7 @@ from cluster.past import settled_at
 from cluster.proposer import NotLeading
 from cluster.snapshot_view import snapshot_view
 from replica.messages import features
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
 from replica.values.units import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
 from wal.filling import hand_over

@@ -7,7 +7,7 @@ from cluster.client.level_views import FeatureLevelAnswer, MemberLevelView
 from cluster.levels import UNHEARD, MemberLevel
 from replica.messages import features
 from replica.messages.commands import RaiseFeatureLevel
-from replica.state import State
+from replica.state.state import State
 
 
 async def show(call: Call) -> Reply:

@@ -8,7 +8,7 @@ from cluster.api.service import Call, Reply
 from cluster.client import partition_views as v
 from replica.messages import commands as c
 from replica.model.partitions import Partition, PartitionState
-from replica.state import State
+from replica.state.state import State
 from replica.values.names import EVERY_NODE, NodeListFault, format_nodes, parse_nodes
 
 

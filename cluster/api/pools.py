@@ -9,7 +9,7 @@ from cluster.client.configuration_views import PoolRemovedAnswer
 from replica.messages import commands as c
 from replica.model.pools import PoolUnit, parse_amount, unit_of
 from replica.pool_changes import unit_in
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import SizeError
 
 ALL = "all"

@@ -9,7 +9,7 @@ from cluster.api.service import Call
 from cluster.client.views import JobView
 from cluster.identity import Role
 from replica.model.configuration import private_data
-from replica.state import State
+from replica.state.state import State
 
 HIDDEN: dict[str, object] = {
     "burst_buffer": None,

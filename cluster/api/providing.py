@@ -17,7 +17,7 @@ from cluster.providers.interface import Local
 from cluster.providers.worker import CallRequest
 from replica.messages import commands as c
 from replica.model.provider import Provision, provision_of
-from replica.state import State
+from replica.state.state import State
 
 VERDICTS_KEPT: Final = 1024
 """Validations remembered, count: a retry of a submit gets the verdict that its first try was given."""

@@ -15,7 +15,7 @@ from replica.model.usage import takes_cpus
 from replica.plugin_api import job_tres
 from replica.pool_changes import overcommitted_bytes, unit_in
 from replica.queries import buffer_word, pool_use
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import Instant
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {

@@ -36,7 +36,7 @@ from cluster.identity import Identity, Role
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from replica.array_commands import Tasks, job_of_task
 from replica.messages.commands import Command, Request, SubmitJob
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import MICROSECONDS_PER_SECOND
 
 COMMAND_AGE_S_MAX = 300

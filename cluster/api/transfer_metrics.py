@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from cluster.controller import Controller
 from replica.governing import rules_in_force
 from replica.model.operations import TRANSFERS
-from replica.state import State
+from replica.state.state import State
 
 
 def transfer_metrics(controller: Controller, state: State) -> Iterator[Metric]:

@@ -32,7 +32,7 @@ from replica.messages import events as e
 from replica.model.jobs import Job
 from replica.model.operations import TRANSFERS, stage_of, waits_for_turn
 from replica.model.transfers import RateShares, TransferCheckpoint, TransferReceipt
-from replica.state import State
+from replica.state.state import State
 from replica.values.units import NEVER
 
 TRANSFERS_LISTED_MAX = 10_000

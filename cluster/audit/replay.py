@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from replica.invariants import check
 from replica.messages.entries import Batch
 from replica.messages.features import ReleaseNeeded
 from replica.settle import settle, settle_entry
-from replica.state import EMPTY, State
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.invariants import check
+from replica.state.state import EMPTY, State
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
 from snapshots.image import Image

@@ -19,7 +19,7 @@ from cluster.mail.sending import Send, SendFailed, Undeliverable
 from cluster.proposer import NotLeading, QueueFull
 from replica.messages.commands import CONTROLLER, Request, SettleMails
 from replica.model.mail import Mail
-from replica.state import State
+from replica.state.state import State
 from replica.values.limits import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX
 from replica.values.units import MICROSECONDS_PER_SECOND
 

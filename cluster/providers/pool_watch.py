@@ -16,7 +16,7 @@ from replica.messages.commands import CONTROLLER, ChangePool, Command, Request
 from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.pools import Pool, PoolUnit
 from replica.model.provider import Provision, provision_of
-from replica.state import State
+from replica.state.state import State
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import plan
 from replica.settle import Tentative
 from replica.staging import active_stage, script_ended, succeeded
-from replica.state import EMPTY, State
+from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds
 from snapshots.assembly import from_sections
 from snapshots.image import DIGEST_BYTES, Image, to_sections

@@ -8,7 +8,7 @@ from conforming.words import Parsed
 from replica.burst import burst_of
 from replica.model.jobs import ENDED, JobState
 from replica.queries import reason_of
-from replica.state import State
+from replica.state.state import State
 
 _COUNTED = frozenset({"%r", "%t", "%t %r", "%r %t"})
 """Formats of squeue that are counted: what they show needs no number of a job."""

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conforming.compare import Shown
-from replica.fold import Draft, fold_into
+from replica.fold import fold_into
 from replica.messages.entries import Batch
 from replica.model.jobs import Hold
 from replica.queries import buffer_word, reason_of
 from replica.settle import settle_entry
-from replica.state import EMPTY, State
+from replica.state.draft import Draft
+from replica.state.state import EMPTY, State
 from replica.values.units import Revision
 from wal.codec import Kind, decode_batch, kind_of
 from wal.environment import Environment

@@ -17,7 +17,7 @@ from cluster.storage import StorageRefused, open_storage
 from replica.messages.commands import CONTROLLER
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import JobReleased, NodeResumed
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
 from snapshots import Image, SnapshotFailed, load_snapshot

@@ -28,8 +28,8 @@ from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Batch
 from replica.messages.entries import Entry as Settled
 from replica.settle import settle
-from replica.state import EMPTY
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.state import EMPTY
 from replica.values.units import Instant, Revision
 from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
 from snapshots.receive import receiving_name

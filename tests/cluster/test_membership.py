@@ -23,7 +23,7 @@ from cluster.identity import Role
 from cluster.pki import issue, load_authority
 from cluster.serve import founding_of
 from cluster.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
-from replica.state import EMPTY
+from replica.state.state import EMPTY
 from snapshots import Image, write_snapshot
 from tests.cluster.consensus.rig import Rig
 from tests.cluster.rig import PATIENCE_S, story

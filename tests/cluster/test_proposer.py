@@ -27,8 +27,8 @@ from replica.messages.events import Event
 from replica.model.configuration import Policy
 from replica.model.jobs import Hold, JobSpec
 from replica.settle import settle
-from replica.state import State
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.state import State
 from replica.values.errors import RefusalCode
 from replica.values.limits import COMMANDS_PER_BATCH_MAX
 from replica.values.units import Instant, seconds

@@ -29,7 +29,7 @@ from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Accepted, Batch
 from replica.messages.entries import Entry as Settled
 from replica.settle import settle
-from replica.state import EMPTY, State
+from replica.state.state import EMPTY, State
 from replica.values.units import Instant, Revision
 from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
 from snapshots.receive import receiving_name

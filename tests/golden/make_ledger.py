@@ -30,8 +30,8 @@ from replica.model.configuration import Policy
 from replica.model.jobs import Dependency, DependencyKind, Hold
 from replica.model.pools import Pool
 from replica.settle import settle
-from replica.state import EMPTY
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.state import EMPTY
 from snapshots.image import Image
 from snapshots.seal import write_snapshot
 from tests.golden.asked import bodies

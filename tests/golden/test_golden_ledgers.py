@@ -16,7 +16,7 @@ from cluster.storage import open_storage
 from replica.messages import features
 from replica.messages.events import Event
 from replica.messages.features import ReleaseNeeded
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
 from snapshots import load_snapshot, write_snapshot
 from tests.golden.asked import REQUIRED, bodies
 from tests.golden.make_ledger import BEHIND, REPLICAS, UNSEEN

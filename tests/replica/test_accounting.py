@@ -21,7 +21,7 @@ from replica.model.accounts import (
 )
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobSpec
-from replica.state_index import derive
+from replica.state.derived import derive
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import SCRIPT, World, user
 

@@ -16,7 +16,6 @@ from replica.agenda import Agenda
 from replica.agenda_events import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, POOL_EVENTS, RESERVATION_EVENTS
 from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.fold import fold
-from replica.invariants import check
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Entry
@@ -29,7 +28,8 @@ from replica.model.pools import Pool
 from replica.scheduling import REPLAN_S, next_due
 from replica.scheduling import events_of_pass as reference_events
 from replica.staging import active_stage, failed, script_ended, succeeded
-from replica.state import EMPTY, State
+from replica.state.invariants import check
+from replica.state.state import EMPTY, State
 from replica.turns import Turns, with_turns
 from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from replica.values.units import NEVER, Instant, seconds

@@ -15,7 +15,6 @@ from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.fold import fold
 from replica.grammar.directives import parse_request
-from replica.invariants import check
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
@@ -26,7 +25,8 @@ from replica.model.partitions import Partition, PartitionState
 from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import next_due, plan
-from replica.state import State
+from replica.state.invariants import check
+from replica.state.state import State
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import Agendas, crowd, happening, node_happening, submitted
 from tests.replica.world import OPERATOR, SCRIPT, START, user

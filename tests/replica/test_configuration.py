@@ -35,8 +35,8 @@ from replica.model.pools import Pool
 from replica.model.transfers import check_transfer_rules
 from replica.queries import reason_of
 from replica.settle import settle
-from replica.state import EMPTY, State
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal, RefusalCode
 from snapshots.assembly import from_sections
 from snapshots.image import Image, to_sections

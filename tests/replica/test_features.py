@@ -11,7 +11,6 @@ import pytest
 
 from replica.decide import decide
 from replica.fold import fold
-from replica.later_maps import LATER_MAPS
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
@@ -19,8 +18,9 @@ from replica.messages.entries import Accepted, Entry
 from replica.messages.features import LEVELS, ReleaseNeeded
 from replica.model.job_options import JobOptions
 from replica.settle import Tentative, settle_entry
-from replica.state import EMPTY, State
-from replica.state_digest import state_records
+from replica.state.digest import state_records
+from replica.state.state import EMPTY, State
+from replica.state.tables import LATER_MAPS
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
 

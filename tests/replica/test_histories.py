@@ -9,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from replica.invariants import check
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch
@@ -21,9 +20,10 @@ from replica.queries import verdicts
 from replica.scheduling import next_due, plan
 from replica.settle import settle
 from replica.staging import waiting_stage
-from replica.state import EMPTY
-from replica.state_digest import state_digest
-from replica.state_index import derive
+from replica.state.derived import derive
+from replica.state.digest import state_digest
+from replica.state.invariants import check
+from replica.state.state import EMPTY
 from replica.values.errors import Refusal
 from tests.replica.world import OPERATOR, World, user
 

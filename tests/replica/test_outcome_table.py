@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from replica.invariants import check
 from replica.messages import commands as c
 from replica.model.buffers import BufferState
 from replica.model.persistent import PERSISTENT_STATES
 from replica.outcome_table import STATES, happenings, outcome, specimen, table
+from replica.state.invariants import check
 
 TABLE = table()
 NAMES = tuple(dict.fromkeys(name for name, _ in TABLE))

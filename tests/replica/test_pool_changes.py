@@ -13,7 +13,6 @@ from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.decide import decide
 from replica.fold import fold
 from replica.grammar.burst_buffer_conf import Setting
-from replica.invariants import check
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Accepted, Batch, Entry
@@ -26,7 +25,8 @@ from replica.pool_changes import overcommitted_bytes, pool_users, unit_in
 from replica.queries import pool_use, reason_of, verdict_of
 from replica.scheduling import plan
 from replica.settle import settle
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.invariants import check
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Revision, SizeError, format_slurm_size
 from tests.replica.test_configuration import imaged

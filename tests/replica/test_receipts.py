@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica import receipts as layered
 from replica.messages.entries import Receipt
-from replica.receipts import Receipts
+from replica.state import receipts as layered
+from replica.state.receipts import Receipts
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
 

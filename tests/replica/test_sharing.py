@@ -7,8 +7,8 @@ import msgspec
 from replica.model.buffers import Buffer
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Job
-from replica.sharing import shared_buffer, shared_job, shared_options
-from replica.state import State
+from replica.state.interning import shared_buffer, shared_job, shared_options
+from replica.state.state import State
 from snapshots.assembly import from_sections
 from snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.world import SCRIPT, World

@@ -9,7 +9,7 @@ from replica.messages import commands as c
 from replica.model.accounts import License, Limit, LimitKind
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import seconds
 from tests.replica.test_accounting import changed, given, qos
@@ -165,7 +165,7 @@ def test_a_hold_a_deadline_and_a_begin_time_are_never_overwritten_by_a_later_gat
 
 def test_1_stage_state_is_in_the_ledger_so_a_new_leader_has_it() -> None:
     from replica.settle import settle
-    from replica.state import EMPTY
+    from replica.state.state import EMPTY
 
     world = World({"fast": 100})
     world.done(world.submit("capacity=40"))

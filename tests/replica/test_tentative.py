@@ -18,7 +18,7 @@ from replica.model.operations import Stage
 from replica.model.partitions import Partition, PartitionState
 from replica.model.pools import Pool
 from replica.settle import Tentative, receipt_for, settle, settle_entry
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import LedgerViolation, Refusal
 from replica.values.units import Instant
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, user

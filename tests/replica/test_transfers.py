@@ -33,8 +33,8 @@ from replica.model.transfers import (
 from replica.orders import orders_for
 from replica.scheduling import next_due
 from replica.staging import PROVIDER_SLACK_S
-from replica.state import State
-from replica.state_digest import state_records
+from replica.state.digest import state_records
+from replica.state.state import State
 from replica.turns import Turns, turns_given
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX, Instant, seconds

@@ -18,7 +18,7 @@ from replica.model.jobs import JobState
 from replica.model.persistent import PERSISTENT_STATES
 from replica.persistent_pass import names_of
 from replica.settle import settle
-from replica.state import EMPTY
+from replica.state.state import EMPTY
 from tests.replica.test_agenda import Watched
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks

@@ -9,7 +9,6 @@ from msgspec import structs
 from replica.decide import decide
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
-from replica.invariants import check
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
@@ -23,7 +22,8 @@ from replica.orders import Order, orders_for
 from replica.queries import buffer_word, reason_of, verdict_of
 from replica.scheduling import plan
 from replica.settle import receipt_for, settle
-from replica.state import EMPTY, State
+from replica.state.invariants import check
+from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.units import Instant, Revision
 from replica.values.verdicts import Verdict

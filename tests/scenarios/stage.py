@@ -20,13 +20,13 @@ from cluster.mail.text import subject_of
 from replica.burst import burst_of
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.directives import read_request
-from replica.invariants import check
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.model.buffers import BufferState
 from replica.model.job_options import JobOptions
 from replica.model.jobs import ENDED, Hold, JobSpec
 from replica.settle import settle
+from replica.state.invariants import check
 from replica.values.errors import Refusal
 from replica.values.units import Revision
 from tests.replica.world import World, user

@@ -25,7 +25,7 @@ from cluster.consensus.seam import _Bridge
 from cluster.controller import Controller
 from cluster.proposer import NotLeading, Proposer, Settled
 from replica.settle import settle
-from replica.state import EMPTY, State
+from replica.state.state import EMPTY, State
 from snapshots import restore as restore_module
 from tests.simulation.bugs_of_members import PLANTS_OF_MEMBERS
 from tests.simulation.bugs_of_sync_log import PLANTS_OF_SYNC_LOG

@@ -12,7 +12,7 @@ from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.orders import Order, orders_for
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import RefusalCode
 from tests.simulation import whole
 from tests.simulation.loop import EPOCH_US

@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 from replica.messages import commands
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
 from tests.simulation import whole
 from tests.simulation.clients import SimClient
 

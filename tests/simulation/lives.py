@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from replica.draft import Draft
 from replica.fold import fold_into
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, TRANSITIONS, BufferState
 from replica.model.jobs import ENDED
 from replica.model.persistent import PersistentBuffer
-from replica.state import State
+from replica.state.draft import Draft
+from replica.state.state import State
 
 LEGAL = frozenset((before, after) for (before, _), after in TRANSITIONS.items())
 WORKS = frozenset({BufferState.PRE_RUN, BufferState.RUNNING, BufferState.SUSPENDED})

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
 from replica import settle as settle_module
-from replica.draft import Draft
-from replica.invariants import check
 from replica.messages.entries import Entry, Receipt
 from replica.messages.events import job_of
-from replica.state import EMPTY, State
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.draft import Draft
+from replica.state.invariants import check
+from replica.state.state import EMPTY, State
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
 from tests.simulation.disk import SimDisk

@@ -18,7 +18,7 @@ from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.orders import Order
-from replica.state import State
+from replica.state.state import State
 from replica.values.errors import Refusal
 from tests.simulation import waiting
 

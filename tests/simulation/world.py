@@ -31,7 +31,7 @@ from cluster.liveness import LOOK_PERIOD_S
 from cluster.serve import founding_of, timing_of
 from replica import settle as settle_module
 from replica.messages import features
-from replica.state import State
+from replica.state.state import State
 from snapshots import store as store_module
 from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.disk import SimDisk, SimEnvironments

@@ -14,9 +14,9 @@ from replica.model.jobs import ENDED, Dependency, DependencyKind, Hold, Job, Job
 from replica.model.nodes import Node
 from replica.model.operations import Stage
 from replica.model.pools import Pool
-from replica.receipts import Receipts
-from replica.state import State
-from replica.state_index import derive
+from replica.state.derived import derive
+from replica.state.receipts import Receipts
+from replica.state.state import State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant, Revision
 from snapshots.image import Image

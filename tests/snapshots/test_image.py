@@ -10,8 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from replica.invariants import check
-from replica.later_maps import LATER_MAPS
 from replica.messages import features
 from replica.messages.entries import Batch
 from replica.messages.features import ReleaseNeeded
@@ -20,8 +18,10 @@ from replica.model.jobs import Job
 from replica.model.nodes import Node
 from replica.model.pools import Pool
 from replica.settle import settle
-from replica.state import EMPTY, State
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.invariants import check
+from replica.state.state import EMPTY, State
+from replica.state.tables import LATER_MAPS
 from snapshots.assembly import from_sections
 from snapshots.image import (
     LATER,

@@ -7,7 +7,7 @@ from replica.model.accounts import Account, AccountUser
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Dependency, DependencyKind, JobSpec
 from replica.model.partitions import Partition, PartitionState
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
 from snapshots.assembly import from_sections
 from snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.world import SCRIPT, World, user

@@ -10,7 +10,7 @@ from cluster.config import Config
 from cluster.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
 from replica.model.jobs import JobState
 from replica.model.nodes import Node
-from replica.state import EMPTY
+from replica.state.state import EMPTY
 from replica.values.units import Instant
 from tests.cluster.rig import SCRIPT, Answer, Rig, story, until
 

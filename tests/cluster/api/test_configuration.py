@@ -9,7 +9,7 @@ import pytest
 
 from cluster.config import Config
 from replica.messages.events import PolicySet, SiteConfigured
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
 from tests.cluster.rig import Answer, Rig, story, until
 
 CONF = "/v1/configuration"

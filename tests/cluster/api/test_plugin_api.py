@@ -19,7 +19,7 @@ from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.queries import verdict_of
 from replica.settle import settle
-from replica.state import EMPTY
+from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import World, user
 

@@ -12,7 +12,7 @@ from cluster.config import Config
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.queries import reason_of
 from replica.settle import settle_entry
-from replica.state import EMPTY, State
+from replica.state.state import EMPTY, State
 from tests.cluster.rig import Rig, story, until
 
 

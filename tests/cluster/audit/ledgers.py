@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from cluster.audit.commands import audit
 from replica.messages.entries import Batch
 from replica.settle import settle
-from replica.state import EMPTY, State
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.state import EMPTY, State
 from snapshots.image import Image
 from tests.replica.world import World
 from wal.codec import NO_OP, encode_batch

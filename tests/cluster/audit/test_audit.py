@@ -10,8 +10,8 @@ from cluster.audit.entries import BATCH, CONFIGURATION, NO_OP, VOID
 from cluster.cli.exits import ExitCode
 from cluster.client.views import LedgerEntryView, SnapshotView
 from replica.settle import settle, settle_entry
-from replica.state import EMPTY
-from replica.state_digest import state_digest
+from replica.state.digest import state_digest
+from replica.state.state import EMPTY
 from snapshots.seal import write_snapshot
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, lived, make, real, typed
 from tests.wal.support import edit

@@ -24,7 +24,7 @@ from replica.messages.commands import ChangePool
 from replica.model.configuration import SITE_KEY, Site
 from replica.model.pools import Pool, PoolUnit
 from replica.model.provider import Provision
-from replica.state import EMPTY, State
+from replica.state.state import EMPTY, State
 from tests.cluster.agent.conftest import ROOT
 from tests.cluster.providers.conftest import Programs
 from tests.cluster.rig import story, until

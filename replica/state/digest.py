@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from replica.later_maps import LATER_MAPS
-from replica.state import State
+from replica.state.state import State
+from replica.state.tables import LATER_MAPS
 
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -27,7 +27,7 @@ from replica.model.rates import Rates
 from replica.model.reservations import Reservation
 from replica.model.transfers import JobTransfers, TransferRules
 from replica.model.usage import Consumed, UseKey
-from replica.receipts import Receipts
+from replica.state.receipts import Receipts
 from replica.values.units import NEVER, Instant, Revision
 
 K = TypeVar("K", contravariant=True)
@@ -133,7 +133,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the replicas agree on at one revision.
 
     The maps from `using` on are derived from the others: kept up to date by `fold`, left out of snapshots and digests,
-    computed again on loading, and compared by `replica.invariants`.
+    computed again on loading, and compared by `replica.state.invariants`.
     """
 
     cluster_id: str = ""
@@ -155,7 +155,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     options: immutables.Map[int, JobOptions] = immutables.Map()
     """What jobs asked for beyond their JobSpec; a job that asked for nothing has no record. From here to the derived
-    maps, each has a row in `replica.later_maps`."""
+    maps, each has a row in `replica.state.tables`."""
     persistent: immutables.Map[str, PersistentBuffer] = immutables.Map()
     """Persistent buffers by name, from allocating to deleted."""
     extras: immutables.Map[int, JobExtra] = immutables.Map()

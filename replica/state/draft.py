@@ -28,9 +28,9 @@ from replica.model.rates import Rates
 from replica.model.reservations import Reservation
 from replica.model.transfers import JobTransfers, TransferRules
 from replica.model.usage import Consumed, UseKey, standing_of, use_of
-from replica.receipts import ReceiptsDraft
-from replica.state import State
-from replica.state_index import is_finished, move
+from replica.state.derived import is_finished, move
+from replica.state.receipts import ReceiptsDraft
+from replica.state.state import State
 from replica.values.errors import LedgerViolation
 from replica.values.units import Instant
 

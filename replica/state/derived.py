@@ -10,7 +10,7 @@ from replica.model.job_names import NameGroup, Several
 from replica.model.jobs import ENDED, Job
 from replica.model.operations import TRANSFERS, MovingKey, counted_under, takes_turn
 from replica.model.usage import UseKey, use_of
-from replica.state import State
+from replica.state.state import State
 
 
 def is_finished(job: Job, buffer: Buffer | None) -> bool:

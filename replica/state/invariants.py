@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from replica.later_maps import LATER_MAPS
 from replica.model.buffers import BEFORE_RUN, BufferState
 from replica.model.configuration import SITE_KEY
 from replica.model.jobs import ENDED, JobState
 from replica.model.persistent import PERSISTENT_STATES
-from replica.state import State
-from replica.state_index import derive, held_bytes
+from replica.state.derived import derive, held_bytes
+from replica.state.state import State
+from replica.state.tables import LATER_MAPS
 
 _WHILE: dict[JobState, frozenset[BufferState]] = {
     JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},
