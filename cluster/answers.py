@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
+from replica.fold.settle import Tentative
 from replica.messages.commands import Request
 from replica.messages.entries import Batch
-from replica.settle import Tentative
 from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.units import Revision

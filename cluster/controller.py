@@ -36,9 +36,9 @@ from cluster.raising import FirstRaise
 from cluster.restarting import Restarting
 from cluster.storage import Storage
 from cluster.transfer_totals import TransferTotals
+from replica.fold.settle import settle
 from replica.messages.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
 from replica.messages.entries import Batch
-from replica.settle import settle
 from replica.state.state import State
 from replica.values.errors import RefusalCode
 from snapshots import Image, SnapshotStore

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from cluster.chronicle import READ_ENTRIES, Applied, Chronicle
-from replica.settle import settle, settle_entry
+from replica.fold.settle import settle, settle_entry
 from replica.state.state import EMPTY, State
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass
+from replica.fold.settle import Tentative
 from replica.messages.events import Event
-from replica.settle import Tentative
 from replica.state.state import State
 from replica.values.units import Instant
 

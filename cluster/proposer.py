@@ -56,9 +56,9 @@ from cluster.entries import ENTRIES_BYTES_MAX, entry_of, entry_too_large, weight
 from cluster.pacing import PassPacer
 from cluster.planning import Planner
 from replica.decide import decide, is_by_key
+from replica.fold.settle import Tentative, is_new, receipt_for
 from replica.messages.commands import CONTROLLER, Request, RunSchedulingPass, command_digest, kind_of
 from replica.messages.entries import Batch, Entry
-from replica.settle import Tentative, is_new, receipt_for
 from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.limits import COMMANDS_PER_BATCH_MAX

@@ -19,8 +19,8 @@ import msgspec
 from cluster.chronicle import read_batch, read_configuration
 from cluster.config import Config
 from cluster.founding import FIRST_START_NAME
+from replica.fold.settle import settle
 from replica.messages.features import ReleaseNeeded
-from replica.settle import settle
 from replica.state.state import EMPTY, State
 from snapshots import Image, SnapshotStore
 from wal import CodecError, Environment, Journal, traces

@@ -13,7 +13,7 @@ import immutables
 import msgspec
 
 from replica.decide import decide
-from replica.fold import fold
+from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.model.buffers import Buffer, BufferRequest, BufferState

@@ -10,9 +10,9 @@ from cluster.client import requests as r
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.liveness import POLLS_MAX, Transfer
 from cluster.proposer import Answer
+from replica.fold.settle import receipt_for
 from replica.messages import commands as c
 from replica.orders import orders_for
-from replica.settle import receipt_for
 from replica.state.state import State
 from replica.values.errors import Refusal, RefusalCode
 

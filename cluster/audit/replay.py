@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from replica.fold.settle import settle, settle_entry
 from replica.messages.entries import Batch
 from replica.messages.features import ReleaseNeeded
-from replica.settle import settle, settle_entry
 from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State

@@ -12,13 +12,12 @@ event. Values that are new to an enumeration (a refusal's code, a job's state) a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping
 
 import msgspec
 
 from replica.messages import events as e
-from replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from replica.values.errors import Refusal, RefusalCode
 
 FOUNDING_LEVEL = 1
 """The level at which every cluster begins: its founders need not be of one release."""
@@ -133,21 +132,6 @@ def check_level(level: int, release: str, *, revision: int | None = None, place:
         raise ReleaseNeeded(what, level=level, release=release, revision=revision, place=place)
 
 
-class Levelled(Protocol):
-    """A state being changed, as far as its level is concerned."""
-
-    feature_level: int
-    revision: int
-
-
-def fold_raised(draft: Levelled, event: e.FeatureLevelRaised) -> None:
-    """Fold a raise of the level. ReleaseNeeded for a level that this release does not know."""
-    if event.level != draft.feature_level + 1 or not draft.feature_level:
-        raise LedgerViolation(f"the feature level was raised from {draft.feature_level} to {event.level}")
-    check_level(event.level, event.release, revision=draft.revision)
-    draft.feature_level = event.level
-
-
 def level_refusal(feature_level: int, needed: int, what: str, place: str = "") -> Refusal | None:
     """Return why `what` cannot be asked for below level `needed`, with the remedy; None where it can."""
     if feature_level >= needed:
@@ -158,19 +142,3 @@ def level_refusal(feature_level: int, needed: int, what: str, place: str = "") -
         "raise it once every replica runs a release that knows it: forebay cluster raise-feature-level",
         place,
     )
-
-
-_Draft = TypeVar("_Draft", bound=Levelled)
-
-
-def since(level: int, fold: Callable[[_Draft, Any], None]) -> Callable[[_Draft, Any], None]:
-    """Return the fold of an event that came with `level`: below it no ledger can hold the event."""
-
-    def fold_at_level(draft: _Draft, event: Any) -> None:
-        fold(draft, event)
-        if draft.feature_level < level:
-            raise LedgerViolation(
-                f"{type(event).__name__} came with feature level {level}, and the cluster is at {draft.feature_level}"
-            )
-
-    return fold_at_level

@@ -9,18 +9,15 @@ Source: the manual page of sbatch (`--mail-type`), the guide (mail on the end of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Protocol
 
 import immutables
 import msgspec
 
 from replica.messages import events as e
 from replica.model.job_options import JobOptions
-from replica.model.jobs import Job, JobState
-from replica.values.limits import MAILS_OWED_MAX
-from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.model.jobs import JobState
+from replica.values.units import Instant
 
 ALL = "all"
 NONE = "none"
@@ -79,123 +76,6 @@ def wants(options: JobOptions, kind: MailKind) -> bool:
     """Return whether a job asked for mail of a kind."""
     asked = {word.strip().lower() for word in options.mail_types}
     return kind.word in asked or ALL in asked
-
-
-class Drafted(Protocol):
-    """What these folds need of a Draft."""
-
-    at: int
-    options: Any
-    extras: Any
-    jobs: Any
-    mails: immutables.Map[str, Mail]
-
-
-def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return the fold of an event of a job that also notes the mail that is owed because of it."""
-
-    def fold_and_owe(draft: Drafted, event: Any) -> None:
-        options = draft.options.get(event.job)
-        if options is None or not options.mail_types:
-            fold(draft, event)
-            return
-        before = draft.jobs.get(event.job)
-        fold(draft, event)
-        if before is None or len(draft.mails) >= MAILS_OWED_MAX:
-            return
-        extra = draft.extras.get(event.job)
-        mail = mail_of(event, before, options, Instant(draft.at), requeueing=extra is not None and extra.requeueing)
-        if mail is not None:
-            draft.mails = draft.mails.set(mail.key, mail)
-
-    return fold_and_owe
-
-
-def mail_of(event: e.Event, before: Job, options: JobOptions, at: Instant, *, requeueing: bool = False) -> Mail | None:
-    """Return the mail that an event makes owed, None if none; `before` is the job as it was."""
-    found = _about(event, before, at, requeueing)
-    if found is None:
-        return None
-    kind, since, result, exit_code, signal = found
-    if kind is MailKind.FAIL and not wants(options, kind):
-        # Slurm: who asked for the end only hears of a failure as of an end.
-        kind = MailKind.END
-    if not wants(options, kind):
-        return None
-    return Mail(
-        job=before.id,
-        kind=kind,
-        number=before.attempt,
-        recipient=options.mail_user or before.spec.user,
-        name=before.spec.name,
-        at=at,
-        duration_s=0 if since == NEVER else max(0, at - since) // MICROSECONDS_PER_SECOND,
-        result=result,
-        exit_code=exit_code,
-        signal=signal,
-        array_job=options.array_job,
-        array_task=options.array_task,
-    )
-
-
-_About = tuple[MailKind, Instant, JobState, int, int]
-
-
-def _about(event: e.Event, before: Job, at: Instant, requeueing: bool) -> _About | None:
-    """Return what a mail would be about: the kind, since when it lasted, and how the job ended."""
-    if isinstance(event, e.RunStarted):
-        return MailKind.BEGIN, before.submitted_at, JobState.RUNNING, 0, 0
-    if isinstance(event, e.RunEnded):
-        if requeueing:
-            return None  # it was told as the requeue was asked for
-        return _end(event.result), before.started_at, event.result, event.exit_code, event.signal
-    if isinstance(event, e.StagedOut):
-        return MailKind.STAGE_OUT, before.ended_at, before.result, before.exit_code, before.signal
-    if isinstance(event, e.RequeueRequested):
-        return MailKind.REQUEUE, before.started_at, JobState.PENDING, 0, 0
-    if isinstance(event, e.JobCancelled):
-        return MailKind.END, before.started_at, JobState.CANCELLED, 0, 0
-    # A job whose script has ended was told so then.
-    if isinstance(event, e.TeardownStarted) and before.ended_at == NEVER and event.result in _RESULTS:
-        return _end(event.result), before.started_at, event.result, 0, 0
-    return None
-
-
-_RESULTS = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.NODE_FAIL})
-
-
-def _end(result: JobState) -> MailKind:
-    """COMPLETED and CANCELLED are ends, everything else is a failure (Slurm: job_completion_logger)."""
-    return MailKind.END if result in (JobState.COMPLETED, JobState.CANCELLED) else MailKind.FAIL
-
-
-OWING: tuple[type, ...] = (
-    e.RunStarted,
-    e.RunEnded,
-    e.StagedOut,
-    e.RequeueRequested,
-    e.JobCancelled,
-    e.TeardownStarted,
-)
-"""The events that may make mail owed."""
-
-
-# Settling it ----------------------------------------------------------------------------------------------------------
-
-
-def fold_sent(draft: Drafted, event: e.MailSent) -> None:
-    """The mail is no longer owed."""
-    _settle(draft, event.mail)
-
-
-def fold_dropped(draft: Drafted, event: e.MailDropped) -> None:
-    """The mail is given up."""
-    _settle(draft, event.mail)
-
-
-def _settle(draft: Drafted, key: str) -> None:
-    if key in draft.mails:
-        draft.mails = draft.mails.delete(key)
 
 
 def settling_events(

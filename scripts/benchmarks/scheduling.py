@@ -12,7 +12,8 @@ import msgspec
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.decide import decide, is_by_key
-from replica.fold import fold
+from replica.fold.fold import fold
+from replica.fold.settle import Tentative
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -26,7 +27,6 @@ from replica.model.pools import Pool
 from replica.orders import orders_for
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import plan
-from replica.settle import Tentative
 from replica.staging import active_stage, script_ended, succeeded
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds

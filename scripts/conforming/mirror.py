@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conforming.compare import Shown
-from replica.fold import fold_into
+from replica.fold.fold import fold_into
+from replica.fold.settle import settle_entry
 from replica.messages.entries import Batch
 from replica.model.jobs import Hold
 from replica.queries import buffer_word, reason_of
-from replica.settle import settle_entry
 from replica.state.draft import Draft
 from replica.state.state import EMPTY, State
 from replica.values.units import Revision

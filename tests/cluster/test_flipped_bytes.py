@@ -24,10 +24,10 @@ from cluster.config import Config
 from cluster.founding import Founding, found
 from cluster.storage import StorageRefused, member_note, note_forgotten, open_storage
 from replica.decide import decide
+from replica.fold.settle import settle
 from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Batch
 from replica.messages.entries import Entry as Settled
-from replica.settle import settle
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
 from replica.values.units import Instant, Revision

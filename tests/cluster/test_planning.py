@@ -10,6 +10,7 @@ from cluster.config import Config
 from cluster.planning import Planner
 from replica.agenda import Agenda
 from replica.decide import decide
+from replica.fold.settle import Tentative
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages.entries import Accepted, Entry
@@ -18,7 +19,6 @@ from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import next_due
-from replica.settle import Tentative
 from replica.values.units import Instant
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
 from tests.cluster.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit

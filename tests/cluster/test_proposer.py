@@ -20,13 +20,13 @@ from cluster.proposer import (
     QueueFull,
     Settled,
 )
+from replica.fold.settle import settle
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import Event
 from replica.model.configuration import Policy
 from replica.model.jobs import Hold, JobSpec
-from replica.settle import settle
 from replica.state.digest import state_digest
 from replica.state.state import State
 from replica.values.errors import RefusalCode

@@ -25,10 +25,10 @@ from cluster.storage import (
     open_storage,
 )
 from replica.decide import decide
+from replica.fold.settle import settle
 from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Accepted, Batch
 from replica.messages.entries import Entry as Settled
-from replica.settle import settle
 from replica.state.state import EMPTY, State
 from replica.values.units import Instant, Revision
 from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot

@@ -23,13 +23,13 @@ import msgspec
 from click.testing import CliRunner
 
 from cluster.audit.commands import audit
+from replica.fold.settle import settle
 from replica.messages import commands as c
 from replica.messages.entries import Batch
 from replica.messages.events import Event
 from replica.model.configuration import Policy
 from replica.model.jobs import Dependency, DependencyKind, Hold
 from replica.model.pools import Pool
-from replica.settle import settle
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
 from snapshots.image import Image

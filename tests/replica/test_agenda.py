@@ -15,7 +15,7 @@ from replica import agenda_pass, judging, scheduling
 from replica.agenda import Agenda
 from replica.agenda_events import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, POOL_EVENTS, RESERVATION_EVENTS
 from replica.agenda_pass import events_of_pass, verdicts_of
-from replica.fold import fold
+from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Entry

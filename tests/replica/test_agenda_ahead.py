@@ -10,7 +10,7 @@ from replica import estimates
 from replica.agenda import Agenda
 from replica.agenda_ahead import ahead_in
 from replica.estimates import estimate
-from replica.fold import fold
+from replica.fold.fold import fold
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.scheduling import events_of_pass as reference_events

@@ -13,7 +13,7 @@ from hypothesis.stateful import rule
 from replica import agenda_pass, judging, scheduling
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
-from replica.fold import fold
+from replica.fold.fold import fold
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
+from replica.fold.settle import settle
 from replica.governing import rules_of
 from replica.grammar.burst_buffer_conf import Setting, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, find_key
@@ -34,7 +35,6 @@ from replica.model.job_options import BufferOptions, JobOptions
 from replica.model.pools import Pool
 from replica.model.transfers import check_transfer_rules
 from replica.queries import reason_of
-from replica.settle import settle
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal, RefusalCode

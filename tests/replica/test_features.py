@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from replica.decide import decide
-from replica.fold import fold
+from replica.fold.fold import fold, since
+from replica.fold.settle import Tentative, settle_entry
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
 from replica.messages.entries import Accepted, Entry
 from replica.messages.features import LEVELS, ReleaseNeeded
 from replica.model.job_options import JobOptions
-from replica.settle import Tentative, settle_entry
 from replica.state.digest import state_records
 from replica.state.state import EMPTY, State
 from replica.state.tables import LATER_MAPS
@@ -167,7 +167,7 @@ def test_an_event_that_came_with_a_level_is_folded_from_that_level_on_and_never_
         feature_level = 2
         revision = 9
 
-    fold_at_3 = features.since(3, lambda draft, event: folded.append(draft.feature_level))
+    fold_at_3 = since(3, lambda draft, event: folded.append(draft.feature_level))
     with pytest.raises(LedgerViolation, match="PoolSet came with feature level 3, and the cluster is at 2"):
         fold_at_3(Level(), e.PoolSet(founded().state.pools["fast"]))
     Level.feature_level = 3

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from replica.fold.settle import settle
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch
@@ -18,7 +19,6 @@ from replica.model.operations import Stage
 from replica.orders import Order
 from replica.queries import verdicts
 from replica.scheduling import next_due, plan
-from replica.settle import settle
 from replica.staging import waiting_stage
 from replica.state.derived import derive
 from replica.state.digest import state_digest
@@ -231,7 +231,7 @@ def world_spec() -> object:
 
 
 def test_a_command_id_is_for_one_command_of_one_actor() -> None:
-    from replica.settle import receipt_for
+    from replica.fold.settle import receipt_for
     from replica.values.errors import RefusalCode
 
     world = World()

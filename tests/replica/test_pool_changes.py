@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from replica.agenda import Agenda
 from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.decide import decide
-from replica.fold import fold
+from replica.fold.fold import fold
+from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -24,7 +25,6 @@ from replica.orders import Order
 from replica.pool_changes import overcommitted_bytes, pool_users, unit_in
 from replica.queries import pool_use, reason_of, verdict_of
 from replica.scheduling import plan
-from replica.settle import settle
 from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.values.errors import Refusal, RefusalCode

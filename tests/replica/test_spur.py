@@ -164,7 +164,7 @@ def test_a_hold_a_deadline_and_a_begin_time_are_never_overwritten_by_a_later_gat
 
 
 def test_1_stage_state_is_in_the_ledger_so_a_new_leader_has_it() -> None:
-    from replica.settle import settle
+    from replica.fold.settle import settle
     from replica.state.state import EMPTY
 
     world = World({"fast": 100})

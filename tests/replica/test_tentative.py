@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.decide import decide, is_by_key
+from replica.fold.settle import Tentative, receipt_for, settle, settle_entry
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -17,7 +18,6 @@ from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
 from replica.model.operations import Stage
 from replica.model.partitions import Partition, PartitionState
 from replica.model.pools import Pool
-from replica.settle import Tentative, receipt_for, settle, settle_entry
 from replica.state.state import State
 from replica.values.errors import LedgerViolation, Refusal
 from replica.values.units import Instant

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -17,7 +18,6 @@ from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPe
 from replica.model.jobs import JobState
 from replica.model.persistent import PERSISTENT_STATES
 from replica.persistent_pass import names_of
-from replica.settle import settle
 from replica.state.state import EMPTY
 from tests.replica.test_agenda import Watched
 from tests.replica.test_histories import Histories

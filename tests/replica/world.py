@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from replica.decide import decide
+from replica.fold.settle import receipt_for, settle
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
@@ -21,7 +22,6 @@ from replica.model.pools import Pool
 from replica.orders import Order, orders_for
 from replica.queries import buffer_word, reason_of, verdict_of
 from replica.scheduling import plan
-from replica.settle import receipt_for, settle
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal

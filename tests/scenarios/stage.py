@@ -18,6 +18,7 @@ from cluster.client.burst_views import burst_text
 from cluster.client.views import JobView
 from cluster.mail.text import subject_of
 from replica.burst import burst_of
+from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
@@ -25,7 +26,6 @@ from replica.messages.entries import Batch, Entry
 from replica.model.buffers import BufferState
 from replica.model.job_options import JobOptions
 from replica.model.jobs import ENDED, Hold, JobSpec
-from replica.settle import settle
 from replica.state.invariants import check
 from replica.values.errors import Refusal
 from replica.values.units import Revision

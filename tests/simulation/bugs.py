@@ -24,7 +24,7 @@ from cluster.consensus.leading import Leading
 from cluster.consensus.seam import _Bridge
 from cluster.controller import Controller
 from cluster.proposer import NotLeading, Proposer, Settled
-from replica.settle import settle
+from replica.fold.settle import settle
 from replica.state.state import EMPTY, State
 from snapshots import restore as restore_module
 from tests.simulation.bugs_of_members import PLANTS_OF_MEMBERS

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from replica.fold import fold_into
+from replica.fold.fold import fold_into
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, TRANSITIONS, BufferState
 from replica.model.jobs import ENDED

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
-from replica import settle as settle_module
+from replica.fold import settle as settle_module
 from replica.messages.entries import Entry, Receipt
 from replica.messages.events import job_of
 from replica.state.digest import state_digest

@@ -29,7 +29,7 @@ from cluster.consensus import snapshots as transfer_module
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.liveness import LOOK_PERIOD_S
 from cluster.serve import founding_of, timing_of
-from replica import settle as settle_module
+from replica.fold import settle as settle_module
 from replica.messages import features
 from replica.state.state import State
 from snapshots import store as store_module

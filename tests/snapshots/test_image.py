@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from replica.fold.settle import settle
 from replica.messages import features
 from replica.messages.entries import Batch
 from replica.messages.features import ReleaseNeeded
@@ -17,7 +18,6 @@ from replica.model.buffers import Buffer
 from replica.model.jobs import Job
 from replica.model.nodes import Node
 from replica.model.pools import Pool
-from replica.settle import settle
 from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State

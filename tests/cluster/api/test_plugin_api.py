@@ -10,6 +10,7 @@ import pytest
 from cluster.client import Client
 from replica import plugin_api as api
 from replica.burst import burst_of
+from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.grammar.lexer import DirectiveRefused
@@ -18,7 +19,6 @@ from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.queries import verdict_of
-from replica.settle import settle
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import World, user

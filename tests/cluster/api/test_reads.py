@@ -9,9 +9,9 @@ from cluster.api.explaining import Verdicts
 from cluster.api.metrics import SYNCS_KEPT_MAX
 from cluster.api.render import job_view
 from cluster.config import Config
+from replica.fold.settle import settle_entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.queries import reason_of
-from replica.settle import settle_entry
 from replica.state.state import EMPTY, State
 from tests.cluster.rig import Rig, story, until
 

@@ -10,8 +10,8 @@ import msgspec
 from click.testing import CliRunner, Result
 
 from cluster.audit.commands import audit
+from replica.fold.settle import settle
 from replica.messages.entries import Batch
-from replica.settle import settle
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from snapshots.image import Image

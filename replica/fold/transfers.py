@@ -46,4 +46,4 @@ TRANSFER_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     e.TransferRecorded: _recorded,
     e.TransferCheckpointed: _checkpointed,
 }
-"""What each event does; `replica.fold` has them all."""
+"""What each event does; `replica.fold.fold` has them all."""

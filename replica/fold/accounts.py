@@ -15,6 +15,7 @@ from replica.model.buffers import Buffer
 from replica.model.operations import Stage
 from replica.model.rates import Rates, rates_of
 from replica.model.reservations import Reservation
+from replica.state.draft import Draft
 from replica.values.errors import LedgerViolation
 
 V = TypeVar("V")
@@ -116,3 +117,17 @@ def measure(draft: Drafted, buffer: Buffer, stage: Stage, moved_bytes: int) -> N
     else:
         rates = replace(rates, teardown=rates.teardown.with_one(took_us, moved_bytes, buffer.granted_bytes))
     draft.rates = draft.rates.set(buffer.pool, rates)
+
+
+def _partition_set(draft: Draft, event: e.PartitionSet) -> None:
+    draft.partitions = draft.partitions.set(event.partition.name, event.partition)
+
+
+def _partition_deleted(draft: Draft, event: e.PartitionDeleted) -> None:
+    if event.partition not in draft.partitions:
+        raise LedgerViolation(f"an event is about partition {event.partition!r}, which does not exist")
+    draft.partitions = draft.partitions.delete(event.partition)
+
+
+def _usage_reset(draft: Draft, event: e.UsageReset) -> None:
+    draft.consumed = usage.without(draft.consumed, event.whose, event.name)

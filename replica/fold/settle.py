@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica.fold import fold_into
+from replica.fold.fold import fold_into
 from replica.messages.entries import Batch, Entry, Receipt
 from replica.messages.events import job_of
 from replica.state.draft import Draft

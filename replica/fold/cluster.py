@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from replica.messages import events as e
 from replica.messages import features
+from replica.messages.features import check_level
 from replica.model.configuration import SITE_KEY, Site
 from replica.model.nodes import Node
 from replica.model.pools import PoolUnit
@@ -104,6 +105,14 @@ def _node_came_back(draft: Draft, event: e.NodeCameBack) -> None:
         draft.change(job_id, None, order_at=Instant(draft.at))
 
 
+def fold_raised(draft: Levelled, event: e.FeatureLevelRaised) -> None:
+    """Fold a raise of the level. ReleaseNeeded for a level that this release does not know."""
+    if event.level != draft.feature_level + 1 or not draft.feature_level:
+        raise LedgerViolation(f"the feature level was raised from {draft.feature_level} to {event.level}")
+    check_level(event.level, event.release, revision=draft.revision)
+    draft.feature_level = event.level
+
+
 CLUSTER_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     e.ClusterFounded: _cluster_founded,
     e.PoolSet: _pool_set,
@@ -116,6 +125,13 @@ CLUSTER_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     e.SiteConfigured: _site_configured,
     e.PoolRemoved: _pool_removed,
     e.PoolUnitSet: _pool_unit_set,
-    e.FeatureLevelRaised: features.fold_raised,
+    e.FeatureLevelRaised: fold_raised,
 }
-"""What each event does; `replica.fold` has them all."""
+"""What each event does; `replica.fold.fold` has them all."""
+
+
+class Levelled(Protocol):
+    """A state being changed, as far as its level is concerned."""
+
+    feature_level: int
+    revision: int

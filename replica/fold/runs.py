@@ -7,13 +7,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from replica.fold.persistent import (
+    _persistent_created,
+    _persistent_deleted,
+    _persistent_deletion_started,
+    _persistent_reserved,
+)
 from replica.messages import events as e
-from replica.model.buffers import BufferInput, BufferState, IllegalTransition, step
+from replica.model.buffers import BufferInput
 from replica.model.jobs import NO_EXTRA, Hold, JobState, commented
 from replica.model.operations import Stage
-from replica.model.persistent import PersistentBuffer
 from replica.state.draft import Draft
-from replica.values.errors import LedgerViolation
 from replica.values.units import NEVER, Instant
 
 
@@ -24,65 +28,6 @@ def note(draft: Draft, job_id: int, **changes: Any) -> None:
         draft.extras[job_id] = extra
     elif job_id in draft.extras:
         del draft.extras[job_id]
-
-
-# Persistent buffers -------------------------------------------------------------------------------------------------
-
-
-def _persistent(draft: Draft, name: str) -> PersistentBuffer:
-    try:
-        return draft.persistent[name]
-    except KeyError:
-        raise LedgerViolation(f"an event names the persistent buffer {name!r}, which does not exist") from None
-
-
-def _stepped(draft: Draft, name: str, happening: BufferInput) -> BufferState:
-    try:
-        return step(_persistent(draft, name).state, happening)
-    except IllegalTransition as error:
-        raise LedgerViolation(f"persistent buffer {name!r}: {error}") from None
-
-
-def _persistent_reserved(draft: Draft, event: e.PersistentReserved) -> None:
-    if event.name in draft.persistent:
-        raise LedgerViolation(f"space was reserved for the persistent buffer {event.name!r}, which exists")
-    at = Instant(draft.at)
-    buffer = PersistentBuffer(
-        name=event.name,
-        user=event.user,
-        gid=event.gid,
-        pool=event.pool,
-        granted_bytes=event.granted_bytes,
-        access=event.access,
-        type=event.kind,
-        state=step(BufferState.PENDING, BufferInput.CREATION_STARTED),
-        node=event.node,
-        job=draft.job(event.job).id,
-        created_at=at,
-        changed_at=at,
-    )
-    draft.persistent = draft.persistent.set(event.name, buffer)
-    draft.hold(event.pool, buffer.held_bytes)
-
-
-def _persistent_created(draft: Draft, event: e.PersistentCreated) -> None:
-    state = _stepped(draft, event.name, BufferInput.CREATED)
-    buffer = replace(_persistent(draft, event.name), state=state, changed_at=Instant(draft.at))
-    draft.persistent = draft.persistent.set(event.name, buffer)
-
-
-def _persistent_deletion_started(draft: Draft, event: e.PersistentDeletionStarted) -> None:
-    state = _stepped(draft, event.name, BufferInput.DELETION_STARTED)
-    buffer = _persistent(draft, event.name)
-    deleting = replace(buffer, state=state, job=event.job, hurry=event.hurry, changed_at=Instant(draft.at))
-    draft.persistent = draft.persistent.set(event.name, deleting)
-
-
-def _persistent_deleted(draft: Draft, event: e.PersistentDeleted) -> None:
-    _stepped(draft, event.name, BufferInput.DELETED)
-    buffer = _persistent(draft, event.name)
-    draft.hold(buffer.pool, -buffer.held_bytes)
-    draft.persistent = draft.persistent.delete(event.name)
 
 
 # Failures and holds --------------------------------------------------------------------------------------------------
@@ -203,4 +148,4 @@ FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     e.OperationsRestarted: _operations_restarted,
     e.BufferCleared: _buffer_cleared,
 }
-"""What each event does; `replica.fold` has them all."""
+"""What each event does; `replica.fold.fold` has them all."""

@@ -1,0 +1,70 @@
+"""persistent."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from replica.messages import events as e
+from replica.model.buffers import BufferInput, BufferState, IllegalTransition, step
+from replica.model.persistent import PersistentBuffer
+from replica.state.draft import Draft
+from replica.values.errors import LedgerViolation
+from replica.values.units import Instant
+
+# Persistent buffers -------------------------------------------------------------------------------------------------
+
+
+def _persistent(draft: Draft, name: str) -> PersistentBuffer:
+    try:
+        return draft.persistent[name]
+    except KeyError:
+        raise LedgerViolation(f"an event names the persistent buffer {name!r}, which does not exist") from None
+
+
+def _stepped(draft: Draft, name: str, happening: BufferInput) -> BufferState:
+    try:
+        return step(_persistent(draft, name).state, happening)
+    except IllegalTransition as error:
+        raise LedgerViolation(f"persistent buffer {name!r}: {error}") from None
+
+
+def _persistent_reserved(draft: Draft, event: e.PersistentReserved) -> None:
+    if event.name in draft.persistent:
+        raise LedgerViolation(f"space was reserved for the persistent buffer {event.name!r}, which exists")
+    at = Instant(draft.at)
+    buffer = PersistentBuffer(
+        name=event.name,
+        user=event.user,
+        gid=event.gid,
+        pool=event.pool,
+        granted_bytes=event.granted_bytes,
+        access=event.access,
+        type=event.kind,
+        state=step(BufferState.PENDING, BufferInput.CREATION_STARTED),
+        node=event.node,
+        job=draft.job(event.job).id,
+        created_at=at,
+        changed_at=at,
+    )
+    draft.persistent = draft.persistent.set(event.name, buffer)
+    draft.hold(event.pool, buffer.held_bytes)
+
+
+def _persistent_created(draft: Draft, event: e.PersistentCreated) -> None:
+    state = _stepped(draft, event.name, BufferInput.CREATED)
+    buffer = replace(_persistent(draft, event.name), state=state, changed_at=Instant(draft.at))
+    draft.persistent = draft.persistent.set(event.name, buffer)
+
+
+def _persistent_deletion_started(draft: Draft, event: e.PersistentDeletionStarted) -> None:
+    state = _stepped(draft, event.name, BufferInput.DELETION_STARTED)
+    buffer = _persistent(draft, event.name)
+    deleting = replace(buffer, state=state, job=event.job, hurry=event.hurry, changed_at=Instant(draft.at))
+    draft.persistent = draft.persistent.set(event.name, deleting)
+
+
+def _persistent_deleted(draft: Draft, event: e.PersistentDeleted) -> None:
+    _stepped(draft, event.name, BufferInput.DELETED)
+    buffer = _persistent(draft, event.name)
+    draft.hold(buffer.pool, -buffer.held_bytes)
+    draft.persistent = draft.persistent.delete(event.name)
