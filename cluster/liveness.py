@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import msgspec
 
 from cluster.clock import Clock
-from replica.governing import has_shares, rules_in_force
 from replica.messages.entries import Batch
 from replica.messages.events import FeatureLevelRaised, PolicySet, SiteConfigured, TransferRulesSet, job_of
+from replica.operations.transfer_limits import has_shares, rules_in_force
 from replica.state.state import State
 from replica.values.units import Instant, Revision
 

@@ -19,7 +19,8 @@ that is up could hold are passed over together. A pass merges the queues, and le
 can get anything.
 
 Of an array only as many tasks stand in queues as have room in it (`replica.model.arrays`), the first ones of its own
-line, so that throttled ones cost nothing. Operations that wait for a turn (`replica.turns`) stand in a queue per stage.
+line, so that throttled ones cost nothing. Operations that wait for a turn (`replica.operations.slots`) stand in a queue
+per stage.
 
 Why a job waits is a pass that stops at the job's turn (`agenda_pass.verdicts_of`): what it leaves out changes nothing.
 
@@ -43,11 +44,11 @@ from replica.agenda_events import (
 from replica.agenda_nodes import AgendaNodes
 from replica.agenda_parts import Group, Key, Milestone, More, Part, Queue, keep, keep_in_set, part_of
 from replica.agenda_waiters import Waiters
-from replica.due import reservation_instants
 from replica.judging import usable_in
 from replica.messages import events as e
 from replica.model.arrays import ArrayUse
 from replica.model.jobs import JobState
+from replica.operations.timers import reservation_instants
 from replica.pending import buffer_gate, early_gate, later_reason
 from replica.revocation import Victim
 from replica.scheduling import REPLAN_S, waits_for_space

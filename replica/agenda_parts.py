@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.due import due_at
 from replica.judging import nodes_of, place_of, usable_in
 from replica.line import run_until
 from replica.model.arrays import is_active, is_ahead, is_gated, is_waiting
@@ -13,6 +12,7 @@ from replica.model.job_options import JobOptions
 from replica.model.jobs import ENDED, DependencyKind, Job, JobState
 from replica.model.operations import queue_place, waits_for_turn
 from replica.model.usage import Standing, standing_of, takes_cpus
+from replica.operations.timers import due_at
 from replica.pending import early_gate
 from replica.persistent_pass import names_of
 from replica.revocation import Victim, victim_of

@@ -13,7 +13,6 @@ from itertools import takewhile
 
 from replica.agenda import Agenda
 from replica.agenda_parts import Group, Key, NodeUse, Queue
-from replica.due import due_events, reservations_due
 from replica.headroom import Headroom
 from replica.judging import (
     Place,
@@ -38,10 +37,11 @@ from replica.model.operations import QUEUED_STAGES, Stage
 from replica.model.partitions import AnyNode, place_name
 from replica.model.pools import free_bytes
 from replica.model.usage import Standing
+from replica.operations.slots import Turns, turns_given, with_turns
+from replica.operations.timers import due_events, reservations_due
 from replica.persistent_pass import judge_named, names_of, serve_named
 from replica.revocation import revocation_events, victims_for
 from replica.scheduling import still, waits_for_space
-from replica.turns import Turns, turns_given, with_turns
 from replica.values.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
 from replica.values.units import NEVER, Instant
 from replica.values.verdicts import Verdict

@@ -21,9 +21,9 @@ from replica.messages import commands as c
 from replica.messages.entries import Accepted as Accepted
 from replica.messages.entries import Decision as Decision
 from replica.model.operations import QUEUED_STAGES
+from replica.operations.slots import BEGINNINGS, Turns, with_turns
 from replica.partition_changes import PARTITION_CHANGES
 from replica.state.state import Facts, State
-from replica.turns import BEGINNINGS, Turns, with_turns
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant
 

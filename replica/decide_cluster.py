@@ -16,9 +16,9 @@ from replica.messages import features
 from replica.messages.entries import NOTHING, Accepted, Decision, accepted
 from replica.model.configuration import check_policy
 from replica.model.operations import Stage
+from replica.operations.outcomes import active_stage
 from replica.partition_changes import PARTITION_CHANGES, changed_partitions
 from replica.pool_changes import changed_pool, pool_refusal, removed_pool, set_pool_events
-from replica.staging import active_stage
 from replica.state.state import Facts, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import CPUS_MAX, MESSAGE_CHARACTERS_MAX, NODES_MAX, POOLS_MAX

@@ -34,8 +34,16 @@ from replica.model.jobs import ENDED, Hold, Job, JobState
 from replica.model.mail import settling_events
 from replica.model.operations import Stage
 from replica.model.partitions import chosen_partition
+from replica.operations.outcomes import (
+    active_stage,
+    failed,
+    pre_run_failed,
+    script_ended,
+    succeeded,
+    unwound,
+    waiting_stage,
+)
 from replica.request_options import with_options_decided
-from replica.staging import active_stage, failed, pre_run_failed, script_ended, succeeded, unwound, waiting_stage
 from replica.state.state import Facts
 from replica.submission import job_submitted, options_refusal
 from replica.values.errors import Refusal, RefusalCode

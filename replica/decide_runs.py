@@ -16,7 +16,7 @@ from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.model.buffers import BufferState
 from replica.model.job_options import NO_OPTIONS, JobOptions
 from replica.model.jobs import NO_EXTRA, Hold, Job, JobState
-from replica.staging import gone, unwound
+from replica.operations.outcomes import gone, unwound
 from replica.state.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import RESTARTED_MAX

@@ -18,9 +18,9 @@ from replica.model.jobs import Job
 from replica.model.operations import Stage
 from replica.model.partitions import AnyNode, is_in, place_name
 from replica.model.usage import Standing, standing_of
+from replica.operations.slots import Turns
 from replica.priority import order_of
 from replica.state.state import Facts, State
-from replica.turns import Turns
 from replica.values.limits import CANDIDATES_BEHIND_MAX, TURNED_AWAY_MAX
 from replica.values.units import NEVER, Instant, format_size
 from replica.values.verdicts import Reason, Verdict

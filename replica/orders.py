@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from replica.governing import cap_s, node_bytes_s, rules_in_force, shares_of
 from replica.model.buffers import Access, Buffer, BufferState, Transfer
 from replica.model.job_options import CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.jobs import NO_EXTRA, Job, JobState
@@ -18,6 +17,7 @@ from replica.model.operations import TRANSFERS, Stage, stage_of, waits_for_turn
 from replica.model.pools import PoolUnit
 from replica.model.provider import Provision, provision_of
 from replica.model.transfers import RateShares, TransferRules
+from replica.operations.transfer_limits import cap_s, node_bytes_s, rules_in_force, shares_of
 from replica.special_transfers import SpecialTransfers, special_transfers
 from replica.state.state import State
 

@@ -25,8 +25,8 @@ from replica.model.jobs import Job
 from replica.model.operations import Stage
 from replica.model.partitions import is_in
 from replica.model.pools import Pool
+from replica.operations.slots import with_turns
 from replica.state.state import Facts
-from replica.turns import with_turns
 from replica.values.limits import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX
 from replica.values.units import round_up
 from replica.values.verdicts import Reason, Verdict

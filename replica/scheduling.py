@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from replica.due import due_at, due_events, reservation_instants, reservations_due
 from replica.headroom import Headroom
 from replica.judging import (
     WAITS,
@@ -44,11 +43,12 @@ from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_tu
 from replica.model.partitions import AnyNode, is_in
 from replica.model.pools import free_bytes
 from replica.model.usage import Standing, standing_of, takes_cpus
+from replica.operations.slots import Turns, turns_given, with_turns
+from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
 from replica.pending import buffer_gate, depended_on, early_gate, later_reason
 from replica.persistent_pass import names_of, serve_named
 from replica.revocation import revocation_events, victim_of, victims_for
 from replica.state.state import State
-from replica.turns import Turns, turns_given, with_turns
 from replica.values.limits import EVENTS_PER_PASS_MAX
 from replica.values.units import NEVER, Instant, seconds
 from replica.values.verdicts import Reason, Verdict

@@ -22,11 +22,11 @@ from replica.configuration import (
     wanted_of,
     written_value,
 )
-from replica.governing import rules_of
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.settings import KEYS, Owner
 from replica.messages.commands import ConfigureSite
 from replica.model.configuration import DEFAULT_SITE
+from replica.operations.transfer_limits import rules_of
 from replica.state.state import State
 from replica.values.errors import Refusal
 

@@ -27,11 +27,11 @@ from cluster.clock import format_instant
 from cluster.liveness import Transfer
 from cluster.past import PastBusy, settled_at
 from replica.exports import NO_TRANSFERS, not_exported
-from replica.governing import node_bytes_s, rules_in_force, shares_of
 from replica.messages import events as e
 from replica.model.jobs import Job
 from replica.model.operations import TRANSFERS, stage_of, waits_for_turn
 from replica.model.transfers import RateShares, TransferCheckpoint, TransferReceipt
+from replica.operations.transfer_limits import node_bytes_s, rules_in_force, shares_of
 from replica.state.state import State
 from replica.values.units import NEVER
 

@@ -200,7 +200,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     holders: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
     """Derived: pool -> the jobs whose buffer holds a part of it."""
     operations: immutables.Map[int, int] = immutables.Map()
-    """Derived: stage -> how many turns of it are taken (`replica.turns`); RUN: pre-runs."""
+    """Derived: stage -> how many turns of it are taken (`replica.operations.slots`); RUN: pre-runs."""
     arrays: immutables.Map[int, immutables.Map[int, int]] = immutables.Map()
     """Derived: array -> task -> job, of the tasks that are in `jobs`."""
     named: immutables.Map[str, immutables.Map[str, NameGroup]] = immutables.Map()
@@ -208,7 +208,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     use: immutables.Map[UseKey, int] = immutables.Map()
     """Derived: what counts against limits, licences and reservations (`replica.model.usage`)."""
     moving: immutables.Map[tuple[str, str], int] = immutables.Map()
-    """Derived: (user, node) -> transfers under way (`replica.governing`); an empty part stands for all."""
+    """Derived: (user, node) -> transfers under way (`replica.operations.transfer_limits`); an empty part stands for
+    all."""
 
     @property
     def site(self) -> Site:

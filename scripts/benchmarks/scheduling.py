@@ -24,10 +24,10 @@ from replica.model.job_options import JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
+from replica.operations.outcomes import active_stage, script_ended, succeeded
 from replica.orders import orders_for
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import plan
-from replica.staging import active_stage, script_ended, succeeded
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds
 from snapshots.assembly import from_sections

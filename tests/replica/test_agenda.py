@@ -25,12 +25,12 @@ from replica.model.job_options import NO_OPTIONS, JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
+from replica.operations.outcomes import active_stage, failed, script_ended, succeeded
+from replica.operations.slots import Turns, with_turns
 from replica.scheduling import REPLAN_S, next_due
 from replica.scheduling import events_of_pass as reference_events
-from replica.staging import active_stage, failed, script_ended, succeeded
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
-from replica.turns import Turns, with_turns
 from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_histories import Histories

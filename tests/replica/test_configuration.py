@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from replica.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
 from replica.fold.settle import settle
-from replica.governing import rules_of
 from replica.grammar.burst_buffer_conf import Setting, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, find_key
 from replica.messages import commands as c
@@ -34,6 +33,7 @@ from replica.model.configuration import (
 from replica.model.job_options import BufferOptions, JobOptions
 from replica.model.pools import Pool
 from replica.model.transfers import check_transfer_rules
+from replica.operations.transfer_limits import rules_of
 from replica.queries import reason_of
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State

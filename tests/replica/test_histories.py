@@ -16,10 +16,10 @@ from replica.messages.entries import Batch
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
+from replica.operations.outcomes import waiting_stage
 from replica.orders import Order
 from replica.queries import verdicts
 from replica.scheduling import next_due, plan
-from replica.staging import waiting_stage
 from replica.state.derived import derive
 from replica.state.digest import state_digest
 from replica.state.invariants import check

@@ -10,7 +10,6 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from replica.decide import decide
 from replica.exports import not_exported
-from replica.governing import rules_in_force, rules_of
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -30,12 +29,13 @@ from replica.model.transfers import (
     TransferReceipt,
     clipped_receipt,
 )
+from replica.operations.outcomes import PROVIDER_SLACK_S
+from replica.operations.slots import Turns, turns_given
+from replica.operations.transfer_limits import rules_in_force, rules_of
 from replica.orders import orders_for
 from replica.scheduling import next_due
-from replica.staging import PROVIDER_SLACK_S
 from replica.state.digest import state_records
 from replica.state.state import State
-from replica.turns import Turns, turns_given
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
 from tests.replica.test_agenda import Watched

@@ -5,9 +5,9 @@ from __future__ import annotations
 from replica.messages import commands as c
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
+from replica.operations.outcomes import active_stage
 from replica.orders import orders_for
 from replica.scheduling import next_due
-from replica.staging import active_stage
 from tests.replica.world import World, user
 
 

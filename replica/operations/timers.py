@@ -8,7 +8,7 @@ from replica.messages import events as e
 from replica.model.buffers import Buffer, BufferState
 from replica.model.jobs import Hold, Job, JobState
 from replica.model.partitions import is_in, place_name
-from replica.staging import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
+from replica.operations.outcomes import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
 from replica.state.state import Facts
 from replica.values.units import NEVER, Instant, seconds
 

@@ -5,7 +5,6 @@ Source: SEMANTICS.md, "When something fails" and "Cancelling".
 
 from __future__ import annotations
 
-from replica.governing import cap_s
 from replica.messages import events as e
 from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.buffers import Buffer, BufferState
@@ -15,6 +14,7 @@ from replica.model.job_options import NO_OPTIONS
 from replica.model.jobs import NO_EXTRA, Hold, Job, JobState
 from replica.model.operations import Stage, stage_of, waits_for_turn
 from replica.model.provider import NATIVE
+from replica.operations.transfer_limits import cap_s
 from replica.state.state import Facts
 from replica.values.limits import MESSAGE_CHARACTERS_MAX, PERSISTENT_PER_JOB_MAX
 from replica.values.units import NEVER, Instant, seconds

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 
-from replica.governing import load_of, may_begin
 from replica.messages import events as e
 from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.operations import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
+from replica.operations.transfer_limits import load_of, may_begin
 from replica.state.state import Facts
 from replica.values.limits import TURNED_AWAY_MAX
 from replica.values.units import Instant
