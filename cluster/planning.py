@@ -1,4 +1,5 @@
-"""The leader's agenda (`replica.agenda`), kept in step with the tentative state: what makes a scheduling pass cheap.
+"""The leader's agenda (`replica.scheduler.index`), kept in step with the tentative state: what makes a scheduling pass
+cheap.
 
 It follows each batch as it is decided, so it is always the index of the newest tentative state. What it was built on is
 dropped with the batches in flight: then it is built anew, a portion a turn, since 100,000 jobs take most of a second.
@@ -6,10 +7,10 @@ dropped with the batches in flight: then it is built anew, a portion a turn, sin
 
 from __future__ import annotations
 
-from replica.agenda import Agenda
-from replica.agenda_pass import events_of_pass
 from replica.fold.settle import Tentative
 from replica.messages.events import Event
+from replica.scheduler.index import Agenda
+from replica.scheduler.scheduling_pass import events_of_pass
 from replica.state.state import State
 from replica.values.units import Instant
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.headroom import alone_over, submit_over
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
@@ -25,7 +24,8 @@ from replica.model.job_options import JobOptions
 from replica.model.jobs import JobSpec
 from replica.model.reservations import Reservation, check_reservation
 from replica.model.usage import standing_with
-from replica.priority import rules_of
+from replica.scheduler.priority import rules_of
+from replica.scheduler.quotas import alone_over, submit_over
 from replica.state.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import ACCOUNTS_MAX, LICENSES_MAX, QOS_MAX, RESERVATIONS_MAX

@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 
 from replica.accounting_changes import CHANGES
-from replica.agenda import Agenda
-from replica.agenda_pass import events_of_pass
 from replica.array_commands import members
 from replica.decide_cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
 from replica.decide_jobs import JOBS_BY_KEY
@@ -23,6 +21,8 @@ from replica.messages.entries import Decision as Decision
 from replica.model.operations import QUEUED_STAGES
 from replica.operations.slots import BEGINNINGS, Turns, with_turns
 from replica.partition_changes import PARTITION_CHANGES
+from replica.scheduler.index import Agenda
+from replica.scheduler.scheduling_pass import events_of_pass
 from replica.state.state import Facts, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant

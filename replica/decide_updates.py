@@ -33,8 +33,8 @@ from replica.model.job_options import (
 from replica.model.jobs import Job, JobSpec, JobState
 from replica.model.partitions import chosen_partition
 from replica.model.provider import NATIVE
-from replica.pending import depended_on
 from replica.request_options import check_plain_options, with_options_decided
+from replica.scheduler.gates import depended_on
 from replica.state.state import Facts
 from replica.submission import Unfit, check_dependencies, request_decided
 from replica.values.errors import Refusal, RefusalCode

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from replica.agenda import Agenda
-from replica.agenda_pass import verdicts_of
 from replica.model.buffers import BufferState
 from replica.model.jobs import NO_EXTRA, Hold, JobState
 from replica.model.pools import Pool, free_bytes
-from replica.pending import later_reason
+from replica.scheduler.gates import later_reason
+from replica.scheduler.index import Agenda
+from replica.scheduler.scheduling_pass import verdicts_of
 from replica.state.state import State
 from replica.values.verdicts import Verdict
 

@@ -14,8 +14,18 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from replica.headroom import Headroom
-from replica.judging import (
+from replica.messages import events as e
+from replica.model.arrays import ArrayUse, is_gated, is_waiting
+from replica.model.buffers import Buffer
+from replica.model.job_options import BufferOptions
+from replica.model.jobs import Job, JobState
+from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_turn, waits_for_turn
+from replica.model.partitions import AnyNode, is_in
+from replica.model.pools import free_bytes
+from replica.model.usage import Standing, standing_of, takes_cpus
+from replica.operations.slots import Turns, turns_given, with_turns
+from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
+from replica.scheduler.admission import (
     WAITS,
     Place,
     PlaceAnswer,
@@ -27,34 +37,29 @@ from replica.judging import (
     place_answer,
     place_of,
     place_verdict,
-    reservation_of,
     space_answer,
     space_verdict,
     take_note,
     wish_of,
 )
-from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, run_until, start_of
-from replica.messages import events as e
-from replica.model.arrays import ArrayUse, is_gated, is_waiting
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_options import BufferOptions
-from replica.model.jobs import Job, JobState
-from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_turn, waits_for_turn
-from replica.model.partitions import AnyNode, is_in
-from replica.model.pools import free_bytes
-from replica.model.usage import Standing, standing_of, takes_cpus
-from replica.operations.slots import Turns, turns_given, with_turns
-from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
-from replica.pending import buffer_gate, depended_on, early_gate, later_reason
-from replica.persistent_pass import names_of, serve_named
-from replica.revocation import revocation_events, victim_of, victims_for
+from replica.scheduler.backfill import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, run_until, start_of
+from replica.scheduler.gates import (
+    REPLAN_S,
+    buffer_gate,
+    depended_on,
+    early_gate,
+    later_reason,
+    reservation_of,
+    still,
+    waits_for_space,
+)
+from replica.scheduler.persistent import names_of, serve_named
+from replica.scheduler.preemption import revocation_events, victim_of, victims_for
+from replica.scheduler.quotas import Headroom
 from replica.state.state import State
 from replica.values.limits import EVENTS_PER_PASS_MAX
 from replica.values.units import NEVER, Instant, seconds
 from replica.values.verdicts import Reason, Verdict
-
-REPLAN_S = 30
-"""How often a pass is repeated while a job waits for space, seconds: expected starts move with time alone."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -84,18 +89,6 @@ def next_due(state: State, after: Instant) -> Instant | None:
             due.append(after + seconds(REPLAN_S))
     due.extend(reservation_instants(state))
     return Instant(min(later)) if (later := [instant for instant in due if instant > after]) else None
-
-
-def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
-    """Whether a job that no early gate keeps back is a candidate for space in its pool."""
-    return job.state is JobState.PENDING and buffer is not None and buffer.state is BufferState.PENDING
-
-
-def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
-    """Return what is said of a job that something is due for at once."""
-    if job.state is not JobState.PENDING:
-        return later_reason(job, buffer, state.site.provider)
-    return early_gate(state, job) or buffer_gate(buffer, job) or Verdict(Reason.NONE, "nothing holds the job back")
 
 
 class _Pass:

@@ -9,13 +9,13 @@ from cluster.api.problems import Problem, bad
 from cluster.api.service import Call, Reply
 from cluster.client import accounting_views as v
 from cluster.clock import format_instant, parse_instant
-from replica.estimates import estimate as estimate_of
 from replica.grammar.account_limits import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
 from replica.messages import commands as c
 from replica.model.accounts import Account, AccountUser, License, Limit, Qos, SchedulingRules
 from replica.model.jobs import JobState
 from replica.model.reservations import Reservation
-from replica.priority import effective_priority, rules_of
+from replica.scheduler.estimates import estimate as estimate_of
+from replica.scheduler.priority import effective_priority, rules_of
 from replica.state.state import State
 from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 

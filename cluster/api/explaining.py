@@ -11,15 +11,13 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from cluster.chronicle import Chronicle
-from replica.agenda import Agenda
-from replica.agenda_ahead import ahead_in
-from replica.agenda_pass import verdicts_of
-from replica.estimates import Estimate, estimate
 from replica.messages.events import Event
 from replica.model.jobs import JobState
-from replica.pending import early_gate, later_reason
 from replica.queries import verdicts
-from replica.scheduling import waits_for_space
+from replica.scheduler.estimates import Estimate, ahead_in, estimate
+from replica.scheduler.gates import early_gate, later_reason, waits_for_space
+from replica.scheduler.index import Agenda
+from replica.scheduler.scheduling_pass import verdicts_of
 from replica.state.state import State
 from replica.values.units import Instant
 from replica.values.verdicts import Verdict

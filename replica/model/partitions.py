@@ -1,9 +1,10 @@
 """Partitions: which nodes a job may run on, for whom, and for how long.
 
 A partition is a gate, and a set of nodes. Its record alone says whether the gate is open (`partition_gate`); where a
-job is placed is asked at its turn in a pass (`replica.judging`). A node may be in several partitions. As long as a site
-has no partition at all, the name that a job brings is kept with it and means nothing; a job that names none, where no
-partition is the default, may run on any node. Source: Slurm's manual page of slurm.conf, its reasons byte for byte.
+job is placed is asked at its turn in a pass (`replica.scheduler.admission`). A node may be in several partitions. As
+long as a site has no partition at all, the name that a job brings is kept with it and means nothing; a job that names
+none, where no partition is the default, may run on any node. Source: Slurm's manual page of slurm.conf, its reasons
+byte for byte.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from replica.agenda import Agenda
-from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.decide import decide, is_by_key
 from replica.fold.fold import fold
 from replica.fold.settle import Tentative
@@ -26,6 +24,8 @@ from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.operations.outcomes import active_stage, script_ended, succeeded
 from replica.orders import orders_for
+from replica.scheduler.index import Agenda
+from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import plan
 from replica.state.state import EMPTY, State

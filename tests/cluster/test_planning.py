@@ -8,7 +8,6 @@ from cluster import planning
 from cluster.clock import ManualClock
 from cluster.config import Config
 from cluster.planning import Planner
-from replica.agenda import Agenda
 from replica.decide import decide
 from replica.fold.settle import Tentative
 from replica.grammar.directives import parse_request
@@ -17,6 +16,8 @@ from replica.messages.entries import Accepted, Entry
 from replica.messages.events import Event
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
+from replica.scheduler.index import Agenda
+from replica.scheduler.scheduling_pass import events_of_pass
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import next_due
 from replica.values.units import Instant
@@ -34,7 +35,7 @@ class Compared:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes = 0
         self.built = 0
-        real, build = planning.events_of_pass, Agenda.__init__
+        real, build = events_of_pass, Agenda.__init__
 
         def compare(agenda: Agenda, at: Instant) -> tuple[Event, ...]:
             self.passes += 1

@@ -642,8 +642,8 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
 async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has_rested(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replica.agenda import Agenda
-    from replica.agenda_pass import events_of_pass as real
+    from replica.scheduler.index import Agenda
+    from replica.scheduler.scheduling_pass import events_of_pass as real
 
     passes = 0
 

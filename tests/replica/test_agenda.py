@@ -11,10 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from replica import agenda_pass, judging, scheduling
-from replica.agenda import Agenda
-from replica.agenda_events import EVENTS_ABOUT_ALL, EVENTS_ABOUT_NONE, NODE_EVENTS, POOL_EVENTS, RESERVATION_EVENTS
-from replica.agenda_pass import events_of_pass, verdicts_of
+from replica import scheduling
 from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -27,8 +24,19 @@ from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.operations.outcomes import active_stage, failed, script_ended, succeeded
 from replica.operations.slots import Turns, with_turns
-from replica.scheduling import REPLAN_S, next_due
+from replica.scheduler import admission, scheduling_pass
+from replica.scheduler.gates import REPLAN_S
+from replica.scheduler.index import (
+    EVENTS_ABOUT_ALL,
+    EVENTS_ABOUT_NONE,
+    NODE_EVENTS,
+    POOL_EVENTS,
+    RESERVATION_EVENTS,
+    Agenda,
+)
+from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.scheduling import events_of_pass as reference_events
+from replica.scheduling import next_due
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
 from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
@@ -251,10 +259,10 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
 ) -> None:
     random = Random(seed)
     if seed % 3 == 1:
-        for module in (scheduling, agenda_pass):
+        for module in (scheduling, scheduling_pass):
             monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
     if seed % 3 == 2:
-        monkeypatch.setattr(judging, "CANDIDATES_BEHIND_MAX", 3)
+        monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 3)
     state, at = crowd(random, 300), START
     agenda, kinds = Agenda(state), set()
     assert not agenda.prepare(100)
@@ -309,7 +317,7 @@ def test_every_kind_of_event_is_about_a_job_or_a_node_or_all_or_none() -> None:
 def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(judging, "CANDIDATES_BEHIND_MAX", 2)
+    monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 2)
     world = Watched({"fast": 100}, max_passes=9)
     world.submit("capacity=60")
     first = world.submit("capacity=100", priority=9)

@@ -6,13 +6,12 @@ from random import Random
 
 import pytest
 
-from replica import estimates
-from replica.agenda import Agenda
-from replica.agenda_ahead import ahead_in
-from replica.estimates import estimate
 from replica.fold.fold import fold
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
+from replica.scheduler import estimates
+from replica.scheduler.estimates import ahead_in, estimate
+from replica.scheduler.index import Agenda
 from replica.scheduling import events_of_pass as reference_events
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import START, crowd, happening, submitted
@@ -70,10 +69,10 @@ def test_with_too_many_before_it_or_too_many_nodes_to_ask_nobody_says_when_a_job
     agenda.prepare(1_000)
     for ahead in (ahead_in(agenda), None):
         monkeypatch.setattr(estimates, "AHEAD_MAX", 3)
-        monkeypatch.setattr("replica.agenda_ahead.AHEAD_MAX", 3)
+        monkeypatch.setattr("replica.scheduler.estimates.AHEAD_MAX", 3)
         assert estimate(world.state, last, world.at, ahead).is_known
         monkeypatch.setattr(estimates, "AHEAD_MAX", 2)
-        monkeypatch.setattr("replica.agenda_ahead.AHEAD_MAX", 2)
+        monkeypatch.setattr("replica.scheduler.estimates.AHEAD_MAX", 2)
         found = estimate(world.state, last, world.at, ahead)
         assert not found.is_known
         assert "more than 2 jobs are before it in line for pool fast" in found.steps[-1].sentence

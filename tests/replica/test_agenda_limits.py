@@ -10,9 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from replica import agenda_pass, judging, scheduling
-from replica.agenda import Agenda
-from replica.agenda_pass import events_of_pass, verdicts_of
+from replica import scheduling
 from replica.fold.fold import fold
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -23,6 +21,9 @@ from replica.model.job_options import JobChange, JobOptions, JobTerms
 from replica.model.jobs import Dependency, DependencyKind, JobSpec, JobState
 from replica.model.partitions import Partition, PartitionState
 from replica.model.reservations import Reservation, ReservedSpace
+from replica.scheduler import admission, scheduling_pass
+from replica.scheduler.index import Agenda
+from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.scheduling import events_of_pass as reference_events
 from replica.scheduling import next_due, plan
 from replica.state.invariants import check
@@ -164,11 +165,11 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
 ) -> None:
     random = Random(seed)
     if seed % 3 == 1:
-        for module in (scheduling, agenda_pass):
+        for module in (scheduling, scheduling_pass):
             monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
     if seed % 3 == 2:
         for name in ("CANDIDATES_BEHIND_MAX", "TURNED_AWAY_MAX"):
-            monkeypatch.setattr(judging, name, 3)
+            monkeypatch.setattr(admission, name, 3)
     state, at = limited_crowd(random, 80), START
     agenda = Agenda(state)
     kinds: set[type] = set()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from replica import reserved_line
-from replica.estimates import Estimate, estimate
 from replica.messages import commands as c
 from replica.model.jobs import Dependency, DependencyKind, Hold
 from replica.model.rates import DRAIN_TIME_S, MEASURED_MAX, Measured
+from replica.scheduler import backfill
+from replica.scheduler.estimates import Estimate, estimate
 from replica.values.units import NEVER, seconds
 from tests.replica.test_accounting import changed, given
 from tests.replica.test_reservations import reserve
@@ -187,7 +187,7 @@ def test_a_pool_that_shrank_gives_back_first_what_it_lacks() -> None:
 
 
 def test_a_line_that_is_too_long_to_say_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserved_line, "STEPS_MAX", 10)
+    monkeypatch.setattr(backfill, "STEPS_MAX", 10)
     world = World({"fast": 100}, cpus=100)
     reserve(world, 0, 90_000)
     jobs = [given(world, "capacity=40", time_limit_s=600) for _ in range(9)]

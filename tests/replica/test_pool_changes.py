@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from msgspec.structs import replace
 
-from replica.agenda import Agenda
-from replica.agenda_pass import events_of_pass, verdicts_of
 from replica.decide import decide
 from replica.fold.fold import fold
 from replica.fold.settle import settle
@@ -24,6 +22,8 @@ from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amou
 from replica.orders import Order
 from replica.pool_changes import overcommitted_bytes, pool_users, unit_in
 from replica.queries import pool_use, reason_of, verdict_of
+from replica.scheduler.index import Agenda
+from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.scheduling import plan
 from replica.state.digest import state_digest
 from replica.state.invariants import check

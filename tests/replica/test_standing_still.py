@@ -7,10 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from replica import agenda_pass, judging
-from replica.estimates import estimate
 from replica.grammar.burst_buffer_conf import Setting
-from replica.headroom import Headroom
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
@@ -18,6 +15,9 @@ from replica.model.job_options import JobOptions
 from replica.model.jobs import Hold, JobState
 from replica.model.pools import Pool
 from replica.model.usage import standing_with
+from replica.scheduler import admission, scheduling_pass
+from replica.scheduler.estimates import estimate
+from replica.scheduler.quotas import Headroom
 from replica.scheduling import events_of_pass as reference_events
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
@@ -127,16 +127,16 @@ def test_requests_larger_than_their_pool_are_not_looked_at_and_do_not_keep_other
     made = shrunk(12)
     small = made.submit("capacity=10 pool=fast", hold=Hold.USER)
     looked_at: list[int] = []
-    real = judging.space_answer
+    real = admission.space_answer
 
-    def counted(turn: judging.Turn, wish: judging.Wish) -> judging.SpaceAnswer:
+    def counted(turn: admission.Turn, wish: admission.Wish) -> admission.SpaceAnswer:
         looked_at.append(wish.job.id)
         return real(turn, wish)
 
     made.passes = False
     made.settle(c.ReleaseJob(small))
-    monkeypatch.setattr(agenda_pass, "space_answer", counted)
-    events = agenda_pass.events_of_pass(made.agenda, made.at)
+    monkeypatch.setattr(scheduling_pass, "space_answer", counted)
+    events = scheduling_pass.events_of_pass(made.agenda, made.at)
     assert looked_at == [small]
     assert [type(event) for event in events] == [e.BufferAllocated]
     assert events == reference_events(made.state, made.at)
@@ -154,7 +154,7 @@ def test_a_pool_that_grows_again_gives_them_their_turn_and_one_that_shrinks_take
 
 def test_tasks_of_an_array_and_what_a_limit_turns_away_are_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(judging, "TURNED_AWAY_MAX", 2)
+    monkeypatch.setattr(admission, "TURNED_AWAY_MAX", 2)
     made = Watched({"fast": 100}, cpus=64)
     made.settle(c.SetQos(Qos("small", limits=(Limit(LimitKind.GRP_BB, "fast", 100),))))
     made.submit("capacity=40", options=JobOptions(qos="small"))

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from replica.estimates import estimate
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
@@ -17,6 +16,7 @@ from replica.model.buffers import BufferRequest
 from replica.model.job_options import BufferOptions, JobChange, JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
 from replica.model.partitions import Partition, PartitionState
+from replica.scheduler.estimates import estimate
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.test_agenda import Watched

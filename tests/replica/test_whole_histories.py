@@ -17,7 +17,7 @@ from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent
 from replica.model.jobs import JobState
 from replica.model.persistent import PERSISTENT_STATES
-from replica.persistent_pass import names_of
+from replica.scheduler.persistent import names_of
 from replica.state.state import EMPTY
 from tests.replica.test_agenda import Watched
 from tests.replica.test_histories import Histories

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from replica import persistent_pass
 from replica.model.persistent import PersistentBuffer
+from replica.scheduler import persistent
 
 
 def persistent_space_not_counted() -> list[Any]:
@@ -16,13 +16,13 @@ def persistent_space_not_counted() -> list[Any]:
 
 def destroyed_while_used() -> list[Any]:
     """A persistent buffer is removed although jobs work with it."""
-    original = persistent_pass._waits_for_names
+    original = persistent._waits_for_names
 
     def blind(*given: Any) -> str:
         sentence = original(*given)
         return "" if " jobs use the persistent buffer " in sentence else sentence
 
-    return [patch.object(persistent_pass, "_waits_for_names", blind)]
+    return [patch.object(persistent, "_waits_for_names", blind)]
 
 
 PLANTS_OF_WHOLE = (persistent_space_not_counted, destroyed_while_used)

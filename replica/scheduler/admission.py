@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from replica.headroom import Headroom
-from replica.line import Head, expected_end
 from replica.messages import events as e
 from replica.model.buffers import Buffer
 from replica.model.jobs import Job
@@ -19,7 +17,9 @@ from replica.model.operations import Stage
 from replica.model.partitions import AnyNode, is_in, place_name
 from replica.model.usage import Standing, standing_of
 from replica.operations.slots import Turns
-from replica.priority import order_of
+from replica.scheduler.backfill import Head, expected_end
+from replica.scheduler.priority import order_of
+from replica.scheduler.quotas import Headroom
 from replica.state.state import Facts, State
 from replica.values.limits import CANDIDATES_BEHIND_MAX, TURNED_AWAY_MAX
 from replica.values.units import NEVER, Instant, format_size
@@ -167,12 +167,6 @@ def given_of(turn: Turn, events: Iterable[e.Event], pool: str) -> list[tuple[int
         for event in events
         if isinstance(event, e.BufferAllocated) and state.buffers[event.job].pool == pool
     )
-
-
-def reservation_of(state: State, job_id: int) -> str:
-    """Return the reservation that a job is of, or empty."""
-    options = state.options.get(job_id)
-    return "" if options is None else options.reservation
 
 
 def head_before(turn: Turn, wish: Wish) -> Head | None:

@@ -11,18 +11,17 @@ from collections.abc import Iterable
 
 import immutables
 
-from replica.headroom import standing_gate
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_names import first_of
 from replica.model.job_options import NO_TERMS, JobOptions
 from replica.model.jobs import ENDED, NO_EXTRA, Dependency, DependencyKind, Hold, Job, JobState
 from replica.model.operations import waits_for_turn
 from replica.model.partitions import partition_gate
+from replica.scheduler.quotas import standing_gate
 from replica.state.derived import is_finished
 from replica.state.state import Facts, State
 from replica.values.units import NEVER
-from replica.values.verdicts import Reason as Reason
-from replica.values.verdicts import Verdict as Verdict
+from replica.values.verdicts import Reason, Verdict
 
 
 def early_gate(state: State, job: Job) -> Verdict | None:
@@ -206,3 +205,25 @@ def later_reason(job: Job, buffer: Buffer | None, provider: str) -> Verdict:
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
         return Verdict(job.message, "the buffer could not be removed; its space stays counted")
     return Verdict(Reason.NONE, "nothing holds the job back" if job.state not in ENDED else "the job is over")
+
+
+REPLAN_S = 30
+"""How often a pass is repeated while a job waits for space, seconds: expected starts move with time alone."""
+
+
+def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
+    """Whether a job that no early gate keeps back is a candidate for space in its pool."""
+    return job.state is JobState.PENDING and buffer is not None and buffer.state is BufferState.PENDING
+
+
+def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
+    """Return what is said of a job that something is due for at once."""
+    if job.state is not JobState.PENDING:
+        return later_reason(job, buffer, state.site.provider)
+    return early_gate(state, job) or buffer_gate(buffer, job) or Verdict(Reason.NONE, "nothing holds the job back")
+
+
+def reservation_of(state: State, job_id: int) -> str:
+    """Return the reservation that a job is of, or empty."""
+    options = state.options.get(job_id)
+    return "" if options is None else options.reservation

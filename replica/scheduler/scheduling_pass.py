@@ -11,10 +11,15 @@ from enum import Enum, auto
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import takewhile
 
-from replica.agenda import Agenda
-from replica.agenda_parts import Group, Key, NodeUse, Queue
-from replica.headroom import Headroom
-from replica.judging import (
+from replica.messages import events as e
+from replica.model.jobs import Job
+from replica.model.operations import QUEUED_STAGES, Stage
+from replica.model.partitions import AnyNode, place_name
+from replica.model.pools import free_bytes
+from replica.model.usage import Standing
+from replica.operations.slots import Turns, turns_given, with_turns
+from replica.operations.timers import due_events, reservations_due
+from replica.scheduler.admission import (
     Place,
     SpaceAnswer,
     Wish,
@@ -24,24 +29,18 @@ from replica.judging import (
     nodes_of,
     place_of,
     place_verdict,
-    reservation_of,
     run_verdict,
     space_answer,
     space_verdict,
     take_note,
 )
-from replica.line import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, start_of
-from replica.messages import events as e
-from replica.model.jobs import Job
-from replica.model.operations import QUEUED_STAGES, Stage
-from replica.model.partitions import AnyNode, place_name
-from replica.model.pools import free_bytes
-from replica.model.usage import Standing
-from replica.operations.slots import Turns, turns_given, with_turns
-from replica.operations.timers import due_events, reservations_due
-from replica.persistent_pass import judge_named, names_of, serve_named
-from replica.revocation import revocation_events, victims_for
-from replica.scheduling import still, waits_for_space
+from replica.scheduler.backfill import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, start_of
+from replica.scheduler.gates import reservation_of, still, waits_for_space
+from replica.scheduler.index import Agenda
+from replica.scheduler.index_rows import Group, Key, NodeUse, Queue
+from replica.scheduler.persistent import judge_named, names_of, serve_named
+from replica.scheduler.preemption import revocation_events, victims_for
+from replica.scheduler.quotas import Headroom
 from replica.values.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
 from replica.values.units import NEVER, Instant
 from replica.values.verdicts import Verdict

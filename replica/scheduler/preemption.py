@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.judging import Place, Turn, Wish, available, place_of
 from replica.messages import events as e
 from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.accounts import SchedulingRules
 from replica.model.buffers import Buffer, BufferState
 from replica.model.jobs import Hold, Job, JobState
 from replica.model.partitions import place_name
-from replica.pending import early_gate
-from replica.priority import rules_of
+from replica.scheduler.admission import Place, Turn, Wish, available, place_of
+from replica.scheduler.gates import early_gate
+from replica.scheduler.priority import rules_of
 from replica.state.state import State
 from replica.values.limits import REVOKED_PER_PASS_MAX
 from replica.values.units import Instant, seconds

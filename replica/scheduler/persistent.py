@@ -16,7 +16,6 @@ from typing import Protocol
 
 import msgspec
 
-from replica.judging import Turn, end_of, free_for, limits_verdict, nodes_of, usable_in, wish_of
 from replica.messages import events as e
 from replica.model.buffers import Buffer, BufferState
 from replica.model.failure_texts import CREATE_ERROR, delete_denied, duplicate_name
@@ -26,6 +25,7 @@ from replica.model.operations import Stage
 from replica.model.partitions import is_in
 from replica.model.pools import Pool
 from replica.operations.slots import with_turns
+from replica.scheduler.admission import Turn, end_of, free_for, limits_verdict, nodes_of, usable_in, wish_of
 from replica.state.state import Facts
 from replica.values.limits import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX
 from replica.values.units import round_up

@@ -33,25 +33,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from replica.agenda_events import (
-    CHANGES,
-    EVENTS_ABOUT_ALL,
-    EVENTS_OF_THEIR_OWN,
-    NODE_EVENTS,
-    POOL_EVENTS,
-    RESERVATION_EVENTS,
-)
-from replica.agenda_nodes import AgendaNodes
-from replica.agenda_parts import Group, Key, Milestone, More, Part, Queue, keep, keep_in_set, part_of
-from replica.agenda_waiters import Waiters
-from replica.judging import usable_in
 from replica.messages import events as e
 from replica.model.arrays import ArrayUse
 from replica.model.jobs import JobState
 from replica.operations.timers import reservation_instants
-from replica.pending import buffer_gate, early_gate, later_reason
-from replica.revocation import Victim
-from replica.scheduling import REPLAN_S, waits_for_space
+from replica.scheduler.admission import usable_in
+from replica.scheduler.dependency_index import Waiters
+from replica.scheduler.gates import REPLAN_S, buffer_gate, early_gate, later_reason, waits_for_space
+from replica.scheduler.index_rows import Group, Key, Milestone, More, Part, Queue, keep, keep_in_set, part_of
+from replica.scheduler.node_index import AgendaNodes
+from replica.scheduler.preemption import Victim
 from replica.state.state import State
 from replica.values.sorted_keys import SortedKeys
 from replica.values.units import NEVER, Instant, seconds
@@ -407,3 +398,50 @@ class Agenda:
                 "ready": set(self.ready),
             }
         )
+
+
+# ---- which events an agenda looks at how: by job, as nearly all of a busy cluster are, or each in its own way
+
+
+NODE_EVENTS = (e.NodeRegistered, e.NodeDrained, e.NodeResumed, e.NodeWentDown, e.NodeCameBack)
+RESERVATION_EVENTS = (e.ReservationSet, e.ReservationDeleted, e.ReservationStarted, e.ReservationEnded)
+EVENTS_ABOUT_ALL = (
+    e.ClusterFounded,
+    e.PolicySet,
+    e.SiteConfigured,
+    e.AccountSet,
+    e.AccountDeleted,
+    e.QosSet,
+    e.QosDeleted,
+    e.SchedulingRulesSet,
+    e.PartitionSet,
+    e.PartitionDeleted,
+    e.TransferRulesSet,
+    e.FeatureLevelRaised,
+)
+POOL_EVENTS = (e.PoolSet, e.PoolRemoved)
+EVENTS_ABOUT_NONE = (
+    e.PoolUnitSet,
+    e.MailSent,
+    e.MailDropped,
+    e.LicenseSet,
+    e.LicenseDeleted,
+    e.UsageReset,
+)
+"""Events that are not about one job: about a node, a pool, every job, or about nothing that is kept here."""
+
+CHANGES = (e.JobUpdated, e.BufferRequestChanged)
+"""Events after which a job may depend on others than before."""
+
+EVENTS_OF_THEIR_OWN = frozenset(
+    (
+        *NODE_EVENTS,
+        *RESERVATION_EVENTS,
+        *POOL_EVENTS,
+        *EVENTS_ABOUT_ALL,
+        *EVENTS_ABOUT_NONE,
+        *CHANGES,
+        e.ArraySubmitted,
+    )
+)
+"""All events that are not simply about one job, which nearly every event of a busy cluster is: found at one look."""

@@ -7,22 +7,23 @@ long as nobody comes before it, since scripts mostly end before their limit. Wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import heapify, heappop, heappush, nsmallest
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush, merge, nsmallest
+from itertools import islice, takewhile
 
 import msgspec
 
-from replica.judging import nodes_of, place_of, usable_in
-from replica.line import NOBODY_KNOWS, drain_us, release_at, run_until
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_options import NO_TERMS
 from replica.model.jobs import ENDED, Hold, Job, JobState
 from replica.model.partitions import is_in
 from replica.model.rates import rates_of
 from replica.model.usage import takes_cpus
-from replica.pending import early_gate
-from replica.reserved_line import ReservedLine, TooManySteps
-from replica.scheduling import waits_for_space
+from replica.scheduler.admission import nodes_of, place_of, usable_in
+from replica.scheduler.backfill import NOBODY_KNOWS, ReservedLine, TooManySteps, drain_us, release_at, run_until
+from replica.scheduler.gates import early_gate, waits_for_space
+from replica.scheduler.index import Agenda
+from replica.scheduler.index_rows import Key
 from replica.state.state import State
 from replica.values.units import NEVER, Instant, format_size, seconds
 from replica.values.verdicts import Reason
@@ -63,7 +64,7 @@ class Estimate(msgspec.Struct, frozen=True):
 def estimate(state: State, job_id: int, at: Instant, ahead: Ahead | None = None) -> Estimate:
     """Return when the job should start, as of `at`. KeyError for a job that is not in the state.
 
-    `ahead` knows who stands before it (`replica.agenda_ahead`); without it, this walks over all jobs.
+    `ahead` knows who stands before it (`replica.scheduler.estimates`); without it, this walks over all jobs.
     """
     if ahead is None:
         ahead = _walk(state)
@@ -298,3 +299,30 @@ class _NodeLine:
         self.free -= cpus
         self.ends.append((end_at, cpus))
         self.ends.sort()
+
+
+# ---- who stands before a job in line, from an agenda: what an estimate asks, without a walk over all jobs
+
+
+def ahead_in(agenda: Agenda) -> Ahead:
+    """Return who says which candidates are before a job; `agenda` must be prepared, and not change meanwhile."""
+
+    def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
+        lines = (takewhile(lambda key: key[:2] < place, keys) for keys in _lines(agenda, pool))
+        found = [job_id for _, job_id, _ in islice(merge(*lines), AHEAD_MAX + 1)]
+        return None if len(found) > AHEAD_MAX else found
+
+    return ahead
+
+
+def _lines(agenda: Agenda, pool: str | None) -> Iterator[Iterator[Key]]:
+    for (kind, name, _, _), keys in agenda.queues.items():
+        if (kind in ("any", "node")) if pool is None else (kind == "space" and name == pool):
+            yield iter(keys)
+        elif pool is not None and kind == "named":
+            yield (key for key in keys if _wants(agenda, key[1], pool))
+
+
+def _wants(agenda: Agenda, job_id: int, pool: str) -> bool:
+    buffer = agenda.state.buffers.get(job_id)
+    return buffer is not None and buffer.pool == pool and buffer.granted_bytes > 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.judging import nodes_of, place_of, usable_in
-from replica.line import run_until
 from replica.model.arrays import is_active, is_ahead, is_gated, is_waiting
 from replica.model.buffers import HOLDING, Buffer, BufferState
 from replica.model.job_options import JobOptions
@@ -13,10 +11,11 @@ from replica.model.jobs import ENDED, DependencyKind, Job, JobState
 from replica.model.operations import queue_place, waits_for_turn
 from replica.model.usage import Standing, standing_of, takes_cpus
 from replica.operations.timers import due_at
-from replica.pending import early_gate
-from replica.persistent_pass import names_of
-from replica.revocation import Victim, victim_of
-from replica.scheduling import waits_for_space
+from replica.scheduler.admission import nodes_of, place_of, usable_in
+from replica.scheduler.backfill import run_until
+from replica.scheduler.gates import early_gate, waits_for_space
+from replica.scheduler.persistent import names_of
+from replica.scheduler.preemption import Victim, victim_of
 from replica.state.derived import is_finished
 from replica.state.state import State
 from replica.values.sorted_keys import SortedKeys

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.agenda_parts import NodeUse, keep
 from replica.model.partitions import Partitions
+from replica.scheduler.index_rows import NodeUse, keep
 from replica.values.sorted_keys import SortedKeys
 
 
