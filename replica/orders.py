@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from replica.decide.submit import expand_roots
 from replica.model.buffers import Access, Buffer, BufferState, Transfer
 from replica.model.job_options import CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.jobs import NO_EXTRA, Job, JobState
@@ -79,11 +80,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """stage_in, stage_out with the native provider, from feature level 4 on: how to move data. None: as before."""
     shares: RateShares | None = None
     """With `rules`: how fast it may go here and now."""
-
-
-def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:
-    """Return the policy's roots with `%u` replaced."""
-    return tuple(root.replace("%u", user) for root in roots)
 
 
 def orders_for(state: State, node: str) -> tuple[Order, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import immutables
 import msgspec
 
-from replica.decide import decide
+from replica.decide.decide import decide
 from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages.features import FEATURE_LEVEL_KNOWN

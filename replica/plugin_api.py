@@ -81,7 +81,7 @@ def tres_count(state: State, job_id: int) -> int:
     if buffer is not None and _unit(state, buffer.pool) is PoolUnit.BYTES:
         total = buffer.granted_bytes
     for create in () if options.buffer is None else options.buffer.creates:
-        pool = _pool(state, create.pool)
+        pool = _pool_named(state, create.pool)
         if pool is not None and _unit(state, pool.name) is PoolUnit.BYTES:
             total += round_up(create.capacity_bytes, pool.granularity_bytes)
     return megabytes(total)
@@ -107,7 +107,7 @@ def xlate_bb_2_tres_str(state: State, burst_buffer: str) -> str:
     if reading.options is not None:
         asked += [(create.pool, create.capacity_bytes) for create in reading.options.creates]
     for name, size in asked:
-        pool = _pool(state, name)
+        pool = _pool_named(state, name)
         if pool is not None and _unit(state, pool.name) is PoolUnit.BYTES:
             total += round_up(size, pool.granularity_bytes)
     return f"bb/{site.provider}={tres_size(total)}" if total else ""
@@ -139,7 +139,7 @@ def tres_size(size_bytes: int) -> str:
     return f"{amount}{letters[-1]}"
 
 
-def _pool(state: State, name: str) -> Pool | None:
+def _pool_named(state: State, name: str) -> Pool | None:
     if name:
         return state.pools.get(name)
     return next((state.pools[one] for one in sorted(state.pools) if state.pools[one].is_default), None)

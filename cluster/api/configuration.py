@@ -13,7 +13,7 @@ from cluster.client.configuration_views import (
     SettingBody,
     SettingView,
 )
-from replica.configuration import (
+from replica.decide.configuration import (
     DEFAULT_POLICY,
     configuration_events,
     differences,

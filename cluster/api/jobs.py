@@ -18,7 +18,7 @@ from cluster.client.views import BulkAnswer, CommandResult, ErrorView, JobsAnswe
 from cluster.clock import format_instant
 from cluster.proposer import Answer, Settled
 from cluster.providers.limits import CALLS_MAX
-from replica.array_commands import Tasks, job_of_task, members
+from replica.decide.arrays import Tasks, job_of_task, members
 from replica.messages import commands as c
 from replica.model.jobs import JobState
 from replica.state.state import State

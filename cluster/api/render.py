@@ -9,11 +9,11 @@ from cluster.api.job_details import details_of, task_words
 from cluster.client.views import BufferView, JobView, NodeView, PoolView
 from cluster.clock import format_instant
 from cluster.liveness import Liveness
+from replica.decide.pools import overcommitted_bytes, unit_in
 from replica.model.jobs import Hold
 from replica.model.nodes import NodeState
 from replica.model.usage import takes_cpus
 from replica.plugin_api import job_tres
-from replica.pool_changes import overcommitted_bytes, unit_in
 from replica.queries import buffer_word, pool_use
 from replica.state.state import State
 from replica.values.units import Instant

@@ -34,7 +34,7 @@ from cluster.controller import Controller, JournalFull, Unavailable
 from cluster.identities import Identities
 from cluster.identity import Identity, Role
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
-from replica.array_commands import Tasks, job_of_task
+from replica.decide.arrays import Tasks, job_of_task
 from replica.messages.commands import Command, Request, SubmitJob
 from replica.state.state import State
 from replica.values.units import MICROSECONDS_PER_SECOND

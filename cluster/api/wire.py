@@ -11,7 +11,7 @@ from cluster.api.problems import Problem, bad
 from cluster.client import requests as r
 from cluster.clock import parse_instant
 from cluster.identity import Identity, Role
-from replica.array_commands import Tasks, parse_reference
+from replica.decide.arrays import Tasks, parse_reference
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
 from replica.messages import commands as c

@@ -22,7 +22,7 @@ from cluster.client.errors import error_of_view
 from cluster.client.job_details import NO_DETAILS
 from cluster.client.requests import BULK_COMMANDS_MAX, BulkCommand, CancelCommand, HoldCommand, ReleaseCommand
 from cluster.client.views import JobsAnswer, JobView
-from replica.array_commands import parse_reference, shown_reference
+from replica.decide.arrays import parse_reference, shown_reference
 from replica.model.arrays import ArrayFault
 from replica.model.jobs import ENDED, JobState
 from replica.values.names import plain

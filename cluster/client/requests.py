@@ -44,7 +44,7 @@ NUMBER_MAX = 2**63 - 1
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 
 JOB_REFERENCE_CHARACTERS_MAX = 4_200
-"""A job or tasks of an array as text, characters: what `replica.array_commands` reads."""
+"""A job or tasks of an array as text, characters: what `replica.decide.arrays` reads."""
 
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
 JobReference: TypeAlias = Number | Annotated[str, msgspec.Meta(max_length=JOB_REFERENCE_CHARACTERS_MAX)]

@@ -2,8 +2,8 @@
 
 One truth for each setting: `Policy` holds what it always held (StageInTimeout, StageOutTimeout, OtherTimeout, retries,
 passes, roots), `Site` the rest, `Pool.is_default` which pool is the default. `replica.grammar.burst_buffer_conf` reads
-them all from a file and `replica.configuration` changes them together. A cluster that never configured anything has no
-Site record, and `State.site` is then `DEFAULT_SITE`.
+them all from a file and `replica.decide.configuration` changes them together. A cluster that never configured anything
+has no Site record, and `State.site` is then `DEFAULT_SITE`.
 """
 
 from __future__ import annotations

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-import immutables
 import msgspec
 
-from replica.messages import events as e
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.values.units import Instant
@@ -76,16 +74,3 @@ def wants(options: JobOptions, kind: MailKind) -> bool:
     """Return whether a job asked for mail of a kind."""
     asked = {word.strip().lower() for word in options.mail_types}
     return kind.word in asked or ALL in asked
-
-
-def settling_events(
-    owed: immutables.Map[str, Mail], sent: tuple[str, ...], dropped: tuple[tuple[str, str], ...]
-) -> tuple[e.Event, ...]:
-    """Return the events that settle mails; what is not owed (any more) is passed over."""
-    found: list[e.Event] = [e.MailSent(owed[key].job, key) for key in dict.fromkeys(sent) if key in owed]
-    gone = set(sent)
-    for key, reason in dropped:
-        if key in owed and key not in gone:
-            gone.add(key)
-            found.append(e.MailDropped(owed[key].job, key, reason))
-    return tuple(found)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from replica.decide import decide, is_by_key
+from replica.decide.decide import decide, is_by_key
 from replica.fold.fold import fold
 from replica.fold.settle import Tentative
 from replica.grammar.directives import parse_request

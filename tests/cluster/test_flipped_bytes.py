@@ -23,7 +23,7 @@ from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, found
 from cluster.storage import StorageRefused, member_note, note_forgotten, open_storage
-from replica.decide import decide
+from replica.decide.decide import decide
 from replica.fold.settle import settle
 from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Batch

@@ -8,7 +8,7 @@ from cluster import planning
 from cluster.clock import ManualClock
 from cluster.config import Config
 from cluster.planning import Planner
-from replica.decide import decide
+from replica.decide.decide import decide
 from replica.fold.settle import Tentative
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c

@@ -24,7 +24,7 @@ from cluster.storage import (
     note_forgotten,
     open_storage,
 )
-from replica.decide import decide
+from replica.decide.decide import decide
 from replica.fold.settle import settle
 from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Accepted, Batch

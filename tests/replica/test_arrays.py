@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replica.array_commands import job_of_task, parse_reference, shown_reference
+from replica.decide.arrays import job_of_task, parse_reference, shown_reference
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
+from replica.decide.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
 from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, find_key

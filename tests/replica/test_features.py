@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from replica.decide import decide
+from replica.decide.decide import decide
 from replica.fold.fold import fold, since
 from replica.fold.settle import Tentative, settle_entry
 from replica.messages import commands as c

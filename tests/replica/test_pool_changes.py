@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from msgspec.structs import replace
 
-from replica.decide import decide
+from replica.decide.decide import decide
+from replica.decide.pools import overcommitted_bytes, pool_users, unit_in
 from replica.fold.fold import fold
 from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting
@@ -20,7 +21,6 @@ from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_of
 from replica.orders import Order
-from replica.pool_changes import overcommitted_bytes, pool_users, unit_in
 from replica.queries import pool_use, reason_of, verdict_of
 from replica.scheduler.index import Agenda
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of

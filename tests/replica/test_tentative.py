@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.decide import decide, is_by_key
+from replica.decide.decide import decide, is_by_key
 from replica.fold.settle import Tentative, receipt_for, settle, settle_entry
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from replica.decide import decide
+from replica.decide.decide import decide
 from replica.exports import not_exported
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from replica.decide import decide
+from replica.decide.decide import decide
 from replica.fold.settle import receipt_for, settle
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.configuration import DEFAULT_POLICY, file_text, wanted_of, written_value
+from replica.decide.configuration import DEFAULT_POLICY, file_text, wanted_of, written_value
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.settings import KEYS, Key, Owner
 from replica.messages import commands as c

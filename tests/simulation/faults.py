@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from cluster.consensus import ChangeRefused, NotLeader
-from replica.decide import decide
+from replica.decide.decide import decide
 from replica.messages.commands import kind_of
 from replica.messages.entries import Accepted, Batch, Entry
 from replica.values.units import Instant, Revision

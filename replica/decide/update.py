@@ -12,8 +12,10 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from replica.accounting_changes import limits_refusal, readmission_refusal
-from replica.array_submission import with_arrays
+from replica.decide.accounts import limits_refusal, readmission_refusal
+from replica.decide.arrays import with_arrays
+from replica.decide.buffer_request import check_plain_options, with_options_decided
+from replica.decide.submit import Unfit, check_dependencies, request_decided
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.features import TRANSFERS_AND_PARTITIONS, level_refusal
@@ -33,10 +35,8 @@ from replica.model.job_options import (
 from replica.model.jobs import Job, JobSpec, JobState
 from replica.model.partitions import chosen_partition
 from replica.model.provider import NATIVE
-from replica.request_options import check_plain_options, with_options_decided
 from replica.scheduler.gates import depended_on
 from replica.state.state import Facts
-from replica.submission import Unfit, check_dependencies, request_decided
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import DEPENDENCY_CHAIN_MAX, PRIORITY_MAX, TIME_LIMIT_S_MAX
 from replica.values.names import name_fault

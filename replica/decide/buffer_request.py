@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from replica.decide.submit import Unfit, check_beneath, expand, pool_of
 from replica.grammar.directives import NATIVE
 from replica.grammar.paths import path_fault, persistent_name, split_inside
 from replica.messages import commands as c
@@ -22,7 +23,6 @@ from replica.model.mail import MAIL_TYPES
 from replica.model.pools import Pool, PoolUnit, format_amount
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, NO_CHOICE, TRANSFER_RULES_KEY, TransferChoice, choices_of
 from replica.state.state import Facts
-from replica.submission import Unfit, check_beneath, expand, pool_of
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import ARRAY_SIZE_MAX, MAIL_USER_CHARACTERS_MAX, MESSAGE_CHARACTERS_MAX
 from replica.values.names import name_fault

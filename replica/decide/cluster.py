@@ -1,6 +1,6 @@
 """Deciding what is asked about the cluster itself: founding, pools, configuration, accounts, feature level, nodes.
 
-One function per command, as in `replica.decide`.
+One function per command, as in `replica.decide.decide`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica.accounting_changes import CHANGES, changed
-from replica.configuration import configuration_events
+from replica.decide.accounts import CHANGES, PARTITION_CHANGES, changed, changed_partitions
+from replica.decide.configuration import configuration_events
+from replica.decide.pools import changed_pool, pool_refusal, removed_pool, set_pool_events
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
@@ -17,8 +18,6 @@ from replica.messages.entries import NOTHING, Accepted, Decision, accepted
 from replica.model.configuration import check_policy
 from replica.model.operations import Stage
 from replica.operations.outcomes import active_stage
-from replica.partition_changes import PARTITION_CHANGES, changed_partitions
-from replica.pool_changes import changed_pool, pool_refusal, removed_pool, set_pool_events
 from replica.state.state import Facts, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import CPUS_MAX, MESSAGE_CHARACTERS_MAX, NODES_MAX, POOLS_MAX

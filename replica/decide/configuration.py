@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from replica.decide.pools import default_pool_events
 from replica.grammar.burst_buffer_conf import Setting, SettingFault, values_of
 from replica.grammar.settings import KEYS, Key, Owner, ValueFault, format_value
 from replica.messages import events as e
@@ -21,7 +22,6 @@ from replica.messages.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITI
 from replica.model.configuration import DEFAULT_SITE, Policy, Site, check_policy, check_site, ordered_flags
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, TransferRules, check_transfer_rules
 from replica.operations.transfer_limits import rules_of
-from replica.pool_changes import default_pool_events
 from replica.state.state import Facts
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import SETTINGS_MAX

@@ -11,16 +11,15 @@ from typing import Any
 
 import msgspec
 
-from replica.accounting_changes import CHANGES
-from replica.array_commands import members
-from replica.decide_cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
-from replica.decide_jobs import JOBS_BY_KEY
+from replica.decide.accounts import CHANGES, PARTITION_CHANGES
+from replica.decide.arrays import members
+from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
+from replica.decide.jobs import JOBS_BY_KEY
 from replica.messages import commands as c
 from replica.messages.entries import Accepted as Accepted
 from replica.messages.entries import Decision as Decision
 from replica.model.operations import QUEUED_STAGES
 from replica.operations.slots import BEGINNINGS, Turns, with_turns
-from replica.partition_changes import PARTITION_CHANGES
 from replica.scheduler.index import Agenda
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.state.state import Facts, State

@@ -13,7 +13,6 @@ from replica.model.configuration import buffer_user_refusal
 from replica.model.job_options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.model.jobs import Dependency, JobSpec
 from replica.model.pools import Pool, PoolUnit, format_amount
-from replica.orders import expand_roots
 from replica.state.state import Facts
 from replica.values import limits
 from replica.values.errors import Refusal, RefusalCode
@@ -345,3 +344,8 @@ def pool_of(state: Facts, name: str, place: str) -> Pool:
         f"add pool=, one of: {', '.join(sorted(state.pools))}",
         place,
     )
+
+
+def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:
+    """Return the policy's roots with `%u` replaced."""
+    return tuple(root.replace("%u", user) for root in roots)

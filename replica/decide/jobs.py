@@ -1,6 +1,6 @@
 """Deciding what is asked about jobs, by people, and by the agents that carry their operations out.
 
-One function per command, as in `replica.decide`.
+One function per command, as in `replica.decide.decide`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from replica.accounting_changes import admitted_options, default_account, limits_refusal
-from replica.array_commands import members
-from replica.array_submission import array_refusal, array_submitted, with_arrays
-from replica.decide_runs import (
+from replica.decide.accounts import admitted_options, default_account, limits_refusal
+from replica.decide.arrays import array_refusal, array_submitted, members, with_arrays
+from replica.decide.buffer_request import with_options_decided
+from replica.decide.reports import _report_operation, _settle_mails
+from replica.decide.runs import (
     cleared_job,
     cleared_persistent,
     requeued,
@@ -22,8 +23,8 @@ from replica.decide_runs import (
     suspended,
     with_operator_noted,
 )
-from replica.decide_transfers import reached, recorded
-from replica.decide_updates import updated
+from replica.decide.submit import job_submitted, options_refusal
+from replica.decide.update import updated
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
@@ -31,23 +32,13 @@ from replica.messages.entries import NOTHING, Accepted, Decision, accepted
 from replica.model.buffers import BufferState
 from replica.model.job_options import NO_OPTIONS, NO_TERMS, JobTerms
 from replica.model.jobs import ENDED, Hold, Job, JobState
-from replica.model.mail import settling_events
-from replica.model.operations import Stage
 from replica.model.partitions import chosen_partition
 from replica.operations.outcomes import (
-    active_stage,
-    failed,
-    pre_run_failed,
-    script_ended,
-    succeeded,
     unwound,
     waiting_stage,
 )
-from replica.request_options import with_options_decided
 from replica.state.state import Facts
-from replica.submission import job_submitted, options_refusal
 from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import MAILS_SETTLED_MAX
 from replica.values.units import Instant
 
 
@@ -271,64 +262,6 @@ def _clear_buffer(state: Facts, actor: c.Actor, command: c.ClearBuffer, at: Inst
 
 def _restart_operations(state: Facts, actor: c.Actor, command: c.RestartOperations, at: Instant) -> Decision:
     return accepted(restarted(state, command.jobs))
-
-
-def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, at: Instant) -> Decision:
-    job = state.jobs.get(command.job)
-    if job is None:
-        return Refusal(RefusalCode.UNKNOWN_JOB, f"there is no job {command.job}", "drop the report", "job")
-    buffer = state.buffers.get(job.id)
-    stage = active_stage(job, buffer)
-    if job.node != command.node or job.attempt != command.attempt or stage is not command.stage:
-        ordered = "nothing" if stage is None else f"{stage.word} as attempt {job.attempt} on {job.node}"
-        return Refusal(
-            RefusalCode.STALE_ATTEMPT,
-            f"job {job.id}: {command.stage.word} as attempt {command.attempt} on {command.node} is not ordered now, "
-            f"but {ordered}",
-            "drop the report",
-            "attempt",
-        )
-    result = command.result
-    if stage is Stage.RUN:
-        if isinstance(result, c.ScriptStarted):
-            if job.state is JobState.CONFIGURING:
-                return Accepted((e.RunStarted(job.id),))
-            return Refusal(
-                RefusalCode.STALE_ATTEMPT, f"the start of job {job.id} is known", "drop the report", "result"
-            )
-        if isinstance(result, c.ScriptEnded) and result.result in ENDED:
-            return Accepted(
-                script_ended(state, job, buffer, result.result, result.exit_code, result.signal, result.message)
-            )
-        starting = job.state is JobState.CONFIGURING and buffer is not None
-        if starting and isinstance(result, c.OperationFailed) and state.feature_level >= features.BURST_BUFFERS_WHOLE:
-            return Accepted(pre_run_failed(state, job, result.message))
-    elif buffer is not None:
-        if isinstance(result, c.OperationReached):
-            return Accepted(reached(state, job, stage, result, at))
-        if isinstance(result, c.OperationDone):
-            follows = succeeded(state, job, buffer, stage, result.files, result.size_bytes, result.digest)
-            return Accepted((*recorded(state, job, stage, result.receipt), *follows))
-        if isinstance(result, c.OperationFailed):
-            follows = failed(state, job, stage, result.message, at, final=result.final, operation=result.operation)
-            return Accepted((*recorded(state, job, stage, result.receipt), *follows))
-    return Refusal(
-        RefusalCode.INVALID_FIELD,
-        f"a {type(result).__name__} is no answer to {stage.word}",
-        "report what the order asks for",
-        "result",
-    )
-
-
-def _settle_mails(state: Facts, actor: c.Actor, command: c.SettleMails, at: Instant) -> Decision:
-    if len(command.sent) + len(command.dropped) > MAILS_SETTLED_MAX:
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED,
-            f"{len(command.sent) + len(command.dropped)} mails are to be settled",
-            f"settle at most {MAILS_SETTLED_MAX} at once",
-            "sent",
-        )
-    return Accepted(settling_events(state.mails, command.sent, command.dropped))
 
 
 JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {

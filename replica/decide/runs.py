@@ -1,5 +1,5 @@
 """Deciding what people do to jobs beyond submit, hold and cancel: suspend, resume, requeue, clear; and what a new
-leader starts again where the site wants that. One function per command, as in `replica.decide`.
+leader starts again where the site wants that. One function per command, as in `replica.decide.decide`.
 
 Sources: SEMANTICS.md ("States", "When something fails", "When the controller dies"), SLURM-OBSERVED.md.
 """

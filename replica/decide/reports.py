@@ -1,0 +1,117 @@
+"""Deciding what agents say of transfers besides whether they are done: receipts and checkpoints."""
+
+from __future__ import annotations
+
+import immutables
+
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.messages import features
+from replica.messages.entries import Accepted, Decision
+from replica.messages.features import TRANSFERS_AND_PARTITIONS
+from replica.model.jobs import ENDED, Job, JobState
+from replica.model.mail import Mail
+from replica.model.operations import TRANSFERS, Stage
+from replica.model.transfers import JobTransfers, TransferReceipt, clipped_checkpoint, clipped_receipt, is_due
+from replica.operations.outcomes import (
+    active_stage,
+    failed,
+    pre_run_failed,
+    script_ended,
+    succeeded,
+)
+from replica.state.state import Facts
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import MAILS_SETTLED_MAX
+from replica.values.units import Instant
+
+NO_TRANSFERS = JobTransfers()
+
+
+def recorded(state: Facts, job: Job, stage: Stage, receipt: TransferReceipt | None) -> tuple[e.TransferRecorded, ...]:
+    """Return the event that keeps a receipt, before what follows from the end of its transfer."""
+    if receipt is None or stage not in TRANSFERS or state.feature_level < TRANSFERS_AND_PARTITIONS:
+        return ()
+    return (e.TransferRecorded(job.id, job.node, clipped_receipt(receipt, stage, job.attempt)),)
+
+
+def reached(
+    state: Facts, job: Job, stage: Stage, result: c.OperationReached, at: Instant
+) -> tuple[e.TransferCheckpointed, ...]:
+    """Return the event that keeps a checkpoint, nothing where the last one is enough."""
+    if stage not in TRANSFERS or state.feature_level < TRANSFERS_AND_PARTITIONS:
+        return ()
+    checkpoint = clipped_checkpoint(result.checkpoint, stage, job.attempt)
+    former = state.transfers.get(job.id, NO_TRANSFERS).checkpoint
+    return (e.TransferCheckpointed(job.id, job.node, checkpoint),) if is_due(former, checkpoint, at) else ()
+
+
+def settling_events(
+    owed: immutables.Map[str, Mail], sent: tuple[str, ...], dropped: tuple[tuple[str, str], ...]
+) -> tuple[e.Event, ...]:
+    """Return the events that settle mails; what is not owed (any more) is passed over."""
+    found: list[e.Event] = [e.MailSent(owed[key].job, key) for key in dict.fromkeys(sent) if key in owed]
+    gone = set(sent)
+    for key, reason in dropped:
+        if key in owed and key not in gone:
+            gone.add(key)
+            found.append(e.MailDropped(owed[key].job, key, reason))
+    return tuple(found)
+
+
+def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, at: Instant) -> Decision:
+    job = state.jobs.get(command.job)
+    if job is None:
+        return Refusal(RefusalCode.UNKNOWN_JOB, f"there is no job {command.job}", "drop the report", "job")
+    buffer = state.buffers.get(job.id)
+    stage = active_stage(job, buffer)
+    if job.node != command.node or job.attempt != command.attempt or stage is not command.stage:
+        ordered = "nothing" if stage is None else f"{stage.word} as attempt {job.attempt} on {job.node}"
+        return Refusal(
+            RefusalCode.STALE_ATTEMPT,
+            f"job {job.id}: {command.stage.word} as attempt {command.attempt} on {command.node} is not ordered now, "
+            f"but {ordered}",
+            "drop the report",
+            "attempt",
+        )
+    result = command.result
+    if stage is Stage.RUN:
+        if isinstance(result, c.ScriptStarted):
+            if job.state is JobState.CONFIGURING:
+                return Accepted((e.RunStarted(job.id),))
+            return Refusal(
+                RefusalCode.STALE_ATTEMPT, f"the start of job {job.id} is known", "drop the report", "result"
+            )
+        if isinstance(result, c.ScriptEnded) and result.result in ENDED:
+            return Accepted(
+                script_ended(state, job, buffer, result.result, result.exit_code, result.signal, result.message)
+            )
+        starting = job.state is JobState.CONFIGURING and buffer is not None
+        if starting and isinstance(result, c.OperationFailed) and state.feature_level >= features.BURST_BUFFERS_WHOLE:
+            return Accepted(pre_run_failed(state, job, result.message))
+    elif buffer is not None:
+        if isinstance(result, c.OperationReached):
+            return Accepted(reached(state, job, stage, result, at))
+        if isinstance(result, c.OperationDone):
+            follows = succeeded(state, job, buffer, stage, result.files, result.size_bytes, result.digest)
+            return Accepted((*recorded(state, job, stage, result.receipt), *follows))
+        if isinstance(result, c.OperationFailed):
+            follows = failed(state, job, stage, result.message, at, final=result.final, operation=result.operation)
+            return Accepted((*recorded(state, job, stage, result.receipt), *follows))
+    return Refusal(
+        RefusalCode.INVALID_FIELD,
+        f"a {type(result).__name__} is no answer to {stage.word}",
+        "report what the order asks for",
+        "result",
+    )
+
+
+def _settle_mails(state: Facts, actor: c.Actor, command: c.SettleMails, at: Instant) -> Decision:
+    if len(command.sent) + len(command.dropped) > MAILS_SETTLED_MAX:
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"{len(command.sent) + len(command.dropped)} mails are to be settled",
+            f"settle at most {MAILS_SETTLED_MAX} at once",
+            "sent",
+        )
+    return Accepted(settling_events(state.mails, command.sent, command.dropped))
