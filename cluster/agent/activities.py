@@ -37,7 +37,7 @@ from cluster.client.requests import PROGRESS_ROWS_MAX, Progress, Report, StageWo
 from cluster.clock import Clock
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
-from replica.orders import Order
+from replica.views.orders import Order
 
 logger = logging.getLogger(__name__)
 

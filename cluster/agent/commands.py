@@ -21,8 +21,7 @@ from cluster.agent.transfer.errors import TransferFailed
 from cluster.clock import Clock
 from cluster.processes import become_subreaper, descendants, send
 from cluster.providers import guard
-from replica.orders import Order
-from replica.special_transfers import NOTHING_SPECIAL
+from replica.views.orders import NOTHING_SPECIAL, Order
 
 SHELL: Final = "/bin/sh"
 

@@ -24,8 +24,7 @@ from cluster.agent.spares import Spares
 from cluster.agent.transfer import fence
 from cluster.agent.transfer.fence import Claimant
 from replica.model.buffers import TransferKind
-from replica.orders import Order
-from replica.special_transfers import NOTHING_SPECIAL
+from replica.views.orders import NOTHING_SPECIAL, Order
 
 SWEEP: Final = "sweep"
 """What a worker is told to do about it; no order of the controller says that."""

@@ -17,8 +17,7 @@ from cluster.agent.transfer.plan import Item, Kind
 from replica.model.buffers import TransferKind
 from replica.model.job_options import ListTransfer
 from replica.model.transfers import NO_CHOICE, TransferChoice
-from replica.orders import Order
-from replica.special_transfers import NOTHING_SPECIAL
+from replica.views.orders import NOTHING_SPECIAL, Order
 
 SHOWN_CHARACTERS: Final = 200
 """Characters of a path that the name of a transfer repeats: the failure itself names the whole path."""

@@ -37,7 +37,7 @@ from cluster.agent.work import Outcome, Work, failure
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, default_backend
-from replica.orders import Order
+from replica.views.orders import Order
 
 logger = logging.getLogger(__name__)
 

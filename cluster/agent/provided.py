@@ -30,7 +30,7 @@ from cluster.processes import become_subreaper
 from cluster.providers import OperationError, Provider, Subject, provider_for
 from cluster.providers.log_lines import log_to_stderr
 from replica.messages.commands import OperationDone
-from replica.orders import Order
+from replica.views.orders import Order
 
 PRE_RUN: Final = "pre_run"
 """The stage that an agent makes of the first part of a run; no order names it."""

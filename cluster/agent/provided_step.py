@@ -16,7 +16,7 @@ from cluster.agent.steps import Step
 from cluster.providers.interface import Local
 from replica.messages.commands import OperationFailed, ScriptEnded
 from replica.model.jobs import JobState
-from replica.orders import Order
+from replica.views.orders import Order
 
 
 class ProvidedStep:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from replica.orders import Order
+from replica.views.orders import Order
 
 RUN = "run"
 

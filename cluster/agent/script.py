@@ -11,7 +11,7 @@ from cluster.agent.accounts import Account, become
 from cluster.agent.beneath import VARIABLES, Identity, PathRefused, kind_of, opened, opened_parent, outside_target
 from cluster.agent.persistent import variables
 from cluster.agent.processes import STEP_VARIABLE
-from replica.orders import Order
+from replica.views.orders import Order
 
 BASE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BASE_LANG: Final = "C.UTF-8"

@@ -13,8 +13,8 @@ from replica.messages.commands import (
     ScriptEnded,
     ScriptStarted,
 )
-from replica.orders import Order
 from replica.values.names import plain
+from replica.views.orders import Order
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MOVING: Final = ("stage_in", "stage_out")

@@ -26,9 +26,8 @@ from cluster.agent.transfer.receipts import Receipt
 from replica.messages.commands import OperationDone
 from replica.model.operations import Stage
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferReceipt, default_backend
-from replica.orders import Order
-from replica.special_transfers import NOTHING_SPECIAL
 from replica.values.units import Instant, format_size
+from replica.views.orders import NOTHING_SPECIAL, Order
 
 ACCESS_DIRECTORIES: Final = ("striped", "private")
 

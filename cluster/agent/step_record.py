@@ -25,7 +25,7 @@ from cluster.agent.accounts import Account, Mode
 from cluster.agent.durable import ROOM_SUFFIX, FileRefused, open_directory, read_bounded, reserve, write_durably
 from cluster.agent.removal import remove_tree
 from replica.messages.commands import ScriptEnded
-from replica.orders import Order
+from replica.views.orders import Order
 
 PREPARED_PREFIX: Final = ".new-"
 """A record that is being written has this before its name; one that is found at a start was never launched."""

@@ -27,7 +27,7 @@ from cluster.agent.work import failure
 from cluster.processes import boot_id, start_time
 from replica.messages.commands import ScriptEnded
 from replica.model.jobs import JobState
-from replica.orders import Order
+from replica.views.orders import Order
 
 logger = logging.getLogger(__name__)
 

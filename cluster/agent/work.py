@@ -11,8 +11,8 @@ from cluster.agent.leftovers import Left
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.transfers import TransferReceipt
-from replica.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
+from replica.views.orders import Order
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

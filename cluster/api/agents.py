@@ -12,9 +12,9 @@ from cluster.liveness import POLLS_MAX, Transfer
 from cluster.proposer import Answer
 from replica.fold.settle import receipt_for
 from replica.messages import commands as c
-from replica.orders import orders_for
 from replica.state.state import State
 from replica.values.errors import Refusal, RefusalCode
+from replica.views.orders import orders_for
 
 _SEND_AGAIN = frozenset({429, 500, 503})
 """Statuses after which a report has not been judged: the whole request is answered so, and the agent sends it again."""

@@ -9,7 +9,7 @@ from cluster.api.problems import bad
 from cluster.api.service import Call, Reply
 from cluster.client.burst_views import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView, burst_text
 from cluster.clock import format_instant
-from replica.burst import Burst, BurstBuffer, burst_of
+from replica.views.burst import Burst, BurstBuffer, burst_of
 
 FORMATS = ("json", "text")
 

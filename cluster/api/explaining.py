@@ -13,7 +13,6 @@ from itertools import islice
 from cluster.chronicle import Chronicle
 from replica.messages.events import Event
 from replica.model.jobs import JobState
-from replica.queries import verdicts
 from replica.scheduler.estimates import Estimate, ahead_in, estimate
 from replica.scheduler.gates import early_gate, later_reason, waits_for_space
 from replica.scheduler.index import Agenda
@@ -21,6 +20,7 @@ from replica.scheduler.scheduling_pass import verdicts_of
 from replica.state.state import State
 from replica.values.units import Instant
 from replica.values.verdicts import Verdict
+from replica.views.jobs import verdicts
 
 STATES_KEPT = 4
 """States whose verdicts are kept, count: many ask about the same."""
@@ -61,7 +61,8 @@ class Verdicts:
             self._known(state).update(verdicts_of(agenda, wanted, state.at))
 
     def reason(self, state: State, job_id: int) -> str:
-        """Return what `replica.queries.reason_of` returns; without looking at others where the gates alone say it."""
+        """Return what `replica.views.jobs.reason_of` returns; without looking at others where the gates alone say
+        it."""
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
         if job.state is JobState.PENDING:
             gate = early_gate(state, job)
@@ -72,7 +73,7 @@ class Verdicts:
         return "BurstBufferResources"
 
     def of(self, state: State, job_id: int) -> Verdict:
-        """Return what `replica.queries.verdict_of` returns; KeyError for a job that is not in the state."""
+        """Return what `replica.views.jobs.verdict_of` returns; KeyError for a job that is not in the state."""
         job = state.jobs[job_id]
         if job.state is not JobState.PENDING:
             return later_reason(job, state.buffers.get(job_id), state.site.provider)

@@ -17,11 +17,11 @@ from replica.fold.settle import settle_entry
 from replica.messages.entries import Entry
 from replica.messages.events import ArraySubmitted, JobSubmitted, jobs_of
 from replica.model.jobs import Dependency
-from replica.queries import buffer_word, verdict_of
 from replica.scheduler.gates import depended_on, dependency_met
 from replica.state.state import State
 from replica.values.units import NEVER, Instant, Revision
 from replica.values.verdicts import Reason, Verdict
+from replica.views.jobs import buffer_word, verdict_of
 
 ROWS_MAX = 10_000
 """Events of one job in one answer, count: a job that is retried for ever has more; the oldest are shown."""

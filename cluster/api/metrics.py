@@ -15,7 +15,7 @@ from cluster.controller import Controller
 from replica.messages import features
 from replica.model.buffers import BufferState
 from replica.model.jobs import JobState
-from replica.queries import pool_use
+from replica.views.jobs import pool_use
 
 SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Bounds of the sync histogram, seconds: from an idle NVMe to a disk that should be replaced."""

@@ -13,10 +13,10 @@ from replica.decide.pools import overcommitted_bytes, unit_in
 from replica.model.jobs import Hold
 from replica.model.nodes import NodeState
 from replica.model.usage import takes_cpus
-from replica.plugin_api import job_tres
-from replica.queries import buffer_word, pool_use
 from replica.state.state import State
 from replica.values.units import Instant
+from replica.views.burst import job_tres
+from replica.views.jobs import buffer_word, pool_use
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
     Hold.NONE: None,

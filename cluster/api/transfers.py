@@ -26,7 +26,6 @@ from cluster.client.views import JobView
 from cluster.clock import format_instant
 from cluster.liveness import Transfer
 from cluster.past import PastBusy, settled_at
-from replica.exports import NO_TRANSFERS, not_exported
 from replica.messages import events as e
 from replica.model.jobs import Job
 from replica.model.operations import TRANSFERS, stage_of, waits_for_turn
@@ -34,6 +33,7 @@ from replica.model.transfers import RateShares, TransferCheckpoint, TransferRece
 from replica.operations.transfer_limits import node_bytes_s, rules_in_force, shares_of
 from replica.state.state import State
 from replica.values.units import NEVER
+from replica.views.jobs import NO_TRANSFERS, not_exported
 
 TRANSFERS_LISTED_MAX = 10_000
 """Transfers in one list, count: more than two stages' worth of the default limit on operations."""

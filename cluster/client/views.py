@@ -19,7 +19,7 @@ from cluster.client.transfer_views import TransfersAnswer as TransfersAnswer
 from cluster.client.transfer_views import TransferView as TransferView
 from cluster.client.view import Json as Json
 from cluster.client.view import View as View
-from replica.orders import Order
+from replica.views.orders import Order
 
 # Errors
 

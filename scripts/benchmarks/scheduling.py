@@ -23,15 +23,15 @@ from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobSta
 from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.operations.outcomes import active_stage, script_ended, succeeded
-from replica.orders import orders_for
 from replica.scheduler.index import Agenda
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
-from replica.scheduling import events_of_pass as reference_events
-from replica.scheduling import plan
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds
+from replica.views.orders import orders_for
 from snapshots.assembly import from_sections
 from snapshots.image import DIGEST_BYTES, Image, to_sections
+from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
+from tests.replica.reference.reference_scheduler import plan
 
 PENDING = (10, 1_000, 100_000)
 """Jobs that wait, count: a quiet site, a busy one, the most that Forebay takes."""

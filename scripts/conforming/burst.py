@@ -5,10 +5,10 @@ text, and of squeue what can be counted.
 from cluster.api.burst import burst_view
 from cluster.client.burst_views import burst_text as text_of
 from conforming.words import Parsed
-from replica.burst import burst_of
 from replica.model.jobs import ENDED, JobState
-from replica.queries import reason_of
 from replica.state.state import State
+from replica.views.burst import burst_of
+from replica.views.jobs import reason_of
 
 _COUNTED = frozenset({"%r", "%t", "%t %r", "%r %t"})
 """Formats of squeue that are counted: what they show needs no number of a job."""

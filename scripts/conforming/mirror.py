@@ -12,10 +12,10 @@ from replica.fold.fold import fold_into
 from replica.fold.settle import settle_entry
 from replica.messages.entries import Batch
 from replica.model.jobs import Hold
-from replica.queries import buffer_word, reason_of
 from replica.state.draft import Draft
 from replica.state.state import EMPTY, State
 from replica.values.units import Revision
+from replica.views.jobs import buffer_word, reason_of
 from wal.codec import Kind, decode_batch, kind_of
 from wal.environment import Environment
 from wal.failures import RecoveryRefused

@@ -18,7 +18,7 @@ from cluster.client.requests import PollRequest, RegisterRequest, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed
-from replica.orders import Order
+from replica.views.orders import Order
 
 LOOK_S = 0.01
 """Seconds between two looks of a poll that waits."""

@@ -14,7 +14,7 @@ from exercises.transfers_rig import Broken, Rig, Seen, look, said
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import TransferChoice
-from replica.special_transfers import SpecialTransfers
+from replica.views.orders import SpecialTransfers
 
 STAGE = "stage_out"
 REFUSED = {

@@ -28,7 +28,7 @@ from exercises.tracing import Tracer
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import TransferRules
-from replica.orders import Order
+from replica.views.orders import Order
 
 NAIVE = Path(__file__).with_name("transfers_naive.py")
 JOB = 7

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
-from replica.grammar.printing import format_request
 from replica.model.buffers import BufferRequest
 from replica.model.job_options import BufferOptions
 from tests.fuzzing.generator import Case, make_case
 from tests.fuzzing.oracle import nonsense
+from tests.replica.reference.printing import format_request
 
 HANG_S: Final = 5.0
 """Seconds of CPU that one case may take: a thousand times what it takes, so that only a hang reaches it."""

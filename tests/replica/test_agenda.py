@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from replica import scheduling
 from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -35,12 +34,13 @@ from replica.scheduler.index import (
     Agenda,
 )
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
-from replica.scheduling import events_of_pass as reference_events
-from replica.scheduling import next_due
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
 from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from replica.values.units import NEVER, Instant, seconds
+from tests.replica.reference import reference_scheduler
+from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
+from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.test_histories import Histories
 from tests.replica.world import OPERATOR, SCRIPT, START, World, user
 
@@ -64,7 +64,7 @@ def assert_agrees(agenda: Agenda, state: State, at: Instant) -> None:
 
 def assert_explains(agenda: Agenda, state: State, at: Instant, jobs: list[int]) -> None:
     """What is said of a job is what the pass decides, whether one job is asked about or all are."""
-    said = scheduling.plan(state, at).verdicts
+    said = reference_scheduler.plan(state, at).verdicts
     assert verdicts_of(agenda, jobs, at) == {job_id: said[job_id] for job_id in jobs}
     for job_id in jobs[at % 7 :: 7]:
         assert verdicts_of(agenda, [job_id], at) == {job_id: said[job_id]}
@@ -259,7 +259,7 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
 ) -> None:
     random = Random(seed)
     if seed % 3 == 1:
-        for module in (scheduling, scheduling_pass):
+        for module in (reference_scheduler, scheduling_pass):
             monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
     if seed % 3 == 2:
         monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 3)

@@ -12,8 +12,8 @@ from replica.model.jobs import JobState
 from replica.scheduler import estimates
 from replica.scheduler.estimates import ahead_in, estimate
 from replica.scheduler.index import Agenda
-from replica.scheduling import events_of_pass as reference_events
 from replica.values.units import NEVER, Instant, seconds
+from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.test_agenda import START, crowd, happening, submitted
 from tests.replica.world import World
 

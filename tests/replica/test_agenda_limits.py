@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from replica import scheduling
 from replica.fold.fold import fold
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -24,11 +23,12 @@ from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.index import Agenda
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
-from replica.scheduling import events_of_pass as reference_events
-from replica.scheduling import next_due, plan
 from replica.state.invariants import check
 from replica.state.state import State
 from replica.values.units import NEVER, Instant, seconds
+from tests.replica.reference import reference_scheduler
+from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
+from tests.replica.reference.reference_scheduler import next_due, plan
 from tests.replica.test_agenda import Agendas, crowd, happening, node_happening, submitted
 from tests.replica.world import OPERATOR, SCRIPT, START, user
 
@@ -165,7 +165,7 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
 ) -> None:
     random = Random(seed)
     if seed % 3 == 1:
-        for module in (scheduling, scheduling_pass):
+        for module in (reference_scheduler, scheduling_pass):
             monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
     if seed % 3 == 2:
         for name in ("CANDIDATES_BEHIND_MAX", "TURNED_AWAY_MAX"):

@@ -34,10 +34,10 @@ from replica.model.job_options import BufferOptions, JobOptions
 from replica.model.pools import Pool
 from replica.model.transfers import check_transfer_rules
 from replica.operations.transfer_limits import rules_of
-from replica.queries import reason_of
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal, RefusalCode
+from replica.views.jobs import reason_of
 from snapshots.assembly import from_sections
 from snapshots.image import Image, to_sections
 from tests.replica.test_site_file import VALUES

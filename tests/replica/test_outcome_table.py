@@ -10,8 +10,8 @@ import pytest
 from replica.messages import commands as c
 from replica.model.buffers import BufferState
 from replica.model.persistent import PERSISTENT_STATES
-from replica.outcome_table import STATES, happenings, outcome, specimen, table
 from replica.state.invariants import check
+from tests.replica.reference.outcome_table import STATES, happenings, outcome, specimen, table
 
 TABLE = table()
 NAMES = tuple(dict.fromkeys(name for name, _ in TABLE))

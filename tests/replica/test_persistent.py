@@ -117,7 +117,7 @@ def test_jobs_share_a_buffer_and_it_is_not_destroyed_while_one_works_with_it() -
 
 
 def here_why(here: World, job: int) -> str:
-    from replica.queries import verdict_of
+    from replica.views.jobs import verdict_of
 
     return verdict_of(here.state, job).sentence
 

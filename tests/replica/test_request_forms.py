@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
-from replica.grammar.printing import format_request
 from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
 from replica.values.errors import RefusalCode
 from replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
 from replica.values.units import SIZE_BYTES_MAX
 from tests.fuzzing.runner import asked
+from tests.replica.reference.printing import format_request
 
 GIB = 1024**3
 

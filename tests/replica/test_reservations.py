@@ -9,9 +9,9 @@ import pytest
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.reservations import Reservation, ReservedSpace
-from replica.scheduling import next_due
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant, seconds
+from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.test_accounting import account, changed, given, tried
 from tests.replica.world import World
 

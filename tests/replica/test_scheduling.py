@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from replica import scheduling
 from replica.messages import commands as c
-from replica.scheduling import next_due, plan
 from replica.values.limits import EVENTS_PER_PASS_MAX
+from tests.replica.reference import reference_scheduler
+from tests.replica.reference.reference_scheduler import next_due, plan
 from tests.replica.world import World
 
 
@@ -108,7 +108,7 @@ def test_a_pass_is_bounded_and_the_next_ones_do_the_rest(monkeypatch: pytest.Mon
     # Smaller than the real bound: a world of so many jobs is walked over at each submit.
     bound = 32
     assert bound < EVENTS_PER_PASS_MAX
-    monkeypatch.setattr(scheduling, "EVENTS_PER_PASS_MAX", bound)
+    monkeypatch.setattr(reference_scheduler, "EVENTS_PER_PASS_MAX", bound)
     world = World({"fast": 10_000}, operations_per_stage_max=10_000, cpus=10_000)
     world.settle(c.DrainNode("n1", "x"))
     jobs = [world.submit("capacity=1") for _ in range(2 * bound + 10)]

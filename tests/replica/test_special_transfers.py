@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from replica.grammar.directives import read_request
 from replica.grammar.lexer import DirectiveRefused
-from replica.grammar.printing import format_request
 from replica.model.buffers import BufferState, TransferKind
 from replica.model.job_options import ListTransfer
 from replica.model.operations import Stage
@@ -20,9 +19,9 @@ from replica.model.transfers import (
     template_fault,
     template_words,
 )
-from replica.orders import Order, orders_for
-from replica.special_transfers import SpecialTransfers, special_transfers
 from replica.values.errors import RefusalCode
+from replica.views.orders import Order, SpecialTransfers, orders_for, special_transfers
+from tests.replica.reference.printing import format_request
 from tests.replica.test_request_options import taken, world
 from tests.replica.world import World
 

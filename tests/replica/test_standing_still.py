@@ -18,9 +18,9 @@ from replica.model.usage import standing_with
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.estimates import estimate
 from replica.scheduler.quotas import Headroom
-from replica.scheduling import events_of_pass as reference_events
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
+from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.test_agenda import Watched
 from tests.replica.test_revocation import revoked, staged_behind_a_full_node
 from tests.replica.world import World, user

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from replica.decide.decide import decide
-from replica.exports import not_exported
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -32,12 +31,13 @@ from replica.model.transfers import (
 from replica.operations.outcomes import PROVIDER_SLACK_S
 from replica.operations.slots import Turns, turns_given
 from replica.operations.transfer_limits import rules_in_force, rules_of
-from replica.orders import orders_for
-from replica.scheduling import next_due
 from replica.state.digest import state_records
 from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
+from replica.views.jobs import not_exported
+from replica.views.orders import orders_for
+from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.test_agenda import Watched
 from tests.replica.test_histories import Histories
 from tests.replica.test_turns import ordered, run

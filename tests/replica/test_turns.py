@@ -6,8 +6,8 @@ from replica.messages import commands as c
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from replica.operations.outcomes import active_stage
-from replica.orders import orders_for
-from replica.scheduling import next_due
+from replica.views.orders import orders_for
+from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.world import World, user
 
 

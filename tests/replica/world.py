@@ -19,14 +19,14 @@ from replica.model.job_options import NO_OPTIONS, JobOptions
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
-from replica.orders import Order, orders_for
-from replica.queries import buffer_word, reason_of, verdict_of
-from replica.scheduling import plan
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.units import Instant, Revision
 from replica.values.verdicts import Verdict
+from replica.views.jobs import buffer_word, reason_of, verdict_of
+from replica.views.orders import Order, orders_for
+from tests.replica.reference.reference_scheduler import plan
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 SCRIPT = "#!/bin/sh\ntrue\n"

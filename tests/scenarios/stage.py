@@ -17,7 +17,6 @@ from cluster.cli.squeue import STANDARD, Field, in_order, line, read_format
 from cluster.client.burst_views import burst_text
 from cluster.client.views import JobView
 from cluster.mail.text import subject_of
-from replica.burst import burst_of
 from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.directives import read_request
@@ -29,6 +28,7 @@ from replica.model.jobs import ENDED, Hold, JobSpec
 from replica.state.invariants import check
 from replica.values.errors import Refusal
 from replica.values.units import Revision
+from replica.views.burst import burst_of
 from tests.replica.world import World, user
 
 ACCOUNTS = {"bbu1": 20001, "bbu2": 20002}

@@ -11,9 +11,9 @@ from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
-from replica.orders import Order, orders_for
 from replica.state.state import State
 from replica.values.errors import RefusalCode
+from replica.views.orders import Order, orders_for
 from tests.simulation import whole
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica

@@ -17,9 +17,9 @@ from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPe
 from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
-from replica.orders import Order
 from replica.state.state import State
 from replica.values.errors import Refusal
+from replica.views.orders import Order
 from tests.simulation import waiting
 
 if TYPE_CHECKING:

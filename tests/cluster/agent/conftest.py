@@ -23,7 +23,7 @@ from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.identity import Role
 from cluster.pki import create_authority, issue
-from replica.orders import Order
+from replica.views.orders import Order
 from tests.cluster.agent.double import ControllerDouble
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from cluster.client.views import ErrorAnswer, ErrorView, PollAnswer, RegisterAns
 from cluster.config import Config
 from cluster.tls import server_context
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
-from replica.orders import Order
+from replica.views.orders import Order
 
 DEADLINE_S = 30.0
 """Seconds after which a test that waits for something says what it got instead."""

@@ -20,7 +20,7 @@ from cluster.agent.transfer import copying, fence, places, streams
 from cluster.agent.transfer.pacing import Control
 from cluster.agent.work import Work
 from replica.model.buffers import Transfer, TransferKind
-from replica.orders import Order
+from replica.views.orders import Order
 
 MODULES: Final = {str(module.__file__) for module in (claims, copying, fence, places, streams)}
 

@@ -18,8 +18,7 @@ from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.job_options import CreatePersistent, ListTransfer
 from replica.model.transfers import TransferChoice, TransferRules
-from replica.orders import Order
-from replica.special_transfers import SpecialTransfers
+from replica.views.orders import Order, SpecialTransfers
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble
 

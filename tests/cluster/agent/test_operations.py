@@ -33,8 +33,7 @@ from replica.messages.commands import OperationDone, OperationFailed, ScriptEnde
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState
 from replica.model.transfers import TransferRules
-from replica.orders import Order
-from replica.special_transfers import SpecialTransfers
+from replica.views.orders import Order, SpecialTransfers
 from tests.cluster.agent.double import script_of, shown
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")

@@ -32,7 +32,7 @@ from cluster.clock import SystemClock
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import LeftOut
-from replica.orders import Order
+from replica.views.orders import Order
 
 STORAGE_ID = "0" * 32
 

@@ -26,7 +26,7 @@ from replica.messages.commands import OperationDone, OperationFailed, OperationR
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.operations import Stage
 from replica.model.transfers import RateShares, TransferRules
-from replica.orders import Order
+from replica.views.orders import Order
 from tests.cluster.agent.conftest import Site
 
 RULES = TransferRules()

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.api.explaining import Verdicts
 from cluster.config import Config
-from replica.queries import verdict_of
+from replica.views.jobs import verdict_of
 from tests.cluster.rig import Rig, story, until
 
 SCRIPT = "#!/bin/sh\n#DW jobdw capacity=10MiB access_mode=striped type=scratch\ntrue\n"

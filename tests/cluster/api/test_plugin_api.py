@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from cluster.client import Client
-from replica import plugin_api as api
-from replica.burst import burst_of
 from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
@@ -18,13 +16,15 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
-from replica.queries import verdict_of
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
+from replica.views.burst import MEGABYTE, burst_of, job_tres, tres_count
+from replica.views.jobs import verdict_of
+from tests.replica.reference import plugin_api as api
 from tests.replica.world import World, user
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "plugin-api.md"
-MB, GB = api.MEGABYTE, 1024 * api.MEGABYTE
+MB, GB = MEGABYTE, 1024 * MEGABYTE
 BB = "#DW jobdw capacity=40MiB access_mode=striped type=scratch"
 
 
@@ -90,14 +90,14 @@ def test_job_validate2_refuses_what_the_pools_cannot_give() -> None:
 def test_job_set_tres_cnt_counts_the_buffer_and_what_the_job_makes_persistent_in_mb() -> None:
     here = world()
     job = here.submit(BB)
-    assert api.tres_count(here.state, job) == 40
-    assert api.job_tres(here.state, job) == "cpu=1,node=1,bb/native=40M"
+    assert tres_count(here.state, job) == 40
+    assert job_tres(here.state, job) == "cpu=1,node=1,bb/native=40M"
     plain = here.submit()
-    assert (api.tres_count(here.state, plain), api.job_tres(here.state, plain)) == (0, "cpu=1,node=1")
+    assert (tres_count(here.state, plain), job_tres(here.state, plain)) == (0, "cpu=1,node=1")
     assert not isinstance(here.settle(c.ConfigureSite((Setting("Flags", "EnablePersistent"),), partial=True)), Refusal)
     options = JobOptions(buffer=BufferOptions(creates=(CreatePersistent("lake", MB + 1),)))
     maker = here.submit(BB.replace("40MiB", "1MiB"), options=options)
-    assert api.tres_count(here.state, maker) == 1 + 2
+    assert tres_count(here.state, maker) == 1 + 2
 
 
 def test_job_get_est_start_explains_with_figures_what_keeps_the_job() -> None:

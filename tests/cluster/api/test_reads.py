@@ -11,8 +11,8 @@ from cluster.api.render import job_view
 from cluster.config import Config
 from replica.fold.settle import settle_entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
-from replica.queries import reason_of
 from replica.state.state import EMPTY, State
+from replica.views.jobs import reason_of
 from tests.cluster.rig import Rig, story, until
 
 

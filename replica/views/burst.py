@@ -11,9 +11,10 @@ import msgspec
 
 from replica.model.buffers import HOLDING, Buffer, BufferState
 from replica.model.configuration import flags_text, get_sys_state_of, get_sys_status_of
+from replica.model.job_options import NO_OPTIONS
 from replica.model.pools import Pool, PoolUnit, free_bytes
 from replica.state.state import State
-from replica.values.units import Instant
+from replica.values.units import Instant, round_up
 
 RECORD_STATES = {
     BufferState.STAGING_IN: "allocated",
@@ -210,3 +211,56 @@ def _uses(buffers: list[BurstBuffer]) -> tuple[BurstUse, ...]:
         for (user, nodes), used in sorted(found.items())
         if used
     )
+
+
+MEGABYTE = 1024**2
+"""The unit in which Slurm counts burst buffers as a trackable resource (TRES), bytes."""
+
+
+def tres_count(state: State, job_id: int) -> int:
+    """Return how much burst buffer a job counts for, whole MB, rounded up: its own, and what it makes persistent."""
+    buffer, options = state.buffers.get(job_id), state.options.get(job_id, NO_OPTIONS)
+    total = 0
+    if buffer is not None and pool_unit(state, buffer.pool) is PoolUnit.BYTES:
+        total = buffer.granted_bytes
+    for create in () if options.buffer is None else options.buffer.creates:
+        pool = pool_named(state, create.pool)
+        if pool is not None and pool_unit(state, pool.name) is PoolUnit.BYTES:
+            total += round_up(create.capacity_bytes, pool.granularity_bytes)
+    return megabytes(total)
+
+
+def job_tres(state: State, job_id: int) -> str:
+    """Return what a job counts for, as Slurm writes it after `TRES=`: `cpu=1,node=1,bb/lua=3G,license/matlab=2`."""
+    job, options = state.jobs[job_id], state.options.get(job_id, NO_OPTIONS)
+    parts = [f"cpu={job.spec.cpus}", f"node={options.nodes}"] if options.nodes else []
+    count = tres_count(state, job_id)
+    if count:
+        parts.append(f"bb/{state.site.provider}={tres_size(count * MEGABYTE)}")
+    parts.extend(f"license/{name}={number}" for name, number in options.licenses)
+    return ",".join(parts)
+
+
+def megabytes(size_bytes: int) -> int:
+    """Return a size in whole MB, rounded up: what is held never counts for nothing."""
+    return round_up(size_bytes, MEGABYTE) // MEGABYTE
+
+
+def tres_size(size_bytes: int) -> str:
+    """Return a size as Slurm writes an amount of a TRES: whole MB with the largest suffix that loses nothing, `3G`."""
+    amount, letters = megabytes(size_bytes), "MGTP"
+    for letter in letters[:-1]:
+        if amount % 1024 or not amount:
+            return f"{amount}{letter}"
+        amount //= 1024
+    return f"{amount}{letters[-1]}"
+
+
+def pool_named(state: State, name: str) -> Pool | None:
+    if name:
+        return state.pools.get(name)
+    return next((state.pools[one] for one in sorted(state.pools) if state.pools[one].is_default), None)
+
+
+def pool_unit(state: State, pool: str) -> PoolUnit:
+    return state.pool_units.get(pool, PoolUnit.BYTES)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from replica.grammar.directives import read_request
 from replica.model.buffers import BufferState
-from replica.model.job_options import NO_OPTIONS
 from replica.model.jobs import Job
 from replica.model.persistent import PERSISTENT_STATES
-from replica.model.pools import Pool, PoolUnit
+from replica.model.pools import PoolUnit
 from replica.state.state import State
 from replica.values.units import NEVER, round_up
-
-MEGABYTE = 1024**2
-"""The unit in which Slurm counts burst buffers as a trackable resource (TRES), bytes."""
+from replica.views.burst import MEGABYTE, megabytes, pool_named, pool_unit, tres_size
 
 UNDER_WAY = 0
 COMPLETE = 1
@@ -34,7 +31,7 @@ def get_system_size(state: State, name: str | None = None) -> int:
     """Return the space of all pools that count bytes, whole MB (1024 * 1024); 0 for another provider's `name`."""
     if name is not None and name != state.site.provider:
         return 0
-    sizes = (pool.quantity_bytes for pool in state.pools.values() if _unit(state, pool.name) is PoolUnit.BYTES)
+    sizes = (pool.quantity_bytes for pool in state.pools.values() if pool_unit(state, pool.name) is PoolUnit.BYTES)
     return sum(sizes) // MEGABYTE
 
 
@@ -74,23 +71,10 @@ def _has_failed(job: Job) -> bool:
     return job.stuck and job.retry_at == NEVER
 
 
-def tres_count(state: State, job_id: int) -> int:
-    """Return how much burst buffer a job counts for, whole MB, rounded up: its own, and what it makes persistent."""
-    buffer, options = state.buffers.get(job_id), state.options.get(job_id, NO_OPTIONS)
-    total = 0
-    if buffer is not None and _unit(state, buffer.pool) is PoolUnit.BYTES:
-        total = buffer.granted_bytes
-    for create in () if options.buffer is None else options.buffer.creates:
-        pool = _pool_named(state, create.pool)
-        if pool is not None and _unit(state, pool.name) is PoolUnit.BYTES:
-            total += round_up(create.capacity_bytes, pool.granularity_bytes)
-    return megabytes(total)
-
-
 def persistent_count(state: State) -> int:
     """Return how much persistent buffers hold, whole MB, rounded up: what no job counts for."""
     kept = (one for one in state.persistent.values() if one.state in PERSISTENT_STATES)
-    return megabytes(sum(one.granted_bytes for one in kept if _unit(state, one.pool) is PoolUnit.BYTES))
+    return megabytes(sum(one.granted_bytes for one in kept if pool_unit(state, one.pool) is PoolUnit.BYTES))
 
 
 def xlate_bb_2_tres_str(state: State, burst_buffer: str) -> str:
@@ -107,43 +91,7 @@ def xlate_bb_2_tres_str(state: State, burst_buffer: str) -> str:
     if reading.options is not None:
         asked += [(create.pool, create.capacity_bytes) for create in reading.options.creates]
     for name, size in asked:
-        pool = _pool_named(state, name)
-        if pool is not None and _unit(state, pool.name) is PoolUnit.BYTES:
+        pool = pool_named(state, name)
+        if pool is not None and pool_unit(state, pool.name) is PoolUnit.BYTES:
             total += round_up(size, pool.granularity_bytes)
     return f"bb/{site.provider}={tres_size(total)}" if total else ""
-
-
-def job_tres(state: State, job_id: int) -> str:
-    """Return what a job counts for, as Slurm writes it after `TRES=`: `cpu=1,node=1,bb/lua=3G,license/matlab=2`."""
-    job, options = state.jobs[job_id], state.options.get(job_id, NO_OPTIONS)
-    parts = [f"cpu={job.spec.cpus}", f"node={options.nodes}"] if options.nodes else []
-    count = tres_count(state, job_id)
-    if count:
-        parts.append(f"bb/{state.site.provider}={tres_size(count * MEGABYTE)}")
-    parts.extend(f"license/{name}={number}" for name, number in options.licenses)
-    return ",".join(parts)
-
-
-def megabytes(size_bytes: int) -> int:
-    """Return a size in whole MB, rounded up: what is held never counts for nothing."""
-    return round_up(size_bytes, MEGABYTE) // MEGABYTE
-
-
-def tres_size(size_bytes: int) -> str:
-    """Return a size as Slurm writes an amount of a TRES: whole MB with the largest suffix that loses nothing, `3G`."""
-    amount, letters = megabytes(size_bytes), "MGTP"
-    for letter in letters[:-1]:
-        if amount % 1024 or not amount:
-            return f"{amount}{letter}"
-        amount //= 1024
-    return f"{amount}{letters[-1]}"
-
-
-def _pool_named(state: State, name: str) -> Pool | None:
-    if name:
-        return state.pools.get(name)
-    return next((state.pools[one] for one in sorted(state.pools) if state.pools[one].is_default), None)
-
-
-def _unit(state: State, pool: str) -> PoolUnit:
-    return state.pool_units.get(pool, PoolUnit.BYTES)
