@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NoReturn
 
-from cluster.background import Background
 from cluster.client.views import HandedView
+from cluster.system.background import Background
 from wal import BrokenInvariant, CodecError, Entry, Ledger, LedgerBroken, StorageFailed, revision_after
 from wal.filling import Handed, NotThisHistory
 from wal.records import Gap

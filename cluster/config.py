@@ -12,13 +12,13 @@ from typing import Final, Literal, TypeVar, cast
 
 import msgspec
 
-from cluster.address import Address, AddressError
 from cluster.founding_config import read_name, read_policy, read_pools
 from cluster.identity import NAME_RULE, is_name
 from cluster.mail_config import NO_MAIL, MailConfig, read_mail
 from cluster.pki import AUTHORITY_NAME
 from cluster.provider_config import read_provider
 from cluster.providers.interface import NO_LOCAL, Local
+from cluster.system.address import Address, AddressError
 from cluster.tls import TlsFiles, find_unsafe_keys, is_there
 from cluster.toml_table import ConfigError, Table, near
 from replica.model.configuration import Policy

@@ -19,7 +19,6 @@ from typing import NoReturn
 
 from cluster.answers import Answer, Asker
 from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
-from cluster.clock import Clock
 from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.divergence import Checkpoints
@@ -35,6 +34,7 @@ from cluster.providers.pool_watch import PoolWatch
 from cluster.raising import FirstRaise
 from cluster.restarting import Restarting
 from cluster.storage import Storage
+from cluster.system.clock import Clock
 from cluster.transfer_totals import TransferTotals
 from replica.fold.settle import settle
 from replica.messages.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import NamedTuple, NoReturn
 
-from cluster.background import Background
+from cluster.system.background import Background
 from replica.state.digest import state_digest
 from replica.state.state import State
 from replica.values.units import Instant, seconds

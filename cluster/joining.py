@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from cluster.client import ApiError, Client
-from cluster.clock import Clock
 from cluster.config import Config
 from cluster.identity import is_name
 from cluster.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
+from cluster.system.clock import Clock
 from cluster.tls import TlsRefused
 
 ASK_S: Final = 30.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from cluster.clock import Clock
+from cluster.system.clock import Clock
 from replica.messages.entries import Batch
 from replica.messages.events import FeatureLevelRaised, PolicySet, SiteConfigured, TransferRulesSet, job_of
 from replica.operations.transfer_limits import has_shares, rules_in_force

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.address import Address, AddressError
+from cluster.system.address import Address, AddressError
 from cluster.toml_table import Table
 
 ADDRESS_CHARACTERS_MAX: Final = 254

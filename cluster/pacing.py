@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import NoReturn
 
-from cluster.clock import Clock
+from cluster.system.clock import Clock
 from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)

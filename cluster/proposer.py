@@ -48,13 +48,13 @@ from cluster.answers import (
     resolve,
     tell,
 )
-from cluster.clock import Clock
 from cluster.consensus import NotLeader, Role
 from cluster.counts import Counts
 from cluster.engine import Engine
 from cluster.entries import ENTRIES_BYTES_MAX, entry_of, entry_too_large, weight_bytes
 from cluster.pacing import PassPacer
 from cluster.planning import Planner
+from cluster.system.clock import Clock
 from replica.decide.decide import decide, is_by_key
 from replica.fold.settle import Tentative, is_new, receipt_for
 from replica.messages.commands import CONTROLLER, Request, RunSchedulingPass, command_digest, kind_of

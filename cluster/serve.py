@@ -21,23 +21,23 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from cluster.address import Address
 from cluster.api import Server, Service
 from cluster.backfill import Backfill
 from cluster.channel import ChannelServer
 from cluster.client import Client
 from cluster.client.views import HandedView, StatusView
-from cluster.clock import Clock, SystemClock
 from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
 from cluster.controller import Controller
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine
-from cluster.garbage import Collector
 from cluster.joining import JoiningRefused, join
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
 from cluster.storage import StorageRefused, note_forgotten, open_storage
+from cluster.system.address import Address
+from cluster.system.clock import Clock, SystemClock
+from cluster.system.garbage_collection import Collector
 from cluster.tls import TlsRefused, server_context
 from replica.messages.features import ReleaseNeeded
 from snapshots import SnapshotFailed

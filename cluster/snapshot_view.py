@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.client.views import SnapshotPoolView, SnapshotView
-from cluster.clock import format_instant
+from cluster.system.clock import format_instant
 from replica.values.units import Instant
 from snapshots import Summary
 

@@ -18,9 +18,9 @@ from cluster.agent.beneath import Identity, opened, outside_target
 from cluster.agent.io_watch import LOOK_S
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.clock import Clock
-from cluster.processes import become_subreaper, descendants, send
 from cluster.providers import guard
+from cluster.system.clock import Clock
+from cluster.system.processes import become_subreaper, descendants, send
 from replica.views.orders import NOTHING_SPECIAL, Order
 
 SHELL: Final = "/bin/sh"

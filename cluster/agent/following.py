@@ -10,7 +10,7 @@ from cluster.agent.governor import GOVERN_S, Governor
 from cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_S, FOLLOW_S
 from cluster.agent.operations import Operation
 from cluster.agent.outbox import Outbox
-from cluster.clock import Clock
+from cluster.system.clock import Clock
 from replica.messages.commands import OperationReached
 from replica.model.operations import Stage
 from replica.model.transfers import TransferCheckpoint

@@ -29,7 +29,7 @@ from cluster.agent.places import BUFFERS, CALLS, LEFTOVERS, OPERATIONS, OUTBOX, 
 from cluster.agent.room import Room
 from cluster.agent.spares import Spares
 from cluster.agent.watching import Hung
-from cluster.clock import Clock, SystemClock
+from cluster.system.clock import Clock, SystemClock
 
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PRIVATE: Final = 0o700

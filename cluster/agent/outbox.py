@@ -19,7 +19,7 @@ from cluster.agent.limits import COMMAND_AGE_S_MAX, REPORTS_PER_REQUEST_MAX
 from cluster.agent.spares import Spares
 from cluster.client.command_ids import instant_of, new_command_id
 from cluster.client.requests import Report
-from cluster.clock import Clock
+from cluster.system.clock import Clock
 from replica.values.units import seconds
 
 _NAME: Final = re.compile(r"([0-9]{20})\.json", re.ASCII)

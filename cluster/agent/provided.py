@@ -25,10 +25,10 @@ from cluster.agent.places import CALLS
 from cluster.agent.processes import kill_job
 from cluster.agent.removal import remove_tree
 from cluster.agent.work import Outcome, Work, failure
-from cluster.clock import SystemClock
-from cluster.processes import become_subreaper
 from cluster.providers import OperationError, Provider, Subject, provider_for
 from cluster.providers.log_lines import log_to_stderr
+from cluster.system.clock import SystemClock
+from cluster.system.processes import become_subreaper
 from replica.messages.commands import OperationDone
 from replica.views.orders import Order
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from cluster.agent.durable import is_no_room
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, ROOM_WARNING_S
-from cluster.clock import Clock
+from cluster.system.clock import Clock
 
 logger = logging.getLogger(__name__)
 

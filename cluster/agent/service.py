@@ -30,8 +30,8 @@ from cluster.agent.sentences import named
 from cluster.client import ApiError, Client, new_command_id
 from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportsAnswer
-from cluster.clock import Clock, SystemClock
 from cluster.config import Config, ConfigError
+from cluster.system.clock import Clock, SystemClock
 from cluster.tls import TlsRefused
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from cluster.agent.places import BUFFERS, STEPS
 from cluster.agent.script import CANNOT_EXECUTE, ScriptRefused, become_script, environment_of
 from cluster.agent.step_record import ProcessName, StepOrder, StepRecord
 from cluster.agent.work import failure
-from cluster.clock import SystemClock
-from cluster.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
+from cluster.system.clock import SystemClock
+from cluster.system.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
 from replica.messages.commands import ScriptEnded
 from replica.model.jobs import JobState
 

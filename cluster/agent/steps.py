@@ -24,7 +24,7 @@ from cluster.agent.step import RESUME, SUSPEND
 from cluster.agent.step_record import StepOrder, StepRecord, create_record, recorded_jobs, remove_record
 from cluster.agent.waiting import Handle
 from cluster.agent.work import failure
-from cluster.processes import boot_id, start_time
+from cluster.system.processes import boot_id, start_time
 from replica.messages.commands import ScriptEnded
 from replica.model.jobs import JobState
 from replica.views.orders import Order

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from cluster.agent.limits import KILL_WAIT_S, LOOKS_PER_STALL, WORKER_GRACE_S
 from cluster.agent.waiting import Handle
-from cluster.processes import all_pids, fields_of
+from cluster.system.processes import all_pids, fields_of
 
 logger = logging.getLogger(__name__)
 

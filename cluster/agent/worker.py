@@ -42,8 +42,8 @@ from cluster.agent.transfer.fence import Fenced, FenceFailed
 from cluster.agent.transfer.pacing import Pace, Stopped
 from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.work import Outcome, Work, failure
-from cluster.clock import SystemClock
-from cluster.processes import die_with_parent, sync_file_system
+from cluster.system.clock import SystemClock
+from cluster.system.processes import die_with_parent, sync_file_system
 from replica.messages.commands import OperationDone
 
 EXIT_ENDED = 143

@@ -8,7 +8,7 @@ from cluster.api.privacy import only_user
 from cluster.api.problems import bad
 from cluster.api.service import Call, Reply
 from cluster.client.burst_views import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView, burst_text
-from cluster.clock import format_instant
+from cluster.system.clock import format_instant
 from replica.views.burst import Burst, BurstBuffer, burst_of
 
 FORMATS = ("json", "text")

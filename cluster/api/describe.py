@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cluster.client.views import EventView, Json
-from cluster.clock import format_instant
+from cluster.system.clock import format_instant
 from replica.messages import events as e
 from replica.messages.commands import CONTROLLER, Actor
 from replica.messages.entries import Batch, Entry

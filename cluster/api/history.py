@@ -11,8 +11,8 @@ from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Chronicle
 from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
-from cluster.clock import format_instant
 from cluster.past import PastBusy, Step, settled_at
+from cluster.system.clock import format_instant
 from replica.fold.settle import settle_entry
 from replica.messages.entries import Entry
 from replica.messages.events import ArraySubmitted, JobSubmitted, jobs_of

@@ -15,9 +15,9 @@ from cluster.api.service import Call, Reply
 from cluster.api.transfers import with_transfers
 from cluster.client import requests as r
 from cluster.client.views import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView
-from cluster.clock import format_instant
 from cluster.proposer import Answer, Settled
 from cluster.providers.limits import CALLS_MAX
+from cluster.system.clock import format_instant
 from replica.decide.arrays import Tasks, job_of_task, members
 from replica.messages import commands as c
 from replica.model.jobs import JobState

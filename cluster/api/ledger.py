@@ -19,7 +19,6 @@ from cluster.client.views import (
     MembersAnswer,
     StatusView,
 )
-from cluster.clock import format_instant
 from cluster.consensus import Role
 from cluster.controller import Unavailable
 from cluster.divergence import Verdict
@@ -27,6 +26,7 @@ from cluster.membership import members as member_rows
 from cluster.past import settled_at
 from cluster.proposer import NotLeading
 from cluster.snapshot_view import snapshot_view
+from cluster.system.clock import format_instant
 from replica.messages import features
 from replica.state.digest import state_digest
 from replica.values.units import Instant

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cluster.address import Address, AddressError
 from cluster.api.ledger import members
 from cluster.api.problems import Problem, bad, no_leader, outcome_unknown
 from cluster.api.service import Call, Reply
@@ -10,6 +9,7 @@ from cluster.client.views import TransferAnswer
 from cluster.consensus import ChangeRefused, Wanted
 from cluster.identity import NAME_RULE, is_name
 from cluster.proposer import NotLeading, OutcomeUnknown
+from cluster.system.address import Address, AddressError
 from wal.configuration import Action
 
 NOT_FOUND = "unknown_member"

@@ -7,8 +7,8 @@ from typing import Literal
 from cluster.api.explaining import Verdicts
 from cluster.api.job_details import details_of, task_words
 from cluster.client.views import BufferView, JobView, NodeView, PoolView
-from cluster.clock import format_instant
 from cluster.liveness import Liveness
+from cluster.system.clock import format_instant
 from replica.decide.pools import overcommitted_bytes, unit_in
 from replica.model.jobs import Hold
 from replica.model.nodes import NodeState

@@ -10,8 +10,6 @@ import ssl
 import msgspec
 from aiohttp import web
 
-from cluster.accepting import Acceptor
-from cluster.address import Address
 from cluster.api.authentication import identity_of, permit
 from cluster.api.bodies import QUERY_CHARACTERS_MAX, BodyBudget, decode, read_body
 from cluster.api.connections import (
@@ -28,6 +26,8 @@ from cluster.api.problems import Problem, Redirect, unforeseen
 from cluster.api.routes import Route, check_query, find_route
 from cluster.api.service import Call, Reply, Service
 from cluster.identity import Identity
+from cluster.system.address import Address
+from cluster.system.listener import Acceptor
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)

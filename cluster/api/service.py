@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import msgspec
 from aiohttp import web
 
-from cluster.address import Address
 from cluster.answers import Answer, Asker
 from cluster.api import wire
 from cluster.api.authentication import PEOPLE, actor_of, permit
@@ -31,9 +30,10 @@ from cluster.client.command_ids import bytes_of, instant_in
 from cluster.client.requests import BulkCommand
 from cluster.consensus import Role as RaftRole
 from cluster.controller import Controller, JournalFull, Unavailable
-from cluster.identities import Identities
 from cluster.identity import Identity, Role
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
+from cluster.system.address import Address
+from cluster.system.users import Identities
 from replica.decide.arrays import Tasks, job_of_task
 from replica.messages.commands import Command, Request, SubmitJob
 from replica.state.state import State

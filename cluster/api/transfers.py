@@ -23,9 +23,9 @@ from cluster.client.transfer_views import (
     TransferView,
 )
 from cluster.client.views import JobView
-from cluster.clock import format_instant
 from cluster.liveness import Transfer
 from cluster.past import PastBusy, settled_at
+from cluster.system.clock import format_instant
 from replica.messages import events as e
 from replica.model.jobs import Job
 from replica.model.operations import TRANSFERS, stage_of, waits_for_turn

@@ -9,8 +9,8 @@ import msgspec
 
 from cluster.api.problems import Problem, bad
 from cluster.client import requests as r
-from cluster.clock import parse_instant
 from cluster.identity import Identity, Role
+from cluster.system.clock import parse_instant
 from replica.decide.arrays import Tasks, parse_reference
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused

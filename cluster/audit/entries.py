@@ -2,7 +2,7 @@
 
 from cluster.api.describe import configuration_record, record_view
 from cluster.client.views import LedgerEntryView
-from cluster.clock import format_instant
+from cluster.system.clock import format_instant
 from replica.messages.entries import Batch
 from replica.values.units import Instant, Revision
 from wal.codec import Kind, decode_batch, kind_of

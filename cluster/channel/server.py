@@ -16,8 +16,6 @@ from typing import cast
 
 import msgspec
 
-from cluster.accepting import Acceptor
-from cluster.address import Address
 from cluster.api.authentication import PEOPLE, identity_of, permit
 from cluster.api.bodies import bad_body
 from cluster.api.problems import Problem, Redirect, no_leader, outcome_unknown, refused, unforeseen
@@ -42,7 +40,9 @@ from cluster.client.requests import BulkCommand, SubmitCommand
 from cluster.identity import Identity
 from cluster.proposer import Settled
 from cluster.providers.limits import CALLS_MAX
-from cluster.reading import ReadingProtocol, read_buffer
+from cluster.system.address import Address
+from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
+from cluster.system.listener import Acceptor
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)

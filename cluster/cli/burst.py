@@ -7,7 +7,7 @@ from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import show_json
 from cluster.cli.session import session
 from cluster.client.burst_views import BurstAnswer, burst_text
-from cluster.identities import uid_of
+from cluster.system.users import uid_of
 
 
 @click.command("burst")

@@ -12,11 +12,11 @@ from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, show, show_json, table
 from cluster.cli.session import session
 from cluster.cli.tables import moment
-from cluster.clock import format_instant
 from cluster.config import OPERATOR_NAME, Config
 from cluster.founding import replica_hosts
 from cluster.identity import NAME_RULE, Role, is_name
 from cluster.pki import AUTHORITY_NAME, CERTIFICATE_MODE, PkiRefused, issue, load_authority
+from cluster.system.clock import format_instant
 from replica.values.names import plain
 from replica.values.units import MICROSECONDS_PER_SECOND
 

@@ -16,8 +16,8 @@ from cluster.cli.transfer_text import transfer_lines
 from cluster.client.burst_views import NO_VALUE, Zone, local_time, owner
 from cluster.client.job_details import NO_DETAILS, JobDetailsView
 from cluster.client.views import JobView
-from cluster.clock import format_instant, parse_instant
-from cluster.identities import group_name, uid_of
+from cluster.system.clock import format_instant, parse_instant
+from cluster.system.users import group_name, uid_of
 from replica.model.jobs import ENDED, JobState
 from replica.values.names import plain
 from replica.values.units import Instant, seconds

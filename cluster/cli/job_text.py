@@ -10,7 +10,7 @@ from cluster.cli.moments import format_span
 from cluster.cli.output import table
 from cluster.cli.tables import moment
 from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
-from cluster.clock import parse_instant
+from cluster.system.clock import parse_instant
 from replica.model.jobs import ENDED
 from replica.values.names import plain
 from replica.values.units import Instant

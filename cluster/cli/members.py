@@ -6,7 +6,6 @@ from contextlib import suppress
 import click
 import msgspec
 
-from cluster.address import Address, AddressError
 from cluster.cli.agreement import DIGEST_DIGITS_SHOWN, Agreement, Comparison, ReplicaStatus, compare
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
@@ -16,6 +15,7 @@ from cluster.cli.tables import members_table, snapshot_fields
 from cluster.client import ApiError, Client
 from cluster.client.views import MembersAnswer, MemberView
 from cluster.config import Config, ConfigError, ReplicaConfig
+from cluster.system.address import Address, AddressError
 from replica.values.names import plain
 
 MEMBER_ANSWER_S = 2.0

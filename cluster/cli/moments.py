@@ -8,7 +8,7 @@ import datetime
 import re
 from typing import Final
 
-from cluster.clock import format_instant
+from cluster.system.clock import format_instant
 from replica.values.limits import TIME_LIMIT_S_MAX
 from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 

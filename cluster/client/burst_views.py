@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from cluster.client.views import View
-from cluster.clock import parse_instant
+from cluster.system.clock import parse_instant
 from replica.model.pools import PoolUnit, format_slurm_amount
 from replica.values.names import plain
 from replica.values.units import MICROSECONDS_PER_SECOND

@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from cluster.address import Address, AddressError
 from cluster.client.backoff import BackOff, parse_retry_after
 from cluster.client.endpoints import Endpoints
 from cluster.client.errors import (
@@ -39,7 +38,8 @@ from cluster.client.errors import (
     error_of,
 )
 from cluster.client.exchange import Answer, AttemptFailed, Exchange
-from cluster.clock import Clock
+from cluster.system.address import Address, AddressError
+from cluster.system.clock import Clock
 
 REDIRECTS_MAX: Final = 4
 """Redirects followed in a row, count: one is normal, two happen in an election; more are replicas that disagree."""

@@ -16,7 +16,6 @@ from typing import Final, Self, cast
 
 import msgspec
 
-from cluster.address import Address, AddressError
 from cluster.client.backoff import BackOff
 from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, tells, unknown_after
 from cluster.client.channel_frames import (
@@ -38,7 +37,8 @@ from cluster.client.channel_frames import (
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.client.requests import BulkCommand
 from cluster.config import Config, ConfigError
-from cluster.reading import ReadingProtocol, read_buffer
+from cluster.system.address import Address, AddressError
+from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
 from cluster.tls import TlsFiles, client_context
 
 CONNECT_S: Final = 3.0

@@ -15,7 +15,6 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from cluster.address import Address
 from cluster.client import requests, run_views, views
 from cluster.client.accounting import Accounting
 from cluster.client.bulk import Bulk
@@ -31,8 +30,9 @@ from cluster.client.level_views import FeatureLevelAnswer
 from cluster.client.partitions import Partitioning
 from cluster.client.provider_views import ProviderStatus
 from cluster.client.transferring import Transferring
-from cluster.clock import Clock, SystemClock
 from cluster.config import Config
+from cluster.system.address import Address
+from cluster.system.clock import Clock, SystemClock
 from cluster.tls import TlsFiles, check_validity
 
 _T = TypeVar("_T")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from cluster.clock import Clock
+from cluster.system.clock import Clock
 from replica.values.units import Instant
 
 MICROSECONDS_PER_MILLISECOND: Final = 1_000

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cluster.address import Address, AddressError
 from cluster.client.backoff import BackOff
 from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, RETRY_STATUSES
 from cluster.client.endpoints import Endpoints
@@ -22,7 +21,8 @@ from cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, 
 from cluster.client.exchange import AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from cluster.client.views import EventView
-from cluster.clock import Clock
+from cluster.system.address import Address, AddressError
+from cluster.system.clock import Clock
 
 IDLE_S: Final = 45.0
 """Seconds of silence after which a stream counts as dead: three of the server's keep-alive comments, 15 s apart."""

@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from cluster.address import Address
 from cluster.client.errors import ANSWER_TOO_LARGE, UNREACHABLE, UNTRUSTED
+from cluster.system.address import Address
 from cluster.tls import TlsFiles, client_context, describe_authority, describe_certificate
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024

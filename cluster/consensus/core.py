@@ -8,7 +8,6 @@ one question each.
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from cluster.clock import Clock
 from cluster.consensus.configurations import Configurations
 from cluster.consensus.interface import Machine, Role, Timing
 from cluster.consensus.journal_adapter import JournalLike
@@ -16,6 +15,7 @@ from cluster.consensus.progress import Progress
 from cluster.consensus.seam import Links, Seam, Uniform
 from cluster.consensus.seldom import Seldom
 from cluster.consensus.snapshots import SnapshotReceiver
+from cluster.system.clock import Clock
 from wal.configuration import Configuration, Member, Placed, incarnation_of, initial
 from wal.failures import BrokenInvariant
 from wal.journal import Entry

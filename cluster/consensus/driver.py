@@ -8,7 +8,6 @@ from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
-from cluster.clock import Clock
 from cluster.consensus.changes import Wanted
 from cluster.consensus.core import NEVER
 from cluster.consensus.engine import Engine
@@ -17,6 +16,7 @@ from cluster.consensus.interface import ChangeRefused, Machine, NotLeader, PeerS
 from cluster.consensus.journal_adapter import JournalLike
 from cluster.consensus.seam import Uniform
 from cluster.consensus.transport import TlsLinks
+from cluster.system.clock import Clock
 from cluster.tls import TlsFiles
 from wal.configuration import Configuration, Placed, name_of
 

@@ -17,10 +17,10 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
-from cluster.clock import Clock
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.consensus.interface import Role, Timing
 from cluster.consensus.journal_adapter import JournalAdapter, JournalLike
+from cluster.system.clock import Clock
 from wal.failures import BrokenInvariant
 
 ENGINE_VERSION: Final = "0.3.17"

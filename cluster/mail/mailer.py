@@ -14,9 +14,9 @@ from functools import partial
 from typing import Final
 
 from cluster.answers import Answer
-from cluster.clock import Clock
 from cluster.mail.sending import Send, SendFailed, Undeliverable
 from cluster.proposer import NotLeading, QueueFull
+from cluster.system.clock import Clock
 from replica.messages.commands import CONTROLLER, Request, SettleMails
 from replica.model.mail import Mail
 from replica.state.state import State

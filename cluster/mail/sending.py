@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from cluster.address import Address
 from cluster.mail.text import body_of, message_id, message_of, subject_of
 from cluster.mail_config import MailConfig, is_address
+from cluster.system.address import Address
 from replica.model.mail import Mail
 
 SEND_S: Final = 30.0

@@ -9,7 +9,7 @@ from email import policy
 from email.message import EmailMessage
 from typing import Final
 
-from cluster.clock import format_instant
+from cluster.system.clock import format_instant
 from replica.model.jobs import JobState
 from replica.model.mail import Mail, MailKind, message_name
 from replica.values.names import plain

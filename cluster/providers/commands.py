@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cluster.clock import Clock
 from cluster.providers import guard
 from cluster.providers.environment import environment_for
 from cluster.providers.interface import OperationError
 from cluster.providers.limits import OUTPUT_BYTES_MAX
 from cluster.providers.saying import log_output, timed_out
 from cluster.providers.trust import ProgramRefused, check_command
+from cluster.system.clock import Clock
 
 
 class Said(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
-from cluster.clock import Clock
 from cluster.providers import files
 from cluster.providers.commands import Commands, Said, failure
 from cluster.providers.interface import Local, OperationError, PoolReport, Subject
 from cluster.providers.pools import parse_pools
+from cluster.system.clock import Clock
 from replica.model.job_options import CreatePersistent, DestroyPersistent
 from replica.model.provider import Provision
 from replica.values.units import format_slurm_size

@@ -17,10 +17,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from cluster.clock import Clock
 from cluster.providers.commands import Commands
 from cluster.providers.files import replace_symbols, whole_script
 from cluster.providers.interface import Local, OperationError, PoolReport, Subject
+from cluster.system.clock import Clock
 from replica.model.job_options import CreatePersistent, DestroyPersistent
 from replica.model.provider import Provision
 from replica.values.units import SIZE_BYTES_MAX, SizeError, parse_size

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from cluster.clock import Clock
 from cluster.providers import files, guard
 from cluster.providers.environment import environment_for
 from cluster.providers.interface import Local, OperationError, PoolReport, Subject
@@ -20,6 +19,7 @@ from cluster.providers.lua_worker import Returned, call
 from cluster.providers.pools import parse_pools
 from cluster.providers.saying import log_output, timed_out
 from cluster.providers.trust import ProgramRefused, read_trusted
+from cluster.system.clock import Clock
 from replica.model.job_options import CreatePersistent, DestroyPersistent
 from replica.model.provider import Provision
 from replica.values.units import SizeError, parse_size

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from cluster.clock import Clock
 from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local, OperationError, PoolReport
 from cluster.providers.limits import POOL_POLL_S
 from cluster.providers.worker import CallRequest
+from cluster.system.clock import Clock
 from replica.messages.commands import CONTROLLER, ChangePool, Command, Request
 from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.pools import Pool, PoolUnit

@@ -18,7 +18,7 @@ from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.pacing import Pace, Stopped
 from cluster.agent.transfer.plan import Item, Kind
 from cluster.agent.transfer.workspace import Workspace
-from cluster.clock import SystemClock
+from cluster.system.clock import SystemClock
 
 EXIT_ENDED = 143
 """Exit code when the transfer was told to stop, as a worker's."""

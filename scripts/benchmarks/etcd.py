@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 
 from benchmarks.processes import Members, ServerFailed, free_ports
-from cluster.clock import SystemClock
 from cluster.identity import Role
 from cluster.pki import create_authority, issue
+from cluster.system.clock import SystemClock
 from cluster.tls import TlsFiles, client_context
 
 PACKAGE = "etcd-server"

@@ -19,10 +19,10 @@ import uvloop
 from benchmarks.forebay import ForebayCluster
 from benchmarks.load import Measurement, measurement, verify_settled
 from benchmarks.processes import ServerFailed
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.proposer import NotLeading, OutcomeUnknown, QueueFull
 from cluster.serve import Replica
+from cluster.system.clock import SystemClock
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.model.jobs import Hold, JobSpec

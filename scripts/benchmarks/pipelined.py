@@ -22,12 +22,12 @@ from benchmarks.load import (
     measurement,
     verify_settled,
 )
-from cluster.address import Address
 from cluster.client.channel import ChannelError, Connection
 from cluster.client.command_ids import new_command_id
 from cluster.client.errors import ApiError
 from cluster.client.requests import HoldCommand, ReleaseCommand, SubmitCommand
-from cluster.clock import SystemClock
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
 
 Send = Callable[[int, int], Awaitable[None]]
 """Sends one write of (client, number) and returns when it is durable; an exception otherwise."""

@@ -12,15 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.address import Address
 from cluster.client import ApiError, Client
 from cluster.client.requests import SubmitRequest
 from cluster.client.views import StatusView
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, PoolSpec, found
 from cluster.identity import Role
 from cluster.pki import issue, load_authority
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
 from exercises.kernel import die_with_parent
 from exercises.local_cluster import REPLICAS, USER, ExerciseFailed, free_base_port
 from wal import Environment

@@ -16,7 +16,7 @@ from cluster.agent.home import Home
 from cluster.agent.service import Agent
 from cluster.client.requests import PollRequest, RegisterRequest, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.clock import SystemClock
+from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.views.orders import Order
 

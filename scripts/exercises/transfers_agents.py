@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.processes import descendants
+from cluster.system.processes import descendants
 from exercises.tracing import Action, Plan, Tracer, build
 from exercises.transfers_agent import Desk
 from exercises.transfers_endings import HELPED_FILES, WATCHED, plant_many

@@ -17,7 +17,7 @@ import msgspec
 from cluster.agent.limits import WORKER_GRACE_S
 from cluster.agent.operations import Operation
 from cluster.agent.work import Outcome
-from cluster.processes import descendants, send
+from cluster.system.processes import descendants, send
 from exercises.tracing import EVERY, Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import plant, plant_old, wait_until_gone
 from exercises.transfers_rig import JOB, STAGES, Broken, Rig, Story, Unfit, judge, look, said

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.processes import descendants
+from cluster.system.processes import descendants
 from exercises.transfers_refusals import check_words
 from exercises.transfers_rig import STAGES, Broken, Rig, Story, judge, look, said
 from replica.messages.commands import OperationDone, OperationFailed

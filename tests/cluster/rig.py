@@ -14,15 +14,15 @@ import aiohttp
 import msgspec
 import uvloop
 
-from cluster.address import Address
 from cluster.api import Server, Service
 from cluster.client.command_ids import new_command_id
-from cluster.clock import Clock, SystemClock
 from cluster.config import Config
 from cluster.consensus import NO_OP, ChangeRefused, Machine, NotLeader, Role, Wanted
 from cluster.controller import Controller
 from cluster.founding import Founding, PoolSpec, found
 from cluster.storage import Storage, allow_first_start, open_storage
+from cluster.system.address import Address
+from cluster.system.clock import Clock, SystemClock
 from cluster.tls import client_context, server_context
 from replica.messages import features
 from wal import Journal

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import cluster.accepting as module
-from cluster.accepting import ACCEPTS_PER_TURN, Acceptor
-from cluster.address import Address
+import cluster.system.listener as module
 from cluster.config import Config
+from cluster.system.address import Address
+from cluster.system.listener import ACCEPTS_PER_TURN, Acceptor
 from cluster.tls import client_context, server_context
 from tests.cluster.rig import story, until
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.address import Address, AddressError
+from cluster.system.address import Address, AddressError
 
 
 @pytest.mark.parametrize(

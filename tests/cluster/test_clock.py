@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.clock import ManualClock, SystemClock, format_instant, parse_instant
+from cluster.system.clock import ManualClock, SystemClock, format_instant, parse_instant
 from replica.values.units import NEVER, Instant
 
 LAST_INSTANT = 253_402_300_799_999_999

@@ -13,9 +13,9 @@ import pytest
 from cluster import divergence
 from cluster.client import Client
 from cluster.client.requests import PoolRequest
-from cluster.clock import SystemClock
 from cluster.divergence import CHECKPOINT_S, Checkpoints, Diverged, Verdict, is_checkpoint, judge
 from cluster.serve import Replica
+from cluster.system.clock import SystemClock
 from replica.state.state import State
 from replica.values.units import Instant, seconds
 from tests.cluster.test_serve import make

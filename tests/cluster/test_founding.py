@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from cluster import founding as founding_module
-from cluster.address import Address
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, FoundingRefused, PoolSpec, found
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
 from cluster.tls import client_context, server_context
 
 CLOCK = SystemClock()

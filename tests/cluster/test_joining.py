@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from cluster import joining
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, found
 from cluster.identity import Role
 from cluster.pki import issue, load_authority
 from cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run
 from cluster.storage import first_start_mark, identity_of, member_note, open_storage
+from cluster.system.clock import SystemClock
 
 JOINING = '\n[[replica]]\nname = "r4"\npeer = "127.0.0.1:7404"\napi = "127.0.0.1:7414"\njoins = true\n'
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 from cluster import serve
 from cluster.audit.commands import audit
 from cluster.cli.exits import ExitCode
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.storage import open_storage
+from cluster.system.clock import SystemClock
 from replica.messages import features
 from replica.messages.features import LEVELS, Level, ReleaseNeeded
 from snapshots import Image, load_snapshot, write_snapshot

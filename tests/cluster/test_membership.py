@@ -12,17 +12,17 @@ import msgspec
 import pytest
 
 from cluster import joining
-from cluster.address import Address
 from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.client.views import MembersAnswer
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import API_PORT_OFFSET
 from cluster.identity import Role
 from cluster.pki import issue, load_authority
 from cluster.serve import founding_of
 from cluster.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
 from replica.state.state import EMPTY
 from snapshots import Image, write_snapshot
 from tests.cluster.consensus.rig import Rig

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from cluster import planning
-from cluster.clock import ManualClock
 from cluster.config import Config
 from cluster.planning import Planner
+from cluster.system.clock import ManualClock
 from replica.decide.decide import decide
 from replica.fold.settle import Tentative
 from replica.grammar.directives import parse_request

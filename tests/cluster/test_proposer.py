@@ -7,7 +7,6 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from cluster.clock import ManualClock, SystemClock
 from cluster.config import Config
 from cluster.pacing import PassPacer
 from cluster.proposer import (
@@ -20,6 +19,7 @@ from cluster.proposer import (
     QueueFull,
     Settled,
 )
+from cluster.system.clock import ManualClock, SystemClock
 from replica.fold.settle import settle
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c

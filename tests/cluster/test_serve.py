@@ -13,10 +13,10 @@ import pytest
 from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.client.requests import SubmitRequest
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, PoolSpec, found
 from cluster.storage import first_start_mark
+from cluster.system.clock import SystemClock
 from tests.cluster.rig import PATIENCE_S, PLAIN, story
 from tests.repo.tree import ROOT
 from wal.sync_log import LOG_BYTES

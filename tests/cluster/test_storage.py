@@ -7,7 +7,6 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, found
 from cluster.storage import (
@@ -19,6 +18,7 @@ from cluster.storage import (
     open_storage,
     starting,
 )
+from cluster.system.clock import SystemClock
 from snapshots import Image, write_snapshot
 from wal import RecoveryRefused
 from wal.failures import LOG_FILE, Condition

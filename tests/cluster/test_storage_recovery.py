@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import Founding, found
 from cluster.storage import (
@@ -24,6 +23,7 @@ from cluster.storage import (
     note_forgotten,
     open_storage,
 )
+from cluster.system.clock import SystemClock
 from replica.decide.decide import decide
 from replica.fold.settle import settle
 from replica.messages.commands import CONTROLLER, FoundCluster, Request

@@ -19,32 +19,32 @@ REMOTE_MAY_IMPORT = {
         "cluster.agent",
         "cluster.client",
         "cluster.config",
-        "cluster.clock",
+        "cluster.system.clock",
         "cluster.identity",
         "cluster.tls",
         "cluster.providers",
-        "cluster.processes",
+        "cluster.system.processes",
     },
     "cluster.cli": {
         "cluster.cli",
         "cluster.client",
         "cluster.config",
-        "cluster.clock",
+        "cluster.system.clock",
         "cluster.identity",
         "cluster.tls",
         "cluster.pki",
         "cluster.certificates",
         "cluster.founding",
-        "cluster.address",
+        "cluster.system.address",
         "cluster.agent",
         # The number of a user as this machine knows it, where the replica that answered knows none.
-        "cluster.identities",
+        "cluster.system.users",
     },
     "cluster.slurm": {
         "cluster.slurm",
         "cluster.client",
         "cluster.config",
-        "cluster.clock",
+        "cluster.system.clock",
         "cluster.identity",
         "cluster.tls",
     },
@@ -84,9 +84,11 @@ def test_wal_and_snapshots_print_nothing() -> None:
 
 
 def test_only_cluster_clock_reads_the_clock() -> None:
-    others = [path for path in modules() if path != Path("cluster/clock.py")]
+    others = [path for path in modules() if path != Path("cluster/system/clock.py")]
     assert violations(others, rules.clock_reads) == []
-    assert rules.clock_reads(text_of(Path("cluster/clock.py"))), "cluster/clock.py reads no clock: is the rule blind?"
+    assert rules.clock_reads(text_of(Path("cluster/system/clock.py"))), (
+        "cluster/system/clock.py reads no clock: is the rule blind?"
+    )
 
 
 @pytest.mark.parametrize("package", REMOTE_MAY_IMPORT)

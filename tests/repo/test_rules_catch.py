@@ -63,7 +63,7 @@ def test_every_way_to_read_the_clock_is_found(source: str) -> None:
 
 def test_arithmetic_with_dates_reads_no_clock() -> None:
     assert rules.clock_reads("import datetime\ndatetime.datetime.fromtimestamp(1, tz=datetime.UTC)") == []
-    assert rules.clock_reads("from cluster.clock import Clock\nClock().now()") == []
+    assert rules.clock_reads("from cluster.system.clock import Clock\nClock().now()") == []
 
 
 @pytest.mark.parametrize(

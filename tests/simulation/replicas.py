@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from cluster.address import Address
 from cluster.client.views import StatusView
 from cluster.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
@@ -21,6 +20,7 @@ from cluster.consensus.core import GRACE_HEARTBEATS
 from cluster.controller import Controller
 from cluster.serve import founding_of
 from cluster.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
+from cluster.system.address import Address
 from snapshots import SnapshotFailed, SnapshotStore
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import Died, SimClock, VirtualLoop

@@ -21,7 +21,6 @@ import msgspec
 
 from cluster import controller as controller_module
 from cluster import storage as storage_module
-from cluster.address import Address
 from cluster.config import Config
 from cluster.consensus import Consensus, Role, driver
 from cluster.consensus import engine as engine_module
@@ -29,6 +28,7 @@ from cluster.consensus import snapshots as transfer_module
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.liveness import LOOK_PERIOD_S
 from cluster.serve import founding_of, timing_of
+from cluster.system.address import Address
 from replica.fold import settle as settle_module
 from replica.messages import features
 from replica.state.state import State

@@ -28,7 +28,7 @@ from cluster.agent.transfer.receipts import Receipt, Summed, write_lines
 from cluster.agent.transfer.removing import remove_sources
 from cluster.agent.transfer.shelves import discard_all
 from cluster.agent.transfer.workspace import Workspace
-from cluster.processes import sync_file_system
+from cluster.system.processes import sync_file_system
 
 COPYING: Final = 2
 COMMITTING: Final = 4

@@ -27,7 +27,7 @@ from cluster.agent.transfer.errors import Paused, ReadBackFailed, SourceChanged,
 from cluster.agent.transfer.fence import Fenced
 from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.tally import Moved
-from cluster.processes import die_with_parent
+from cluster.system.processes import die_with_parent
 
 LOOK_S: Final = 0.1
 """Seconds between two looks of whoever waits for helpers: how late a stop may be seen."""

@@ -18,7 +18,7 @@ from typing import Final
 
 from cluster.agent.progress import SharedCounters
 from cluster.agent.transfer.errors import Paused
-from cluster.clock import Clock
+from cluster.system.clock import Clock
 
 UNLIMITED: Final = -1
 """A rate that holds nobody back; 0 is a pause."""

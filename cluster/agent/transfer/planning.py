@@ -49,7 +49,7 @@ from cluster.agent.transfer.plan import Item
 from cluster.agent.transfer.receipts import with_slots
 from cluster.agent.transfer.walking import Walk, order_of
 from cluster.agent.transfer.workspace import Files, Workspace
-from cluster.processes import boot_id
+from cluster.system.processes import boot_id
 
 SLOTS_AT_ONCE: Final = 4096
 """Slots written at once."""

@@ -33,7 +33,7 @@ from cluster.agent.transfer.places import Places
 from cluster.agent.transfer.shelves import SHELVED_FILES_MIN, Shelf
 from cluster.agent.transfer.tally import Tally
 from cluster.agent.transfer.verify import digest_of_bytes, digest_on_disk, hasher
-from cluster.processes import sync_file_system
+from cluster.system.processes import sync_file_system
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes read at once of what is not so small."""

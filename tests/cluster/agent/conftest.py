@@ -19,10 +19,10 @@ from cluster.agent.activities import Settings
 from cluster.agent.home import Home
 from cluster.agent.service import Agent
 from cluster.client import Client
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.identity import Role
 from cluster.pki import create_authority, issue
+from cluster.system.clock import SystemClock
 from replica.views.orders import Order
 from tests.cluster.agent.double import ControllerDouble
 

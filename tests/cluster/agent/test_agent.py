@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from cluster.client.views import ErrorView
-from cluster.clock import SystemClock
 from cluster.identity import Role
 from cluster.pki import create_authority, issue
+from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.job_options import CreatePersistent, DestroyPersistent

@@ -13,7 +13,7 @@ from cluster.agent.beneath import PathRefused, identity_of
 from cluster.agent.commands import held_in
 from cluster.agent.durable import open_directory
 from cluster.agent.lists import LIST_LINES_MAX, read_list
-from cluster.processes import all_pids, environment_variables
+from cluster.system.processes import all_pids, environment_variables
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.job_options import CreatePersistent, ListTransfer

@@ -28,7 +28,7 @@ from cluster.agent.steps import Step
 from cluster.agent.work import Outcome
 from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.clock import SystemClock
+from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cluster.agent.progress import Counters, SharedCounters
 from cluster.agent.transfer.errors import Paused
 from cluster.agent.transfer.pacing import BURST_S, LOOK_S, STEP_BYTES_MIN, UNLIMITED, Control, Pace, Stopped
-from cluster.clock import ManualClock, SystemClock
+from cluster.system.clock import ManualClock, SystemClock
 
 
 class Rig:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.processes import all_pids, environment_variables, start_time
+from cluster.system.processes import all_pids, environment_variables, start_time
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Access
 from replica.model.job_options import CreatePersistent, DestroyPersistent

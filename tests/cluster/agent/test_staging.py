@@ -28,7 +28,7 @@ from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.pacing import Control
 from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.work import Work
-from cluster.clock import SystemClock
+from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import LeftOut

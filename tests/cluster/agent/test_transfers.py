@@ -21,7 +21,7 @@ from cluster.agent.home import Home
 from cluster.agent.operations import Operation
 from cluster.agent.outbox import Outbox
 from cluster.agent.work import Outcome
-from cluster.clock import SystemClock
+from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.operations import Stage

@@ -16,7 +16,7 @@ import pytest
 from cluster.agent import watching
 from cluster.agent.limits import KILL_WAIT_S, WORKER_GRACE_S
 from cluster.agent.watching import Bounds, End, Hung, see_through, whereabouts
-from cluster.processes import start_time
+from cluster.system.processes import start_time
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"

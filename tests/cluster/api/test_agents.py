@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cluster.clock import ManualClock
 from cluster.config import Config
 from cluster.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
+from cluster.system.clock import ManualClock
 from replica.model.jobs import JobState
 from replica.model.nodes import Node
 from replica.state.state import EMPTY

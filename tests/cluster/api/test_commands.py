@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 import cluster.proposer
-from cluster.clock import ManualClock
 from cluster.config import Config
+from cluster.system.clock import ManualClock
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from replica.values.units import Instant
@@ -164,7 +164,7 @@ async def test_bulk_commands_are_settled_in_order_and_a_refusal_stops_none(confi
 async def test_a_follower_sends_writes_and_current_reads_to_the_leader_and_answers_stale_reads(config: Config) -> None:
     import msgspec
 
-    from cluster.address import Address
+    from cluster.system.address import Address
 
     other = msgspec.structs.replace(config.replicas[0], name="r2", api=Address("127.0.0.2", 7))
     config = msgspec.structs.replace(config, replicas=(*config.replicas, other))

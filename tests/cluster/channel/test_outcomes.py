@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from cluster.address import Address
 from cluster.client import requests as r
 from cluster.client.channel import Channel, ChannelError, Connection
 from cluster.client.channel_frames import NOT_LEADER, Done, Failed
 from cluster.client.errors import OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.config import Config
+from cluster.system.address import Address
 from tests.cluster.rig import story
 
 ADDRESSES = [Address("127.0.0.1", 1), Address("127.0.0.1", 2)]

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster.address import Address
 from cluster.client import channel as channel_module
 from cluster.client.channel import Channel, Connection
 from cluster.client.channel_frames import CHANNEL_VERSION, Hello, encode_frame
 from cluster.client.errors import OUTCOME_UNKNOWN, ApiError
 from cluster.config import Config
+from cluster.system.address import Address
 from cluster.tls import client_context, server_context
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.rig import Rig, story, until

@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 from cluster.cli.app import cli
 from cluster.cli.session import Session
 from cluster.client.views import ErrorAnswer, ErrorView
-from cluster.clock import SystemClock
 from cluster.config import Config
 from cluster.founding import API_PORT_OFFSET, Founding, found
 from cluster.identity import identify
+from cluster.system.clock import SystemClock
 from cluster.tls import server_context
 
 

@@ -19,7 +19,7 @@ from cluster.agent.transfer.receipts import Receipt
 from cluster.agent.transfer.workspace import Workspace
 from cluster.cli.exits import ExitCode
 from cluster.client.transfer_views import ReceiptsAnswer
-from cluster.clock import SystemClock
+from cluster.system.clock import SystemClock
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import RECEIPT

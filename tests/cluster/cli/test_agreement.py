@@ -10,9 +10,9 @@ from cluster.cli.agreement import Agreement, Comparison, ReplicaStatus, compare
 from cluster.cli.exits import ExitCode
 from cluster.client import Client
 from cluster.client.views import DigestsAnswer
-from cluster.clock import SystemClock
 from cluster.config import Config, ReplicaConfig
 from cluster.founding import Founding, found
+from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import forebay
 from tests.cluster.cli.test_commands import STATUS
 

@@ -34,7 +34,7 @@ from cluster.client.views import (
     TransfersAnswer,
     WhyView,
 )
-from cluster.clock import SystemClock
+from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import OF_A_JOB, RECEIPT, TRANSFERS
 from tests.cluster.cli.views import HISTORY, JOBS, PENDING, job

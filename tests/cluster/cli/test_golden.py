@@ -26,7 +26,7 @@ from cluster.cli.transfer_text import drawing, job_transfers_text, receipt_text,
 from cluster.client.job_details import JobDetailsView
 from cluster.client.transfer_views import JobTransfersView
 from cluster.client.views import JobView
-from cluster.clock import parse_instant
+from cluster.system.clock import parse_instant
 from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, WHY
 from tests.cluster.cli.transfer_views import OF_A_JOB, RECEIPT, TRANSFERS
 from tests.cluster.cli.views import HISTORY, JOBS, NO_BUFFER, PENDING, RUNNING, job

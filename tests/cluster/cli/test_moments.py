@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.moments import format_duration, format_elapsed, format_span, parse_begin, parse_duration
-from cluster.clock import parse_instant
+from cluster.system.clock import parse_instant
 from replica.values.limits import TIME_LIMIT_S_MAX
 
 NOW = parse_instant("2026-01-31T12:00:00Z")

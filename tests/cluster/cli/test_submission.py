@@ -8,7 +8,7 @@ import pytest
 
 from cluster.cli.exits import Failure
 from cluster.cli.submission import CommandLine, Prepared, located, parse_dependencies, parse_exports, prepare
-from cluster.clock import parse_instant
+from cluster.system.clock import parse_instant
 from replica.values.limits import (
     CPUS_MAX,
     DEPENDENCIES_MAX,

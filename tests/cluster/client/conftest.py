@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.address import Address
+from cluster.system.address import Address
 from tests.cluster.client.misbehaving import Pki
 
 

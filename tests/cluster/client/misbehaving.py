@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from cluster.address import Address
-from cluster.clock import SystemClock
 from cluster.identity import Identity, Role, identify
 from cluster.pki import create_authority, issue
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
 from cluster.tls import TlsFiles, server_context
 
 Behaviour = Callable[["Misbehaving", web.Request, bytes], Awaitable[web.StreamResponse]]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from cluster.address import Address
 from cluster.client import ApiError, Client
 from cluster.client import exchange as exchange_module
 from cluster.client.calls import REDIRECTS_MAX
 from cluster.client.requests import PollRequest, SubmitRequest
-from cluster.clock import ManualClock, SystemClock
 from cluster.identity import Identity, Role
+from cluster.system.address import Address
+from cluster.system.clock import ManualClock, SystemClock
 from cluster.tls import TlsFiles, TlsRefused
 from replica.values.units import Instant
 from tests.cluster.client.misbehaving import (

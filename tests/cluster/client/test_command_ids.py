@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.client import instant_of, new_command_id
-from cluster.clock import ManualClock, SystemClock
+from cluster.system.clock import ManualClock, SystemClock
 from replica.values.units import Instant
 
 

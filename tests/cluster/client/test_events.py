@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.address import Address
 from cluster.client import ApiError, Client
 from cluster.client import sse as sse_module
 from cluster.client.backoff import FIRST_WAIT_S, LONGEST_WAIT_S
@@ -20,6 +19,7 @@ from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Answer, AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from cluster.client.views import EventView
+from cluster.system.address import Address
 from replica.values.units import Instant
 from tests.cluster.client.misbehaving import (
     Behaviour,

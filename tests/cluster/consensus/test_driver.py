@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.clock import SystemClock
 from cluster.consensus import ChangeRefused, Consensus, EntryTooLarge, NotLeader, Role
+from cluster.system.clock import SystemClock
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, Node, until_leader, with_nodes
 from wal import StorageFailed
 

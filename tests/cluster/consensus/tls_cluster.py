@@ -10,10 +10,10 @@ from typing import NoReturn
 
 import msgspec
 
-from cluster.clock import SystemClock
 from cluster.consensus import Consensus, NotLeader, Role, SnapshotRef, SnapshotSink, Timing
 from cluster.identity import Role as Holder
 from cluster.pki import Authority, create_authority, issue
+from cluster.system.clock import SystemClock
 from cluster.tls import TlsFiles as PeerTls
 from wal import Entry, Environment, Journal
 

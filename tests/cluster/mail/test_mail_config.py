@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.address import Address
 from cluster.mail_config import NO_MAIL, MailConfig, is_address, read_mail
+from cluster.system.address import Address
 from cluster.toml_table import ConfigError, Table
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cluster.clock import ManualClock
 from cluster.mail import Mailer, Undeliverable
 from cluster.mail.mailer import OFF, RETRY_S, SENDING_MAX
 from cluster.mail.sending import Send, SendFailed
 from cluster.proposer import NotLeading, QueueFull, Settled
+from cluster.system.clock import ManualClock
 from replica.messages import commands as c
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState

@@ -12,9 +12,9 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from cluster.clock import SystemClock
-from cluster.processes import all_pids, become_subreaper, environment_variables
 from cluster.providers import Local, Provider, Subject, provider_for
+from cluster.system.clock import SystemClock
+from cluster.system.processes import all_pids, become_subreaper, environment_variables
 from replica.model.provider import Provision
 
 HERE = Path(__file__).parent

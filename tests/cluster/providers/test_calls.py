@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.processes import all_pids, descendants, environment_variables
 from cluster.providers import OperationError, PoolReport
 from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MAX
 from cluster.providers.pool_watch import changes
 from cluster.providers.private_directory import PREFIX
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
+from cluster.system.processes import all_pids, descendants, environment_variables
 from replica.messages.commands import ChangePool
 from replica.model.configuration import SITE_KEY, Site
 from replica.model.pools import Pool, PoolUnit

@@ -20,7 +20,7 @@ from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, Transfe
 from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.places import Places, failed
 from cluster.agent.transfer.plan import Item, Kind
-from cluster.processes import sync_file_system
+from cluster.system.processes import sync_file_system
 
 SYNCED_ALONE_MAX: Final = 16
 """Files that are synced one by one, count: from there on one sync of their file system costs less."""

@@ -14,8 +14,8 @@ from cluster.agent.script import BASE_LANG, BASE_PATH
 from cluster.agent.transfer.backends.interface import Call, Job
 from cluster.agent.transfer.desk import Desk
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.processes import become_subreaper
 from cluster.providers import guard
+from cluster.system.processes import become_subreaper
 
 _EXECUTABLE: Final = os.X_OK
 

@@ -16,7 +16,7 @@ from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.plan import Item, Kind
 from cluster.agent.transfer.receipts import Line, Receipt, read_lines
 from cluster.agent.transfer.workspace import Workspace
-from cluster.clock import SystemClock
+from cluster.system.clock import SystemClock
 
 TAG = ".forebay-7-0123abcd"
 

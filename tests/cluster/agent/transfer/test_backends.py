@@ -18,7 +18,7 @@ from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
 from cluster.agent.transfer.options import Options, Verify
 from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.plan import Kind
-from cluster.processes import all_pids, environment_variables
+from cluster.system.processes import all_pids, environment_variables
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant, tree_of
 
 needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync here: scripts/install-backends")

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster import processes
 from cluster.agent import removal
 from cluster.agent.durable import open_directory
 from cluster.agent.transfer import commit, desk, fence, shelves, small
@@ -23,6 +22,7 @@ from cluster.agent.transfer.fence import SHELF_SUFFIX, Claimant, Fenced
 from cluster.agent.transfer.options import Options, Verify
 from cluster.agent.transfer.plan import Item
 from cluster.agent.transfer.shelves import Shelf
+from cluster.system import processes
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.rig import TAG, Rig, plant, tree_of
 

@@ -14,7 +14,7 @@ from cluster.agent.transfer.options import Options, Verify
 from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.small import SmallFiles
 from cluster.agent.worker import is_final
-from cluster.processes import descendants
+from cluster.system.processes import descendants, sync_file_system
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 BATCH_FILES = 44
@@ -59,7 +59,7 @@ def test_no_file_of_a_group_gets_its_name_before_its_file_system_was_synced(
     crowd: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, bytes]] = []
-    really_write, really_sync, really_publish = SmallFiles._write, small.sync_file_system, small.publish
+    really_write, really_sync, really_publish = SmallFiles._write, sync_file_system, small.publish
 
     def write(files: SmallFiles, record: small.Record) -> object:
         written = really_write(files, record)
