@@ -13,13 +13,13 @@ from typing import Final, Literal, TypeVar, cast
 import msgspec
 
 from cluster.founding_config import read_name, read_policy, read_pools
-from cluster.identity import NAME_RULE, is_name
 from cluster.mail_config import NO_MAIL, MailConfig, read_mail
-from cluster.pki import AUTHORITY_NAME
 from cluster.provider_config import read_provider
 from cluster.providers.interface import NO_LOCAL, Local
+from cluster.security.identity import NAME_RULE, is_name
+from cluster.security.pki import AUTHORITY_NAME
+from cluster.security.tls import TlsFiles, find_unsafe_keys, is_there
 from cluster.system.address import Address, AddressError
-from cluster.tls import TlsFiles, find_unsafe_keys, is_there
 from cluster.toml_table import ConfigError, Table, near
 from replica.model.configuration import Policy
 from replica.model.pools import Pool
@@ -183,7 +183,7 @@ class Config(msgspec.Struct, frozen=True):
         """Return the files with which `name` (a replica, an agent, `operator` or a user) proves who it is.
 
         ConfigError if there are none, TlsRefused if they may not be looked at; whether they are any good is for
-        `cluster.tls` to say.
+        `cluster.security.tls` to say.
         """
         if not is_name(name):
             raise ConfigError(self.file, "tls.certificates", f"{name!r} is not a name", NAME_RULE)

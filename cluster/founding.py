@@ -15,8 +15,8 @@ from typing import Final, Literal
 import msgspec
 
 from cluster.config import OPERATOR_NAME, REPLICA_COUNTS, Config, ConfigError
-from cluster.identity import NAME_RULE, Role, is_name
-from cluster.pki import AUTHORITY_NAME, Authority, PkiRefused, create_authority, issue
+from cluster.security.identity import NAME_RULE, Role, is_name
+from cluster.security.pki import AUTHORITY_NAME, Authority, PkiRefused, create_authority, issue
 from cluster.system.address import Address, AddressError
 from cluster.system.clock import Clock
 from replica.values.units import SizeError, parse_size

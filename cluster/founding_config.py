@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.identity import NAME_RULE, is_name
+from cluster.security.identity import NAME_RULE, is_name
 from cluster.toml_table import Table
 from replica.model.configuration import Policy, check_policy
 from replica.model.pools import Pool

@@ -13,10 +13,10 @@ from typing import Final
 
 from cluster.client import ApiError, Client
 from cluster.config import Config
-from cluster.identity import is_name
+from cluster.security.identity import is_name
+from cluster.security.tls import TlsRefused
 from cluster.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
 from cluster.system.clock import Clock
-from cluster.tls import TlsRefused
 
 ASK_S: Final = 30.0
 """How long the cluster may take to say who this replica is, seconds: some elections, and the operator's patience."""

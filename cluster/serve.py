@@ -34,11 +34,11 @@ from cluster.engine import Engine
 from cluster.joining import JoiningRefused, join
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
+from cluster.security.tls import TlsRefused, server_context
 from cluster.storage import StorageRefused, note_forgotten, open_storage
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
 from cluster.system.garbage_collection import Collector
-from cluster.tls import TlsRefused, server_context
 from replica.messages.features import ReleaseNeeded
 from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Environment, RecoveryRefused, StorageFailed

@@ -31,8 +31,8 @@ from cluster.client import ApiError, Client, new_command_id
 from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.client.views import PollAnswer, RegisterAnswer, ReportsAnswer
 from cluster.config import Config, ConfigError
+from cluster.security.tls import TlsRefused
 from cluster.system.clock import Clock, SystemClock
-from cluster.tls import TlsRefused
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cluster.api.problems import Problem
-from cluster.identity import Identity, NotIdentified, Role, identify
+from cluster.security.identity import Identity, NotIdentified, Role, identify
 from replica.messages.commands import Actor, ActorRole
 
 PEOPLE = frozenset({Role.OPERATOR, Role.USER})

@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import (
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.api.problems import Problem
-from cluster.identity import Identity, NotIdentified, identify
+from cluster.security.identity import Identity, NotIdentified, identify
 
 LOGGER = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from cluster.api.problems import Problem, bad, no_leader, outcome_unknown
 from cluster.api.service import Call, Reply
 from cluster.client.views import TransferAnswer
 from cluster.consensus import ChangeRefused, Wanted
-from cluster.identity import NAME_RULE, is_name
 from cluster.proposer import NotLeading, OutcomeUnknown
+from cluster.security.identity import NAME_RULE, is_name
 from cluster.system.address import Address, AddressError
 from wal.configuration import Action
 

@@ -41,7 +41,7 @@ from cluster.client import views as v
 from cluster.client.burst_views import BurstAnswer
 from cluster.client.level_views import FeatureLevelAnswer
 from cluster.client.provider_views import ProviderStatus
-from cluster.identity import Role
+from cluster.security.identity import Role
 
 Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
 

@@ -25,7 +25,7 @@ from cluster.api.openapi import document
 from cluster.api.problems import Problem, Redirect, unforeseen
 from cluster.api.routes import Route, check_query, find_route
 from cluster.api.service import Call, Reply, Service
-from cluster.identity import Identity
+from cluster.security.identity import Identity
 from cluster.system.address import Address
 from cluster.system.listener import Acceptor
 from wal import BrokenInvariant, StorageFailed

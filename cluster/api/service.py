@@ -30,8 +30,8 @@ from cluster.client.command_ids import bytes_of, instant_in
 from cluster.client.requests import BulkCommand
 from cluster.consensus import Role as RaftRole
 from cluster.controller import Controller, JournalFull, Unavailable
-from cluster.identity import Identity, Role
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
+from cluster.security.identity import Identity, Role
 from cluster.system.address import Address
 from cluster.system.users import Identities
 from replica.decide.arrays import Tasks, job_of_task

@@ -9,7 +9,7 @@ import msgspec
 
 from cluster.api.problems import Problem, bad
 from cluster.client import requests as r
-from cluster.identity import Identity, Role
+from cluster.security.identity import Identity, Role
 from cluster.system.clock import parse_instant
 from replica.decide.arrays import Tasks, parse_reference
 from replica.grammar.directives import Reading, read_request

@@ -37,9 +37,9 @@ from cluster.client.channel_frames import (
     encode_frame,
 )
 from cluster.client.requests import BulkCommand, SubmitCommand
-from cluster.identity import Identity
 from cluster.proposer import Settled
 from cluster.providers.limits import CALLS_MAX
+from cluster.security.identity import Identity
 from cluster.system.address import Address
 from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
 from cluster.system.listener import Acceptor

@@ -6,7 +6,6 @@ from typing import Final
 import click
 import msgspec
 
-from cluster.certificates import Certificate, certificate_of, certificates_in
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, show, show_json, table
@@ -14,8 +13,9 @@ from cluster.cli.session import session
 from cluster.cli.tables import moment
 from cluster.config import OPERATOR_NAME, Config
 from cluster.founding import replica_hosts
-from cluster.identity import NAME_RULE, Role, is_name
-from cluster.pki import AUTHORITY_NAME, CERTIFICATE_MODE, PkiRefused, issue, load_authority
+from cluster.security.certificates import Certificate, certificate_of, certificates_in
+from cluster.security.identity import NAME_RULE, Role, is_name
+from cluster.security.pki import AUTHORITY_NAME, CERTIFICATE_MODE, PkiRefused, issue, load_authority
 from cluster.system.clock import format_instant
 from replica.values.names import plain
 from replica.values.units import MICROSECONDS_PER_SECOND

@@ -8,7 +8,6 @@ from typing import Final, Literal, NoReturn, cast
 
 import click
 
-from cluster.certificates import certificate_of
 from cluster.cli.agent_receipts import agent_receipt
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.local_cluster import children_of, module_command, run
@@ -19,6 +18,7 @@ from cluster.client import Client
 from cluster.client import run as run_to_end
 from cluster.config import OPERATOR_NAME, Config, ConfigError
 from cluster.founding import Founding, FoundingRefused, PoolSpec, found
+from cluster.security.certificates import certificate_of
 from cluster.system.clock import SystemClock, format_instant
 
 READY_S: Final = 60.0

@@ -12,8 +12,8 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.client import ApiError, Client, run
 from cluster.client.errors import NO_ANSWER, UNTRUSTED
 from cluster.config import OPERATOR_NAME, Config, ConfigError
+from cluster.security.tls import TlsRefused
 from cluster.system.clock import Clock, SystemClock
-from cluster.tls import TlsRefused
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
 CONFIG_DEFAULT: Final = Path("forebay.toml")

@@ -37,9 +37,9 @@ from cluster.client.channel_frames import (
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.client.requests import BulkCommand
 from cluster.config import Config, ConfigError
+from cluster.security.tls import TlsFiles, client_context
 from cluster.system.address import Address, AddressError
 from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
-from cluster.tls import TlsFiles, client_context
 
 CONNECT_S: Final = 3.0
 """Seconds for connecting, TLS and the greeting; a LAN needs milliseconds, a loaded replica a second."""
@@ -84,7 +84,8 @@ class Connection(ReadingProtocol):
 
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext, cluster_id: str) -> "Connection":
-        """Connect and greet; ApiError if that fails within CONNECT_S. `tls` comes from `cluster.tls.client_context`."""
+        """Connect and greet; ApiError if that fails within CONNECT_S. `tls` comes from
+        `cluster.security.tls.client_context`."""
         loop = asyncio.get_running_loop()
         connection: Connection | None = None
         try:

@@ -31,9 +31,9 @@ from cluster.client.partitions import Partitioning
 from cluster.client.provider_views import ProviderStatus
 from cluster.client.transferring import Transferring
 from cluster.config import Config
+from cluster.security.tls import TlsFiles, check_validity
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
-from cluster.tls import TlsFiles, check_validity
 
 _T = TypeVar("_T")
 

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol, cast
 from cluster.consensus.frames import AnyMessage, AppendReply, FrameReader, FrameRefused, encode_frame
 from cluster.consensus.interface import Timing
 from cluster.consensus.strangers import Strangers
-from cluster.identity import NotIdentified, Role, identify
+from cluster.security.identity import NotIdentified, Role, identify
+from cluster.security.tls import TlsFiles, client_context, server_context
 from cluster.system.address import Address
 from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
-from cluster.tls import TlsFiles, client_context, server_context
 from wal.configuration import name_of
 
 _log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 
 from benchmarks.processes import Members, ServerFailed, free_ports
-from cluster.identity import Role
-from cluster.pki import create_authority, issue
+from cluster.security.identity import Role
+from cluster.security.pki import create_authority, issue
+from cluster.security.tls import TlsFiles, client_context
 from cluster.system.clock import SystemClock
-from cluster.tls import TlsFiles, client_context
 
 PACKAGE = "etcd-server"
 MEMBERS = ("e1", "e2", "e3")

@@ -14,8 +14,8 @@ import aiohttp
 
 from benchmarks.processes import Members, ServerFailed, free_ports
 from cluster.client.command_ids import new_command_id
+from cluster.security.tls import TlsFiles, client_context
 from cluster.system.clock import SystemClock
-from cluster.tls import TlsFiles, client_context
 
 REPLICAS = ("r1", "r2", "r3")
 START_WAIT_S = 30.0

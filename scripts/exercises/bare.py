@@ -17,8 +17,8 @@ from cluster.client.requests import SubmitRequest
 from cluster.client.views import StatusView
 from cluster.config import Config
 from cluster.founding import Founding, PoolSpec, found
-from cluster.identity import Role
-from cluster.pki import issue, load_authority
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from exercises.kernel import die_with_parent

@@ -20,10 +20,10 @@ from cluster.config import Config
 from cluster.consensus import NO_OP, ChangeRefused, Machine, NotLeader, Role, Wanted
 from cluster.controller import Controller
 from cluster.founding import Founding, PoolSpec, found
+from cluster.security.tls import client_context, server_context
 from cluster.storage import Storage, allow_first_start, open_storage
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
-from cluster.tls import client_context, server_context
 from replica.messages import features
 from wal import Journal
 from wal.configuration import Configuration, Member, initial

@@ -8,9 +8,9 @@ import pytest
 
 import cluster.system.listener as module
 from cluster.config import Config
+from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from cluster.system.listener import ACCEPTS_PER_TURN, Acceptor
-from cluster.tls import client_context, server_context
 from tests.cluster.rig import story, until
 
 CROWD = 40

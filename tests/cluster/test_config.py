@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cluster import config as config_module
 from cluster.config import Config, ConfigError
 from cluster.founding import PoolSpec, quote
-from cluster.identity import Role
-from cluster.pki import create_authority, issue
+from cluster.security.identity import Role
+from cluster.security.pki import create_authority, issue
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from replica.model.configuration import Policy

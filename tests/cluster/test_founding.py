@@ -8,9 +8,9 @@ import pytest
 from cluster import founding as founding_module
 from cluster.config import Config
 from cluster.founding import Founding, FoundingRefused, PoolSpec, found
+from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
-from cluster.tls import client_context, server_context
 
 CLOCK = SystemClock()
 

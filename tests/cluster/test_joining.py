@@ -8,8 +8,8 @@ import pytest
 from cluster import joining
 from cluster.config import Config
 from cluster.founding import Founding, found
-from cluster.identity import Role
-from cluster.pki import issue, load_authority
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
 from cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run
 from cluster.storage import first_start_mark, identity_of, member_note, open_storage
 from cluster.system.clock import SystemClock

@@ -17,8 +17,8 @@ from cluster.client.errors import ApiError
 from cluster.client.views import MembersAnswer
 from cluster.config import Config
 from cluster.founding import API_PORT_OFFSET
-from cluster.identity import Role
-from cluster.pki import issue, load_authority
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
 from cluster.serve import founding_of
 from cluster.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
 from cluster.system.address import Address

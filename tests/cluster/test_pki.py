@@ -11,10 +11,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cluster.identity import Identity, Role, identify
-from cluster.pki import Authority, PkiRefused, create_authority, issue, load_authority
+from cluster.security.identity import Identity, Role, identify
+from cluster.security.pki import Authority, PkiRefused, create_authority, issue, load_authority
+from cluster.security.tls import TlsFiles, TlsRefused, check_key_file, check_validity, client_context, server_context
 from cluster.system.clock import ManualClock, SystemClock
-from cluster.tls import TlsFiles, TlsRefused, check_key_file, check_validity, client_context, server_context
 from replica.values.units import Instant
 
 NOW = SystemClock().now()

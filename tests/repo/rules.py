@@ -39,9 +39,9 @@ FORKING_CALLS = {"os.fork": "asyncio.create_subprocess_exec (a forked child inhe
 """Calls that nothing in a replica's process makes; an agent holds neither LMDB nor listening sockets."""
 
 BANNED_ATTRIBUTES = {
-    "ssl.CERT_NONE": "cluster.tls: both sides show a certificate",
-    "ssl.CERT_OPTIONAL": "cluster.tls: both sides show a certificate",
-    "ssl._create_unverified_context": "cluster.tls",
+    "ssl.CERT_NONE": "cluster.security.tls: both sides show a certificate",
+    "ssl.CERT_OPTIONAL": "cluster.security.tls: both sides show a certificate",
+    "ssl._create_unverified_context": "cluster.security.tls",
 }
 """Names that are wrong wherever they stand."""
 
@@ -144,7 +144,7 @@ def banned_names(source: str) -> list[str]:
         if isinstance(node, ast.keyword) and node.arg == "shell" and not _is_false(node.value):
             found.append(f"line {node.value.lineno}: shell=True; instead: a list of arguments")
         if isinstance(node, ast.keyword) and node.arg in ("ssl", "verify_ssl") and _is_false(node.value):
-            found.append(f"line {node.value.lineno}: {node.arg}=False; instead: a context of cluster.tls")
+            found.append(f"line {node.value.lineno}: {node.arg}=False; instead: a context of cluster.security.tls")
     return found
 
 

@@ -20,8 +20,8 @@ from cluster.agent.home import Home
 from cluster.agent.service import Agent
 from cluster.client import Client
 from cluster.config import Config
-from cluster.identity import Role
-from cluster.pki import create_authority, issue
+from cluster.security.identity import Role
+from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock
 from replica.views.orders import Order
 from tests.cluster.agent.double import ControllerDouble

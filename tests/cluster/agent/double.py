@@ -12,7 +12,7 @@ from aiohttp import web
 from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.client.views import ErrorAnswer, ErrorView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.config import Config
-from cluster.tls import server_context
+from cluster.security.tls import server_context
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
 from replica.views.orders import Order
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from cluster.client.views import ErrorView
-from cluster.identity import Role
-from cluster.pki import create_authority, issue
+from cluster.security.identity import Role
+from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind

@@ -15,8 +15,8 @@ from cluster.api.bodies import AGENT_BODY_BYTES, BODY_BYTES_MAX, SMALL_BODY_BYTE
 from cluster.api.problems import Problem
 from cluster.client.views import ErrorAnswer
 from cluster.config import Config
-from cluster.identity import Identity, Role
-from cluster.tls import client_context
+from cluster.security.identity import Identity, Role
+from cluster.security.tls import client_context
 from tests.cluster.rig import Rig, story, until
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.api.routes import ROUTES, Route
 from cluster.config import Config
-from cluster.identity import Role
+from cluster.security.identity import Role
 from tests.cluster.rig import Rig, story
 
 O, U, A, R = Role.OPERATOR, Role.USER, Role.AGENT, Role.REPLICA  # noqa: E741

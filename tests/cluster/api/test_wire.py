@@ -11,7 +11,7 @@ from cluster.api.bodies import decode
 from cluster.api.describe import _SENTENCES, as_json, event_name, kind_name, sentence_of
 from cluster.api.problems import Problem
 from cluster.client import requests as r
-from cluster.identity import Identity, Role
+from cluster.security.identity import Identity, Role
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.events import Event

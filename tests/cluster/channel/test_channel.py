@@ -16,8 +16,8 @@ from cluster.client.channel import Channel, ChannelError, Connection
 from cluster.client.channel_frames import CHANNEL_VERSION, FRAME_BYTES_MAX, LENGTH, Ask, Hello, encode_frame
 from cluster.client.errors import ApiError
 from cluster.config import Config
+from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
-from cluster.tls import client_context, server_context
 from replica.values.limits import SCRIPT_BYTES_MAX
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, free_port, story, until
 

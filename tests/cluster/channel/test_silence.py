@@ -11,8 +11,8 @@ from cluster.client.channel import Channel, Connection
 from cluster.client.channel_frames import CHANNEL_VERSION, Hello, encode_frame
 from cluster.client.errors import OUTCOME_UNKNOWN, ApiError
 from cluster.config import Config
+from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
-from cluster.tls import client_context, server_context
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.rig import Rig, story, until
 

@@ -18,9 +18,9 @@ from cluster.cli.session import Session
 from cluster.client.views import ErrorAnswer, ErrorView
 from cluster.config import Config
 from cluster.founding import API_PORT_OFFSET, Founding, found
-from cluster.identity import identify
+from cluster.security.identity import identify
+from cluster.security.tls import server_context
 from cluster.system.clock import SystemClock
-from cluster.tls import server_context
 
 
 class Asked(NamedTuple):

@@ -11,10 +11,10 @@ from cluster.cli.certificates import EXPIRY_NOTICE_DAYS
 from cluster.cli.exits import ExitCode
 from cluster.config import Config
 from cluster.founding import Founding, found
-from cluster.identity import Role
-from cluster.pki import CERTIFICATE_LIFETIME_DAYS
+from cluster.security.identity import Role
+from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS
+from cluster.security.tls import client_context, server_context
 from cluster.system.clock import ManualClock, SystemClock
-from cluster.tls import client_context, server_context
 from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 from tests.cluster.cli.double import forebay
 

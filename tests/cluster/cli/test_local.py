@@ -15,7 +15,7 @@ from cluster.cli.app import cli
 from cluster.cli.exits import ExitCode
 from cluster.cli.local_cluster import Child, children_of, run
 from cluster.config import Config
-from cluster.tls import describe_certificate
+from cluster.security.tls import describe_certificate
 
 ROOT = Path(__file__).parents[3]
 

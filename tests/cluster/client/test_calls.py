@@ -12,10 +12,10 @@ from cluster.client import ApiError, Client
 from cluster.client import exchange as exchange_module
 from cluster.client.calls import REDIRECTS_MAX
 from cluster.client.requests import PollRequest, SubmitRequest
-from cluster.identity import Identity, Role
+from cluster.security.identity import Identity, Role
+from cluster.security.tls import TlsFiles, TlsRefused
 from cluster.system.address import Address
 from cluster.system.clock import ManualClock, SystemClock
-from cluster.tls import TlsFiles, TlsRefused
 from replica.values.units import Instant
 from tests.cluster.client.misbehaving import (
     Misbehaving,
@@ -342,7 +342,7 @@ def test_a_replica_refuses_a_client_of_another_authority_and_the_error_names_the
         certificate=foreign_pki.operator.certificate,
         key=foreign_pki.operator.key,
     )
-    monkeypatch.setattr("cluster.tls._check_issuer", lambda files: None)
+    monkeypatch.setattr("cluster.security.tls._check_issuer", lambda files: None)
 
     async def scenario() -> None:
         async with (

@@ -15,8 +15,8 @@ from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendReply, A
 from cluster.consensus.seldom import KEYS_MAX, PERIOD_S
 from cluster.consensus.strangers import Strangers, why
 from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, TlsLinks
-from cluster.identity import NotIdentified, Role
-from cluster.tls import TlsFiles as PeerTls
+from cluster.security.identity import NotIdentified, Role
+from cluster.security.tls import TlsFiles as PeerTls
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
 
 BEAT = Heartbeat(1, 1, 0, True)
@@ -409,7 +409,7 @@ def test_h05_a_replica_whose_certificate_the_others_refuse_learns_it_from_its_ow
         foreign_directory = tmp_path / "foreign"
         foreign = certify(make_authority(foreign_directory), foreign_directory, "r2")
         mixed = PeerTls(authority=site.tls / "ca.pem", certificate=foreign.certificate, key=foreign.key)
-        with patch("cluster.tls._check_issuer"):  # it would be refused before it dials
+        with patch("cluster.security.tls._check_issuer"):  # it would be refused before it dials
             links = site.make("r2", Ear(), files=mixed)
         await links.start()
         async with asyncio.timeout(PATIENCE_S):

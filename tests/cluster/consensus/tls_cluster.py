@@ -11,10 +11,10 @@ from typing import NoReturn
 import msgspec
 
 from cluster.consensus import Consensus, NotLeader, Role, SnapshotRef, SnapshotSink, Timing
-from cluster.identity import Role as Holder
-from cluster.pki import Authority, create_authority, issue
+from cluster.security.identity import Role as Holder
+from cluster.security.pki import Authority, create_authority, issue
+from cluster.security.tls import TlsFiles as PeerTls
 from cluster.system.clock import SystemClock
-from cluster.tls import TlsFiles as PeerTls
 from wal import Entry, Environment, Journal
 
 CLUSTER = "6f1c0000000000000000000000000000"

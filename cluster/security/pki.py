@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cluster.identity import NAME_RULE, Role, is_name
-from cluster.tls import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused, check_key_file, read_pem
+from cluster.security.identity import NAME_RULE, Role, is_name
+from cluster.security.tls import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused, check_key_file, read_pem
 from replica.values.units import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_NAME: Final = "ca"

@@ -9,8 +9,8 @@ import msgspec
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from cluster.pki import AUTHORITY_NAME
-from cluster.tls import TlsRefused, read_pem
+from cluster.security.pki import AUTHORITY_NAME
+from cluster.security.tls import TlsRefused, read_pem
 from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"
