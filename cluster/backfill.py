@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NoReturn
 
-from cluster.client.views import HandedView
+from cluster.schemas.ledger import HandedView
 from cluster.system.background import Background
 from wal import BrokenInvariant, CodecError, Entry, Ledger, LedgerBroken, StorageFailed, revision_after
 from wal.filling import Handed, NotThisHistory

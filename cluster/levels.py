@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from cluster.client.views import StatusView
 from cluster.engine import Engine
+from cluster.schemas.jobs import StatusView
 from replica.messages import features
 
 LOGGER = logging.getLogger(__name__)

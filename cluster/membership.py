@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from cluster.client.views import MemberView
 from cluster.config import Config
 from cluster.consensus import ChangeRefused, NotLeader, Role, Wanted
 from cluster.engine import Engine, Peer
 from cluster.proposer import NotLeading, OutcomeUnknown
+from cluster.schemas.jobs import MemberView
 from replica.values.units import Revision
 from wal.configuration import Action, Configuration, Member
 

@@ -25,7 +25,6 @@ from cluster.api import Server, Service
 from cluster.backfill import Backfill
 from cluster.channel import ChannelServer
 from cluster.client import Client
-from cluster.client.views import HandedView, StatusView
 from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
 from cluster.controller import Controller
@@ -34,6 +33,8 @@ from cluster.engine import Engine
 from cluster.joining import JoiningRefused, join
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
+from cluster.schemas.jobs import StatusView
+from cluster.schemas.ledger import HandedView
 from cluster.security.tls import TlsRefused, server_context
 from cluster.storage import StorageRefused, note_forgotten, open_storage
 from cluster.system.address import Address

@@ -33,8 +33,8 @@ from cluster.agent.step_record import StepRecord, recorded_jobs, remove_record
 from cluster.agent.steps import Step
 from cluster.agent.transfer import workspace
 from cluster.agent.work import failure
-from cluster.client.requests import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.providers.interface import NO_LOCAL, Local
+from cluster.schemas.requests import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.system.clock import Clock
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
 from replica.views.orders import Order

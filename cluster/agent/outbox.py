@@ -17,8 +17,8 @@ from cluster.agent.durable import ROOM_SUFFIX, is_disk_full, read_bounded, write
 from cluster.agent.home import AgentFailed
 from cluster.agent.limits import COMMAND_AGE_S_MAX, REPORTS_PER_REQUEST_MAX
 from cluster.agent.spares import Spares
-from cluster.client.command_ids import instant_of, new_command_id
-from cluster.client.requests import Report
+from cluster.schemas.command_ids import instant_of, new_command_id
+from cluster.schemas.requests import Report
 from cluster.system.clock import Clock
 from replica.values.units import seconds
 

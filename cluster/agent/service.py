@@ -27,10 +27,11 @@ from cluster.agent.limits import (
 from cluster.agent.outbox import Outbox
 from cluster.agent.room import GivenUp, Room
 from cluster.agent.sentences import named
-from cluster.client import ApiError, Client, new_command_id
-from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
-from cluster.client.views import PollAnswer, RegisterAnswer, ReportsAnswer
+from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError
+from cluster.schemas.command_ids import new_command_id
+from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportsAnswer
+from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.security.tls import TlsRefused
 from cluster.system.clock import Clock, SystemClock
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cluster.api.privacy import check_sight
 from cluster.api.problems import Problem, bad
 from cluster.api.service import Call, Reply
-from cluster.client import accounting_views as v
+from cluster.schemas import accounts as v
 from cluster.system.clock import format_instant, parse_instant
 from replica.grammar.account_limits import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
 from replica.messages import commands as c

@@ -9,11 +9,11 @@ import msgspec
 from cluster.api.authentication import actor_of
 from cluster.api.problems import Problem, bad
 from cluster.api.service import Call, Reply
-from cluster.client.provider_views import ProviderStatus
 from cluster.providers import OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.limits import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX
 from cluster.providers.worker import CallRequest
+from cluster.schemas.burst import ProviderStatus
 from replica.model.provider import provision_of
 
 PROVIDER_FAILED: Final = "provider_failed"

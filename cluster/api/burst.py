@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cluster.api.privacy import only_user
 from cluster.api.problems import bad
 from cluster.api.service import Call, Reply
-from cluster.client.burst_views import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView, burst_text
+from cluster.schemas.burst import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView, burst_text
 from cluster.system.clock import format_instant
 from replica.views.burst import Burst, BurstBuffer, burst_of
 

@@ -8,8 +8,8 @@ from cluster.api import wire
 from cluster.api.privacy import only_user
 from cluster.api.render import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
 from cluster.api.service import Call, Reply
-from cluster.client.views import BuffersAnswer, NodesAnswer, PoolsAnswer
 from cluster.liveness import Liveness
+from cluster.schemas.jobs import BuffersAnswer, NodesAnswer, PoolsAnswer
 from replica.messages import commands as c
 
 BUFFERS_LISTED_MAX = 10_000

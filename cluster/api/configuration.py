@@ -6,13 +6,7 @@ from collections.abc import Iterable
 
 from cluster.api.problems import refused
 from cluster.api.service import Call, Reply
-from cluster.client.configuration_views import (
-    CompareAnswer,
-    ConfigurationAnswer,
-    DifferenceView,
-    SettingBody,
-    SettingView,
-)
+from cluster.schemas.configuration import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingBody, SettingView
 from replica.decide.configuration import (
     DEFAULT_POLICY,
     configuration_events,

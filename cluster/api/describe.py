@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from cluster.client.views import EventView, Json
+from cluster.schemas.base import Json
+from cluster.schemas.ledger import EventView
 from cluster.system.clock import format_instant
 from replica.messages import events as e
 from replica.messages.commands import CONTROLLER, Actor

@@ -19,8 +19,8 @@ from cluster.api.privacy import may_see
 from cluster.api.problems import Problem, bad
 from cluster.api.service import Call
 from cluster.chronicle import Applied
-from cluster.client.views import EventView
 from cluster.past import settled_at
+from cluster.schemas.ledger import EventView
 
 STREAMS_MAX = 128
 """Subscribers at once, count: dashboards and exporters, not users."""

@@ -10,8 +10,8 @@ from cluster.api.privacy import check_sight, owns
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Chronicle
-from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
 from cluster.past import PastBusy, Step, settled_at
+from cluster.schemas.jobs import HistoryAnswer, HistoryRow, WhyView
 from cluster.system.clock import format_instant
 from replica.fold.settle import settle_entry
 from replica.messages.entries import Entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.client.job_details import NO_DETAILS, JobDetailsView
+from cluster.schemas.jobs import NO_DETAILS, JobDetailsView
 from cluster.system.clock import format_instant
 from replica.model.job_options import NO_OPTIONS, NO_TERMS
 from replica.model.jobs import NO_EXTRA, Job

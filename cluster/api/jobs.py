@@ -13,10 +13,10 @@ from cluster.api.problems import Problem, Redirect, bad, no_leader, refused
 from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
 from cluster.api.service import Call, Reply
 from cluster.api.transfers import with_transfers
-from cluster.client import requests as r
-from cluster.client.views import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView
 from cluster.proposer import Answer, Settled
 from cluster.providers.limits import CALLS_MAX
+from cluster.schemas import requests as r
+from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView
 from cluster.system.clock import format_instant
 from replica.decide.arrays import Tasks, job_of_task, members
 from replica.messages import commands as c

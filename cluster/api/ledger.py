@@ -9,23 +9,16 @@ from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.problems import Problem, bad
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Applied
-from cluster.client.views import (
-    DigestsAnswer,
-    HandedAnswer,
-    HandedView,
-    Json,
-    LedgerAnswer,
-    LedgerEntryView,
-    MembersAnswer,
-    StatusView,
-)
 from cluster.consensus import Role
 from cluster.controller import Unavailable
 from cluster.divergence import Verdict
 from cluster.membership import members as member_rows
 from cluster.past import settled_at
 from cluster.proposer import NotLeading
-from cluster.snapshot_view import snapshot_view
+from cluster.schemas.base import Json
+from cluster.schemas.jobs import DigestsAnswer, MembersAnswer, StatusView
+from cluster.schemas.ledger import HandedAnswer, HandedView, LedgerAnswer, LedgerEntryView
+from cluster.schemas.snapshot_view import snapshot_view
 from cluster.system.clock import format_instant
 from replica.messages import features
 from replica.state.digest import state_digest

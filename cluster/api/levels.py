@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cluster.api.service import Call, Reply
-from cluster.client.level_views import FeatureLevelAnswer, MemberLevelView
 from cluster.levels import UNHEARD, MemberLevel
+from cluster.schemas.ledger import FeatureLevelAnswer, MemberLevelView
 from replica.messages import features
 from replica.messages.commands import RaiseFeatureLevel
 from replica.state.state import State

@@ -5,9 +5,9 @@ from __future__ import annotations
 from cluster.api.ledger import members
 from cluster.api.problems import Problem, bad, no_leader, outcome_unknown
 from cluster.api.service import Call, Reply
-from cluster.client.views import TransferAnswer
 from cluster.consensus import ChangeRefused, Wanted
 from cluster.proposer import NotLeading, OutcomeUnknown
+from cluster.schemas.jobs import TransferAnswer
 from cluster.security.identity import NAME_RULE, is_name
 from cluster.system.address import Address, AddressError
 from wal.configuration import Action

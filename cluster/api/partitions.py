@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.api.privacy import only_user
 from cluster.api.problems import bad
 from cluster.api.service import Call, Reply
-from cluster.client import partition_views as v
+from cluster.schemas import accounts as v
 from replica.messages import commands as c
 from replica.model.partitions import Partition, PartitionState
 from replica.state.state import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.api.problems import bad
 from cluster.api.render import holders, pool_view
 from cluster.api.service import Call, Reply
-from cluster.client.configuration_views import PoolRemovedAnswer
+from cluster.schemas.configuration import PoolRemovedAnswer
 from replica.decide.pools import unit_in
 from replica.messages import commands as c
 from replica.model.pools import PoolUnit, parse_amount, unit_of

@@ -6,7 +6,7 @@ import msgspec
 
 from cluster.api.problems import Problem
 from cluster.api.service import Call
-from cluster.client.views import JobView
+from cluster.schemas.jobs import JobView
 from cluster.security.identity import Role
 from replica.model.configuration import private_data
 from replica.state.state import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from cluster.client.views import ErrorAnswer, ErrorView
+from cluster.schemas.jobs import ErrorAnswer, ErrorView
 from replica.values.errors import Refusal, RefusalCode
 
 RETRY_AFTER_S = 1

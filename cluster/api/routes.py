@@ -31,16 +31,15 @@ from cluster.api import (
 from cluster.api.authentication import PEOPLE
 from cluster.api.problems import Problem
 from cluster.api.service import Call, Reply
-from cluster.client import accounting_views as av
-from cluster.client import configuration_views as cv
-from cluster.client import partition_views as pv
-from cluster.client import requests as r
-from cluster.client import run_views as rv
-from cluster.client import transfer_views as tv
-from cluster.client import views as v
-from cluster.client.burst_views import BurstAnswer
-from cluster.client.level_views import FeatureLevelAnswer
-from cluster.client.provider_views import ProviderStatus
+from cluster.schemas import accounts as av
+from cluster.schemas import accounts as pv
+from cluster.schemas import configuration as cv
+from cluster.schemas import jobs as v
+from cluster.schemas import requests as r
+from cluster.schemas import requests as rv
+from cluster.schemas import transfers as tv
+from cluster.schemas.burst import BurstAnswer, ProviderStatus
+from cluster.schemas.ledger import EventView, FeatureLevelAnswer, HandedAnswer, LedgerAnswer, SnapshotView
 from cluster.security.identity import Role
 
 Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
@@ -303,7 +302,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/ledger",
         AUDITORS,
         ledger.read,
-        v.LedgerAnswer,
+        LedgerAnswer,
         query={
             "from": "index of the first entry",
             "limit": f"at most so many entries (default {ledger.ENTRIES_READ}, at most {ledger.ENTRIES_READ_MAX})",
@@ -316,7 +315,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/ledger/history",
         REPLICAS,
         ledger.history,
-        v.HandedAnswer,
+        HandedAnswer,
         query={"last": "index of the last entry", **STALE},
         tag="cluster",
     ),
@@ -331,13 +330,13 @@ ROUTES: tuple[Route, ...] = (
         r.FeatureLevelRequest,
         tag="cluster",
     ),
-    Route("POST", "/v1/snapshots", OPERATORS, ledger.save_snapshot, v.SnapshotView, tag="cluster"),
+    Route("POST", "/v1/snapshots", OPERATORS, ledger.save_snapshot, SnapshotView, tag="cluster"),
     Route(
         "GET",
         "/v1/events",
         PEOPLE,
         events.stream,
-        v.EventView,
+        EventView,
         query={"from": "send events of revisions after this one; from now on if left out"},
         tag="cluster",
     ),

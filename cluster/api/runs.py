@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.api.jobs import change
 from cluster.api.problems import bad
 from cluster.api.service import Call, Reply
-from cluster.client.run_views import PersistentCleared
+from cluster.schemas.requests import PersistentCleared
 from replica.messages import commands as c
 
 

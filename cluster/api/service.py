@@ -26,11 +26,11 @@ from cluster.api.problems import (
     refused,
 )
 from cluster.api.providing import Providing
-from cluster.client.command_ids import bytes_of, instant_in
-from cluster.client.requests import BulkCommand
 from cluster.consensus import Role as RaftRole
 from cluster.controller import Controller, JournalFull, Unavailable
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
+from cluster.schemas.command_ids import bytes_of, instant_in
+from cluster.schemas.requests import BulkCommand
 from cluster.security.identity import Identity, Role
 from cluster.system.address import Address
 from cluster.system.users import Identities

@@ -11,7 +11,10 @@ from cluster.api.job_details import task_words
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.problems import Problem, bad
 from cluster.api.service import Call, Reply
-from cluster.client.transfer_views import (
+from cluster.liveness import Transfer
+from cluster.past import PastBusy, settled_at
+from cluster.schemas.jobs import JobView
+from cluster.schemas.transfers import (
     CheckpointView,
     JobTransfersView,
     LeftOutView,
@@ -22,9 +25,6 @@ from cluster.client.transfer_views import (
     TransferState,
     TransferView,
 )
-from cluster.client.views import JobView
-from cluster.liveness import Transfer
-from cluster.past import PastBusy, settled_at
 from cluster.system.clock import format_instant
 from replica.messages import events as e
 from replica.model.jobs import Job

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from cluster.api.problems import Problem, bad
-from cluster.client import requests as r
+from cluster.schemas import requests as r
 from cluster.security.identity import Identity, Role
 from cluster.system.clock import parse_instant
 from replica.decide.arrays import Tasks, parse_reference

@@ -17,7 +17,7 @@ from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.output import fields_table, show, show_json, stderr_console
 from cluster.cli.session import load_config
 from cluster.cli.tables import moment, snapshot_fields
-from cluster.snapshot_view import snapshot_view
+from cluster.schemas.snapshot_view import snapshot_view
 from cluster.system.clock import format_instant
 from replica.messages.features import ReleaseNeeded
 from snapshots.image import Image

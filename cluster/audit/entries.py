@@ -1,7 +1,7 @@
 """One entry of the ledger as JSON, as `GET /v1/ledger` shows it."""
 
 from cluster.api.describe import configuration_record, record_view
-from cluster.client.views import LedgerEntryView
+from cluster.schemas.ledger import LedgerEntryView
 from cluster.system.clock import format_instant
 from replica.messages.entries import Batch
 from replica.values.units import Instant, Revision

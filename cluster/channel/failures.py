@@ -1,7 +1,7 @@
 """What a command that fails is answered, in a frame that any program reads: bounded, and honest about a fault here."""
 
 from cluster.api.problems import Problem
-from cluster.client.channel_frames import Failed
+from cluster.schemas.channel_frames import Failed
 
 WORDS_CHARACTERS_MAX = 4000
 """A sentence, a remedy or a place in an answer, characters: the longest message four times over. Three of them, with

@@ -21,7 +21,9 @@ from cluster.api.bodies import bad_body
 from cluster.api.problems import Problem, Redirect, no_leader, outcome_unknown, refused, unforeseen
 from cluster.api.service import COMMIT_WAIT_S, Service
 from cluster.channel.failures import FAULT_REMEDY, failed
-from cluster.client.channel_frames import (
+from cluster.proposer import Settled
+from cluster.providers.limits import CALLS_MAX
+from cluster.schemas.channel_frames import (
     CHANNEL_VERSION,
     FRAME_BYTES_MAX,
     NOT_LEADER,
@@ -36,9 +38,7 @@ from cluster.client.channel_frames import (
     decode_from_client,
     encode_frame,
 )
-from cluster.client.requests import BulkCommand, SubmitCommand
-from cluster.proposer import Settled
-from cluster.providers.limits import CALLS_MAX
+from cluster.schemas.requests import BulkCommand, SubmitCommand
 from cluster.security.identity import Identity
 from cluster.system.address import Address
 from cluster.system.buffered_protocol import ReadingProtocol, read_buffer

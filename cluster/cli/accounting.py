@@ -11,7 +11,7 @@ from cluster.cli.kinds import NAME, Kind, add_show_and_delete, names, print_reco
 from cluster.cli.output import show, show_json, table
 from cluster.cli.session import session
 from cluster.client import Client
-from cluster.client import accounting_views as v
+from cluster.schemas import accounts as v
 from replica.values.names import plain
 
 _T = TypeVar("_T")

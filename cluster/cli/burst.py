@@ -6,7 +6,7 @@ import msgspec
 from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import show_json
 from cluster.cli.session import session
-from cluster.client.burst_views import BurstAnswer, burst_text
+from cluster.schemas.burst import BurstAnswer, burst_text
 from cluster.system.users import uid_of
 
 

@@ -10,7 +10,7 @@ from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, show_json
 from cluster.cli.session import session
 from cluster.client import Client
-from cluster.client.configuration_views import CompareAnswer
+from cluster.schemas.configuration import CompareAnswer
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.values.names import plain

@@ -13,9 +13,8 @@ from cluster.cli.moments import format_duration
 from cluster.cli.output import size
 from cluster.cli.tables import run_time_s
 from cluster.cli.transfer_text import transfer_lines
-from cluster.client.burst_views import NO_VALUE, Zone, local_time, owner
-from cluster.client.job_details import NO_DETAILS, JobDetailsView
-from cluster.client.views import JobView
+from cluster.schemas.burst import NO_VALUE, Zone, local_time, owner
+from cluster.schemas.jobs import NO_DETAILS, JobDetailsView, JobView
 from cluster.system.clock import format_instant, parse_instant
 from cluster.system.users import group_name, uid_of
 from replica.model.jobs import ENDED, JobState

@@ -9,7 +9,7 @@ from rich.text import Text
 from cluster.cli.moments import format_span
 from cluster.cli.output import table
 from cluster.cli.tables import moment
-from cluster.client.views import HistoryAnswer, HistoryRow, WhyView
+from cluster.schemas.jobs import HistoryAnswer, HistoryRow, WhyView
 from cluster.system.clock import parse_instant
 from replica.model.jobs import ENDED
 from replica.values.names import plain

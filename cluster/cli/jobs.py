@@ -19,9 +19,8 @@ from cluster.cli.session import exit_code_of, failure_of, session
 from cluster.cli.tables import jobs_table
 from cluster.client import ApiError, Client
 from cluster.client.errors import error_of_view
-from cluster.client.job_details import NO_DETAILS
-from cluster.client.requests import BULK_COMMANDS_MAX, BulkCommand, CancelCommand, HoldCommand, ReleaseCommand
-from cluster.client.views import JobsAnswer, JobView
+from cluster.schemas.jobs import NO_DETAILS, JobsAnswer, JobView
+from cluster.schemas.requests import BULK_COMMANDS_MAX, BulkCommand, CancelCommand, HoldCommand, ReleaseCommand
 from replica.decide.arrays import parse_reference, shown_reference
 from replica.model.arrays import ArrayFault
 from replica.model.jobs import ENDED, JobState

@@ -11,7 +11,7 @@ from cluster.cli.moments import format_duration, parse_duration
 from cluster.cli.output import show, show_json, size, table
 from cluster.cli.session import session
 from cluster.client import Client
-from cluster.client import partition_views as v
+from cluster.schemas import accounts as v
 from replica.values.limits import NODES_MAX
 from replica.values.names import plain
 

@@ -8,8 +8,8 @@ from cluster.cli.output import note, show, show_json, table
 from cluster.cli.session import session
 from cluster.cli.tables import unit_in
 from cluster.client import Client
-from cluster.client.configuration_views import PoolAddRequest, PoolChangeRequest, UnitWord
-from cluster.client.views import PoolView
+from cluster.schemas.configuration import PoolAddRequest, PoolChangeRequest, UnitWord
+from cluster.schemas.jobs import PoolView
 from replica.model.pools import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values.names import plain
 from replica.values.units import SizeError

@@ -15,9 +15,8 @@ from cluster.cli.moments import format_duration, format_elapsed
 from cluster.cli.output import note, show_json
 from cluster.cli.session import session
 from cluster.cli.tables import job_number, run_time_s, state_code
-from cluster.client.burst_views import NO_VALUE, local_time
-from cluster.client.job_details import NO_DETAILS, JobDetailsView
-from cluster.client.views import JobView
+from cluster.schemas.burst import NO_VALUE, local_time
+from cluster.schemas.jobs import NO_DETAILS, JobDetailsView, JobView
 from replica.model.jobs import JobState
 from replica.values.names import plain
 from replica.values.units import Instant

@@ -7,7 +7,8 @@ from rich.text import Text
 
 from cluster.cli.moments import format_elapsed
 from cluster.cli.output import NOTHING, Listing, readable_size, size, table, text_of
-from cluster.client.views import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
+from cluster.schemas.jobs import BufferView, JobView, MemberView, NodeView, PoolView
+from cluster.schemas.ledger import SnapshotView
 from cluster.system.clock import parse_instant
 from replica.model.jobs import JobState
 from replica.model.pools import PoolUnit, format_amount, unit_of

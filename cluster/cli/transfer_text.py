@@ -11,7 +11,7 @@ from rich.text import Text
 from cluster.cli.moments import DAY_S, format_elapsed, format_span
 from cluster.cli.output import NOTHING, Listing, readable_size, table
 from cluster.cli.tables import moment
-from cluster.client.transfer_views import JobTransfersView, ReceiptView, TransferView
+from cluster.schemas.transfers import JobTransfersView, ReceiptView, TransferView
 from cluster.system.clock import parse_instant
 from replica.values.names import plain
 from replica.values.units import MICROSECONDS_PER_SECOND, Instant

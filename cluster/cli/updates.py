@@ -18,7 +18,7 @@ from cluster.cli.submission import (
     parse_nice,
     read_bbf,
 )
-from cluster.client.requests import UpdateCommand, UpdateRequest
+from cluster.schemas.requests import UpdateCommand, UpdateRequest
 from replica.values.limits import PRIORITY_MAX
 
 

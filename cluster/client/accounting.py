@@ -3,9 +3,9 @@
 from typing import TypeVar
 from urllib.parse import quote
 
-from cluster.client import accounting_views as v
 from cluster.client.configuring import Calls
-from cluster.client.requests import Command
+from cluster.schemas import accounts as v
+from cluster.schemas.requests import Command
 
 _T = TypeVar("_T")
 

@@ -15,10 +15,10 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from cluster.client import requests, views
 from cluster.client.backoff import BackOff
 from cluster.client.calls import EARLIER, RETRY_STATUSES, TOO_MANY, Call, send_again, tells
 from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError
+from cluster.schemas import jobs, requests
 from cluster.system.clock import Clock
 
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ class Bulk:
 
     async def commands(
         self: BulkCalls, commands: Sequence[requests.BulkCommand], *, deadline_s: float | None = None
-    ) -> views.BulkAnswer:
+    ) -> jobs.BulkAnswer:
         """Send many commands in one request; each gets its own result, in order, and a refusal of one stops none.
 
         Commands that could not be carried out at the moment are sent again until the deadline, after the others. The
@@ -74,15 +74,15 @@ class Bulk:
             for at, result in zip(waiting, answer.results, strict=True):
                 was_unknown = _is_unknown(results[at])
                 results[at] = _unknown(result) if was_unknown and not _tells(result) else result
-        return views.BulkAnswer(revision=answer.revision, results=tuple(results))
+        return jobs.BulkAnswer(revision=answer.revision, results=tuple(results))
 
 
-async def _send(client: BulkCalls, commands: Sequence[requests.BulkCommand], deadline_s: float) -> views.BulkAnswer:
+async def _send(client: BulkCalls, commands: Sequence[requests.BulkCommand], deadline_s: float) -> jobs.BulkAnswer:
     # Any of the ids tells an unknown outcome apart; the whole request is what is sent again.
     marker = commands[0].command_id if commands else None
     body = msgspec.json.encode(requests.BulkRequest(commands=tuple(commands)))
     call = Call(method="POST", target="/v1/commands", body=body, command_id=marker, deadline_s=deadline_s)
-    answer, unsure = await client._perform(call, views.BulkAnswer)
+    answer, unsure = await client._perform(call, jobs.BulkAnswer)
     if len(answer.results) != len(commands):
         raise ApiError(
             OK,
@@ -97,15 +97,15 @@ async def _send(client: BulkCalls, commands: Sequence[requests.BulkCommand], dea
     return answer
 
 
-def _tells(result: views.CommandResult) -> bool:
+def _tells(result: jobs.CommandResult) -> bool:
     return tells(result.status, result.error.code if result.error is not None else "")
 
 
-def _is_unknown(result: views.CommandResult) -> bool:
+def _is_unknown(result: jobs.CommandResult) -> bool:
     return result.error is not None and result.error.outcome == UNKNOWN
 
 
-def _unknown(result: views.CommandResult) -> views.CommandResult:
+def _unknown(result: jobs.CommandResult) -> jobs.CommandResult:
     """Return the result with what it does not know: whether an earlier request was carried out."""
     if result.error is None or _is_unknown(result):
         return result

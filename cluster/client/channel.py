@@ -18,7 +18,9 @@ import msgspec
 
 from cluster.client.backoff import BackOff
 from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, tells, unknown_after
-from cluster.client.channel_frames import (
+from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
+from cluster.config import Config, ConfigError
+from cluster.schemas.channel_frames import (
     ANSWER_BYTES_MAX,
     CHANNEL_VERSION,
     NOT_LEADER,
@@ -34,9 +36,7 @@ from cluster.client.channel_frames import (
     encode_body,
     encode_frame,
 )
-from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
-from cluster.client.requests import BulkCommand
-from cluster.config import Config, ConfigError
+from cluster.schemas.requests import BulkCommand
 from cluster.security.tls import TlsFiles, client_context
 from cluster.system.address import Address, AddressError
 from cluster.system.buffered_protocol import ReadingProtocol, read_buffer

@@ -15,22 +15,23 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from cluster.client import requests, run_views, views
 from cluster.client.accounting import Accounting
 from cluster.client.bulk import Bulk
-from cluster.client.burst_views import BurstAnswer
 from cluster.client.calls import ATTEMPT_S, DEADLINE_S, Call, Caller
-from cluster.client.command_ids import new_command_id
 from cluster.client.configuring import Configuring
 from cluster.client.endpoints import Endpoints
 from cluster.client.errors import BAD_ANSWER, ApiError
 from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
-from cluster.client.level_views import FeatureLevelAnswer
 from cluster.client.partitions import Partitioning
-from cluster.client.provider_views import ProviderStatus
 from cluster.client.transferring import Transferring
 from cluster.config import Config
+from cluster.schemas import jobs as views
+from cluster.schemas import requests
+from cluster.schemas import requests as run_views
+from cluster.schemas.burst import BurstAnswer, ProviderStatus
+from cluster.schemas.command_ids import new_command_id
+from cluster.schemas.ledger import EventView, FeatureLevelAnswer, HandedAnswer, LedgerAnswer, SnapshotView
 from cluster.security.tls import TlsFiles, check_validity
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
@@ -197,7 +198,7 @@ class Client(Configuring, Accounting, Transferring, Partitioning, Bulk):
         return await self._read("/v1/buffers", query, views.BuffersAnswer, stale, deadline_s)
 
     async def burst(self, *, stale: bool = False, deadline_s: float | None = None) -> BurstAnswer:
-        """Return what `scontrol show burst` shows; `cluster.client.burst_views.burst_text` prints it."""
+        """Return what `scontrol show burst` shows; `cluster.schemas.burst.burst_text` prints it."""
         return await self._read("/v1/burst", {}, BurstAnswer, stale, deadline_s)
 
     async def bbstat(self, arguments: Iterable[str], *, deadline_s: float | None = None) -> ProviderStatus:
@@ -294,30 +295,24 @@ class Client(Configuring, Accounting, Transferring, Partitioning, Bulk):
 
     async def ledger(
         self, *, first_index: int, limit: int, replica: Address | None = None, deadline_s: float | None = None
-    ) -> views.LedgerAnswer:
+    ) -> LedgerAnswer:
         """Return entries of the ledger that a replica holds, from `first_index` on."""
         query = {"from": first_index, "limit": limit}
-        return await self._read("/v1/ledger", query, views.LedgerAnswer, True, deadline_s, only=replica)
+        return await self._read("/v1/ledger", query, LedgerAnswer, True, deadline_s, only=replica)
 
-    async def history_before(
-        self, last: int, *, replica: Address, deadline_s: float | None = None
-    ) -> views.HandedAnswer:
+    async def history_before(self, last: int, *, replica: Address, deadline_s: float | None = None) -> HandedAnswer:
         """Return entries of a replica's ledger that end with index `last`, as they are stored (replicas)."""
-        return await self._read(
-            "/v1/ledger/history", {"last": last}, views.HandedAnswer, True, deadline_s, only=replica
-        )
+        return await self._read("/v1/ledger/history", {"last": last}, HandedAnswer, True, deadline_s, only=replica)
 
-    async def save_snapshot(
-        self, replica: Address | None = None, *, deadline_s: float | None = None
-    ) -> views.SnapshotView:
+    async def save_snapshot(self, replica: Address | None = None, *, deadline_s: float | None = None) -> SnapshotView:
         """Let the replica at `replica`, or whichever answers, write a snapshot now (operators)."""
-        return await self._call("POST", "/v1/snapshots", None, views.SnapshotView, deadline_s, stale=True, only=replica)
+        return await self._call("POST", "/v1/snapshots", None, SnapshotView, deadline_s, stale=True, only=replica)
 
     async def openapi(self, *, deadline_s: float | None = None) -> dict[str, Any]:
         """Return the OpenAPI document of the server."""
         return await self._read("/v1/openapi.json", {}, dict[str, Any], True, deadline_s)
 
-    def events(self, *, from_revision: int = 0, give_up_s: float = GIVE_UP_S) -> AsyncGenerator[views.EventView, None]:
+    def events(self, *, from_revision: int = 0, give_up_s: float = GIVE_UP_S) -> AsyncGenerator[EventView, None]:
         """Iterate over the events of all revisions after `from_revision`, for ever, over broken connections.
 
         Whoever stops early closes it: `async with contextlib.aclosing(client.events()) as events`.

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-from cluster.client import configuration_views as v
-from cluster.client.requests import Command, Request
-from cluster.client.views import PoolView
+from cluster.schemas import configuration as v
+from cluster.schemas.jobs import PoolView
+from cluster.schemas.requests import Command, Request
 from replica.grammar.burst_buffer_conf import Setting
 
 _T = TypeVar("_T")

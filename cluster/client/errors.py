@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cluster.client.views import ErrorAnswer, ErrorView
+from cluster.schemas.jobs import ErrorAnswer, ErrorView
 
 Outcome = Literal["refused", "unknown"]
 

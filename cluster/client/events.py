@@ -20,7 +20,7 @@ from cluster.client.endpoints import Endpoints
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
 from cluster.client.exchange import AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
-from cluster.client.views import EventView
+from cluster.schemas.ledger import EventView
 from cluster.system.address import Address, AddressError
 from cluster.system.clock import Clock
 

@@ -2,10 +2,10 @@
 
 from urllib.parse import quote
 
-from cluster.client import partition_views as v
 from cluster.client.configuring import Calls
-from cluster.client.requests import UpdateRequest
-from cluster.client.views import JobView
+from cluster.schemas import accounts as v
+from cluster.schemas.jobs import JobView
+from cluster.schemas.requests import UpdateRequest
 
 
 class Partitioning:

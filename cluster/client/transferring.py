@@ -2,8 +2,8 @@
 
 from urllib.parse import quote
 
-from cluster.client import transfer_views as v
 from cluster.client.configuring import Calls
+from cluster.schemas import transfers as v
 
 
 class Transferring:

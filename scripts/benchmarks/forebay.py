@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.processes import Members, ServerFailed, free_ports
-from cluster.client.command_ids import new_command_id
+from cluster.schemas.command_ids import new_command_id
 from cluster.security.tls import TlsFiles, client_context
 from cluster.system.clock import SystemClock
 

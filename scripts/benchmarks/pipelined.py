@@ -23,9 +23,9 @@ from benchmarks.load import (
     verify_settled,
 )
 from cluster.client.channel import ChannelError, Connection
-from cluster.client.command_ids import new_command_id
 from cluster.client.errors import ApiError
-from cluster.client.requests import HoldCommand, ReleaseCommand, SubmitCommand
+from cluster.schemas.command_ids import new_command_id
+from cluster.schemas.requests import HoldCommand, ReleaseCommand, SubmitCommand
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 

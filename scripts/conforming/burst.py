@@ -3,7 +3,7 @@ text, and of squeue what can be counted.
 """
 
 from cluster.api.burst import burst_view
-from cluster.client.burst_views import burst_text as text_of
+from cluster.schemas.burst import burst_text as text_of
 from conforming.words import Parsed
 from replica.model.jobs import ENDED, JobState
 from replica.state.state import State

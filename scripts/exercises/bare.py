@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.client import ApiError, Client
-from cluster.client.requests import SubmitRequest
-from cluster.client.views import StatusView
 from cluster.config import Config
 from cluster.founding import Founding, PoolSpec, found
+from cluster.schemas.jobs import StatusView
+from cluster.schemas.requests import SubmitRequest
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.system.address import Address

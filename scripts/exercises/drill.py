@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster.client import ApiError, Client
-from cluster.client.requests import SubmitRequest
-from cluster.client.views import JobView
+from cluster.schemas.jobs import JobView
+from cluster.schemas.requests import SubmitRequest
 from exercises import verify
 from exercises.ending import percentiles, perform
 from exercises.local_cluster import AGENTS, REPLICAS, USER, ExerciseFailed, LocalCluster

@@ -11,8 +11,8 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from cluster.client import ApiError, Client
-from cluster.client.requests import PoolRequest
-from cluster.client.views import JobView, PoolsAnswer
+from cluster.schemas.jobs import JobView, PoolsAnswer
+from cluster.schemas.requests import PoolRequest
 from exercises.bare import BareCluster, held_job, refused
 from exercises.linearizability import UNKNOWN, HeldJob, Model, Operation, Register, Verdict, check, goes_back
 from exercises.local_cluster import REPLICAS, ExerciseFailed

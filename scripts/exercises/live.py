@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.client import ApiError, Client
-from cluster.client.views import JobView, MemberView, PoolView, TransferView
+from cluster.schemas.jobs import JobView, MemberView, PoolView
+from cluster.schemas.transfers import TransferView
 from replica.values.units import format_size
 
 PERIOD_S = 0.25

@@ -11,8 +11,8 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from cluster.client import ApiError, Client
-from cluster.client.requests import CancelCommand, HoldCommand, ReleaseCommand, SubmitCommand, SubmitRequest
-from cluster.client.views import JobView
+from cluster.schemas.jobs import JobView
+from cluster.schemas.requests import CancelCommand, HoldCommand, ReleaseCommand, SubmitCommand, SubmitRequest
 from exercises.bare import held_job, is_passing
 from exercises.local_cluster import ExerciseFailed
 

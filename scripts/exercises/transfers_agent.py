@@ -14,8 +14,8 @@ import msgspec
 from cluster.agent.activities import Settings
 from cluster.agent.home import Home
 from cluster.agent.service import Agent
-from cluster.client.requests import PollRequest, RegisterRequest, ReportsRequest
-from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas.requests import PollRequest, RegisterRequest, ReportsRequest
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.views.orders import Order

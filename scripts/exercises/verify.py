@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from cluster.client import ApiError, Client
-from cluster.client.views import JobView, StatusView
+from cluster.schemas.jobs import JobView, StatusView
 from exercises.local_cluster import REPLICAS, ExerciseFailed, LocalCluster
 from exercises.workload import Workload
 

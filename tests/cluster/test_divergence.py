@@ -12,8 +12,8 @@ import pytest
 
 from cluster import divergence
 from cluster.client import Client
-from cluster.client.requests import PoolRequest
 from cluster.divergence import CHECKPOINT_S, Checkpoints, Diverged, Verdict, is_checkpoint, judge
+from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
 from cluster.system.clock import SystemClock
 from replica.state.state import State

@@ -14,9 +14,9 @@ import pytest
 from cluster import joining
 from cluster.client import Client
 from cluster.client.errors import ApiError
-from cluster.client.views import MembersAnswer
 from cluster.config import Config
 from cluster.founding import API_PORT_OFFSET
+from cluster.schemas.jobs import MembersAnswer
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import founding_of

@@ -12,9 +12,9 @@ import pytest
 
 from cluster.client import Client
 from cluster.client.errors import ApiError
-from cluster.client.requests import SubmitRequest
 from cluster.config import Config
 from cluster.founding import Founding, PoolSpec, found
+from cluster.schemas.requests import SubmitRequest
 from cluster.storage import first_start_mark
 from cluster.system.clock import SystemClock
 from tests.cluster.rig import PATIENCE_S, PLAIN, story

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.client.requests import SubmitRequest
-from cluster.client.views import JobView
+from cluster.schemas.jobs import JobView
+from cluster.schemas.requests import SubmitRequest
 from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.client import Client
-from cluster.client.requests import HoldCommand, SubmitCommand, SubmitRequest
-from cluster.client.views import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PoolsAnswer
+from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PoolsAnswer
+from cluster.schemas.requests import HoldCommand, SubmitCommand, SubmitRequest
 from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))

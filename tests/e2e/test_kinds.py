@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.client import Client
-from cluster.client.views import JobView
+from cluster.schemas.jobs import JobView
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from tests.repo.tree import ROOT
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.client import requests
+from cluster.schemas import requests
 
 REQUIRED = "required"
 

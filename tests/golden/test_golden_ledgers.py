@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster.audit.commands import audit
-from cluster.client import requests
 from cluster.config import Config
 from cluster.consensus.frames import FrameReader
+from cluster.schemas import requests
 from cluster.storage import open_storage
 from replica.messages import features
 from replica.messages.events import Event

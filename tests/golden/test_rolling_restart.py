@@ -16,8 +16,8 @@ import pytest
 
 from cluster.client import Client
 from cluster.client.errors import ApiError
-from cluster.client.views import StatusView
 from cluster.config import Config
+from cluster.schemas.jobs import StatusView
 from cluster.serve import EXIT_RELEASE_NEEDED
 from replica.messages import features
 from tests.cluster.rig import PATIENCE_S, story

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from cluster.client import Client
-from cluster.client import accounting_views as a
-from cluster.client import requests as r
 from cluster.client.errors import ApiError
 from cluster.config import Config
+from cluster.schemas import accounts as a
+from cluster.schemas import requests as r
 from replica.messages import features
 from tests.cluster.rig import PLAIN, SCRIPT, story
 from tests.cluster.test_serve import make, ready

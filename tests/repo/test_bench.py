@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from cluster.client.requests import SubmitRequest
+from cluster.schemas.requests import SubmitRequest
 from replica.grammar.directives import parse_request
 from tests.repo.tree import ROOT
 

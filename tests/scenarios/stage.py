@@ -14,9 +14,9 @@ from cluster.api.burst import burst_view
 from cluster.api.render import Verdicts, job_view
 from cluster.cli.job_block import job_block
 from cluster.cli.squeue import STANDARD, Field, in_order, line, read_format
-from cluster.client.burst_views import burst_text
-from cluster.client.views import JobView
 from cluster.mail.text import subject_of
+from cluster.schemas.burst import burst_text
+from cluster.schemas.jobs import JobView
 from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.directives import read_request

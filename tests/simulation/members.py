@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from cluster import joining
-from cluster.client.views import MemberView
 from cluster.consensus import ChangeRefused, Wanted
 from cluster.consensus.changes import following
 from cluster.joining import JoiningRefused
 from cluster.membership import members
 from cluster.proposer import NotLeading
+from cluster.schemas.jobs import MemberView
 from cluster.storage import member_note
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from cluster.client.views import StatusView
 from cluster.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
 from cluster.consensus.core import GRACE_HEARTBEATS
 from cluster.controller import Controller
+from cluster.schemas.jobs import StatusView
 from cluster.serve import founding_of
 from cluster.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
 from cluster.system.address import Address

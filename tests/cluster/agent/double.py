@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
-from cluster.client.views import ErrorAnswer, ErrorView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.config import Config
+from cluster.schemas.jobs import ErrorAnswer, ErrorView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.security.tls import server_context
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
 from replica.views.orders import Order

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.client.views import ErrorView
+from cluster.schemas.jobs import ErrorView
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock

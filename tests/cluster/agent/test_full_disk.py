@@ -29,8 +29,8 @@ from cluster.agent.spares import Spares
 from cluster.agent.step import insist
 from cluster.agent.step_record import StepRecord
 from cluster.agent.steps import Step
-from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
-from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.system.clock import ManualClock, SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind

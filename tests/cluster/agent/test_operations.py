@@ -26,8 +26,8 @@ from cluster.agent.service import Agent
 from cluster.agent.step_record import StepRecord
 from cluster.agent.steps import Step
 from cluster.agent.work import Outcome
-from cluster.client.requests import PollRequest, RegisterRequest, Report, ReportsRequest
-from cluster.client.views import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind

@@ -30,7 +30,7 @@ from cluster.agent.removal import RemovalFailed, remove_tree
 from cluster.agent.script import environment_of, output_path
 from cluster.agent.spares import Spares
 from cluster.agent.work import failure
-from cluster.client.command_ids import instant_of
+from cluster.schemas.command_ids import instant_of
 from cluster.system.clock import ManualClock, SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted
 from replica.values.limits import MESSAGE_CHARACTERS_MAX

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from cluster.client.burst_views import BurstAnswer, burst_text
 from cluster.config import Config
+from cluster.schemas.burst import BurstAnswer, burst_text
 from replica.model.jobs import JobState
 from tests.cluster.rig import Rig, story, until
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.client.views import StatusView
 from cluster.config import Config
 from cluster.levels import MemberLevel
+from cluster.schemas.jobs import StatusView
 from replica.messages import features
 from replica.messages.features import ReleaseNeeded
 from tests.cluster.rig import Rig, story, until

@@ -10,7 +10,7 @@ from cluster.api import wire
 from cluster.api.bodies import decode
 from cluster.api.describe import _SENTENCES, as_json, event_name, kind_name, sentence_of
 from cluster.api.problems import Problem
-from cluster.client import requests as r
+from cluster.schemas import requests as r
 from cluster.security.identity import Identity, Role
 from replica.messages import commands as c
 from replica.messages import events as e

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.audit.entries import BATCH, CONFIGURATION, NO_OP, VOID
 from cluster.cli.exits import ExitCode
-from cluster.client.views import LedgerEntryView, SnapshotView
+from cluster.schemas.ledger import LedgerEntryView, SnapshotView
 from replica.fold.settle import settle, settle_entry
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY

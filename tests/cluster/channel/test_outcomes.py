@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from cluster.client import requests as r
 from cluster.client.channel import Channel, ChannelError, Connection
-from cluster.client.channel_frames import NOT_LEADER, Done, Failed
 from cluster.client.errors import OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.config import Config
+from cluster.schemas import requests as r
+from cluster.schemas.channel_frames import NOT_LEADER, Done, Failed
 from cluster.system.address import Address
 from tests.cluster.rig import story
 

@@ -8,9 +8,9 @@ import pytest
 
 from cluster.client import channel as channel_module
 from cluster.client.channel import Channel, Connection
-from cluster.client.channel_frames import CHANNEL_VERSION, Hello, encode_frame
 from cluster.client.errors import OUTCOME_UNKNOWN, ApiError
 from cluster.config import Config
+from cluster.schemas.channel_frames import CHANNEL_VERSION, Done, Hello, encode_frame
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from tests.cluster.channel.test_channel import channel_of, connect, submission
@@ -72,7 +72,7 @@ async def test_a_connection_that_is_given_up_says_so_and_leaves_the_outcome_unkn
 @story
 async def test_a_replica_that_says_anything_at_all_is_waited_for(config: Config) -> None:
     # Answers to commands with numbers that nobody has asked for.
-    unasked = encode_frame(channel_module.Done(1 << 20, 1, 1))
+    unasked = encode_frame(Done(1 << 20, 1, 1))
     async with Rig(config) as rig, hung_replica(config, trickle=unasked) as slow:
         connection = await Connection.open(slow, client_context(config.tls_files("alice")), config.cluster.id)
         answer = connection.ask(submission(rig))

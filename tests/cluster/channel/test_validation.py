@@ -9,11 +9,11 @@ import pytest
 
 import cluster.providers.calls as calls_module
 from cluster.channel import ChannelServer
-from cluster.client import requests as r
 from cluster.client.channel import ChannelError, Connection
 from cluster.client.errors import ApiError
 from cluster.config import Config
 from cluster.providers.limits import CALLS_MAX
+from cluster.schemas import requests as r
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.provided import configure, provided, script
 from tests.cluster.providers.conftest import Programs

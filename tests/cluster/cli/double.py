@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from cluster.cli.app import cli
 from cluster.cli.session import Session
-from cluster.client.views import ErrorAnswer, ErrorView
 from cluster.config import Config
 from cluster.founding import API_PORT_OFFSET, Founding, found
+from cluster.schemas.jobs import ErrorAnswer, ErrorView
 from cluster.security.identity import identify
 from cluster.security.tls import server_context
 from cluster.system.clock import SystemClock

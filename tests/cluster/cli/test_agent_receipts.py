@@ -18,7 +18,7 @@ from cluster.agent.transfer.options import Algorithm, Options
 from cluster.agent.transfer.receipts import Receipt
 from cluster.agent.transfer.workspace import Workspace
 from cluster.cli.exits import ExitCode
-from cluster.client.transfer_views import ReceiptsAnswer
+from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant
 from tests.cluster.cli.double import Double, forebay

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from cluster.cli.exits import MEANINGS, ExitCode
-from cluster.client import new_command_id
-from cluster.client.transfer_views import ReceiptsAnswer
-from cluster.client.views import (
+from cluster.schemas.command_ids import new_command_id
+from cluster.schemas.jobs import (
     BuffersAnswer,
     BufferView,
     BulkAnswer,
@@ -29,11 +28,11 @@ from cluster.client.views import (
     NodeView,
     PoolsAnswer,
     PoolView,
-    SnapshotView,
     StatusView,
-    TransfersAnswer,
     WhyView,
 )
+from cluster.schemas.ledger import SnapshotView
+from cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer
 from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import OF_A_JOB, RECEIPT, TRANSFERS

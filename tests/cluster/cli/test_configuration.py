@@ -10,7 +10,7 @@ import pytest
 
 from cluster.cli.config_file import FILE_BYTES_MAX, INCLUDES_MAX
 from cluster.cli.exits import ExitCode
-from cluster.client.configuration_views import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingView
+from cluster.schemas.configuration import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingView
 from tests.cluster.cli.double import Double, forebay
 
 PATH = "/v1/configuration"

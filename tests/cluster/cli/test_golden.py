@@ -23,9 +23,8 @@ from cluster.cli.output import ROWS_STYLED_MAX, Listing, show, table
 from cluster.cli.squeue import STANDARD, Column, Field, in_order, line, read_format
 from cluster.cli.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
 from cluster.cli.transfer_text import drawing, job_transfers_text, receipt_text, transfers_table
-from cluster.client.job_details import JobDetailsView
-from cluster.client.transfer_views import JobTransfersView
-from cluster.client.views import JobView
+from cluster.schemas.jobs import JobDetailsView, JobView
+from cluster.schemas.transfers import JobTransfersView
 from cluster.system.clock import parse_instant
 from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, WHY
 from tests.cluster.cli.transfer_views import OF_A_JOB, RECEIPT, TRANSFERS

@@ -5,7 +5,7 @@ import json
 import msgspec
 
 from cluster.cli.exits import SERVE_MEANINGS, ExitCode
-from cluster.client.level_views import FeatureLevelAnswer, MemberLevelView
+from cluster.schemas.ledger import FeatureLevelAnswer, MemberLevelView
 from cluster.serve import EXIT_RELEASE_NEEDED
 from tests.cluster.cli.double import Double, forebay
 

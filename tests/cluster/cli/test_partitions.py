@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cli.exits import ExitCode
-from cluster.client.partition_views import PartitionsAnswer, PartitionView, UsageAnswer, UsageView
+from cluster.schemas.accounts import PartitionsAnswer, PartitionView, UsageAnswer, UsageView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import PENDING
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from cluster.cli.exits import ExitCode
-from cluster.client.configuration_views import PoolRemovedAnswer
-from cluster.client.views import PoolsAnswer, PoolView
+from cluster.schemas.configuration import PoolRemovedAnswer
+from cluster.schemas.jobs import PoolsAnswer, PoolView
 from tests.cluster.cli.double import Double, forebay
 
 GIB = 2**30

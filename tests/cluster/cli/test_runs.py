@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from cluster.cli.exits import ExitCode
-from cluster.client.job_details import JobDetailsView
-from cluster.client.run_views import PersistentCleared
-from cluster.client.views import BuffersAnswer, BufferView, JobsAnswer, JobView, TransfersAnswer, WhyView
+from cluster.schemas.jobs import BuffersAnswer, BufferView, JobDetailsView, JobsAnswer, JobView, WhyView
+from cluster.schemas.requests import PersistentCleared
+from cluster.schemas.transfers import TransfersAnswer
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import OF_A_JOB, TRANSFERS
 from tests.cluster.cli.views import HISTORY, PENDING, job

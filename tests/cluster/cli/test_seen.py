@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from cluster.cli.exits import ExitCode
-from cluster.client.burst_views import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView
-from cluster.client.views import JobsAnswer
+from cluster.schemas.burst import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView
+from cluster.schemas.jobs import JobsAnswer
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import JOBS
 

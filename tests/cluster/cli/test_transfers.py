@@ -2,7 +2,7 @@
 
 from cluster.cli.exits import ExitCode
 from cluster.cli.transfer_text import bar, state_words
-from cluster.client.transfer_views import ReceiptsAnswer, TransfersAnswer, TransferView
+from cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer, TransferView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import COPYING, OF_A_JOB, RECEIPT, TRANSFERS
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from cluster.client.transfer_views import (
+from cluster.schemas.transfers import (
     CheckpointView,
     JobTransfersView,
     LeftOutView,

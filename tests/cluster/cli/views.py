@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.client.views import HistoryAnswer, HistoryRow, JobsAnswer, JobView
+from cluster.schemas.jobs import HistoryAnswer, HistoryRow, JobsAnswer, JobView
 
 PENDING = JobView(
     job_id=42,

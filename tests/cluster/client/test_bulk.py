@@ -8,8 +8,8 @@ import pytest
 
 from cluster.client import ApiError, Client
 from cluster.client.bulk import FULL_QUEUE_S, LEAST_S
-from cluster.client.requests import HoldCommand
-from cluster.client.views import BulkAnswer
+from cluster.schemas.jobs import BulkAnswer
+from cluster.schemas.requests import HoldCommand
 from tests.cluster.client.misbehaving import Behaviour, Misbehaving, Pki, answering, dropping, failing, job, serving
 
 IDS = ("a" * 32, "b" * 32, "c" * 32)

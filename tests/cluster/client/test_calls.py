@@ -11,7 +11,7 @@ import pytest
 from cluster.client import ApiError, Client
 from cluster.client import exchange as exchange_module
 from cluster.client.calls import REDIRECTS_MAX
-from cluster.client.requests import PollRequest, SubmitRequest
+from cluster.schemas.requests import PollRequest, SubmitRequest
 from cluster.security.identity import Identity, Role
 from cluster.security.tls import TlsFiles, TlsRefused
 from cluster.system.address import Address

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client import instant_of, new_command_id
+from cluster.schemas.command_ids import instant_of, new_command_id
 from cluster.system.clock import ManualClock, SystemClock
 from replica.values.units import Instant
 

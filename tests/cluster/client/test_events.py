@@ -18,7 +18,7 @@ from cluster.client.errors import UNREACHABLE, UNTRUSTED
 from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Answer, AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
-from cluster.client.views import EventView
+from cluster.schemas.ledger import EventView
 from cluster.system.address import Address
 from replica.values.units import Instant
 from tests.cluster.client.misbehaving import (

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.client import requests, views
-from cluster.client.requests import BulkRequest, CancelCommand, Report, ReportsRequest, SubmitCommand, SubmitRequest
+from cluster.schemas import jobs, requests
+from cluster.schemas.base import View
+from cluster.schemas.requests import BulkRequest, CancelCommand, Report, ReportsRequest, SubmitCommand, SubmitRequest
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.jobs import JobState
 
@@ -26,13 +27,13 @@ def test_every_request_refuses_unknown_fields(kind: type[msgspec.Struct]) -> Non
         msgspec.json.decode(b'{"colour": "blue"}', type=kind)
 
 
-@pytest.mark.parametrize("kind", shapes(views, views.View), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", shapes(jobs, View), ids=lambda kind: kind.__name__)
 def test_every_view_tolerates_fields_of_a_newer_server(kind: type[msgspec.Struct]) -> None:
     assert not kind.__struct_config__.forbid_unknown_fields
     assert kind.__struct_config__.frozen
 
 
-@pytest.mark.parametrize("kind", [*shapes(requests, requests.Request), *shapes(views, views.View)])
+@pytest.mark.parametrize("kind", [*shapes(requests, requests.Request), *shapes(jobs, View)])
 def test_every_shape_has_a_json_schema_for_the_openapi_document(kind: type[msgspec.Struct]) -> None:
     schema = msgspec.json.schema(kind)
     assert kind.__name__ in schema["$defs"]

@@ -1,6 +1,8 @@
-"""What a replica answers about its ledger, its snapshots and the stream of events: a part of `cluster.client.views`."""
+"""What a replica answers about its ledger, its snapshots and the stream of events: a part of `cluster.schemas.jobs`."""
 
-from cluster.client.view import Json, View
+from __future__ import annotations
+
+from cluster.schemas.base import Json, View
 
 
 class LedgerEntryView(View, frozen=True, kw_only=True):
@@ -82,3 +84,34 @@ class EventView(View, frozen=True, kw_only=True):
     event: str
     job_id: int | None = None
     detail: Json = {}
+
+
+# ---- the answers about the feature level, beside those of `cluster.schemas.jobs`
+
+
+class MemberLevelView(View, frozen=True, kw_only=True):
+    """One replica in the answer about the feature level."""
+
+    name: str
+    id: str
+    votes: bool = True
+    known: int | None
+    """The highest feature level that it knows; null if it did not answer."""
+    version: str = ""
+
+
+class FeatureLevelAnswer(View, frozen=True, kw_only=True):
+    """Answer of GET and POST /v1/feature-level: where the cluster is, and who knows what."""
+
+    revision: int
+    feature_level: int
+    release: str
+    """The first release that knows the cluster's level; an earlier one stops."""
+    next_level: int | None = None
+    """What it may be raised to, as far as the replica that answers knows; null: nothing further."""
+    next_release: str = ""
+    next_brings: str = ""
+    """What it then allows, in words."""
+    may_be_raised: bool = False
+    """Whether every member knows the next level."""
+    members: tuple[MemberLevelView, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cluster.client.view import View
+from cluster.schemas.base import View
 
 TransferState = Literal["queued", "moving", "retrying", "failed"]
 

@@ -4,21 +4,23 @@ Times are ISO 8601 in UTC with microseconds, null where something has not happen
 server adds are ignored by an older client. `revision` says at which moment of the cluster's history an answer was true.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
-from cluster.client.job_details import JobDetailsView
-from cluster.client.ledger_views import EventView as EventView
-from cluster.client.ledger_views import HandedAnswer as HandedAnswer
-from cluster.client.ledger_views import HandedView as HandedView
-from cluster.client.ledger_views import LedgerAnswer as LedgerAnswer
-from cluster.client.ledger_views import LedgerEntryView as LedgerEntryView
-from cluster.client.ledger_views import SnapshotPoolView as SnapshotPoolView
-from cluster.client.ledger_views import SnapshotView as SnapshotView
-from cluster.client.transfer_views import JobTransfersView as JobTransfersView
-from cluster.client.transfer_views import TransfersAnswer as TransfersAnswer
-from cluster.client.transfer_views import TransferView as TransferView
-from cluster.client.view import Json as Json
-from cluster.client.view import View as View
+import msgspec
+
+from cluster.schemas.base import Json, View
+from cluster.schemas.ledger import EventView as EventView
+from cluster.schemas.ledger import HandedAnswer as HandedAnswer
+from cluster.schemas.ledger import HandedView as HandedView
+from cluster.schemas.ledger import LedgerAnswer as LedgerAnswer
+from cluster.schemas.ledger import LedgerEntryView as LedgerEntryView
+from cluster.schemas.ledger import SnapshotPoolView as SnapshotPoolView
+from cluster.schemas.ledger import SnapshotView as SnapshotView
+from cluster.schemas.transfers import JobTransfersView
+from cluster.schemas.transfers import TransfersAnswer as TransfersAnswer
+from cluster.schemas.transfers import TransferView as TransferView
 from replica.views.orders import Order
 
 # Errors
@@ -396,3 +398,43 @@ class ReportsAnswer(View, frozen=True, kw_only=True):
 
     revision: int
     results: tuple[ReportResult, ...]
+
+
+# ---- what a job asked for beyond the ordinary, as answers show it: a part of JobView that most jobs do not have
+
+
+class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
+    """More of one job. Null in JobView where all of it is as it is here by default."""
+
+    nodes: int = 1
+    """0: the job runs no script, and only creates or destroys persistent buffers."""
+    gid: int | None = None
+    account: str | None = None
+    qos: str | None = None
+    licenses: tuple[str, ...] = ()
+    """Such as `matlab:2`."""
+    reservation: str | None = None
+    partition: str | None = None
+    nice: int = 0
+    array_job_id: int | None = None
+    array_task_id: int | None = None
+    array_throttle: int = 0
+    """How many tasks of the array may go at once; 0: all."""
+    requeue: bool = True
+    restarts: int = 0
+    """How often the job was requeued."""
+    singleton: bool = False
+    dependency_any: bool = False
+    """Whether one of its dependencies is enough."""
+    mail_types: tuple[str, ...] = ()
+    mail_user: str | None = None
+    comment: str | None = None
+    deadline: str | None = None
+    """When it must have ended."""
+    suspend_time: str | None = None
+    """Since when it is suspended; null if it is not."""
+    suspended_s: int = 0
+    """For how long it was suspended before, whole seconds."""
+
+
+NO_DETAILS = JobDetailsView()

@@ -4,8 +4,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.client.requests import Command, Request
-from cluster.client.views import PoolView, View
+from cluster.schemas.base import View
+from cluster.schemas.jobs import PoolView
+from cluster.schemas.requests import Command, Request
 from replica.values.limits import PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX
 from replica.values.units import SIZE_BYTES_MAX
 

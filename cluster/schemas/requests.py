@@ -1,15 +1,18 @@
 """What is sent to a replica: the JSON bodies of `/v1`, shared by the server, the CLI, the client and the agent.
 
-Every write carries a `command_id` that its sender made (cluster.client.command_ids): a retry with the same id gets the
+Every write carries a `command_id` that its sender made (cluster.schemas.command_ids): a retry with the same id gets the
 first answer. Unknown fields are refused, so that a misspelt one is never silently ignored. What nobody asked for is not
 said: in a rolling upgrade a replica of an earlier release does not know all fields, and need not. So a default that was
 released never changes.
 """
 
+from __future__ import annotations
+
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from cluster.schemas.base import View
 from replica.messages.commands import OperationResult
 from replica.values.limits import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
@@ -383,3 +386,33 @@ class ReportsRequest(Request, frozen=True, kw_only=True):
     """Body of POST /v1/agents/{node}/reports."""
 
     reports: Annotated[tuple[Report, ...], msgspec.Meta(max_length=REPORTS_MAX)]
+
+
+# ---- the JSON shapes of what is done to runs and stuck buffers
+
+
+class SuspendRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/suspend."""
+
+
+class ContinueRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/resume."""
+
+
+class RequeueRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/requeue."""
+
+
+class ClearRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/clear and /v1/persistent/{name}/clear. `discard`: also where the only copy of data is
+    lost by it.
+    """
+
+    discard: bool = False
+
+
+class PersistentCleared(View, frozen=True, kw_only=True):
+    """A persistent buffer that left the list."""
+
+    revision: int
+    name: str

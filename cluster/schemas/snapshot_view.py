@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.client.views import SnapshotPoolView, SnapshotView
+from cluster.schemas.ledger import SnapshotPoolView, SnapshotView
 from cluster.system.clock import format_instant
 from replica.values.units import Instant
 from snapshots import Summary

@@ -11,7 +11,7 @@ import datetime
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from cluster.client.views import View
+from cluster.schemas.base import View
 from cluster.system.clock import parse_instant
 from replica.model.pools import PoolUnit, format_slurm_amount
 from replica.values.names import plain
@@ -210,3 +210,13 @@ def _word(text: str | None) -> str:
 def _text(text: str | None) -> str:
     """Return a text whose characters no terminal obeys: names and paths come from other people."""
     return plain(text or "")
+
+
+# ---- the answer of GET /v1/bbstat
+
+
+class ProviderStatus(View, frozen=True, kw_only=True):
+    """What the site's burst-buffer provider says of itself."""
+
+    revision: int
+    text: str

@@ -45,7 +45,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
-    """A command: one of `cluster.client.requests.BulkCommand`, as in POST /v1/commands."""
+    """A command: one of `cluster.schemas.requests.BulkCommand`, as in POST /v1/commands."""
 
     number: Number
     command: msgspec.Raw
