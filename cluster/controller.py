@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from cluster.answers import Answer, Asker
 from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.divergence import Checkpoints
 from cluster.engine import Engine

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.client import ApiError, Client
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.security.identity import is_name
 from cluster.security.tls import TlsRefused
 from cluster.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting

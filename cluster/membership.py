@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.consensus import ChangeRefused, NotLeader, Role, Wanted
 from cluster.engine import Engine, Peer
 from cluster.proposer import NotLeading, OutcomeUnknown

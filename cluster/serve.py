@@ -25,7 +25,8 @@ from cluster.api import Server, Service
 from cluster.backfill import Backfill
 from cluster.channel import ChannelServer
 from cluster.client import Client
-from cluster.config import Config, ConfigError
+from cluster.config.config import Config
+from cluster.config.toml import ConfigError
 from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
 from cluster.controller import Controller
 from cluster.divergence import Checkpoints

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from cluster.agent import main
 from cluster.agent.service import EXIT_CONFIGURATION
-from cluster.config import Config, ConfigError
+from cluster.config.config import Config
+from cluster.config.toml import ConfigError
 
 
 def run(arguments: list[str]) -> int:

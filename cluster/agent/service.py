@@ -28,7 +28,8 @@ from cluster.agent.outbox import Outbox
 from cluster.agent.room import GivenUp, Room
 from cluster.agent.sentences import named
 from cluster.client import ApiError, Client
-from cluster.config import Config, ConfigError
+from cluster.config.config import Config
+from cluster.config.toml import ConfigError
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportsAnswer
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest

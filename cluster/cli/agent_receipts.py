@@ -13,7 +13,8 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, readable_size
 from cluster.cli.session import Session, config_failure, session
-from cluster.config import AgentConfig, ConfigError
+from cluster.config.config import AgentConfig
+from cluster.config.toml import ConfigError
 from cluster.system.clock import SystemClock
 from replica.values.names import plain
 

@@ -11,8 +11,8 @@ from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, show, show_json, table
 from cluster.cli.session import session
 from cluster.cli.tables import moment
-from cluster.config import OPERATOR_NAME, Config
-from cluster.founding import replica_hosts
+from cluster.config.config import OPERATOR_NAME, Config
+from cluster.config.new_site import replica_hosts
 from cluster.security.certificates import Certificate, certificate_of, certificates_in
 from cluster.security.identity import NAME_RULE, Role, is_name
 from cluster.security.pki import AUTHORITY_NAME, CERTIFICATE_MODE, PkiRefused, issue, load_authority

@@ -16,8 +16,9 @@ from cluster.cli.session import Session, config_failure, session
 from cluster.cli.tables import moment
 from cluster.client import Client
 from cluster.client import run as run_to_end
-from cluster.config import OPERATOR_NAME, Config, ConfigError
-from cluster.founding import Founding, FoundingRefused, PoolSpec, found
+from cluster.config.config import OPERATOR_NAME, Config
+from cluster.config.new_site import Founding, FoundingRefused, PoolSpec, found
+from cluster.config.toml import ConfigError
 from cluster.security.certificates import certificate_of
 from cluster.system.clock import SystemClock, format_instant
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
-from cluster.config import Config
+from cluster.config.config import Config
 from replica.values.names import plain
 
 GRACE_S: Final = 10.0

@@ -13,7 +13,8 @@ from cluster.cli.output import Cell, fields_table, note, show, show_json, table
 from cluster.cli.session import config_failure, session
 from cluster.cli.tables import members_table, snapshot_fields
 from cluster.client import ApiError, Client
-from cluster.config import Config, ConfigError, ReplicaConfig
+from cluster.config.config import Config, ReplicaConfig
+from cluster.config.toml import ConfigError
 from cluster.schemas.jobs import MembersAnswer, MemberView
 from cluster.system.address import Address, AddressError
 from replica.values.names import plain

@@ -11,7 +11,8 @@ import msgspec
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.client import ApiError, Client, run
 from cluster.client.errors import NO_ANSWER, UNTRUSTED
-from cluster.config import OPERATOR_NAME, Config, ConfigError
+from cluster.config.config import OPERATOR_NAME, Config
+from cluster.config.toml import ConfigError
 from cluster.security.tls import TlsRefused
 from cluster.system.clock import Clock, SystemClock
 

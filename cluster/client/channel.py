@@ -19,7 +19,8 @@ import msgspec
 from cluster.client.backoff import BackOff
 from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, tells, unknown_after
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
-from cluster.config import Config, ConfigError
+from cluster.config.config import Config
+from cluster.config.toml import ConfigError
 from cluster.schemas.channel_frames import (
     ANSWER_BYTES_MAX,
     CHANNEL_VERSION,

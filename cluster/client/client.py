@@ -25,7 +25,7 @@ from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
 from cluster.client.partitions import Partitioning
 from cluster.client.transferring import Transferring
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas import jobs as views
 from cluster.schemas import requests
 from cluster.schemas import requests as run_views

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
+from cluster.config.mail import MailConfig, is_address
 from cluster.mail.text import body_of, message_id, message_of, subject_of
-from cluster.mail_config import MailConfig, is_address
 from cluster.system.address import Address
 from replica.model.mail import Mail
 

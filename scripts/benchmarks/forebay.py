@@ -76,7 +76,7 @@ class ForebayCluster(Members):
         if made.returncode != 0:
             raise ServerFailed(f"forebay init failed with status {made.returncode}:\n{made.stdout}{made.stderr}")
         # Imported late: `scripts/bench --only etcd` does not need the configuration.
-        from cluster.config import Config
+        from cluster.config.config import Config
 
         configuration = self._directory / "forebay.toml"
         self._adapt(configuration, base_port)

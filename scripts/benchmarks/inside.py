@@ -19,7 +19,7 @@ import uvloop
 from benchmarks.forebay import ForebayCluster
 from benchmarks.load import Measurement, measurement, verify_settled
 from benchmarks.processes import ServerFailed
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.proposer import NotLeading, OutcomeUnknown, QueueFull
 from cluster.serve import Replica
 from cluster.system.clock import SystemClock

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from exercises.ports import claim_base_port
 
 from cluster.client import Client
-from cluster.config import Config
+from cluster.config.config import Config
 from conforming.mirror import Mirror
 
 FOREBAY: Final = Path(sys.executable).with_name("forebay")

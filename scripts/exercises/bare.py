@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.client import ApiError, Client
-from cluster.config import Config
-from cluster.founding import Founding, PoolSpec, found
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.schemas.jobs import StatusView
 from cluster.schemas.requests import SubmitRequest
 from cluster.security.identity import Role

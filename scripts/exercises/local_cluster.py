@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from cluster.client import Client
-from cluster.config import Config
+from cluster.config.config import Config
 from exercises.ports import claim_base_port
 
 FOREBAY = Path(sys.executable).with_name("forebay")

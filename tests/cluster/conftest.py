@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import Config
+from cluster.config.config import Config
 from tests.cluster.rig import make_cluster, placed
 
 

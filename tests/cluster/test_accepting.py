@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import cluster.system.listener as module
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from cluster.system.listener import ACCEPTS_PER_TURN, Acceptor

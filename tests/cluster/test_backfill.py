@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from cluster.backfill import JOURNAL_FILL_MAX, Backfill
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas.ledger import HandedAnswer, HandedView
 from cluster.storage import Storage, open_storage
 from tests.cluster.rig import Rig, placed, story, until

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import config as config_module
-from cluster.config import Config, ConfigError
-from cluster.founding import PoolSpec, quote
+from cluster.config import config as config_module
+from cluster.config.config import Config
+from cluster.config.new_site import PoolSpec, quote
+from cluster.config.toml import ConfigError, Table
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.system.address import Address
@@ -288,7 +289,7 @@ def test_any_table_is_a_configuration_or_an_error_that_names_a_key(values: dict[
     lines = "".join(
         f"{quote(key)} = {quote(v) if isinstance(v, str) else str(v).lower()}\n" for key, v in values.items()
     )
-    top = config_module.Table(Path("x.toml"), "", config_module.tomllib.loads(lines))
+    top = Table(Path("x.toml"), "", config_module.tomllib.loads(lines))
     with pytest.raises(ConfigError) as caught:
         config_module._read(Path("x.toml"), top)
     assert caught.value.key

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.consensus import SnapshotSink
 from cluster.past import POINTS_MAX
 from cluster.storage import StorageRefused, open_storage

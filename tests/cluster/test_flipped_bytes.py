@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.config import Config
-from cluster.founding import Founding, found
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, found
 from cluster.storage import StorageRefused, member_note, note_forgotten, open_storage
 from cluster.system.clock import SystemClock
 from replica.decide.decide import decide

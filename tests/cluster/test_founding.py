@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import founding as founding_module
-from cluster.config import Config
-from cluster.founding import Founding, FoundingRefused, PoolSpec, found
+from cluster.config import new_site as founding_module
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, FoundingRefused, PoolSpec, found
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cluster import joining
-from cluster.config import Config
-from cluster.founding import Founding, found
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, found
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from cluster import serve
 from cluster.audit.commands import audit
 from cluster.cli.exits import ExitCode
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.storage import open_storage
 from cluster.system.clock import SystemClock
 from replica.messages import features

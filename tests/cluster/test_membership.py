@@ -14,8 +14,8 @@ import pytest
 from cluster import joining
 from cluster.client import Client
 from cluster.client.errors import ApiError
-from cluster.config import Config
-from cluster.founding import API_PORT_OFFSET
+from cluster.config.config import Config
+from cluster.config.new_site import API_PORT_OFFSET
 from cluster.schemas.jobs import MembersAnswer
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cluster import planning
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.planning import Planner
 from cluster.system.clock import ManualClock
 from replica.decide.decide import decide

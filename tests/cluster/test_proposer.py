@@ -7,7 +7,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.pacing import PassPacer
 from cluster.proposer import (
     BATCHES_IN_FLIGHT_MAX,

@@ -12,8 +12,8 @@ import pytest
 
 from cluster.client import Client
 from cluster.client.errors import ApiError
-from cluster.config import Config
-from cluster.founding import Founding, PoolSpec, found
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.schemas.requests import SubmitRequest
 from cluster.storage import first_start_mark
 from cluster.system.clock import SystemClock

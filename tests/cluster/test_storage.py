@@ -7,8 +7,8 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cluster.config import Config
-from cluster.founding import Founding, found
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, found
 from cluster.storage import (
     FORGOTTEN_NAME,
     StorageRefused,

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.config import Config
-from cluster.founding import Founding, found
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, found
 from cluster.storage import (
     FORGOTTEN_NAME,
     StorageRefused,
@@ -378,7 +378,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import msgspec
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.storage import open_storage
 from wal import StorageFailed
 config = Config.load(Path(sys.argv[1]))

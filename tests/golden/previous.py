@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster import founding
-from cluster.config import Config
+from cluster.config import new_site
+from cluster.config.config import Config
 from tests.cluster.test_serve import make
 from tests.golden.archive import GOLDEN, unpack
 from tests.golden.make_ledger import CLUSTER, REPLICAS
@@ -18,7 +18,7 @@ EXPECTED: dict[str, Any] = json.loads((GOLDEN / "level-1.json").read_text(encodi
 
 def previous_cluster(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Unpack the directories of the three replicas into `directory`; return the configuration that they run with."""
-    monkeypatch.setattr(founding.secrets, "token_hex", lambda size: CLUSTER)
+    monkeypatch.setattr(new_site.secrets, "token_hex", lambda size: CLUSTER)
     config = make(directory, len(REPLICAS))
     monkeypatch.undo()
     for name in REPLICAS:

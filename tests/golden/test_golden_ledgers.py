@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster.audit.commands import audit
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.consensus.frames import FrameReader
 from cluster.schemas import requests
 from cluster.storage import open_storage

@@ -16,7 +16,7 @@ import pytest
 
 from cluster.client import Client
 from cluster.client.errors import ApiError
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas.jobs import StatusView
 from cluster.serve import EXIT_RELEASE_NEEDED
 from replica.messages import features

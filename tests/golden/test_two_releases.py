@@ -18,7 +18,7 @@ import pytest
 
 from cluster.client import Client
 from cluster.client.errors import ApiError
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas import accounts as a
 from cluster.schemas import requests as r
 from replica.messages import features

@@ -18,7 +18,7 @@ REMOTE_MAY_IMPORT = {
     "cluster.agent": {
         "cluster.agent",
         "cluster.client",
-        "cluster.config",
+        "cluster.config.config",
         "cluster.system.clock",
         "cluster.security.identity",
         "cluster.security.tls",
@@ -28,13 +28,13 @@ REMOTE_MAY_IMPORT = {
     "cluster.cli": {
         "cluster.cli",
         "cluster.client",
-        "cluster.config",
+        "cluster.config.config",
         "cluster.system.clock",
         "cluster.security.identity",
         "cluster.security.tls",
         "cluster.security.pki",
         "cluster.security.certificates",
-        "cluster.founding",
+        "cluster.config.new_site",
         "cluster.system.address",
         "cluster.agent",
         # The number of a user as this machine knows it, where the replica that answered knows none.
@@ -43,7 +43,7 @@ REMOTE_MAY_IMPORT = {
     "cluster.slurm": {
         "cluster.slurm",
         "cluster.client",
-        "cluster.config",
+        "cluster.config.config",
         "cluster.system.clock",
         "cluster.security.identity",
         "cluster.security.tls",

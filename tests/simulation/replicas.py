@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from cluster.config import ReplicaConfig
+from cluster.config.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
 from cluster.consensus.core import GRACE_HEARTBEATS
 from cluster.controller import Controller

@@ -21,7 +21,7 @@ import msgspec
 
 from cluster import controller as controller_module
 from cluster import storage as storage_module
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.consensus import Consensus, Role, driver
 from cluster.consensus import engine as engine_module
 from cluster.consensus import snapshots as transfer_module

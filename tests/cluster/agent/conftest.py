@@ -19,7 +19,7 @@ from cluster.agent.activities import Settings
 from cluster.agent.home import Home
 from cluster.agent.service import Agent
 from cluster.client import Client
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock

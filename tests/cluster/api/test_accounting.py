@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config
+from cluster.config.config import Config
 from replica.grammar.account_limits import TextFault, format_limits, parse_limits
 from replica.model.accounts import Limit, LimitKind
 from tests.cluster.rig import Rig, story

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.api.explaining import Verdicts
-from cluster.config import Config
+from cluster.config.config import Config
 from replica.views.jobs import verdict_of
 from tests.cluster.rig import Rig, story, until
 

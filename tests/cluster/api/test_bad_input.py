@@ -7,7 +7,7 @@ import pytest
 
 from cluster.api.bodies import BODY_BYTES_MAX
 from cluster.api.problems import STATUS_OF
-from cluster.config import Config
+from cluster.config.config import Config
 from replica.values.errors import RefusalCode
 from replica.values.limits import SCRIPT_BYTES_MAX
 from tests.cluster.rig import PLAIN, Rig, story

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.config import Config
+from cluster.config.config import Config
 from replica.model.jobs import Hold
 from tests.cluster.rig import PLAIN, Rig, story, until
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas.burst import BurstAnswer, burst_text
 from replica.model.jobs import JobState
 from tests.cluster.rig import Rig, story, until

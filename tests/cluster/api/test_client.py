@@ -1,7 +1,7 @@
 """The client and the server of this project understand each other: every method, against a real replica."""
 
 from cluster.client import Client
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas import requests as r
 from replica.messages.commands import OperationDone
 from tests.cluster.rig import SCRIPT, Rig, story

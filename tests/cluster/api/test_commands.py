@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import cluster.proposer
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.system.clock import ManualClock
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages.commands import CONTROLLER, ConfigureSite, Request

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config
+from cluster.config.config import Config
 from replica.messages.events import PolicySet, SiteConfigured
 from replica.state.digest import state_digest
 from tests.cluster.rig import Answer, Rig, story, until

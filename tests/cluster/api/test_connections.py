@@ -13,7 +13,7 @@ import cluster.api.bodies
 import cluster.api.connections
 from cluster.api.bodies import AGENT_BODY_BYTES, BODY_BYTES_MAX, SMALL_BODY_BYTES, BodyBudget, Room, Rooms
 from cluster.api.problems import Problem
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas.jobs import ErrorAnswer
 from cluster.security.identity import Identity, Role
 from cluster.security.tls import client_context

@@ -15,7 +15,7 @@ from aiohttp import web
 
 import cluster.api.events
 from cluster.client.sse import ServerSentEvent, SseParser
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.security.tls import client_context
 from snapshots import Image
 from tests.cluster.rig import Rig, story, until

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.levels import MemberLevel
 from cluster.schemas.jobs import StatusView
 from replica.messages import features

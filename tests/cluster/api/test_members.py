@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config, ConfigError
+from cluster.config.config import Config
+from cluster.config.toml import ConfigError
 from cluster.consensus import ChangeRefused, Wanted
 from tests.cluster.rig import Rig, story
 from wal.configuration import Action

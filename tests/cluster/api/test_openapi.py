@@ -7,7 +7,7 @@ import msgspec
 
 from cluster.api.openapi import document
 from cluster.api.routes import ROUTES
-from cluster.config import Config
+from cluster.config.config import Config
 from tests.cluster.rig import Rig, story
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.api.routes import ROUTES, Route
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.security.identity import Role
 from tests.cluster.rig import Rig, story
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import Config
+from cluster.config.config import Config
 from tests.cluster.provided import configure, provided, script
 from tests.cluster.rig import Rig, story, until
 

@@ -8,7 +8,7 @@ import pytest
 from cluster.api.explaining import Verdicts
 from cluster.api.metrics import SYNCS_KEPT_MAX
 from cluster.api.render import job_view
-from cluster.config import Config
+from cluster.config.config import Config
 from replica.fold.settle import settle_entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.state.state import EMPTY, State

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.config import Config
+from cluster.config.config import Config
 from tests.cluster.rig import Rig, story
 
 

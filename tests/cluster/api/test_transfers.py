@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.config import Config
+from cluster.config.config import Config
 from replica.messages import commands as c
 from replica.model.jobs import JobState
 from replica.model.operations import Stage

@@ -13,7 +13,7 @@ import cluster.channel.server as server_module
 from cluster.channel import ChannelServer
 from cluster.client.channel import Channel, ChannelError, Connection
 from cluster.client.errors import ApiError
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas import requests as r
 from cluster.schemas.channel_frames import CHANNEL_VERSION, FRAME_BYTES_MAX, LENGTH, Ask, Hello, encode_frame
 from cluster.security.tls import client_context, server_context

@@ -11,7 +11,7 @@ from cluster.api.problems import Problem
 from cluster.api.service import Service
 from cluster.channel.failures import WORDS_CHARACTERS_MAX, failed
 from cluster.client.channel import ChannelError
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas.channel_frames import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, encode_frame
 from tests.cluster.channel.test_channel import channel_of, connect, submission

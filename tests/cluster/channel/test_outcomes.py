@@ -7,7 +7,7 @@ import pytest
 
 from cluster.client.channel import Channel, ChannelError, Connection
 from cluster.client.errors import OUTCOME_UNKNOWN, UNREACHABLE, ApiError
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas import requests as r
 from cluster.schemas.channel_frames import NOT_LEADER, Done, Failed
 from cluster.system.address import Address

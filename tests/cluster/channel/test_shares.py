@@ -5,7 +5,7 @@ import pytest
 import cluster.channel.server as server_module
 from cluster.client.channel import Connection
 from cluster.client.errors import ApiError
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.security.identity import Identity, Role
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.rig import Rig, story, until

@@ -9,7 +9,7 @@ import pytest
 from cluster.client import channel as channel_module
 from cluster.client.channel import Channel, Connection
 from cluster.client.errors import OUTCOME_UNKNOWN, ApiError
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.schemas.channel_frames import CHANNEL_VERSION, Done, Hello, encode_frame
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address

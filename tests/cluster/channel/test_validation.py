@@ -11,7 +11,7 @@ import cluster.providers.calls as calls_module
 from cluster.channel import ChannelServer
 from cluster.client.channel import ChannelError, Connection
 from cluster.client.errors import ApiError
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas import requests as r
 from tests.cluster.channel.test_channel import channel_of, connect, submission

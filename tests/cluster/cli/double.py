@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from cluster.cli.app import cli
 from cluster.cli.session import Session
-from cluster.config import Config
-from cluster.founding import API_PORT_OFFSET, Founding, found
+from cluster.config.config import Config
+from cluster.config.new_site import API_PORT_OFFSET, Founding, found
 from cluster.schemas.jobs import ErrorAnswer, ErrorView
 from cluster.security.identity import identify
 from cluster.security.tls import server_context

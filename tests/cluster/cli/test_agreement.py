@@ -9,8 +9,8 @@ from cluster.cli import members
 from cluster.cli.agreement import Agreement, Comparison, ReplicaStatus, compare
 from cluster.cli.exits import ExitCode
 from cluster.client import Client
-from cluster.config import Config, ReplicaConfig
-from cluster.founding import Founding, found
+from cluster.config.config import Config, ReplicaConfig
+from cluster.config.new_site import Founding, found
 from cluster.schemas.jobs import DigestsAnswer
 from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import forebay

@@ -9,8 +9,8 @@ from click.testing import Result
 
 from cluster.cli.certificates import EXPIRY_NOTICE_DAYS
 from cluster.cli.exits import ExitCode
-from cluster.config import Config
-from cluster.founding import Founding, found
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, found
 from cluster.security.identity import Role
 from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS
 from cluster.security.tls import client_context, server_context

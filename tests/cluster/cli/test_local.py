@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from cluster.cli.app import cli
 from cluster.cli.exits import ExitCode
 from cluster.cli.local_cluster import Child, children_of, run
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.security.tls import describe_certificate
 
 ROOT = Path(__file__).parents[3]

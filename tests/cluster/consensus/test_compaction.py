@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from cluster import controller as controller_module
-from cluster.config import Config
+from cluster.config.config import Config
 from cluster.consensus import leading
 from cluster.consensus.interface import Role
 from tests.cluster.consensus.simulator import Replica, Simulation

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.mail_config import NO_MAIL, MailConfig, is_address, read_mail
+from cluster.config.mail import NO_MAIL, MailConfig, is_address, read_mail
+from cluster.config.toml import ConfigError, Table
 from cluster.system.address import Address
-from cluster.toml_table import ConfigError, Table
 
 
 def read(**values: object) -> MailConfig:

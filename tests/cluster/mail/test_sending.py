@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.config.mail import MailConfig
 from cluster.mail import Undeliverable, sender_of
 from cluster.mail import sending as sending_module
 from cluster.mail.sending import SendFailed
 from cluster.mail.text import message_of, subject_of
-from cluster.mail_config import MailConfig
 from cluster.system.address import Address
 from replica.model.jobs import JobState
 from replica.model.mail import Mail, MailKind

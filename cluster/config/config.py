@@ -12,15 +12,15 @@ from typing import Final, Literal, TypeVar, cast
 
 import msgspec
 
-from cluster.founding_config import read_name, read_policy, read_pools
-from cluster.mail_config import NO_MAIL, MailConfig, read_mail
-from cluster.provider_config import read_provider
+from cluster.config.initial_state import read_name, read_policy, read_pools
+from cluster.config.mail import NO_MAIL, MailConfig, read_mail
+from cluster.config.provider import read_provider
+from cluster.config.toml import ConfigError, Table, near
 from cluster.providers.interface import NO_LOCAL, Local
 from cluster.security.identity import NAME_RULE, is_name
 from cluster.security.pki import AUTHORITY_NAME
 from cluster.security.tls import TlsFiles, find_unsafe_keys, is_there
 from cluster.system.address import Address, AddressError
-from cluster.toml_table import ConfigError, Table, near
 from replica.model.configuration import Policy
 from replica.model.pools import Pool
 from replica.values.limits import CPUS_MAX, NODES_MAX

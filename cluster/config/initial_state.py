@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from cluster.config.toml import Table
 from cluster.security.identity import NAME_RULE, is_name
-from cluster.toml_table import Table
 from replica.model.configuration import Policy, check_policy
 from replica.model.pools import Pool
 from replica.values.limits import POOLS_MAX

@@ -14,7 +14,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from cluster.config import OPERATOR_NAME, REPLICA_COUNTS, Config, ConfigError
+from cluster.config.config import OPERATOR_NAME, REPLICA_COUNTS, Config
+from cluster.config.toml import ConfigError
 from cluster.security.identity import NAME_RULE, Role, is_name
 from cluster.security.pki import AUTHORITY_NAME, Authority, PkiRefused, create_authority, issue
 from cluster.system.address import Address, AddressError

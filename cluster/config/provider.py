@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from cluster.config.toml import Table
 from cluster.providers.interface import Local
 from cluster.providers.limits import LOCAL_VARIABLES_MAX
-from cluster.toml_table import Table
 
 LUA_SCRIPT_NAME: Final = "burst_buffer.lua"
 """Name of the lua provider's script beside forebay.toml, as Slurm looks for it beside slurm.conf."""

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from cluster.config.toml import Table
 from cluster.system.address import Address, AddressError
-from cluster.toml_table import Table
 
 ADDRESS_CHARACTERS_MAX: Final = 254
 """Characters of a mail address: what SMTP allows (RFC 5321)."""
