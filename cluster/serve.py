@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 import uvloop
 
 from cluster.api import Server, Service
+from cluster.api.channel import ChannelServer
 from cluster.backfill import Backfill
-from cluster.channel import ChannelServer
 from cluster.client import Client
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError

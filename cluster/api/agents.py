@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cluster.api import wire
-from cluster.api.authentication import permit_node
-from cluster.api.problems import COMMAND_TOO_OLD, Problem, outcome_unknown
+from cluster.api.http.authentication import permit_node
+from cluster.api.http.problems import COMMAND_TOO_OLD, Problem, outcome_unknown
 from cluster.api.service import NO_ID, Call, Reply
 from cluster.liveness import POLLS_MAX, Transfer
 from cluster.proposer import Answer

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
 
 from cluster.api import wire
-from cluster.api.privacy import only_user
-from cluster.api.render import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
+from cluster.api.http.authentication import actor_of
+from cluster.api.http.problems import Problem, bad
+from cluster.api.render.jobs import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
+from cluster.api.render.privacy import only_user
 from cluster.api.service import Call, Reply
 from cluster.liveness import Liveness
+from cluster.providers import OperationError
+from cluster.providers.calls import TooManyCalls
+from cluster.providers.limits import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX
+from cluster.providers.worker import CallRequest
+from cluster.schemas.burst import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView, ProviderStatus, burst_text
+from cluster.schemas.configuration import PoolRemovedAnswer
 from cluster.schemas.jobs import BuffersAnswer, NodesAnswer, PoolsAnswer
+from cluster.system.clock import format_instant
+from replica.decide.pools import unit_in
 from replica.messages import commands as c
+from replica.model.pools import PoolUnit, parse_amount, unit_of
+from replica.model.provider import provision_of
+from replica.state.state import State
+from replica.values.units import SizeError
+from replica.views.burst import Burst, BurstBuffer, burst_of
 
 BUFFERS_LISTED_MAX = 10_000
 """Buffers in one list, count: the newest; what is left out is old and complete first."""
@@ -78,3 +96,226 @@ async def _change(call: Call, command: c.DrainNode | c.ResumeNode) -> Reply:
 def _liveness(call: Call) -> Liveness | None:
     controller = call.service.controller
     return controller.liveness if controller.leads else None
+
+
+# ---- pools while they are in use: add, change what is named, remove
+
+
+ALL = "all"
+"""Instead of a size: everything that the pool has when the command is decided."""
+
+
+async def add(call: Call) -> Reply:
+    """Make a pool that is not there."""
+    body = call.body
+    unit = unit_of(body.unit) or PoolUnit.BYTES
+    command = c.ChangePool(
+        call.params["name"],
+        exists=False,
+        quantity=_amount(body.quantity, unit, "quantity", zero=True),
+        granularity=_amount(body.granularity, unit, "granularity"),
+        is_default=body.default,
+        unit=None if unit is PoolUnit.BYTES else unit,
+    )
+    return await _changed(call, command)
+
+
+async def change(call: Call) -> Reply:
+    """Change what is named of a pool, whoever uses it; nothing is taken from who holds a part of it."""
+    body, name = call.body, call.params["name"]
+    # What a number counts is the pool's present unit, or the one that it gets with this very command.
+    unit = (None if body.unit is None else unit_of(body.unit)) or unit_in(await call.service.current(), name)
+    command = c.ChangePool(
+        name,
+        quantity=_amount(body.quantity, unit, "quantity", zero=True),
+        granularity=_amount(body.granularity, unit, "granularity"),
+        out_of_service=None
+        if body.out_of_service == ALL
+        else _amount(body.out_of_service, unit, "out_of_service", zero=True),
+        drain_all=body.out_of_service == ALL,
+        is_default=body.default,
+        unit=None if body.unit is None else unit,
+    )
+    return await _changed(call, command)
+
+
+async def remove(call: Call) -> Reply:
+    """Remove a pool that nobody holds a part of or waits for; else refused with who does."""
+    name = call.params["name"]
+    settled = await call.service.settle(call, c.RemovePool(name))
+    state = settled.state
+    counts = holders(state)
+    rows = tuple(pool_view(state, left, counts.get(left, 0)) for left in sorted(state.pools))
+    return Reply(state.revision, PoolRemovedAnswer(revision=state.revision, removed=name, pools=rows))
+
+
+async def _changed(call: Call, command: c.ChangePool) -> Reply:
+    settled = await call.service.settle(call, command)
+    return Reply(settled.state.revision, _view(settled.state, command.pool))
+
+
+def _view(state: State, name: str) -> object:
+    return pool_view(state, name, holders(state).get(name, 0))
+
+
+def _amount(text: str | None, unit: PoolUnit, place: str, *, zero: bool = False) -> int | None:
+    if text is None:
+        return None
+    if zero and text == "0":
+        return 0
+    try:
+        return parse_amount(text, unit)
+    except SizeError as error:
+        raise bad(error.sentence, error.remedy, f"{place} column {error.offset + 1}", "invalid_capacity") from error
+
+
+# ---- the state of the burst buffers as Slurm's `scontrol show burst` shows it: as JSON, and as its very text
+
+
+FORMATS = ("json", "text")
+
+
+async def burst(call: Call) -> Reply:
+    """Show pools, settings, allocated buffers and their users, as `scontrol show burst` does."""
+    wanted = call.query.get("format", "json")
+    if wanted not in FORMATS:
+        raise bad(f"the format {wanted!r} is unknown", f"use {' or '.join(FORMATS)}", "query format")
+    state = await call.state()
+    found = burst_of(state, only_user=only_user(call, state))
+    uids = await call.service.identities.uids(
+        [*(buffer.user for buffer in found.buffers), *(use.user for use in found.uses)]
+    )
+    view = burst_view(found, state.revision, uids)
+    if wanted == "text":
+        text = burst_text(view) + "\n"
+        return Reply(state.revision, content=text.encode(), content_type="text/plain; charset=utf-8")
+    return Reply(state.revision, view)
+
+
+def burst_view(found: Burst, revision: int, uids: Mapping[str, int | None]) -> BurstAnswer:
+    """Return the answer for what the State says, with the numbers of users as far as they are known."""
+    return BurstAnswer(
+        revision=revision,
+        name=found.provider,
+        default_pool=next((pool.name for pool in found.pools if pool.is_default), None),
+        granularity=found.granularity,
+        pools=tuple(
+            BurstPoolView(
+                name=pool.name,
+                unit=pool.unit.word,
+                granularity=pool.granularity,
+                total=pool.total,
+                free=pool.free,
+                used=pool.used,
+                out_of_service=pool.out_of_service,
+                missing=pool.missing,
+                is_default=pool.is_default,
+            )
+            for pool in found.pools
+        ),
+        flags=found.flags,
+        stage_in_timeout_s=found.stage_in_timeout_s,
+        stage_out_timeout_s=found.stage_out_timeout_s,
+        validate_timeout_s=found.validate_timeout_s,
+        other_timeout_s=found.other_timeout_s,
+        allow_users=found.allow_users,
+        deny_users=found.deny_users,
+        create_buffer=found.create_buffer or None,
+        destroy_buffer=found.destroy_buffer or None,
+        get_sys_state=found.get_sys_state or None,
+        get_sys_status=found.get_sys_status or None,
+        start_stage_in=found.start_stage_in or None,
+        start_stage_out=found.start_stage_out or None,
+        stop_stage_in=found.stop_stage_in or None,
+        stop_stage_out=found.stop_stage_out or None,
+        buffers=tuple(_buffer(buffer, uids) for buffer in found.buffers),
+        uses=tuple(
+            BurstUseView(user=use.user, uid=uids.get(use.user), unit=use.unit.word, used=use.used) for use in found.uses
+        ),
+    )
+
+
+def _buffer(buffer: BurstBuffer, uids: Mapping[str, int | None]) -> BurstBufferView:
+    return BurstBufferView(
+        job_id=buffer.job or None,
+        array_job_id=buffer.array_job or None,
+        array_task_id=buffer.array_task if buffer.array_job else None,
+        name=buffer.name or None,
+        create_time=format_instant(buffer.created_at),
+        pool=buffer.pool or None,
+        unit=buffer.unit.word,
+        size=buffer.size,
+        state=buffer.state,
+        buffer_state=buffer.buffer_state,
+        user=buffer.user,
+        uid=uids.get(buffer.user),
+    )
+
+
+# ---- `bbstat`: what the site's burst-buffer provider says of itself
+
+
+PROVIDER_FAILED: Final = "provider_failed"
+"""Code: the provider cannot be asked, or says that it failed."""
+
+STATUS_WAIT_S_MAX: Final = 60
+"""How long `bbstat` waits for its answer, seconds: somebody looks at the terminal."""
+
+
+async def status(call: Call) -> Reply:
+    """Ask the site's burst-buffer provider for its status, as `scontrol show bbstat` does."""
+    arguments = _arguments(call.query.get("arguments", "[]"))
+    service = call.service
+    await service.lead()
+    state = await service.current()
+    provision = provision_of(state)
+    if provision is None:
+        raise Problem(
+            409,
+            "wrong_state",
+            "the agents of this cluster move the data themselves, so there is no provider to ask",
+            "see forebay burst and forebay transfer list",
+        )
+    request = CallRequest(
+        operation="get_status",
+        provision=msgspec.structs.replace(provision, other_timeout_s=min(provision.other_timeout_s, STATUS_WAIT_S_MAX)),
+        local=service.providing.local,
+        user=actor_of(call.identity).name,
+        arguments=arguments,
+    )
+    try:
+        answer = await service.providing.calls.ask(request, min(provision.other_timeout_s, STATUS_WAIT_S_MAX))
+    except TooManyCalls as error:
+        raise Problem(
+            429,
+            "queue_full",
+            "too many questions wait for the provider",
+            "ask later",
+            headers={"Retry-After": "1"},
+        ) from error
+    except OperationError as error:
+        what = "slurm_bb_get_status" if provision.provider == "lua" else "the status command"
+        # No gateway's status: clients would ask every replica again, and the answer would be the same.
+        raise Problem(
+            409, PROVIDER_FAILED, f"Error running {what}: {error.message}", "see the log of the leading replica"
+        ) from error
+    return Reply(state.revision, ProviderStatus(revision=state.revision, text=answer.text))
+
+
+def _arguments(text: str) -> tuple[str, ...]:
+    try:
+        found = msgspec.json.decode(text, type=tuple[str, ...])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad(
+            f"arguments are no JSON list of texts: {error}", 'write for example ["sessions"]', "query arguments"
+        ) from error
+    if len(found) > STATUS_ARGUMENTS_MAX:
+        raise bad(f"there are {len(found)} arguments", f"use at most {STATUS_ARGUMENTS_MAX}", "query arguments")
+    for argument in found:
+        if "\0" in argument or len(argument.encode("utf-8", "replace")) > STATUS_ARGUMENT_BYTES_MAX:
+            raise bad(
+                "an argument is too long or has a NUL character in it",
+                f"use at most {STATUS_ARGUMENT_BYTES_MAX} bytes",
+                "query arguments",
+            )
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.api.problems import refused
+from cluster.api.http.problems import refused
 from cluster.api.service import Call, Reply
 from cluster.schemas.configuration import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingBody, SettingView
 from replica.decide.configuration import (

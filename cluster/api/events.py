@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import msgspec
 from aiohttp import web
 
-from cluster.api.describe import event_views
-from cluster.api.privacy import may_see
-from cluster.api.problems import Problem, bad
+from cluster.api.http.problems import Problem, bad
+from cluster.api.render.events import event_views
+from cluster.api.render.privacy import may_see
 from cluster.api.service import Call
 from cluster.chronicle import Applied
 from cluster.past import settled_at

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from cluster.api.describe import actor_words, as_json, event_name, sentence_of, verdict_words
-from cluster.api.job_details import job_words, task_words
-from cluster.api.privacy import check_sight, owns
-from cluster.api.problems import Problem
+from cluster.api.http.problems import Problem
+from cluster.api.render.events import actor_words, as_json, event_name, sentence_of, verdict_words
+from cluster.api.render.job_details import job_words, task_words
+from cluster.api.render.privacy import check_sight, owns
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Chronicle
 from cluster.past import PastBusy, Step, settled_at

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 import msgspec
 
 from cluster.api import wire
-from cluster.api.privacy import may_see, shown
-from cluster.api.problems import Problem, Redirect, bad, no_leader, refused
-from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
+from cluster.api.http.problems import Problem, Redirect, bad, no_leader, refused
+from cluster.api.render.jobs import holders, job_view, node_jobs, node_view, pool_view
+from cluster.api.render.privacy import may_see, shown
 from cluster.api.service import Call, Reply
 from cluster.api.transfers import with_transfers
 from cluster.proposer import Answer, Settled
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas import requests as r
 from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView
+from cluster.schemas.requests import PersistentCleared
 from cluster.system.clock import format_instant
 from replica.decide.arrays import Tasks, job_of_task, members
 from replica.messages import commands as c
@@ -281,3 +282,45 @@ def _succeeded(call: Call, request: r.BulkCommand, command: c.Command, settled: 
             raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
     found = job_view(state, job, call.service.verdicts, warnings=warnings) if job in state.jobs else None
     return CommandResult(command_id=command_id, status=status, revision=revision, job=found)
+
+
+# ---- changing a job that waits, as `scontrol update` does
+
+
+async def update(call: Call) -> Reply:
+    """Change a job that waits, or those that wait of an array or of some of its tasks."""
+    site = call.service.controller.state.site
+    return await change(call, wire.update_job(*call.job_reference(), call.body, site))
+
+
+# ---- what is done to jobs that run, and to buffers that are stuck: suspend, resume, requeue, clear
+
+
+async def suspend(call: Call) -> Reply:
+    """Stop the script of a running job where it is; its time limit stands still."""
+    return await change(call, c.SuspendJob(*call.job_reference()))
+
+
+async def resume(call: Call) -> Reply:
+    """Let the script of a suspended job go on."""
+    return await change(call, c.ResumeJob(*call.job_reference()))
+
+
+async def requeue(call: Call) -> Reply:
+    """End the present run of a job, or take back its buffer, and let it wait and stage in again."""
+    return await change(call, c.RequeueJob(*call.job_reference()))
+
+
+async def clear(call: Call) -> Reply:
+    """Forget the buffer of a job that could not be removed; with `discard` also results that were not staged out."""
+    job_id, tasks = call.job_reference()
+    if tasks is not None:
+        raise bad("the buffers of array tasks are cleared one by one", "name the task's own job number", "job id")
+    return await change(call, c.ClearBuffer(job=job_id, discard=call.body.discard))
+
+
+async def clear_persistent(call: Call) -> Reply:
+    """Forget a persistent buffer that cannot be removed; with `discard` also one that is whole."""
+    name = call.params["name"]
+    settled = await call.service.settle(call, c.ClearBuffer(name=name, discard=call.body.discard))
+    return Reply(settled.state.revision, PersistentCleared(revision=settled.state.revision, name=name))

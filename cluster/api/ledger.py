@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.api.describe import configuration_record, record_view
+from cluster.api.http.problems import Problem, bad
 from cluster.api.metrics import CONTENT_TYPE
-from cluster.api.problems import Problem, bad
+from cluster.api.render.events import configuration_record, record_view
 from cluster.api.service import Call, Reply
 from cluster.chronicle import Applied
 from cluster.consensus import Role

@@ -9,27 +9,16 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from cluster.api import (
-    accounting,
-    agents,
-    bbstat,
-    burst,
-    capacity,
-    configuration,
-    events,
-    history,
-    jobs,
-    ledger,
-    levels,
-    members,
-    partitions,
-    pools,
-    runs,
-    transfers,
-    updates,
-)
-from cluster.api.authentication import PEOPLE
-from cluster.api.problems import Problem
+from cluster.api import accounting, agents, capacity, configuration, events, history, jobs, ledger, members, transfers
+from cluster.api import accounting as partitions
+from cluster.api import capacity as bbstat
+from cluster.api import capacity as burst
+from cluster.api import capacity as pools
+from cluster.api import jobs as runs
+from cluster.api import jobs as updates
+from cluster.api import members as levels
+from cluster.api.http.authentication import PEOPLE
+from cluster.api.http.problems import Problem
 from cluster.api.service import Call, Reply
 from cluster.schemas import accounts as av
 from cluster.schemas import accounts as pv

@@ -12,10 +12,8 @@ from aiohttp import web
 
 from cluster.answers import Answer, Asker
 from cluster.api import wire
-from cluster.api.authentication import PEOPLE, actor_of, permit
-from cluster.api.explaining import Verdicts
-from cluster.api.metrics import Metrics
-from cluster.api.problems import (
+from cluster.api.http.authentication import PEOPLE, actor_of, permit
+from cluster.api.http.problems import (
     COMMAND_TOO_OLD,
     Problem,
     Redirect,
@@ -25,7 +23,9 @@ from cluster.api.problems import (
     queue_full,
     refused,
 )
+from cluster.api.metrics import Metrics
 from cluster.api.providing import Providing
+from cluster.api.render.reasons import Verdicts
 from cluster.consensus import Role as RaftRole
 from cluster.controller import Controller, JournalFull, Unavailable
 from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from cluster.api.history import first_revision_at
-from cluster.api.job_details import task_words
-from cluster.api.privacy import check_sight, may_see, owns
-from cluster.api.problems import Problem, bad
+from cluster.api.http.problems import Problem, bad
+from cluster.api.render.job_details import task_words
+from cluster.api.render.privacy import check_sight, may_see, owns
 from cluster.api.service import Call, Reply
 from cluster.liveness import Transfer
 from cluster.past import PastBusy, settled_at

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cluster.api.problems import Problem, bad
+from cluster.api.http.problems import Problem, bad
 from cluster.schemas import requests as r
 from cluster.security.identity import Identity, Role
 from cluster.system.clock import parse_instant

@@ -1,6 +1,6 @@
 """One entry of the ledger as JSON, as `GET /v1/ledger` shows it."""
 
-from cluster.api.describe import configuration_record, record_view
+from cluster.api.render.events import configuration_record, record_view
 from cluster.schemas.ledger import LedgerEntryView
 from cluster.system.clock import format_instant
 from replica.messages.entries import Batch

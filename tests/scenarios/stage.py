@@ -10,8 +10,9 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from cluster.api.burst import burst_view
-from cluster.api.render import Verdicts, job_view
+from cluster.api.capacity import burst_view
+from cluster.api.render.jobs import job_view
+from cluster.api.render.reasons import Verdicts
 from cluster.cli.job_block import job_block
 from cluster.cli.squeue import STANDARD, Field, in_order, line, read_format
 from cluster.mail.text import subject_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.api.explaining import Verdicts
+from cluster.api.render.reasons import Verdicts
 from cluster.config.config import Config
 from replica.views.jobs import verdict_of
 from tests.cluster.rig import Rig, story, until
@@ -91,7 +91,7 @@ async def test_an_agenda_that_cannot_follow_is_made_anew(
 ) -> None:
     async with Rig(config) as rig:
         await ready(rig)
-        monkeypatch.setattr("cluster.api.explaining.FOLLOWED_MAX", gap)
+        monkeypatch.setattr("cluster.api.render.reasons.FOLLOWED_MAX", gap)
         verdicts = Verdicts(rig.controller.chronicle)
         await rig.submit(script=SCRIPT)
         verdicts.of(rig.controller.state, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.describe import as_json, sentence_of
+from cluster.api.render.events import as_json, sentence_of
 from cluster.config.config import Config
 from replica.messages import events as e
 from replica.model.job_options import JobChange

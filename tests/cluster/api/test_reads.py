@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cluster.api.explaining import Verdicts
 from cluster.api.metrics import SYNCS_KEPT_MAX
-from cluster.api.render import job_view
+from cluster.api.render.jobs import job_view
+from cluster.api.render.reasons import Verdicts
 from cluster.config.config import Config
 from replica.fold.settle import settle_entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN

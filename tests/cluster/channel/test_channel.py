@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-import cluster.channel.server as server_module
-from cluster.channel import ChannelServer
+import cluster.api.channel as server_module
+from cluster.api.channel import ChannelServer
 from cluster.client.channel import Channel, ChannelError, Connection
 from cluster.client.errors import ApiError
 from cluster.config.config import Config

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.problems import Problem
+from cluster.api.channel import WORDS_CHARACTERS_MAX, failed
+from cluster.api.http.problems import Problem
 from cluster.api.service import Service
-from cluster.channel.failures import WORDS_CHARACTERS_MAX, failed
 from cluster.client.channel import ChannelError
 from cluster.config.config import Config
 from cluster.providers.limits import CALLS_MAX

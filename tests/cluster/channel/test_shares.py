@@ -2,7 +2,7 @@
 
 import pytest
 
-import cluster.channel.server as server_module
+import cluster.api.channel as server_module
 from cluster.client.channel import Connection
 from cluster.client.errors import ApiError
 from cluster.config.config import Config

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cluster.providers.calls as calls_module
-from cluster.channel import ChannelServer
+from cluster.api.channel import ChannelServer
 from cluster.client.channel import ChannelError, Connection
 from cluster.client.errors import ApiError
 from cluster.config.config import Config

@@ -10,9 +10,9 @@ import ssl
 import msgspec
 from aiohttp import web
 
-from cluster.api.authentication import identity_of, permit
-from cluster.api.bodies import QUERY_CHARACTERS_MAX, BodyBudget, decode, read_body
-from cluster.api.connections import (
+from cluster.api.http.authentication import identity_of, permit
+from cluster.api.http.bodies import QUERY_CHARACTERS_MAX, BodyBudget, decode, read_body
+from cluster.api.http.connections import (
     FIXED_HEADERS,
     HEADERS_MAX,
     IDLE_S_MAX,
@@ -21,8 +21,8 @@ from cluster.api.connections import (
     Connection,
     GuardedServer,
 )
-from cluster.api.openapi import document
-from cluster.api.problems import Problem, Redirect, unforeseen
+from cluster.api.http.openapi import document
+from cluster.api.http.problems import Problem, Redirect, unforeseen
 from cluster.api.routes import Route, check_query, find_route
 from cluster.api.service import Call, Reply, Service
 from cluster.security.identity import Identity

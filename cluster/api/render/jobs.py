@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cluster.api.explaining import Verdicts
-from cluster.api.job_details import details_of, task_words
+from cluster.api.render.job_details import details_of, task_words
+from cluster.api.render.reasons import Verdicts
 from cluster.liveness import Liveness
 from cluster.schemas.jobs import BufferView, JobView, NodeView, PoolView
 from cluster.system.clock import format_instant

@@ -16,11 +16,10 @@ from typing import cast
 
 import msgspec
 
-from cluster.api.authentication import PEOPLE, identity_of, permit
-from cluster.api.bodies import bad_body
-from cluster.api.problems import Problem, Redirect, no_leader, outcome_unknown, refused, unforeseen
+from cluster.api.http.authentication import PEOPLE, identity_of, permit
+from cluster.api.http.bodies import bad_body
+from cluster.api.http.problems import Problem, Redirect, no_leader, outcome_unknown, refused, unforeseen
 from cluster.api.service import COMMIT_WAIT_S, Service
-from cluster.channel.failures import FAULT_REMEDY, failed
 from cluster.proposer import Settled
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas.channel_frames import (
@@ -388,3 +387,26 @@ class _Connection(ReadingProtocol):
         if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
             LOGGER.warning("%s does not read its answers; its channel is cut", self._identity)
             transport.abort()
+
+
+# ---- what a command that fails is answered, in a frame that any program reads: bounded, and honest about a fault here
+
+
+WORDS_CHARACTERS_MAX = 4000
+"""A sentence, a remedy or a place in an answer, characters: the longest message four times over. Three of them, with
+four bytes to a character, leave room in ANSWER_BYTES_MAX; a place that a program made up can be as long as its frame.
+"""
+
+FAULT_REMEDY = "report it with the replica's log, and send it again with the same command_id"
+"""What to do about a fault of this release."""
+
+
+def failed(number: int, problem: Problem, leader: str) -> Failed:
+    """Return the answer to command `number`; what is too long to be read is cut, and stays the refusal that it is."""
+    view = problem.view
+    sentence, remedy, place = (_bounded(text) for text in (view.sentence, view.remedy, view.place))
+    return Failed(number, problem.status, view.code, sentence, remedy, place, view.outcome, leader)
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= WORDS_CHARACTERS_MAX else text[: WORDS_CHARACTERS_MAX - 1] + "…"

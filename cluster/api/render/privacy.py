@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster.api.problems import Problem
+from cluster.api.http.problems import Problem
 from cluster.api.service import Call
 from cluster.schemas.jobs import JobView
 from cluster.security.identity import Role

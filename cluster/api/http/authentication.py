@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.api.problems import Problem
+from cluster.api.http.problems import Problem
 from cluster.security.identity import Identity, NotIdentified, Role, identify
 from replica.messages.commands import Actor, ActorRole
 
