@@ -10,10 +10,10 @@ from typing import cast
 
 import msgspec
 
-from cluster.agent.accounts import Mode
-from cluster.agent.following import Follower
-from cluster.agent.home import Home
-from cluster.agent.leftovers import SWEEP, jobs_with_leftovers
+from cluster.agent.files.removal import RemovalFailed
+from cluster.agent.home.home import Home
+from cluster.agent.home.outbox import Outbox
+from cluster.agent.home.reserve_files import GivenUp
 from cluster.agent.limits import (
     HUNG_MAX,
     ORDER_AGE_S_MAX,
@@ -21,18 +21,18 @@ from cluster.agent.limits import (
     PROVIDED_WORKERS_MAX,
     WORKERS_MAX,
 )
-from cluster.agent.operations import MOVING, Operation
-from cluster.agent.outbox import Outbox
-from cluster.agent.progress import PHASES, Rate
+from cluster.agent.log_sentences import order_named, result_said
+from cluster.agent.operation import MOVING, Operation
+from cluster.agent.processes.accounts import Mode
 from cluster.agent.provided_step import ProvidedStep
+from cluster.agent.rate_follower import Follower
 from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, Suspend, plan
-from cluster.agent.removal import RemovalFailed
-from cluster.agent.room import GivenUp
-from cluster.agent.sentences import order_named, result_said
-from cluster.agent.step_record import StepRecord, recorded_jobs, remove_record
-from cluster.agent.steps import Step
+from cluster.agent.scripts.record import StepRecord, recorded_jobs, remove_record
+from cluster.agent.scripts.step import Step
 from cluster.agent.transfer import workspace
-from cluster.agent.work import failure
+from cluster.agent.transfer.progress import PHASES, Rate
+from cluster.agent.worker.leftovers import SWEEP, jobs_with_leftovers
+from cluster.agent.worker.work import failure
 from cluster.providers.interface import NO_LOCAL, Local
 from cluster.schemas.requests import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.system.clock import Clock

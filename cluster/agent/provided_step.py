@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from cluster.agent.accounts import Mode
-from cluster.agent.durable import FileRefused
-from cluster.agent.home import Home
-from cluster.agent.operations import Operation
-from cluster.agent.provided import PRE_RUN, paths_of
-from cluster.agent.step_record import StepRecord, recorded_jobs
-from cluster.agent.steps import Step
+from cluster.agent.files.durable import FileRefused
+from cluster.agent.home.home import Home
+from cluster.agent.operation import Operation
+from cluster.agent.processes.accounts import Mode
+from cluster.agent.scripts.record import StepRecord, recorded_jobs
+from cluster.agent.scripts.step import Step
+from cluster.agent.worker.provided import PRE_RUN, paths_of
 from cluster.providers.interface import Local
 from replica.messages.commands import OperationFailed, ScriptEnded
 from replica.model.jobs import JobState

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from cluster.agent.activities import Activities, Settings
-from cluster.agent.durable import FileRefused
-from cluster.agent.home import AgentFailed, Home
+from cluster.agent.files.durable import FileRefused
+from cluster.agent.home.home import AgentFailed, Home
+from cluster.agent.home.outbox import Outbox
+from cluster.agent.home.reserve_files import GivenUp, Room
 from cluster.agent.limits import (
     BACK_OFF_S,
     BACK_OFF_S_MAX,
@@ -24,9 +26,7 @@ from cluster.agent.limits import (
     POLL_WAIT_S,
     POLL_WHILE_MOVING_S,
 )
-from cluster.agent.outbox import Outbox
-from cluster.agent.room import GivenUp, Room
-from cluster.agent.sentences import named
+from cluster.agent.log_sentences import named
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError

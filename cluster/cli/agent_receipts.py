@@ -19,7 +19,7 @@ from cluster.system.clock import SystemClock
 from replica.values.names import plain
 
 if TYPE_CHECKING:
-    from cluster.agent.kept_receipts import Kept
+    from cluster.agent.receipts import Kept
     from cluster.agent.transfer.options import Algorithm
     from cluster.agent.transfer.rechecking import Difference
 
@@ -58,7 +58,7 @@ def agent_receipt(
     damaged line, ends with exit code 7; a receipt that is not on this node with 3; one that may not be read with 6.
     """
     # Only this command needs them, and they take time to load.
-    from cluster.agent import kept_receipts
+    from cluster.agent import receipts
 
     current = session()
     home = _agent(current, context.parent.params["name"] if context.parent is not None else None).directory
@@ -67,10 +67,10 @@ def agent_receipt(
         raise bad_input("--as-user says who reads the destinations, and nothing is to be read", "add --recheck")
     try:
         which = _which(home, job, stage, attempt)
-        with kept_receipts.opened(home, which) as descriptor:
+        with receipts.opened(home, which) as descriptor:
             wanted = digest or _in_ledger(current, which)
             algorithm = given or _algorithm(wanted) or "xxh3-128"
-            found = kept_receipts.digest_of_lines(descriptor, algorithm)
+            found = receipts.digest_of_lines(descriptor, algorithm)
             if wanted and found != wanted:
                 raise Failure(
                     ExitCode.VERIFICATION_FAILED,
@@ -116,7 +116,7 @@ def _agent(current: Session, name: str | None) -> AgentConfig:
 
 
 def _algorithm(digest: str | None) -> "Algorithm | None":
-    from cluster.agent.kept_receipts import algorithm_of
+    from cluster.agent.receipts import algorithm_of
 
     try:
         return algorithm_of(digest) if digest else None
@@ -125,7 +125,7 @@ def _algorithm(digest: str | None) -> "Algorithm | None":
 
 
 def _which(home: Path, job: int, stage: str | None, attempt: int | None) -> "Kept":
-    from cluster.agent.kept_receipts import kept
+    from cluster.agent.receipts import kept
 
     found = [one for one in kept(home, job) if stage in (None, one.stage) and attempt in (None, one.attempt)]
     if not found:
@@ -154,9 +154,9 @@ def _in_ledger(current: Session, which: "Kept") -> str:
 def _differences(
     home: Path, which: "Kept", descriptor: int, algorithm: "Algorithm", user: str | None
 ) -> "list[Difference]":
-    from cluster.agent.accounts import AccountRefused, account_for, become
-    from cluster.agent.beneath import PathRefused
-    from cluster.agent.kept_receipts import differences
+    from cluster.agent.files.paths import PathRefused
+    from cluster.agent.processes.accounts import AccountRefused, account_for, become
+    from cluster.agent.receipts import differences
 
     try:
         if user is not None:

@@ -33,7 +33,11 @@ JOBS = ("sum", "sort", "words", "digest", "histogram", "sum")
 MOMENT_S = 7.0
 """The kill comes between 0 and this, seconds after the first submit: about as long as a round's jobs take."""
 ROUND_TIMEOUT_S = 90.0
-PROCESSES = {"operation": "cluster.agent.worker", "supervisor": "cluster.agent.step", "script": "/script"}
+PROCESSES = {
+    "operation": "cluster.agent.worker.worker",
+    "supervisor": "cluster.agent.scripts.supervisor",
+    "script": "/script",
+}
 NOBODY = "nobody killed: there was no such process at that moment"
 VICTIMS = (*REPLICAS, *AGENTS, *PROCESSES)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.agent.accounts import Mode
+from cluster.agent.processes.accounts import Mode
 from exercises.disks import PACKAGES, Disk
 from exercises.kernel import Unable, require_tools, tool
 from exercises.transfers_kills import plant

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cluster.agent.limits import WORKER_GRACE_S
-from cluster.agent.operations import Operation
-from cluster.agent.work import Outcome
+from cluster.agent.operation import Operation
+from cluster.agent.worker.work import Outcome
 from cluster.system.processes import descendants, send
 from exercises.tracing import EVERY, Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import plant, plant_old, wait_until_gone

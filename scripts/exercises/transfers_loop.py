@@ -1,7 +1,7 @@
 """The worker of an operation, which does it again and again in one process while something else attacks it.
 
 Between two rounds it looks for what the attack wants: a secret in the buffer, or anything new where nothing may be
-written. Run in the place of cluster.agent.worker by transfers_links.py.
+written. Run in the place of cluster.agent.worker.worker by transfers_links.py.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
-from cluster.agent import worker
-from cluster.agent.durable import write_all
-from cluster.agent.work import Outcome, Work
+from cluster.agent.files.durable import write_all
+from cluster.agent.worker import worker
+from cluster.agent.worker.work import Outcome, Work
 from exercises import transfers_naive
 from exercises.tracing import Tracer
 from exercises.transfers_rig import Unfit, forget

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from cluster.agent.work import Work
+from cluster.agent.worker.work import Work
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import TransferKind
 

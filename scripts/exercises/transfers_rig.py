@@ -1,7 +1,7 @@
 """A node of its own for attacks on the data mover: it is driven by orders, as an agent drives it, and judged by what is
 on the disk afterwards.
 
-The mover is reached through cluster.agent.operations alone, so an attack does not know how it works inside. Where an
+The mover is reached through cluster.agent.operation alone, so an attack does not know how it works inside. Where an
 attack needs a mover that it must be able to catch, transfers_naive.py stands in for the worker.
 """
 
@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.agent.accounts import Mode
-from cluster.agent.home import Home
-from cluster.agent.operations import Operation
-from cluster.agent.progress import Counters
-from cluster.agent.work import Outcome
+from cluster.agent.home.home import Home
+from cluster.agent.operation import Operation
+from cluster.agent.processes.accounts import Mode
+from cluster.agent.transfer.progress import Counters
+from cluster.agent.worker.work import Outcome
 from exercises.tracing import Tracer
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind

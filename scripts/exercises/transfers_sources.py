@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.agent.operations import Operation
-from cluster.agent.work import Outcome
+from cluster.agent.operation import Operation
+from cluster.agent.worker.work import Outcome
 from exercises.fuse import DyingServer, Request
 from exercises.tracing import Action, Plan, Tracer, build
 from exercises.transfers_endings import ENDED_S, SLACK_S, STALL_S

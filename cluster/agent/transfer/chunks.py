@@ -17,9 +17,9 @@ from enum import Enum
 from typing import Final
 
 from cluster.agent.transfer.checkpoint import Chunks, ChunkState
-from cluster.agent.transfer.desk import Desk
 from cluster.agent.transfer.errors import SourceChanged
 from cluster.agent.transfer.manifest import Record
+from cluster.agent.transfer.state import Desk
 from cluster.agent.transfer.tally import Tally
 from cluster.agent.transfer.verify import Hasher, digest_of, digest_on_disk, hasher
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from cluster.agent.progress import Counters
 from cluster.agent.transfer.plan import Item
+from cluster.agent.transfer.progress import Counters
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import Clock
 
 
 class Pacer(Protocol):
-    """What holds a transfer down to a rate, and ends it (cluster.agent.transfer.pacing.Pace)."""
+    """What holds a transfer down to a rate, and ends it (cluster.agent.transfer.rate_limit.Pace)."""
 
     def take(self, size_bytes: int, /) -> None:
         """Return when so many bytes more may be moved."""

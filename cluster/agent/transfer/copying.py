@@ -7,10 +7,10 @@ from typing import NoReturn
 
 from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer import large
-from cluster.agent.transfer.desk import Batch, Desk
 from cluster.agent.transfer.errors import SourceChanged, TransferFailed
 from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.small import SmallFiles, Unfinished
+from cluster.agent.transfer.state import Batch, Desk
 from cluster.agent.transfer.tally import Moved, Tally
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.agent.transfer.receipts import Receipt
+    from cluster.agent.transfer.receipt import Receipt
 
 
 class TransferFailed(Exception):
     """A transfer that cannot be done; the message names the file, says why, and what would be right.
 
-    Its `__cause__` tells whether trying again is of use (cluster.agent.worker.is_final).
+    Its `__cause__` tells whether trying again is of use (cluster.agent.worker.worker.is_final).
     """
 
     item: int | None = None

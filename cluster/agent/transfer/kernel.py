@@ -84,3 +84,9 @@ def open_direct(directory: int, name: bytes, writing: int) -> int | None:
     with contextlib.suppress(OSError):
         os.close(direct)
     return None
+
+
+READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+XATTR_CLASS: Final = "user."
+"""The only extended attributes that a user may set on whatever he owns."""

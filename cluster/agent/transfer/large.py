@@ -10,7 +10,8 @@ import msgspec
 from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer.checkpoint import ChunkState, Copied, Flag, Slot, State
 from cluster.agent.transfer.chunks import Pouring, SyncFailed, Way, quietly_close
-from cluster.agent.transfer.commit import (
+from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged
+from cluster.agent.transfer.file_copy import (
     check_target,
     check_unchanged,
     create_part,
@@ -20,12 +21,11 @@ from cluster.agent.transfer.commit import (
     publish,
     set_metadata,
 )
-from cluster.agent.transfer.desk import Desk
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged
 from cluster.agent.transfer.kernel import allocate, clone, is_local, open_direct
 from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.options import Verify
 from cluster.agent.transfer.places import Places
+from cluster.agent.transfer.state import Desk
 from cluster.agent.transfer.tally import Tally
 from cluster.agent.transfer.verify import combine
 

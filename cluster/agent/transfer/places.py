@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from cluster.agent.beneath import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
+from cluster.agent.files.paths import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
 from cluster.agent.transfer.checkpoint import Copied
-from cluster.agent.transfer.commit import part_name, sentence, trouble
 from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.file_copy import part_name, sentence, trouble
 from cluster.agent.transfer.manifest import DIRECTORY, Record
 from cluster.agent.transfer.plan import Item, Kind
-from cluster.agent.transfer.shelves import Shelf
+from cluster.agent.transfer.staging_directories import Shelf
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from cluster.agent.durable import is_disk_full
-from cluster.agent.progress import Counters
+from cluster.agent.files.durable import is_disk_full
 from cluster.agent.transfer.checkpoint import (
     EMPTY,
     ITEMS_NAMED_BYTES_MAX,
@@ -30,9 +29,9 @@ from cluster.agent.transfer.checkpoint import (
     reserve,
     write_header,
 )
-from cluster.agent.transfer.commit import discard
 from cluster.agent.transfer.context import Context
 from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.file_copy import discard
 from cluster.agent.transfer.manifest import (
     DIRECTORY,
     FILE,
@@ -46,6 +45,7 @@ from cluster.agent.transfer.manifest import (
 from cluster.agent.transfer.options import Options, chunks_of
 from cluster.agent.transfer.places import Places, is_there
 from cluster.agent.transfer.plan import Item
+from cluster.agent.transfer.progress import Counters
 from cluster.agent.transfer.receipts import with_slots
 from cluster.agent.transfer.walking import Walk, order_of
 from cluster.agent.transfer.workspace import Files, Workspace
@@ -58,7 +58,7 @@ STEP_RECORDS: Final = 512
 """Records between two signs of life."""
 
 PLANNING: Final = 1
-"""The phase in the counters (cluster.agent.progress.PHASES)."""
+"""The phase in the counters (cluster.agent.transfer.progress.PHASES)."""
 
 
 class Planned(NamedTuple):

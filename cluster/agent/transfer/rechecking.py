@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from cluster.agent.beneath import join
-from cluster.agent.transfer.commit import open_source, sentence
+from cluster.agent.files.paths import join
 from cluster.agent.transfer.context import nothing
 from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.file_copy import open_source, sentence
 from cluster.agent.transfer.manifest import FILE, Record
 from cluster.agent.transfer.options import Algorithm
 from cluster.agent.transfer.places import Places

@@ -6,11 +6,11 @@ import contextlib
 import os
 
 from cluster.agent.transfer.checkpoint import Copied, State
-from cluster.agent.transfer.desk import Desk
 from cluster.agent.transfer.errors import TransferFailed, root_cause
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, Record
 from cluster.agent.transfer.places import Places, is_there
 from cluster.agent.transfer.receipts import with_slots
+from cluster.agent.transfer.state import Desk
 
 
 def remove_sources(desk: Desk) -> int:

@@ -10,11 +10,11 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from cluster.agent.durable import write_all
+from cluster.agent.files.durable import write_all
 from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer.checkpoint import Copied, State
-from cluster.agent.transfer.commit import (
-    READ_FLAGS,
+from cluster.agent.transfer.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed
+from cluster.agent.transfer.file_copy import (
     check_target,
     check_unchanged,
     create_part,
@@ -23,14 +23,13 @@ from cluster.agent.transfer.commit import (
     publish,
     set_metadata,
 )
-from cluster.agent.transfer.desk import Desk, Shown, directory_of
-from cluster.agent.transfer.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed
-from cluster.agent.transfer.kernel import is_local
+from cluster.agent.transfer.kernel import READ_FLAGS, is_local
 from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.options import Verify
-from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.places import Places
-from cluster.agent.transfer.shelves import SHELVED_FILES_MIN, Shelf
+from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.staging_directories import SHELVED_FILES_MIN, Shelf
+from cluster.agent.transfer.state import Desk, Shown, directory_of
 from cluster.agent.transfer.tally import Tally
 from cluster.agent.transfer.verify import digest_of_bytes, digest_on_disk, hasher
 from cluster.system.processes import sync_file_system

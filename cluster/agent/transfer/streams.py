@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from cluster.agent.transfer.copying import Copier
-from cluster.agent.transfer.desk import Batch, Desk
 from cluster.agent.transfer.helpers import Helpers
+from cluster.agent.transfer.state import Batch, Desk
 from cluster.agent.transfer.tally import Moved
 
 WAITING: Final = 1

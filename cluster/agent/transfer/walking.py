@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from cluster.agent.beneath import PathRefused, Target, join, opened, opened_parent
+from cluster.agent.files.paths import PathRefused, Target, join, opened, opened_parent
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
-from cluster.agent.transfer.commit import oddity, trouble
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.extras import extra_of
+from cluster.agent.transfer.file_copy import oddity, trouble
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, ODD, Record
 from cluster.agent.transfer.options import Options, chunks_of
 from cluster.agent.transfer.places import enter

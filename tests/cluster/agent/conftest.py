@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from cluster.agent.activities import Settings
-from cluster.agent.home import Home
+from cluster.agent.home.home import Home
 from cluster.agent.service import Agent
 from cluster.client import Client
 from cluster.config.config import Config
@@ -116,7 +116,7 @@ class Site:
                     command = Path(f"/proc/{name}/cmdline").read_bytes()
                 except OSError:
                     continue
-                if b"cluster.agent.step" in command and str(self.home).encode() in command:
+                if b"cluster.agent.scripts.supervisor" in command and str(self.home).encode() in command:
                     found.append(int(name))
         return found
 

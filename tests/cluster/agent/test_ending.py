@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 import pytest
 
-from cluster.agent import claims, worker
-from cluster.agent.progress import SharedCounters
 from cluster.agent.transfer import copying, fence, places, streams
-from cluster.agent.transfer.pacing import Control
-from cluster.agent.work import Work
+from cluster.agent.transfer.progress import SharedCounters
+from cluster.agent.transfer.rate_limit import Control
+from cluster.agent.worker import claims, worker
+from cluster.agent.worker.work import Work
 from replica.model.buffers import Transfer, TransferKind
 from replica.views.orders import Order
 

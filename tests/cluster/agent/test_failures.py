@@ -4,11 +4,11 @@ import errno
 
 import pytest
 
-from cluster.agent.accounts import AccountRefused
-from cluster.agent.beneath import PathRefused
-from cluster.agent.removal import RemovalFailed
+from cluster.agent.files.paths import PathRefused
+from cluster.agent.files.removal import RemovalFailed
+from cluster.agent.processes.accounts import AccountRefused
 from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
-from cluster.agent.worker import is_final
+from cluster.agent.worker.worker import is_final
 
 GOES_AWAY = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR, errno.ESTALE, errno.EBUSY)
 STAYS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP, errno.EROFS)

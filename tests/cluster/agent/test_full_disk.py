@@ -16,19 +16,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent import durable, spares
 from cluster.agent.activities import Settings
-from cluster.agent.durable import open_directory, read_bounded, reserve, write_durably
-from cluster.agent.home import Home
+from cluster.agent.files import durable
+from cluster.agent.files.durable import open_directory, read_bounded, reserve, write_durably
+from cluster.agent.home import reserve_files
+from cluster.agent.home.home import Home
+from cluster.agent.home.outbox import Outbox
+from cluster.agent.home.reserve_files import GivenUp, Room, Spares
 from cluster.agent.limits import ROOM_BYTES, ROOM_WARNING_S, SPARES
-from cluster.agent.operations import Operation
-from cluster.agent.outbox import Outbox
-from cluster.agent.room import GivenUp, Room
+from cluster.agent.operation import Operation
+from cluster.agent.scripts.record import StepRecord
+from cluster.agent.scripts.step import Step
+from cluster.agent.scripts.supervisor import insist
 from cluster.agent.service import Agent
-from cluster.agent.spares import Spares
-from cluster.agent.step import insist
-from cluster.agent.step_record import StepRecord
-from cluster.agent.steps import Step
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.system.clock import ManualClock, SystemClock
@@ -59,7 +59,7 @@ class Disk:
             reserve(directory, name)
 
         patch.setattr(durable, "_fill", filling)
-        patch.setattr(spares, "reserve", reserving)
+        patch.setattr(reserve_files, "reserve", reserving)
 
     def check(self) -> None:
         """Refuse as the kernel does."""
@@ -169,8 +169,8 @@ def test_who_waits_for_room_says_so_once_a_minute_and_goes_on_when_there_is_some
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return "done"
 
-    monkeypatch.setattr("cluster.agent.room.ROOM_RETRY_S_MAX", 0.001)
-    monkeypatch.setattr("cluster.agent.room.ROOM_RETRY_S", 0.001)
+    monkeypatch.setattr("cluster.agent.home.reserve_files.ROOM_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("cluster.agent.home.reserve_files.ROOM_RETRY_S", 0.001)
     assert asyncio.run(room.keep_trying("a result", act, asyncio.Event())) == "done"
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert (
@@ -373,7 +373,7 @@ def blocked() -> Iterator[None]:
 def test_a_supervisor_writes_its_status_however_long_that_takes_and_whoever_wants_it_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cluster.agent.step.ROOM_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("cluster.agent.scripts.supervisor.ROOM_RETRY_S_MAX", 0.001)
     tries: list[str] = []
 
     def write() -> None:

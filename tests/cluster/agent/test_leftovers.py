@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent import leftovers
-from cluster.agent.accounts import Mode
-from cluster.agent.durable import FileRefused
-from cluster.agent.home import Home
-from cluster.agent.leftovers import Left, tag
-from cluster.agent.operations import Operation
-from cluster.agent.work import Outcome
+from cluster.agent.files.durable import FileRefused
+from cluster.agent.home.home import Home
+from cluster.agent.operation import Operation
+from cluster.agent.processes.accounts import Mode
+from cluster.agent.worker import leftovers
+from cluster.agent.worker.leftovers import Left, tag
+from cluster.agent.worker.work import Outcome
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.views.orders import Order
@@ -89,7 +89,7 @@ def worker_of(parent: int) -> int | None:
     """Return the worker that a process has, None if it has none."""
     for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
         with contextlib.suppress(OSError):
-            if b"cluster.agent.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"cluster.agent.worker.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
     return None
 

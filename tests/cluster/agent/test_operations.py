@@ -18,14 +18,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.accounts import Mode
 from cluster.agent.activities import Settings
-from cluster.agent.home import Home
-from cluster.agent.operations import Operation
+from cluster.agent.home.home import Home
+from cluster.agent.operation import Operation
+from cluster.agent.processes.accounts import Mode
+from cluster.agent.scripts.record import StepRecord
+from cluster.agent.scripts.step import Step
 from cluster.agent.service import Agent
-from cluster.agent.step_record import StepRecord
-from cluster.agent.steps import Step
-from cluster.agent.work import Outcome
+from cluster.agent.worker.work import Outcome
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.system.clock import SystemClock

@@ -18,18 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent import outbox as outbox_module
-from cluster.agent.accounts import Account, AccountRefused, account_for
-from cluster.agent.durable import FileRefused, open_directory, read_bounded, write_durably
-from cluster.agent.home import AgentFailed, Home
+from cluster.agent.files.durable import FileRefused, open_directory, read_bounded, write_durably
+from cluster.agent.files.removal import RemovalFailed, remove_tree
+from cluster.agent.home import outbox as outbox_module
+from cluster.agent.home.home import AgentFailed, Home
+from cluster.agent.home.outbox import Outbox
+from cluster.agent.home.reserve_files import Spares
 from cluster.agent.limits import FILE_BYTES_MAX
-from cluster.agent.outbox import Outbox
-from cluster.agent.progress import Rate
+from cluster.agent.processes.accounts import Account, AccountRefused, account_for
 from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
-from cluster.agent.removal import RemovalFailed, remove_tree
-from cluster.agent.script import environment_of, output_path
-from cluster.agent.spares import Spares
-from cluster.agent.work import failure
+from cluster.agent.transfer.progress import Rate
+from cluster.agent.worker.environment import environment_of, output_path
+from cluster.agent.worker.work import failure
 from cluster.schemas.command_ids import instant_of
 from cluster.system.clock import ManualClock, SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted
@@ -311,7 +311,7 @@ def test_a_rate_follows_the_counter_and_forgets_a_pause() -> None:
 
 def test_workers_and_supervisors_start_without_the_network_stack() -> None:
     heavy = (
-        "import sys, cluster.agent.worker, cluster.agent.step;"
+        "import sys, cluster.agent.worker.worker, cluster.agent.scripts.supervisor;"
         "print(sorted({'aiohttp', 'asyncio', 'cluster.client'} & set(sys.modules)))"
     )
     root = Path(__file__).resolve().parents[3]

@@ -16,18 +16,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.beneath import identity_of
-from cluster.agent.claims import claimant_of
-from cluster.agent.durable import open_directory
-from cluster.agent.leftovers import tag
-from cluster.agent.progress import SharedCounters
-from cluster.agent.staging import Carrier, stage_in, stage_out
+from cluster.agent.files.durable import open_directory
+from cluster.agent.files.paths import identity_of
 from cluster.agent.transfer import walking
 from cluster.agent.transfer.context import Context
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.pacing import Control
+from cluster.agent.transfer.progress import SharedCounters
+from cluster.agent.transfer.rate_limit import Control
 from cluster.agent.transfer.workspace import Workspace
-from cluster.agent.work import Work
+from cluster.agent.worker.claims import claimant_of
+from cluster.agent.worker.leftovers import tag
+from cluster.agent.worker.staging import Carrier, stage_in, stage_out
+from cluster.agent.worker.work import Work
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
@@ -383,7 +383,7 @@ class Worker:
             agent=os.getpid(),
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.agent.worker"],
+            [sys.executable, "-m", "cluster.agent.worker.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(self._progress, self._control.descriptor),

@@ -15,12 +15,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent import following, operations
+from cluster.agent import operation as operations
+from cluster.agent import rate_follower
 from cluster.agent.activities import Activities, Settings
-from cluster.agent.home import Home
-from cluster.agent.operations import Operation
-from cluster.agent.outbox import Outbox
-from cluster.agent.work import Outcome
+from cluster.agent.home.home import Home
+from cluster.agent.home.outbox import Outbox
+from cluster.agent.operation import Operation
+from cluster.agent.worker.work import Outcome
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached
 from replica.model.buffers import Transfer, TransferKind
@@ -130,7 +131,7 @@ def workers() -> list[int]:
     found = []
     for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         with contextlib.suppress(OSError):
-            if b"cluster.agent.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"cluster.agent.worker.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
 
@@ -197,8 +198,8 @@ def test_an_agent_that_is_killed_goes_on_with_a_stage_in_where_it_was(site: Site
 def test_progress_says_what_a_transfer_is_busy_with_and_checkpoints_what_is_durable(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "CHECKPOINT_S", 0)
-    monkeypatch.setattr(following, "FOLLOW_S", 0.05)
+    monkeypatch.setattr(rate_follower, "CHECKPOINT_S", 0)
+    monkeypatch.setattr(rate_follower, "FOLLOW_S", 0.05)
     # So long that the first chunks are durable a second before the last ones are there.
     (site.sources / "big").write_bytes(os.urandom(8 * MIB) * 9)
     transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent import watching
-from cluster.agent.limits import KILL_WAIT_S, WORKER_GRACE_S
-from cluster.agent.watching import Bounds, End, Hung, see_through, whereabouts
+from cluster.agent import worker_watch
+from cluster.agent.limits import KILL_WAIT_S, LOOKS_PER_STALL, WORKER_GRACE_S
+from cluster.agent.worker_watch import Bounds, End, Hung, see_through, whereabouts
 from cluster.system.processes import start_time
 
 STUBBORN = (
@@ -80,7 +80,7 @@ def test_a_worker_that_stands_still_is_ended_and_one_that_advances_is_not() -> N
         return alive[-1]
 
     assert see(worker, Bounds(stall_s=0.4), signs=signs) == End("made no progress for 0.4 s")
-    assert len(alive) > 24 and alive.count(20) >= watching.LOOKS_PER_STALL
+    assert len(alive) > 24 and alive.count(20) >= LOOKS_PER_STALL
 
 
 def test_a_worker_that_ends_by_itself_is_no_matter_of_time() -> None:
@@ -105,8 +105,8 @@ def test_a_worker_that_no_signal_ends_is_left_to_itself_and_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(watching, "_kill_group", lambda leader: None)
-    monkeypatch.setattr(watching, "KILL_WAIT_S", 0.05)
+    monkeypatch.setattr(worker_watch, "_kill_group", lambda leader: None)
+    monkeypatch.setattr(worker_watch, "KILL_WAIT_S", 0.05)
     worker, _ = start(STUBBORN)
 
     async def story() -> None:
@@ -124,8 +124,8 @@ def test_a_worker_that_no_signal_ends_is_left_to_itself_and_known(
 
 
 def test_a_helper_that_no_signal_ends_is_known_though_its_worker_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_kill_group", lambda leader: None)
-    monkeypatch.setattr(watching, "KILL_WAIT_S", 0.05)
+    monkeypatch.setattr(worker_watch, "_kill_group", lambda leader: None)
+    monkeypatch.setattr(worker_watch, "KILL_WAIT_S", 0.05)
     worker, line = start(WITH_A_HELPER)
     helper = int(line)
 
@@ -144,8 +144,8 @@ def test_a_helper_that_no_signal_ends_is_known_though_its_worker_has_ended(monke
 
 
 def test_an_agent_that_ends_does_not_wait_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_kill_group", lambda leader: None)
-    monkeypatch.setattr(watching, "KILL_WAIT_S", 0.05)
+    monkeypatch.setattr(worker_watch, "_kill_group", lambda leader: None)
+    monkeypatch.setattr(worker_watch, "KILL_WAIT_S", 0.05)
     worker, _ = start(STUBBORN)
 
     async def story() -> None:

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.agent.durable import open_directory
-from cluster.agent.transfer.carrying import carry
+from cluster.agent.files.durable import open_directory
 from cluster.agent.transfer.context import Context
 from cluster.agent.transfer.options import Algorithm, Options
-from cluster.agent.transfer.receipts import Receipt
+from cluster.agent.transfer.receipt import Receipt
+from cluster.agent.transfer.transfer import carry
 from cluster.agent.transfer.workspace import Workspace
 from cluster.cli.exits import ExitCode
 from cluster.schemas.transfers import ReceiptsAnswer

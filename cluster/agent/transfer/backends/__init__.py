@@ -26,8 +26,8 @@ from cluster.agent.transfer.backends.moving import move_by
 from cluster.agent.transfer.backends.rclone import Rclone
 from cluster.agent.transfer.backends.rsync import Rsync
 from cluster.agent.transfer.backends.template import Template
-from cluster.agent.transfer.desk import Desk
 from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.state import Desk
 
 NATIVE = "native"
 

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from cluster.agent.beneath import PathRefused, opened
+from cluster.agent.files.paths import PathRefused, opened
+from cluster.agent.files.removal import RemovalFailed
 from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.removal import RemovalFailed
 from cluster.agent.transfer.backends.interface import Backend, Job
 from cluster.agent.transfer.backends.placing import Checked, NotCopied, check, place, sync
 from cluster.agent.transfer.backends.programs import run_program
 from cluster.agent.transfer.backends.scratch import Scratch
-from cluster.agent.transfer.desk import Batch, Desk
 from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed
 from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.places import Places, failed
 from cluster.agent.transfer.plan import Item, Kind
+from cluster.agent.transfer.state import Batch, Desk
 from cluster.system.processes import sync_file_system
 
 SYNCED_ALONE_MAX: Final = 16

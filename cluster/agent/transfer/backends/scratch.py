@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from cluster.agent.beneath import join
-from cluster.agent.removal import remove_tree
-from cluster.agent.transfer.commit import part_name
-from cluster.agent.transfer.desk import Desk
+from cluster.agent.files.paths import join
+from cluster.agent.files.removal import remove_tree
 from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.file_copy import part_name
 from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.places import Places, enter
+from cluster.agent.transfer.state import Desk
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

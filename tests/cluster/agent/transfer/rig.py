@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.agent.beneath import Identity, Target
-from cluster.agent.durable import open_directory
-from cluster.agent.progress import Counters
-from cluster.agent.transfer.carrying import carry
+from cluster.agent.files.durable import open_directory
+from cluster.agent.files.paths import Identity, Target
 from cluster.agent.transfer.context import Context, Pacer, Unpaced, nothing
 from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.plan import Item, Kind
-from cluster.agent.transfer.receipts import Line, Receipt, read_lines
+from cluster.agent.transfer.progress import Counters
+from cluster.agent.transfer.receipt import Receipt
+from cluster.agent.transfer.receipts import Line, read_lines
+from cluster.agent.transfer.transfer import carry
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.durable import open_directory
-from cluster.agent.transfer import commit
+from cluster.agent.files.durable import open_directory
+from cluster.agent.transfer import file_copy
 from cluster.agent.transfer.checkpoint import Flag
 from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
 from cluster.agent.transfer.fence import Fenced
@@ -24,7 +24,7 @@ from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant, tree_of
 
 @given(st.lists(st.binary(min_size=1, max_size=4000), min_size=2, max_size=20, unique=True))
 def test_temporary_names_are_short_and_never_the_same_for_two_files(paths: list[bytes]) -> None:
-    found = [commit.part_name(TAG, path) for path in paths]
+    found = [file_copy.part_name(TAG, path) for path in paths]
     assert len(set(found)) == len(paths)
     assert all(len(name) < 100 and name.startswith(b".forebay-7-") and b"/" not in name for name in found)
 
@@ -103,11 +103,11 @@ def test_what_may_not_be_replaced_is_refused_by_name_and_stays(
     assert not isinstance(root_cause(e.value), OSError)
     assert tree_of(rig.destination) == {"a": b"old"}
     # It appears between the look and the rename.
-    monkeypatch.setattr(commit, "check_target", lambda *_, **__: None)
+    monkeypatch.setattr(file_copy, "check_target", lambda *_, **__: None)
     for module in ("small", "large"):
         monkeypatch.setattr(f"cluster.agent.transfer.{module}.check_target", lambda *_, **__: None)
     if without_the_call:
-        monkeypatch.setattr(commit, "_libc", _Without())
+        monkeypatch.setattr(file_copy, "_libc", _Without())
     with pytest.raises(TransferFailed, match="destination/a exists already"):
         rig.carry(options=options)
     assert tree_of(rig.destination) == {"a": b"old"}
@@ -126,7 +126,7 @@ def test_a_crash_between_a_second_name_and_the_removal_of_the_first_leaves_no_te
     def crash(*_: object, **__: object) -> None:
         raise Paused
 
-    monkeypatch.setattr(commit, "_libc", _Without())
+    monkeypatch.setattr(file_copy, "_libc", _Without())
     monkeypatch.setattr(os, "unlink", crash)
     with pytest.raises(Paused):
         rig.carry(options=options)
@@ -171,13 +171,13 @@ def test_a_source_that_is_written_to_is_seen_by_its_size_its_time_and_its_change
     source = tmp_path / "a"
     source.write_bytes(b"a")
     directory = open_directory(tmp_path)
-    reading, status = commit.open_source(directory, b"a", "a")
-    commit.check_unchanged(reading, status)
+    reading, status = file_copy.open_source(directory, b"a", "a")
+    file_copy.check_unchanged(reading, status)
     # Somebody who writes and puts the time back.
     source.write_bytes(b"b")
     os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(SourceChanged):
-        commit.check_unchanged(reading, status)
+        file_copy.check_unchanged(reading, status)
     os.close(reading)
     os.close(directory)
 
@@ -191,7 +191,7 @@ def test_temporary_files_are_made_in_the_staging_directory_and_one_that_was_take
     staging.mkdir()
     descriptor = open_directory(staging)
     names: list[bytes] = []
-    real = commit.create_part
+    real = file_copy.create_part
 
     def seen(directory: int, part: bytes) -> int:
         assert os.fstat(directory).st_ino == staging.stat().st_ino

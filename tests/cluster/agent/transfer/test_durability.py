@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.transfer import carrying, checkpoint, small
+from cluster.agent.transfer import checkpoint, small, transfer
 from cluster.agent.transfer.checkpoint import HEADER_BYTES, SLOT_BYTES, State
 from cluster.agent.transfer.options import Options
 from tests.cluster.agent.transfer.rig import Rig, plant, tree_of
@@ -36,7 +36,7 @@ class Disk:
         monkeypatch.setattr(os, "rename", self._rename)
         monkeypatch.setattr(os, "fchmod", self._fchmod)
         monkeypatch.setattr(os, "mkdir", self._mkdir)
-        for module in (small, carrying):
+        for module in (small, transfer):
             monkeypatch.setattr(module, "sync_file_system", self._sync_all)
         self.control = 0
 
@@ -107,7 +107,7 @@ def test_no_name_is_given_before_its_data_and_nothing_is_promised_before_both_ar
     if not replace:
         # The call that does not replace is the C library's: the link in its place is seen no better.
         monkeypatch.setattr(
-            "cluster.agent.transfer.commit._rename_without_replacing",
+            "cluster.agent.transfer.file_copy._rename_without_replacing",
             lambda staging, part, directory, name: os.rename(part, name, src_dir_fd=staging, dst_dir_fd=directory),
         )
     plant(rig.source, {"d": {f"f{number}": b"x" * number for number in range(files)}, "large": bytes(20000)})
@@ -128,13 +128,13 @@ def test_the_manifest_is_durable_before_anything_is_written_to_the_destination(
     plant(rig.source, {"a": b"a"})
     disk = Disk(rig, monkeypatch)
     seen: list[set[str]] = []
-    real = carrying._make_directories
+    real = transfer._make_directories
 
     def first(*arguments: Any) -> None:
         records = {path.name for path in (rig.home / "transfers").iterdir() if path.stat().st_ino in disk.dirty}
         seen.append(records)
         real(*arguments)
 
-    monkeypatch.setattr(carrying, "_make_directories", first)
+    monkeypatch.setattr(transfer, "_make_directories", first)
     rig.carry(options=Options(streams=1))
     assert seen == [set()]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.durable import open_directory
+from cluster.agent.files.durable import open_directory
 from cluster.agent.transfer import fence
 from cluster.agent.transfer.fence import Claimant
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer import carrying, removing
+from cluster.agent.transfer import removing, transfer
 from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.plan import Kind
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
@@ -46,7 +46,7 @@ def test_a_source_that_changed_after_it_was_copied_stays_and_so_does_what_holds_
         (rig.source / "d" / "f").write_bytes(b"new")
         return removing.remove_sources(desk)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(carrying, "remove_sources", late)
+    monkeypatch.setattr(transfer, "remove_sources", late)
     assert rig.carry([rig.item(move=True)]).removed_files == 3
     assert tree_of(rig.source) == {"d": None, "d/e": None, "d/e/c": b"newer", "d/f": b"new"}
 
@@ -58,7 +58,7 @@ def test_nothing_is_removed_before_everything_is_durable(rig: Rig, monkeypatch: 
     def broken(*_: object) -> None:
         raise OSError(5, "broken")
 
-    monkeypatch.setattr(carrying, "write_header", broken)
+    monkeypatch.setattr(transfer, "write_header", broken)
     with pytest.raises(OSError, match="broken"):
         rig.carry([rig.item(move=True)])
     assert tree_of(rig.source) == before
@@ -74,7 +74,7 @@ def test_a_source_whose_copy_somebody_took_away_is_the_last_one_and_stays(
         (rig.destination / "d" / "b").write_bytes(b"?")
         return removing.remove_sources(desk)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(carrying, "remove_sources", late)
+    monkeypatch.setattr(transfer, "remove_sources", late)
     assert rig.carry([rig.item(move=True)]).removed_files == 2
     assert sorted(tree_of(rig.source)) == ["a", "d", "d/b"]
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.durable import open_directory
+from cluster.agent.files.durable import open_directory
 from cluster.agent.transfer import workspace as workspace_module
-from cluster.agent.transfer.carrying import resumable
 from cluster.agent.transfer.checkpoint import Chunks, ChunkState
 from cluster.agent.transfer.context import nothing
 from cluster.agent.transfer.errors import Paused, TransferFailed
 from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.options import Options
-from cluster.agent.transfer.pacing import Stopped
 from cluster.agent.transfer.plan import Kind
+from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.transfer import resumable
 from cluster.agent.transfer.workspace import RECEIPTS, TRANSFERS, Workspace, forget, prune_receipts, recorded
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 

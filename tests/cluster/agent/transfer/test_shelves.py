@@ -13,15 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent import removal
-from cluster.agent.durable import open_directory
-from cluster.agent.transfer import commit, desk, fence, shelves, small
+from cluster.agent.files import removal
+from cluster.agent.files.durable import open_directory
+from cluster.agent.transfer import fence, file_copy, small, staging_directories
+from cluster.agent.transfer import state as desk
 from cluster.agent.transfer.checkpoint import Slots, State
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.fence import SHELF_SUFFIX, Claimant, Fenced
 from cluster.agent.transfer.options import Options, Verify
 from cluster.agent.transfer.plan import Item
-from cluster.agent.transfer.shelves import Shelf
+from cluster.agent.transfer.staging_directories import Shelf
 from cluster.system import processes
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.rig import TAG, Rig, plant, tree_of
@@ -331,7 +332,7 @@ def test_shelves_that_the_same_attempt_left_are_emptied_before_they_are_used(rig
             assert os.listdir(shelf.opened()) == []
             os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=shelf.opened()))
             shelf.close()
-        shelves.discard_all(item.staging)
+        staging_directories.discard_all(item.staging)
         assert os.listdir(item.staging) == []
 
 
@@ -352,7 +353,7 @@ def test_no_shelf_takes_its_place_before_what_is_on_it_is_durable_and_none_is_do
 
     def created(directory: int, part: bytes, mode: int = 0o600) -> int:
         unsynced.add(os.fstat(directory).st_ino)
-        return commit.create_part(directory, part, mode)
+        return file_copy.create_part(directory, part, mode)
 
     def took(shelf: Shelf, above: int, name: bytes, replaced: int) -> bool:
         inode = os.fstat(shelf.opened()).st_ino

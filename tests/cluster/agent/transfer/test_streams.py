@@ -8,12 +8,12 @@ import signal
 
 import pytest
 
-from cluster.agent.transfer import desk, helpers, small, streams
+from cluster.agent.transfer import file_copy, helpers, small, state, streams
 from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
 from cluster.agent.transfer.options import Options, Verify
-from cluster.agent.transfer.pacing import Stopped
+from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.small import SmallFiles
-from cluster.agent.worker import is_final
+from cluster.agent.worker.worker import is_final
 from cluster.system.processes import descendants, sync_file_system
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
@@ -23,7 +23,7 @@ BATCH_FILES = 44
 @pytest.fixture
 def crowd(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Give a rig with files for several batches and a large one."""
-    monkeypatch.setattr(desk, "SMALL_BATCH_FILES", BATCH_FILES)
+    monkeypatch.setattr(state, "SMALL_BATCH_FILES", BATCH_FILES)
     plant(
         rig.source,
         {f"d{number}": {f"f{inner:02}": b"%d.%d" % (number, inner) * 50 for inner in range(30)} for number in range(9)},
@@ -59,7 +59,7 @@ def test_no_file_of_a_group_gets_its_name_before_its_file_system_was_synced(
     crowd: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, bytes]] = []
-    really_write, really_sync, really_publish = SmallFiles._write, sync_file_system, small.publish
+    really_write, really_sync, really_publish = SmallFiles._write, sync_file_system, file_copy.publish
 
     def write(files: SmallFiles, record: small.Record) -> object:
         written = really_write(files, record)
@@ -185,7 +185,7 @@ def test_what_fails_in_a_helper_fails_the_transfer_as_it_would_have_here(
 def test_a_helper_that_is_killed_fails_the_transfer_and_the_next_attempt_ends_it(
     crowd: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parent, really = os.getpid(), small.publish
+    parent, really = os.getpid(), file_copy.publish
 
     def killed(staging: int, part: bytes, directory: int, name: bytes, *others: object, **named: object) -> None:
         if name == b"f11" and os.getpid() != parent:
@@ -247,7 +247,7 @@ def test_helpers_that_are_ended_with_their_parent_remove_what_they_were_writing(
     class Interrupted(BaseException):
         pass
 
-    def interrupted(_desk: desk.Desk, moved: object) -> None:
+    def interrupted(_desk: state.Desk, moved: object) -> None:
         raise Interrupted
 
     monkeypatch.setattr(streams, "advance", interrupted)

@@ -1,0 +1,419 @@
+"""One operation as the agent sees it: a worker that is started, watched, timed and, if need be, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from cluster.agent.files.durable import FileRefused, is_disk_full, write_all
+from cluster.agent.home.home import Home
+from cluster.agent.home.reserve_files import GivenUp
+from cluster.agent.limits import (
+    LOCK_RETRY_S,
+    LOCK_WAIT_S,
+    PROVIDER_GRACE_S,
+    RESULT_BYTES_MAX,
+    SWEEP_TIMEOUT_S,
+    WORKER_GRACE_S,
+)
+from cluster.agent.log_sentences import count, figure, order_named
+from cluster.agent.processes.accounts import Mode
+from cluster.agent.processes.job_processes import OPERATION_VARIABLE, kill_operation
+from cluster.agent.processes.spawning import spawn
+from cluster.agent.rate_governor import Governor
+from cluster.agent.transfer.progress import Counters, SharedCounters
+from cluster.agent.transfer.rate_limit import Control
+from cluster.agent.worker import leftovers
+from cluster.agent.worker.leftovers import Left
+from cluster.agent.worker.work import Outcome, Work, failure
+from cluster.agent.worker_watch import Bounds, End, see_through, whereabouts
+from cluster.providers.interface import NO_LOCAL, Local
+from replica.messages.commands import OperationDone, OperationFailed
+from replica.model.transfers import DEFAULT_TRANSFER_RULES, default_backend
+from replica.views.orders import Order
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPT_BYTES: Final = 20
+"""Length of an attempt's number in the file of a lock, bytes."""
+
+MOVING: Final = frozenset({"stage_in", "stage_out"})
+"""Stages that move data."""
+
+KILL_LOOKS: Final = 4
+"""How often what an ended operation left is looked for and killed before what stays counts as hung, count: a fifth of a
+second."""
+
+PROVIDER_SLACK_S: Final = 30
+"""What a worker may take beside the time of its operations, seconds: less than the leader allows the whole stage."""
+
+
+class Operation:
+    """One worker for one order."""
+
+    def __init__(
+        self,
+        home: Home,
+        order: Order,
+        accounts: Mode,
+        copy_rate_bytes_s: int,
+        local: Local = NO_LOCAL,
+        node: str = "",
+        *,
+        governor: Governor | None = None,
+        cluster: str = "",
+    ) -> None:
+        """Prepare; nothing is started yet. `governor` shares out what may be moved; `cluster` is the cluster's id."""
+        self._home = home
+        self._order = order
+        self._accounts: Mode = accounts
+        self._copy_rate_bytes_s = copy_rate_bytes_s
+        self._local = local
+        self._node = node
+        self._governor = governor or Governor()
+        self._cluster = cluster
+        self._stands_until_s: float | None = None
+        self._control: Control | None = None
+        self._ending = asyncio.Event()
+        self._counters: SharedCounters | None = None
+        self._last = Counters()
+        self._last_file = ""
+        self._last_waits = 0
+        self._resuming = False
+        """Whether what is half done is for the next attempt: the agent ends, and nobody cancelled anything."""
+        self._orderly = False
+        """Whether the last worker came to its own end, and so removed whatever it had to remove."""
+
+    @property
+    def order(self) -> Order:
+        """What it carries out, as it stands now."""
+        return self._order
+
+    def end(self, *, resuming: bool = False) -> None:
+        """Have the worker ended; `run` then returns None. What is half done stays where it is if it is `resuming`."""
+        self._resuming = resuming
+        self._ending.set()
+
+    def stands_until(self, at_s: float) -> None:
+        """The order is certain to stand until a moment of the monotonic clock; what was said before counts no more."""
+        self._stands_until_s = at_s
+        if self._control is not None:
+            self._control.stands_until_s = at_s
+
+    def change(self, order: Order) -> None:
+        """What the transfer may do has changed, maybe: the same order with other shares."""
+        if order.shares != self._order.shares:
+            self._order = order
+            self._governor.change(order.job, order.shares)
+
+    def counters(self) -> Counters:
+        """Return how far it is."""
+        if self._counters is not None:
+            self._last, self._last_file = self._counters.read(), self._counters.file
+            self._last_waits = self._counters.waits
+        return self._last
+
+    @property
+    def file(self) -> str:
+        """The file that it was at when the counters were last looked at."""
+        return self._last_file
+
+    @property
+    def waits(self) -> int:
+        """How often its rate had held it back when the counters were last looked at."""
+        return self._last_waits
+
+    async def run(self) -> Outcome | None:
+        """Do the operation and return its result, or None if it was ended."""
+        home, name = self._home, str(self._order.job)
+        try:
+            lock = await home.room.keep_trying(order_named(self._order), self._open_lock, self._ending)
+        except GivenUp:
+            return None
+        try:
+            if not await self._locked(lock):
+                return None if self._ending.is_set() else self._kept_out()
+            if _runs_programs(self._order):
+                await self._succeed(lock)
+            result = await self._do(lock)
+            if not home.hung.of(self._order.job):
+                # A process that hangs holds the lock of this very file.
+                home.spares.drop(home.operations, name)
+            return result
+        except GivenUp:
+            return None
+        finally:
+            os.close(lock)
+
+    def _open_lock(self) -> int:
+        name, directory = str(self._order.job), self._home.operations
+        how = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(name, how | os.O_CREAT, 0o600, dir_fd=directory)
+        except OSError as error:
+            # Not even an empty file can be made: a spare one will do, whatever is in it.
+            if not is_disk_full(error) or not self._home.spares.lend(directory, name):
+                raise
+            return os.open(name, how, dir_fd=directory)
+
+    async def _do(self, lock: int) -> Outcome | None:
+        """With the lock held: do the operation, and whatever an earlier one left undone before it."""
+        home, order = self._home, self._order
+        if order.provision is not None:
+            return await self._work_and_end(order, lock)
+        ended = self._ending.is_set
+        if order.stage in (leftovers.SWEEP, "teardown"):
+            swept = await self._sweep(lock)
+            return swept if order.stage == leftovers.SWEEP or ended() else await self._work_and_end(order, lock)
+        left = leftovers.expected(order) if order.stage in MOVING else None
+        if left is None or not left.directories:
+            return await self._work_and_end(order, lock)
+        known = self._known_left()
+        if known is not None and not left.covers(known):
+            # Elsewhere than this attempt will write: the record can only tell of one of them.
+            swept = await self._sweep(lock)
+            if ended() or (isinstance(swept, OperationFailed) and not swept.final):
+                return swept
+        await home.room.keep_trying(
+            order_named(order),
+            lambda: leftovers.begin(home.leftovers, home.spares, order.job, left),
+            self._ending,
+        )
+        result = await self._work_and_end(order, lock)
+        if isinstance(result, OperationDone):
+            leftovers.forget(home.leftovers, home.spares, order.job)
+        return result
+
+    async def _work_and_end(self, order: Order, lock: int) -> Outcome | None:
+        """Let a worker carry an order out, and end what is left of the programs of one that did not end by itself."""
+        try:
+            return await self._work(order, lock)
+        finally:
+            if not self._orderly and _runs_programs(order):
+                left = await asyncio.to_thread(kill_operation, self._marker(order.attempt), KILL_LOOKS)
+                if hangs := await self._home.hung.take_what_stays(order.job, left):
+                    logger.error("%s: %s; the node goes on without it", order_named(order), hangs)
+
+    async def _sweep(self, lock: int) -> Outcome | None:
+        """Remove what a transfer that was killed left in destinations; None if nothing was, or if it was ended."""
+        home, job = self._home, self._order.job
+        left = self._known_left()
+        if left is None:
+            return None
+        order = Order(
+            job=job,
+            attempt=self._order.attempt,
+            stage=leftovers.SWEEP,
+            user=left.user,
+            name="",
+            workdir="",
+            roots=left.roots,
+            timeout_s=SWEEP_TIMEOUT_S,
+        )
+        result = await self._work(order, lock, left)
+        match result:
+            case OperationDone(files):
+                leftovers.forget(home.leftovers, home.spares, job)
+                if files:
+                    logger.info("job %s: removed %s of a transfer that was ended", job, count(files, "temporary file"))
+            case OperationFailed(message, final):
+                logger.warning(
+                    "job %s: what a transfer that was ended left cannot be removed: %s; %s",
+                    job,
+                    message,
+                    f"remove .forebay-*-{job} there by hand" if final else "it is tried again later",
+                )
+                if final:
+                    leftovers.forget(home.leftovers, home.spares, job)
+        return result
+
+    def _known_left(self) -> Left | None:
+        job = self._order.job
+        try:
+            return leftovers.read(self._home.leftovers, job)
+        except FileRefused as error:
+            logger.error("job %s: %s", job, error)
+            return None
+
+    async def _locked(self, lock: int) -> bool:
+        """Wait until no earlier worker of the job holds it: its kernel may still be ending it, or it may hang there."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + LOCK_WAIT_S
+        while not self._ending.is_set() and loop.time() < until_s:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), LOCK_RETRY_S)
+        return False
+
+    def _kept_out(self) -> Outcome:
+        job = self._order.job
+        known = "; ".join(map(whereabouts, self._home.hung.of(job))) or "it is not known here, an earlier agent's maybe"
+        return failure(
+            f"a process of an earlier operation of job {job} has not ended: {known}; {self._order.stage} must not "
+            "begin beside it. Bring back the file system that it waits for, or restart the node; "
+            "it is tried again meanwhile"
+        )
+
+    async def _succeed(self, lock: int) -> None:
+        """With the lock held: end what an operation left that was interrupted with its agent, and take its place.
+
+        The file of the lock says whose place that is. It is there for as long as an operation has not come to its end.
+        """
+        home = self._home
+        interrupted = os.pread(lock, _ATTEMPT_BYTES, 0).strip(b"\0 ")
+        if interrupted.isdigit():
+            left = await asyncio.to_thread(kill_operation, self._marker(int(interrupted)))
+            if left:
+                logger.error("job %s: processes %s of an earlier operation cannot be killed", self._order.job, left)
+        mine = str(self._order.attempt).encode().ljust(_ATTEMPT_BYTES)
+        await home.room.keep_trying(order_named(self._order), lambda: _write_at_start(lock, mine), self._ending)
+
+    def _marker(self, attempt: int) -> str:
+        return f"{self._home.marker(self._order.job)}.{attempt}"
+
+    async def _work(self, order: Order, lock: int, left: Left | None = None) -> Outcome | None:
+        """Let a worker carry an order out; what prevents even that is a result too."""
+        try:
+            return await self._worked(order, lock, left)
+        except OSError as error:
+            return failure(f"the worker of {order.stage} could not be started: {error.strerror}")
+
+    async def _worked(self, order: Order, lock: int, left: Left | None) -> Outcome | None:
+        progress = SharedCounters.create()
+        counters = self._counters = SharedCounters(progress)
+        control = self._control = Control()
+        if self._stands_until_s is not None:
+            control.stands_until_s = self._stands_until_s
+        try:
+            if order.stage in MOVING:
+                self._governor.begin(
+                    order.job, order.user, self._copy_rate_bytes_s, self._order.shares, control, counters
+                )
+            work = Work(
+                order=order,
+                home=str(self._home.path),
+                storage_id=self._home.storage_id,
+                accounts=self._accounts,
+                copy_rate_bytes_s=self._copy_rate_bytes_s,
+                progress=progress,
+                control=control.descriptor,
+                lock=lock,
+                cluster=self._cluster,
+                left=left,
+                agent=os.getpid(),
+                local=self._local,
+                node=self._node,
+            )
+            # In files and not pipes: nobody has to read while the other writes.
+            with _memory("forebay-work") as told, _memory("forebay-result") as said:
+                write_all(told, msgspec.json.encode(work))
+                os.lseek(told, 0, os.SEEK_SET)
+                worker = spawn(
+                    "cluster.agent.worker.worker",
+                    (),
+                    descriptors=(progress, control.descriptor, lock),
+                    stdin=told,
+                    stdout=said,
+                    stderr=None,
+                    new_session=False,
+                    new_group=True,
+                    variables={OPERATION_VARIABLE: self._marker(order.attempt)} if _runs_programs(order) else {},
+                )
+                end = await see_through(
+                    worker,
+                    order.job,
+                    self._ending,
+                    _bounds(order),
+                    self._home.hung,
+                    signs=lambda: (counters.read(), counters.waits),
+                    stop=lambda: control.stop(resuming=self._resuming or not self._ending.is_set()),
+                )
+                self._orderly = worker.returncode == 0
+                if end.hangs:
+                    logger.error("%s: %s; the node goes on without it", order_named(order), end.hangs)
+                if self._ending.is_set():
+                    return None
+                if end.late or end.hangs:
+                    self.counters()
+                    return failure(_lateness(order, end, self._last, self._last_file))
+                return _result(worker.returncode, os.pread(said, RESULT_BYTES_MAX + 1, 0), order)
+        finally:
+            self._governor.end(order.job)
+            self.counters()
+            self._counters = None
+            self._control = None
+            counters.close()
+            control.close()
+            os.close(progress)
+
+
+def _write_at_start(descriptor: int, data: bytes) -> None:
+    os.pwrite(descriptor, data, 0)
+
+
+def _limit_s(order: Order) -> float | None:
+    """Return how long the worker may take, seconds. A provider's keeps the time of each of its operations itself."""
+    if order.provision is None:
+        return order.timeout_s or None
+    most_s = max(order.provision.stage_in_timeout_s, order.provision.stage_out_timeout_s)
+    operations = 3 + len(order.creates) + len(order.destroys)
+    return 2 * most_s + operations * order.provision.other_timeout_s + PROVIDER_SLACK_S
+
+
+def _runs_programs(order: Order) -> bool:
+    """Return whether others' programs may be run for the order: a provider's, a command's, a backend's."""
+    if order.provision is not None or order.stage not in MOVING:
+        return order.provision is not None
+    rules = order.rules or DEFAULT_TRANSFER_RULES
+    return order.special is not None or default_backend(rules.backends) != "native"
+
+
+def _bounds(order: Order) -> Bounds:
+    """Return when the worker is late: a transfer that advances has all the time up to its hard cap."""
+    rules = order.rules
+    stall_s = rules.stall_s if rules is not None and rules.timeouts == "progress" and order.stage in MOVING else None
+    return Bounds(_limit_s(order), stall_s, WORKER_GRACE_S if order.provision is None else PROVIDER_GRACE_S)
+
+
+def _lateness(order: Order, end: End, counters: Counters, file: str) -> str:
+    """Return what is said of a worker that was ended because it was late, or that hangs."""
+    message = f"{order.stage} {end.late or 'has a process that did not end with it'} and was ended"
+    if order.stage in MOVING and counters.files_total:
+        message += (
+            f": {counters.files_done} of {count(counters.files_total, 'file')}, "
+            f"{figure(counters.bytes_done)} of {figure(counters.bytes_total)} were there"
+        )
+    if order.stage in MOVING and file:
+        message += f"; it was at {file}"
+    if end.hangs:
+        message += f"; {end.hangs}"
+    return message + ("; the buffer is kept" if order.stage == "stage_out" else "")
+
+
+def _result(code: int, data: bytes, order: Order) -> Outcome:
+    if code == 0 and len(data) <= RESULT_BYTES_MAX:
+        try:
+            return msgspec.json.decode(data, type=OperationDone | OperationFailed)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return failure(f"the worker of {order.stage} gave no result that can be read: {error}")
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    return failure(f"the worker of {order.stage} {how} before it had a result; the agent's log may say why")
+
+
+@contextlib.contextmanager
+def _memory(name: str) -> Iterator[int]:
+    """Give an anonymous file in memory."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

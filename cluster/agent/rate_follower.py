@@ -1,0 +1,87 @@
+"""Following what is moved: sharing its rates out several times a second, and telling the controller what is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Coroutine
+
+from cluster.agent.home.outbox import Outbox
+from cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_S, FOLLOW_S
+from cluster.agent.operation import Operation
+from cluster.agent.rate_governor import GOVERN_S, Governor
+from cluster.system.clock import Clock
+from replica.messages.commands import OperationReached
+from replica.model.operations import Stage
+from replica.model.transfers import TransferCheckpoint
+
+
+class Follower:
+    """Both, for one agent."""
+
+    def __init__(self, outbox: Outbox, clock: Clock, moving: Callable[[], Collection[Operation]]) -> None:
+        """Begin; `moving` returns the operations that move data at the moment."""
+        self.governor = Governor()
+        self._outbox = outbox
+        self._clock = clock
+        self._moving = moving
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._told: dict[tuple[int, int], tuple[float, int]] = {}
+        """By job and attempt: when the controller was told last, and how many bytes were durable then."""
+
+    def follow(self) -> None:
+        """See that what is moving is followed from now on, for as long as anything is."""
+        if self.governor.governs:
+            self._keep("rates", self._govern)
+        if self._moving():
+            self._keep("checkpoints", self._tell)
+
+    async def stop(self) -> None:
+        """Follow nothing any more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _keep(self, name: str, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        task = self._tasks.get(name)
+        if task is None or task.done():
+            self._tasks[name] = asyncio.get_running_loop().create_task(work(), name=name)
+
+    async def _govern(self) -> None:
+        while self.governor.governs:
+            await asyncio.sleep(GOVERN_S)
+            self.governor.look(self._clock.monotonic_s())
+
+    async def _tell(self) -> None:
+        while moving := self._moving():
+            self._told = {key: told for key, told in self._told.items() if key in set(map(_key, moving))}
+            for operation in moving:
+                self._tell_of(operation)
+            await asyncio.sleep(FOLLOW_S)
+        self._told.clear()
+
+    def _tell_of(self, operation: Operation) -> None:
+        """Report a checkpoint if one is due. Soft: what the disk does not take is said later."""
+        order, counters, now_s = operation.order, operation.counters(), self._clock.monotonic_s()
+        if order.rules is None:
+            return
+        told_s, told_bytes = self._told.setdefault(_key(operation), (now_s, counters.durable_bytes))
+        moved_bytes = counters.durable_bytes - told_bytes
+        if moved_bytes <= 0 or (now_s - told_s < CHECKPOINT_S and moved_bytes < CHECKPOINT_BYTES):
+            return
+        reached = TransferCheckpoint(
+            stage=Stage[order.stage.upper()],
+            attempt=order.attempt,
+            files=counters.durable_files,
+            size_bytes=counters.durable_bytes,
+            files_total=counters.files_total,
+            total_bytes=counters.bytes_total,
+        )
+        with contextlib.suppress(OSError):
+            self._outbox.add(order.job, order.attempt, order.stage, OperationReached(reached))
+            self._told[_key(operation)] = now_s, counters.durable_bytes
+
+
+def _key(operation: Operation) -> tuple[int, int]:
+    return operation.order.job, operation.order.attempt

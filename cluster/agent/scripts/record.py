@@ -1,0 +1,195 @@
+"""The durable record of one run of one script: what was ordered, that it was started, how it ended.
+
+    order.json     what is to be run, written before anything else
+    script         the script, executable by its user
+    lock           held without a gap by whoever is responsible: first the agent, then the supervisor
+    launches       how often a supervisor was launched
+    supervisor.json  who the supervisor is
+    started.json   written before the script can run: without it, it never has
+    status.json    how it ended
+    *.room         room for those of the files above that are written later, when the disk may be full
+
+Whoever holds the lock and finds neither started.json nor status.json knows that the script never ran; with started.json
+alone the outcome is unknown. So the script runs at most once for one record, whatever is killed when."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import Final, TypeVar
+
+import msgspec
+
+from cluster.agent.files.durable import ROOM_SUFFIX, FileRefused, open_directory, read_bounded, reserve, write_durably
+from cluster.agent.files.removal import remove_tree
+from cluster.agent.processes.accounts import Account, Mode
+from replica.messages.commands import ScriptEnded
+from replica.views.orders import Order
+
+PREPARED_PREFIX: Final = ".new-"
+"""A record that is being written has this before its name; one that is found at a start was never launched."""
+
+
+_WRITTEN_LATER: Final = ("launches", "supervisor.json", "started.json", "status.json", "reported")
+
+
+class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor needs to know."""
+
+    order: Order
+    node: str
+    home: str
+    storage_id: str
+    accounts: Mode
+    kill_wait_s: float
+    paths: tuple[tuple[str, str], ...] = ()
+    """What a site's provider adds to the script's environment."""
+
+
+class ProcessName(msgspec.Struct, frozen=True, kw_only=True):
+    """A process for ever: its number, when it started (clock ticks since boot), and in which boot."""
+
+    pid: int
+    started: int
+    boot: str
+
+
+_T = TypeVar("_T")
+
+
+class StepRecord:
+    """One record, open."""
+
+    def __init__(self, steps: int, job: int) -> None:
+        """Open the record of `job` in the open directory `steps`; FileNotFoundError if there is none."""
+        self.job = job
+        self.directory = open_directory(str(job), dir_fd=steps)
+
+    def close(self) -> None:
+        """Close the directory; the record stays."""
+        os.close(self.directory)
+
+    def order(self) -> StepOrder | None:
+        """Return what is to be run; None if the file is missing."""
+        return self._read("order.json", StepOrder)
+
+    def started(self) -> ProcessName | None:
+        """Return the script's own process if it may have run, None if it never has."""
+        return self._read("started.json", ProcessName)
+
+    def supervisor(self) -> ProcessName | None:
+        """Return the last supervisor that came up."""
+        return self._read("supervisor.json", ProcessName)
+
+    def status(self) -> ScriptEnded | None:
+        """Return how the script ended, None if that is not known."""
+        return self._read("status.json", ScriptEnded)
+
+    def write_started(self, process: ProcessName) -> None:
+        """Record, durably, that the script may run from now on."""
+        write_durably(self.directory, "started.json", msgspec.json.encode(process))
+
+    def write_supervisor(self, process: ProcessName) -> None:
+        """Record who supervises."""
+        write_durably(self.directory, "supervisor.json", msgspec.json.encode(process))
+
+    def write_status(self, ended: ScriptEnded) -> None:
+        """Record, durably, how the script ended."""
+        write_durably(self.directory, "status.json", msgspec.json.encode(ended))
+
+    def count_launch(self) -> int:
+        """Count one more launch, durably, and return the count."""
+        count = (self._read("launches", int) or 0) + 1
+        write_durably(self.directory, "launches", msgspec.json.encode(count))
+        return count
+
+    def reported_attempt(self) -> int:
+        """Return the attempt for which the start of the script was reported, 0 if it was not."""
+        return self._read("reported", int) or 0
+
+    def write_reported(self, attempt: int) -> None:
+        """Record that the start of the script is in the outbox."""
+        write_durably(self.directory, "reported", msgspec.json.encode(attempt))
+
+    def try_lock(self) -> int | None:
+        """Return a descriptor that holds the lock, or None while somebody else does."""
+        lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.directory)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        return lock
+
+    def open_report(self) -> int:
+        """Return a descriptor of the file that takes what a supervisor says before it dies."""
+        return os.open(
+            "supervisor.err",
+            os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+            dir_fd=self.directory,
+        )
+
+    def last_words(self) -> str:
+        """Return the last line that a supervisor said, empty if it was silent."""
+        with contextlib.suppress(FileRefused):
+            lines = (
+                (read_bounded(self.directory, "supervisor.err") or b"").decode("utf-8", "replace").strip().splitlines()
+            )
+            return lines[-1] if lines else ""
+        return ""
+
+    def _read(self, name: str, kind: type[_T]) -> _T | None:
+        data = read_bounded(self.directory, name)
+        try:
+            return None if data is None else msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise FileRefused(
+                f"steps/{self.job}/{name} is damaged ({error}); the disk may be failing: move the directory away"
+            ) from error
+
+
+def create_record(steps: int, wanted: StepOrder, account: Account) -> StepRecord:
+    """Make the record of a script that is to be run: whole or not at all.
+
+    FileExistsError or OSError if it cannot be made.
+    """
+    job = wanted.order.job
+    prepared, name = f"{PREPARED_PREFIX}{job}", str(job)
+    remove_tree(steps, prepared, shown=f"steps/{prepared}")
+    os.mkdir(prepared, 0o700, dir_fd=steps)
+    directory = open_directory(prepared, dir_fd=steps)
+    try:
+        write_durably(directory, "order.json", msgspec.json.encode(wanted))
+        write_durably(
+            directory,
+            "script",
+            wanted.order.script.encode(),
+            mode=0o500,
+            owner=(account.uid, account.gid) if account.switch else None,
+        )
+        # The script may fill the disk, and how it ended has to be written nevertheless.
+        for later in _WRITTEN_LATER:
+            reserve(directory, later + ROOM_SUFFIX)
+        for empty in ("lock", "supervisor.err"):
+            os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
+        # The user passes through to his script; everything else in here stays the agent's.
+        os.fchmod(directory, 0o711 if account.switch else 0o700)
+    finally:
+        os.close(directory)
+    if name in os.listdir(steps):
+        raise FileExistsError(17, os.strerror(17), f"steps/{name}")
+    os.rename(prepared, name, src_dir_fd=steps, dst_dir_fd=steps)
+    os.fsync(steps)
+    return StepRecord(steps, job)
+
+
+def remove_record(steps: int, job: int) -> None:
+    """Remove the record of a job, if there is one."""
+    remove_tree(steps, str(job), shown=f"steps/{job}")
+
+
+def recorded_jobs(steps: int) -> list[int]:
+    """Return the jobs of which there is a record."""
+    return sorted(int(name) for name in os.listdir(steps) if name.isdecimal())

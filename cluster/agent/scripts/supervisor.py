@@ -1,0 +1,273 @@
+"""The supervisor of one script: starts it once, ends it in time, writes down how it ended. It survives the agent.
+
+Run as `python -m cluster.agent.scripts.supervisor DIRECTORY LOCK` by the agent, where LOCK is an inherited descriptor
+that holds the record's lock. It keeps the agent's own account; only the script becomes the job's user, so a user can
+neither forge a status nor end the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from cluster.agent.files.durable import is_no_room, open_directory, write_all
+from cluster.agent.files.paths import identity_of
+from cluster.agent.home.home import BUFFERS, STEPS
+from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX
+from cluster.agent.processes.accounts import AccountRefused, account_for
+from cluster.agent.scripts.record import ProcessName, StepOrder, StepRecord
+from cluster.agent.worker.environment import CANNOT_EXECUTE, ScriptRefused, become_script, environment_of
+from cluster.agent.worker.work import failure
+from cluster.system.clock import SystemClock
+from cluster.system.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
+from replica.messages.commands import ScriptEnded
+from replica.model.jobs import JobState
+
+REFUSAL_BYTES_MAX: Final = 16 * 1024
+"""What the child may say about why the script could not be started, bytes."""
+
+SWEEP_S: Final = 0.05
+"""Seconds between two rounds of killing what is left of a script."""
+
+SUSPEND: Final = signal.SIGINT
+RESUME: Final = signal.SIGHUP
+"""What the agent sends a supervisor to have its script stand still and go on. One of an earlier release, which does not
+know them, keeps them blocked and goes on."""
+
+STOPPING_ROUNDS: Final = 3
+"""Rounds in which the processes of a script are stopped: one that was made in one round is stopped in the next."""
+
+_BLOCKED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+
+
+class Cause(Enum):
+    """Why a script was ended by its supervisor."""
+
+    TIME_LIMIT = JobState.TIMEOUT
+    CANCELLED = JobState.CANCELLED
+
+
+class Supervisor:
+    """One script from its start to its end."""
+
+    def __init__(self, record: StepRecord, wanted: StepOrder, lock: int) -> None:
+        """Take over the record and its lock."""
+        self._record = record
+        self._wanted = wanted
+        self._lock = lock
+        self._clock = SystemClock()
+        self._script = 0
+        self._wait_status: int | None = None
+
+    def run(self) -> ScriptEnded:
+        """Start the script and return how it ended; nothing of it is left."""
+        become_subreaper()
+        refused = self._start()
+        if refused is not None:
+            self._reap()
+            return refused
+        cause = self._watch()
+        self._sweep()
+        return self._ended(cause)
+
+    def _start(self) -> ScriptEnded | None:
+        """Fork, record, release: the child turns into the script only once the record is durable."""
+        try:
+            account_for(self._wanted.accounts, self._wanted.order.user)
+        except AccountRefused as error:
+            return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        said_read, said_write = os.pipe2(os.O_CLOEXEC)
+        me = os.getpid()
+        self._script = os.fork()
+        if self._script == 0:
+            os.close(go_write)
+            os.close(said_read)
+            _child(self._wanted, go_read, said_write, self._lock, me)
+        os.close(go_read)
+        os.close(said_write)
+        script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
+        if not insist(lambda: self._record.write_started(script), unless_ended=True):
+            # Without the word the child ends by itself: the script never ran.
+            os.close(go_write)
+            os.close(said_read)
+            os.waitpid(self._script, 0)
+            return ScriptEnded(JobState.CANCELLED)
+        write_all(go_write, b"g")
+        os.close(go_write)
+        with os.fdopen(said_read, "rb") as said:
+            # End of file: the descriptor was closed by a successful exec.
+            data = said.read(REFUSAL_BYTES_MAX)
+        if not data:
+            return None
+        exit_code, sentence = msgspec.json.decode(data, type=tuple[int, str])
+        return ScriptEnded(JobState.FAILED, exit_code, 0, failure(sentence).message)
+
+    def _watch(self) -> Cause | None:
+        """Wait for the end of the script; end it at its time limit or on SIGTERM, stop it and let it go on when told.
+
+        Returns why it was ended, if it was.
+        """
+        limit_s = self._wanted.order.time_limit_s
+        deadline_s = self._clock.monotonic_s() + limit_s if limit_s else math.inf
+        kill_s = math.inf
+        cause: Cause | None = None
+        suspended_s: float | None = None
+        left_s = math.inf
+        while True:
+            self._reap()
+            if self._wait_status is not None:
+                return cause
+            now_s = self._clock.monotonic_s()
+            if now_s >= kill_s:
+                self._signal_all(signal.SIGKILL)
+                kill_s = now_s + SWEEP_S
+            elif cause is None and now_s >= deadline_s:
+                cause = Cause.TIME_LIMIT
+                kill_s = self._end_gently(now_s)
+            received = signal.sigtimedwait(
+                _BLOCKED, max(0.0, min(deadline_s if cause is None else kill_s, kill_s, now_s + 3600) - now_s)
+            )
+            if received is None or cause is not None:
+                continue
+            now_s = self._clock.monotonic_s()
+            if received.si_signo == signal.SIGTERM:
+                cause = Cause.CANCELLED
+                kill_s = self._end_gently(now_s)
+            elif received.si_signo == SUSPEND and suspended_s is None:
+                # Its time limit stands still with it.
+                suspended_s, left_s, deadline_s = now_s, deadline_s - now_s, math.inf
+                for _ in range(STOPPING_ROUNDS):
+                    self._signal_all(signal.SIGSTOP)
+            elif received.si_signo == RESUME and suspended_s is not None:
+                suspended_s, deadline_s = None, now_s + left_s
+                self._signal_all(signal.SIGCONT)
+
+    def _end_gently(self, now_s: float) -> float:
+        """Ask every process to end, and return when those that do not are killed."""
+        self._signal_all(signal.SIGTERM)
+        # A stopped process would not see it.
+        self._signal_all(signal.SIGCONT)
+        return now_s + self._wanted.kill_wait_s
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for pid in descendants(os.getpid()):
+            send(pid, number)
+
+    def _reap(self) -> None:
+        """Collect every child that has ended: the script, and orphans of it that came to us."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._script:
+                    self._wait_status = status
+
+    def _sweep(self) -> None:
+        """Kill what the script left behind, until nothing is left."""
+        while descendants(os.getpid()):
+            self._signal_all(signal.SIGKILL)
+            signal.sigtimedwait({signal.SIGCHLD}, SWEEP_S)
+            self._reap()
+
+    def _ended(self, cause: Cause | None) -> ScriptEnded:
+        code = os.waitstatus_to_exitcode(self._wait_status or 0)
+        exit_code, number = (code, 0) if code >= 0 else (0, -code)
+        if cause is Cause.TIME_LIMIT:
+            return ScriptEnded(
+                cause.value, exit_code, number, f"ended at its time limit of {self._wanted.order.time_limit_s} s"
+            )
+        if cause is not None:
+            return ScriptEnded(cause.value, exit_code, number)
+        return ScriptEnded(JobState.COMPLETED if code == 0 else JobState.FAILED, exit_code, number)
+
+
+def _child(wanted: StepOrder, go: int, said: int, lock: int, supervisor: int) -> None:
+    """The child: wait for the word, then become the script; never returns."""
+    try:
+        os.setsid()
+        die_with_parent(supervisor)
+        os.close(lock)
+        if os.read(go, 1) != b"g":
+            os._exit(CANNOT_EXECUTE)
+        home = open_directory(wanted.home)
+        identity = identity_of(home)
+        os.close(home)
+        account = account_for(wanted.accounts, wanted.order.user)
+        order = wanted.order
+        environment = environment_of(
+            order,
+            account,
+            buffer=os.path.join(wanted.home, BUFFERS, str(order.job)),
+            node=wanted.node,
+            marker=f"{wanted.storage_id}.{order.job}",
+            paths=wanted.paths,
+        )
+        for number in _BLOCKED | {signal.SIGPIPE}:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        script = os.path.join(wanted.home, STEPS, str(order.job), "script")
+        become_script(script, order, account, environment, home=identity, prepare=lambda: die_with_parent(supervisor))
+    except ScriptRefused as error:
+        _say(said, error.exit_code, error.sentence)
+    except BaseException as error:
+        _say(said, CANNOT_EXECUTE, f"the script could not be started: {error}")
+    finally:
+        os._exit(CANNOT_EXECUTE)
+
+
+def _say(said: int, exit_code: int, sentence: str) -> None:
+    write_all(said, msgspec.json.encode((exit_code, failure(sentence).message)))
+
+
+def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
+    """Write something down, waiting for room on the disk as long as it takes.
+
+    False, with nothing written, if `unless_ended` and SIGTERM arrived meanwhile; OSError that is not about room.
+    """
+    wait_s = ROOM_RETRY_S
+    while True:
+        try:
+            write()
+            return True
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+        received = signal.sigtimedwait(_BLOCKED, wait_s)
+        if unless_ended and received is not None and received.si_signo == signal.SIGTERM:
+            return False
+        wait_s = min(ROOM_RETRY_S_MAX, 2 * wait_s)
+
+
+def main(arguments: list[str]) -> int:
+    """Supervise the script of the record; return the exit code."""
+    directory, lock_text = arguments
+    lock = int(lock_text)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    os.set_inheritable(lock, False)
+    steps, name = os.path.split(directory)
+    record = StepRecord(open_directory(steps), int(name))
+    wanted = record.order()
+    if wanted is None or record.started() is not None or record.status() is not None:
+        print(f"{directory}: there is nothing that may be started", file=sys.stderr)
+        return 1
+    me = ProcessName(pid=os.getpid(), started=start_time(os.getpid()) or 0, boot=boot_id())
+    if not insist(lambda: record.write_supervisor(me), unless_ended=True):
+        # The record still says that the script never ran, which whoever holds the lock next can believe.
+        return 0
+    ended = Supervisor(record, wanted, lock).run()
+    # Nobody else will ever know it: it is kept until it can be written down, whoever wants it ended.
+    insist(lambda: record.write_status(ended), unless_ended=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

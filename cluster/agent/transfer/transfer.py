@@ -1,0 +1,258 @@
+"""The one entry: plans, has everything copied, makes it durable, and says what was done. DESIGN.md says how."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from cluster.agent.files.durable import is_disk_full
+from cluster.agent.transfer import backends
+from cluster.agent.transfer.checkpoint import EMPTY, RecordsFailed, Slots, State, write_header
+from cluster.agent.transfer.context import Context
+from cluster.agent.transfer.errors import Paused, TransferFailed, root_cause
+from cluster.agent.transfer.file_copy import MODE_BITS, discard
+from cluster.agent.transfer.kernel import is_local
+from cluster.agent.transfer.manifest import Manifest, Record
+from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.places import Places, make_directory
+from cluster.agent.transfer.plan import Item
+from cluster.agent.transfer.planning import STEP_RECORDS, earlier, plan
+from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.receipt import Receipt
+from cluster.agent.transfer.receipts import Summed, write_lines
+from cluster.agent.transfer.removing import remove_sources
+from cluster.agent.transfer.staging_directories import discard_all
+from cluster.agent.transfer.state import LOOK_RECORDS, Desk
+from cluster.agent.transfer.workspace import Workspace
+from cluster.system.processes import sync_file_system
+
+COPYING: Final = 2
+COMMITTING: Final = 4
+"""Phases in the counters (cluster.agent.transfer.progress.PHASES)."""
+
+_PASSING: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ECONNRESET})
+"""What the kernel says of storage that may be back soon. Not that it is full: what is half done would fill it."""
+
+DIRECTORIES_SYNCED_ALONE_MAX: Final = 16
+"""Directories that are synced one by one, count: from there on one sync of their file system costs less."""
+
+
+def resumable(items: Sequence[Item], options: Options, workspace: Workspace) -> bool:
+    """Return whether an earlier attempt at the same transfer left something to go on from. OSError."""
+    return earlier(items, options, workspace) is not None
+
+
+def carry(items: Sequence[Item], options: Options, context: Context) -> Receipt:
+    """Move the items, and return what was done.
+
+    On return all of it is durable at the destination. TransferFailed says why not, with `item` and `receipt`; so do
+    Fenced, OSError (the agent's own records) and whatever `context` raises. However it ends, each destination is
+    absent, old or complete.
+    """
+    return _Carrying(items, options, context).run()
+
+
+class _Carrying:
+    def __init__(self, items: Sequence[Item], options: Options, context: Context) -> None:
+        self._items = items
+        self._options = options
+        self._context = context
+        self._started_at = int(context.clock.now())
+        self._desk: Desk | None = None
+
+    def run(self) -> Receipt:
+        try:
+            return self._carry()
+        except TransferFailed as error:
+            self._clean_up(keep=_goes_away(error))
+            if self._desk is not None:
+                with contextlib.suppress(OSError):
+                    error.receipt = self._receipt(self._desk, complete=False)
+            raise
+        except (Paused, Stopped):
+            raise
+        except BaseException as error:
+            self._clean_up(keep=_goes_away(error))
+            raise
+
+    def _carry(self) -> Receipt:
+        context, options = self._context, self._options
+        claimed = earlier(self._items, options, context.workspace) is not None
+        if claimed:
+            # What the earlier attempt left is in its staging directories.
+            self._claim()
+        planned = plan(self._items, options, context)
+        context.planned(planned.amounts)
+        if not claimed:
+            self._claim()
+        desk = Desk(
+            self._items,
+            options,
+            context,
+            Manifest(planned.files.manifest, planned.header.manifest_bytes),
+            planned.totals,
+            Slots(planned.files.control),
+            planned.files.chunks,
+            same_boot=planned.same_boot,
+        )
+        if options.limit_bytes and planned.totals.size_bytes > options.limit_bytes:
+            raise TransferFailed(
+                f"the transfers need {planned.totals.size_bytes} bytes, the buffer has {options.limit_bytes}; "
+                "ask for more capacity or stage less"
+            )
+        self._desk = desk
+        desk.tell(
+            desk.counters._replace(
+                files_done=planned.resumed_files,
+                bytes_done=planned.resumed_bytes,
+                resumed_files=planned.resumed_files,
+                resumed_bytes=planned.resumed_bytes,
+                durable_files=planned.resumed_files,
+                durable_bytes=planned.resumed_bytes,
+                steps=planned.totals.records,
+                phase=COPYING,
+            )
+        )
+        if not planned.header.complete:
+            _make_directories(desk, planned.directories)
+            backends.copy_all(desk)
+            desk.tell(desk.counters._replace(phase=COMMITTING))
+            _finish_directories(desk, planned.directories)
+            try:
+                desk.slots.sync()
+                write_header(planned.files.control, msgspec.structs.replace(planned.header, complete=True))
+            except RecordsFailed as error:
+                # Everything is durable at its destination. Only a move has to know that for certain later on.
+                if not is_disk_full(error) or any(item.move for item in self._items):
+                    raise
+        removed = remove_sources(desk) if any(item.move for item in self._items) else 0
+        return self._receipt(desk, complete=True, removed=removed)
+
+    def _claim(self) -> None:
+        self._items = [item._replace(staging=self._context.claim(item)) for item in self._items]
+
+    def _receipt(self, desk: Desk, *, complete: bool, removed: int = 0) -> Receipt:
+        summed = Summed(self._options, desk.items, complete=complete)
+        kept = write_lines(self._context.workspace.receipts, desk.manifest, desk.slots, summed)
+        counters = desk.counters
+        return Receipt(
+            complete=complete,
+            files=summed.files,
+            directories=summed.directories,
+            size_bytes=summed.size_bytes,
+            written_bytes=desk.written_bytes,
+            resumed_files=counters.resumed_files,
+            resumed_bytes=counters.resumed_bytes,
+            retries=summed.retries,
+            removed_files=removed,
+            left_out=summed.left_out,
+            left_out_first=tuple(summed.left_out_first),
+            stripped=summed.stripped,
+            verify=self._options.verify.word,
+            algorithm=self._options.algorithm,
+            digest=summed.digest,
+            manifest_digest=f"xxh3-128:{desk.totals.digest.hex()}",
+            started_at=self._started_at,
+            ended_at=int(self._context.clock.now()),
+            lines_kept=kept,
+        )
+
+    def _clean_up(self, *, keep: bool) -> None:
+        """Remove the temporary files of what was under way, unless the next attempt goes on with them."""
+        desk = self._desk
+        if desk is None or keep:
+            return
+        for staging in {item.staging for item in desk.items if item.staging >= 0}:
+            discard_all(staging)
+        with contextlib.suppress(OSError), desk.places() as places:
+            under_way = _under_way(desk)
+            if not under_way:
+                return
+            for record in desk.manifest.records():
+                if record.index not in under_way:
+                    continue
+                with contextlib.suppress(OSError, TransferFailed):
+                    discard(*places.part(record))
+                    desk.slots.put(record.index, EMPTY._replace(tries=desk.slots.get(record.index).tries))
+                under_way.discard(record.index)
+                if not under_way:
+                    return
+
+
+def _under_way(desk: Desk) -> set[int]:
+    """Return the records that have temporary files: large ones, and what is left of a batch."""
+    found: set[int] = set()
+    for base in range(0, desk.totals.records, LOOK_RECORDS):
+        states = desk.slots.states(base, min(LOOK_RECORDS, desk.totals.records - base))
+        if State.STARTED in states or State.READY in states:
+            found.update(base + at for at, state in enumerate(states) if state in (State.STARTED, State.READY))
+    return found
+
+
+def _goes_away(error: BaseException) -> bool:
+    """Whether another attempt may well go on from here, and what is half done takes no room that it lacks."""
+    cause = root_cause(error)
+    return isinstance(cause, OSError) and cause.errno in _PASSING
+
+
+def _make_directories(desk: Desk, directories: Sequence[int]) -> None:
+    """Make all directories, so that whoever copies finds them."""
+    with desk.places() as places:
+        for record in _at(desk, directories):
+            _, shown = desk.shown(record)
+            made = desk.slots.get(record.index).state is State.MADE
+            if record.path:
+                directory, name = places.destination(record)
+                try:
+                    made = make_directory(directory, name, shown) or made
+                except (OSError, TransferFailed) as error:
+                    raise desk.failed(record, error) from error
+            else:
+                places.destination_directory(record)
+            desk.slots.put(record.index, EMPTY._replace(state=State.MADE if made else State.THERE))
+
+
+def _finish_directories(desk: Desk, directories: Sequence[int]) -> None:
+    """Give directories that were made their permissions, and make all of them durable."""
+    alone = len(directories) <= DIRECTORIES_SYNCED_ALONE_MAX
+    with desk.places() as places:
+        for record in _at(desk, directories):
+            descriptor = places.destination_directory(record)
+            try:
+                if desk.slots.get(record.index).state is State.MADE:
+                    # The owner keeps his own permissions, or nobody but root could fill or remove it.
+                    os.fchmod(descriptor, record.mode & MODE_BITS | 0o700)
+                if alone or not is_local(descriptor):
+                    os.fsync(descriptor)
+            except OSError as error:
+                raise desk.failed(record, error) from error
+        if not alone:
+            _sync_file_systems(desk, directories, places)
+
+
+def _sync_file_systems(desk: Desk, directories: Sequence[int], places: Places) -> None:
+    """Sync every local file system that one of the directories is on: others may be mounted below a destination."""
+    synced: set[int] = set()
+    for record in _at(desk, directories):
+        descriptor = places.destination_directory(record)
+        device = os.fstat(descriptor).st_dev
+        if device not in synced and is_local(descriptor):
+            synced.add(device)
+            try:
+                sync_file_system(descriptor)
+            except OSError as error:
+                raise desk.failed(record, error) from error
+
+
+def _at(desk: Desk, places: Sequence[int]) -> Iterator[Record]:
+    """Yield the records at these places, with signs of life."""
+    for number, place in enumerate(places):
+        if number % STEP_RECORDS == 0:
+            desk.context.pace.check()
+            desk.advance(steps=1)
+        yield desk.manifest.at(place)

@@ -1,0 +1,168 @@
+"""Where a transfer may leave temporary files if it is killed, so that they are removed whoever dies.
+
+`leftovers/JOB` is there while a transfer of the job may have left something in a destination: a line of JSON that says
+whose it is and which directories have a staging directory in them (cluster.agent.transfer.fence), durable before the
+worker starts. Whoever removes does so as the job's user and beneath the roots of the order: the line is not trusted
+further than the order was.
+
+Up to release 0.2.0 temporary files lay beside their destinations, and a slot behind the line named the directory; what
+such an agent left is removed too."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from cluster.agent.files.durable import ROOM_SUFFIX, FileRefused, is_disk_full, read_bounded, write_durably
+from cluster.agent.files.paths import Identity, PathRefused, Target, inside_target, opened, outside_target
+from cluster.agent.home.reserve_files import Spares
+from cluster.agent.transfer import fence
+from cluster.agent.transfer.fence import Claimant
+from replica.model.buffers import TransferKind
+from replica.views.orders import NOTHING_SPECIAL, Order
+
+SWEEP: Final = "sweep"
+"""What a worker is told to do about it; no order of the controller says that."""
+
+ANY_ATTEMPT: Final = 2**63 - 1
+"""An attempt that none is newer than: of one's own, all are over when one sweeps."""
+
+_SLOT_BYTES: Final = 4096
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """Of whom it is, what it lies beneath, and in which directories."""
+
+    user: str
+    roots: tuple[str, ...]
+    directories: tuple[str, ...] = ()
+    """Absolute paths, and such as `$DW_PERSISTENT_STRIPED_lake/a`."""
+    uses: tuple[str, ...] = ()
+    """Persistent buffers that such paths may be in."""
+
+    def covers(self, other: Left) -> bool:
+        """Whether everything of another one is in this one."""
+        same = (self.user, self.roots, self.uses) == (other.user, other.roots, other.uses)
+        return same and set(self.directories) >= set(other.directories)
+
+
+def tag(job: int, storage_id: str) -> str:
+    """Return what the temporary names of a job begin with; `storage_id` tells nodes and clusters apart."""
+    return f".forebay-{job}-{storage_id[:8]}"
+
+
+def expected(order: Order) -> Left:
+    """Return what a transfer may leave outside of the job's own buffer, which its teardown removes anyway."""
+    special = order.special or NOTHING_SPECIAL
+    outgoing = order.stage == "stage_out"
+    found: dict[str, None] = {}
+    for transfer in order.transfers:
+        path = transfer.outside if outgoing else transfer.inside
+        found[path if transfer.kind is TransferKind.DIRECTORY else posixpath.dirname(path.rstrip("/"))] = None
+    for listed in special.lists:
+        found[listed.destination] = None
+    if not outgoing:
+        found = {path: None for path in found if path.lstrip("${").startswith("DW_PERSISTENT_STRIPED_")}
+    return Left(user=order.user, roots=order.roots, directories=tuple(found), uses=order.uses)
+
+
+def begin(leftovers: int, spares: Spares, job: int, left: Left) -> None:
+    """Make the file for a transfer in the open directory. OSError if the disk does not take it."""
+    name = str(job)
+    data = msgspec.json.encode(left) + b"\n"
+    try:
+        write_durably(leftovers, name, data)
+    except OSError as error:
+        if not is_disk_full(error) or not spares.lend(leftovers, name + ROOM_SUFFIX):
+            raise
+        write_durably(leftovers, name, data)
+
+
+def forget(leftovers: int, spares: Spares, job: int) -> None:
+    """Nothing can be left of the job's transfers any more."""
+    spares.drop(leftovers, str(job))
+
+
+def jobs_with_leftovers(leftovers: int) -> list[int]:
+    """Return the jobs of which something may be left."""
+    return sorted(int(name) for name in os.listdir(leftovers) if name.isdecimal())
+
+
+def read(leftovers: int, job: int) -> Left | None:
+    """Return what is known of a job, None if nothing can be left of it; FileRefused if the file is damaged."""
+    data = read_bounded(leftovers, str(job))
+    if data is None:
+        return None
+    line, newline, _ = data.partition(b"\n")
+    try:
+        left = msgspec.json.decode(line, type=Left)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FileRefused(
+            f"leftovers/{job} is damaged ({error}): remove .forebay-{job}-* and .forebay-*-{job} in the destinations "
+            "of the job, and then this file"
+        ) from error
+    slot = -(-len(line + newline) // _SLOT_BYTES) * _SLOT_BYTES
+    former = os.fsdecode(data[slot : slot + _SLOT_BYTES].partition(b"\0")[0].strip())
+    if not former:
+        return left
+    return msgspec.structs.replace(left, directories=(*left.directories, former))
+
+
+def sweep(
+    job: int, storage_id: str, claimant: Claimant, left: Left, persistent: Mapping[str, str], home: Identity
+) -> int:
+    """Remove the temporary files of a job, and return how many there were.
+
+    A directory that is gone has nothing in it. One that cannot be looked at keeps no other one from being swept; then
+    PathRefused, FenceFailed or OSError says why.
+    """
+    wrong: Exception | None = None
+    removed = 0
+    for path in left.directories:
+        try:
+            removed += _sweep_one(job, storage_id, claimant, left, path, persistent, home)
+        except (PathRefused, fence.FenceFailed, OSError) as error:
+            wrong = wrong or error
+    if wrong is not None:
+        raise wrong
+    return removed
+
+
+def _sweep_one(
+    job: int,
+    storage_id: str,
+    claimant: Claimant,
+    left: Left,
+    path: str,
+    persistent: Mapping[str, str],
+    home: Identity,
+) -> int:
+    target = _target(left, path, persistent)
+    if target is None:
+        return 0
+    pattern = re.compile(re.escape(tag(job, storage_id)) + r"[0-9a-f]{16}\.part", re.ASCII)
+    with opened(target, forbidden=home) as descriptor:
+        removed = fence.sweep(descriptor, path, claimant)
+        names = [name for name in os.listdir(descriptor) if pattern.fullmatch(name)]
+        for name in names:
+            os.unlink(name, dir_fd=descriptor)
+        os.fsync(descriptor)
+    return removed + len(names)
+
+
+def _target(left: Left, path: str, persistent: Mapping[str, str]) -> Target | None:
+    """Return where a directory is, None if it is gone."""
+    if path.startswith("$"):
+        head, _, rest = path.partition("/")
+        root = persistent.get(head.strip("${}"), "")
+        if not root or not os.path.lexists(os.path.join(root, rest)):
+            return None
+        return inside_target(-1, path, persistent)
+    if not os.path.lexists(path):
+        return None
+    return outside_target(left.roots, path, "stage_out")

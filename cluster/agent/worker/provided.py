@@ -1,0 +1,202 @@
+"""The operations of a site's own provider, in the agent's worker: which ones make up a stage, and in which order.
+
+    stage_in   [destroy_persistent] [create_persistent] setup data_in real_size paths
+    run        pre_run, then the script with the variables that `paths` gave
+    post_run   post_run
+    stage_out  data_out
+    teardown   [destroy_persistent] teardown
+
+Each operation is a process of its own that the worker can end (cluster.providers.guard). What `paths` said is kept,
+durably, in calls/<job>/environment.json until the teardown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from typing import Final
+
+import msgspec
+
+from cluster.agent.files.durable import open_directory, read_bounded, write_durably
+from cluster.agent.files.removal import remove_tree
+from cluster.agent.home.home import CALLS
+from cluster.agent.processes.accounts import AccountRefused, Mode, account_for
+from cluster.agent.processes.job_processes import kill_job
+from cluster.agent.worker.work import Outcome, Work, failure
+from cluster.providers import OperationError, Provider, Subject, provider_for
+from cluster.providers.log_lines import log_to_stderr
+from cluster.system.clock import SystemClock
+from cluster.system.processes import become_subreaper
+from replica.messages.commands import OperationDone
+from replica.views.orders import Order
+
+PRE_RUN: Final = "pre_run"
+"""The stage that an agent makes of the first part of a run; no order names it."""
+
+ENVIRONMENT: Final = "environment.json"
+
+_PRIVATE: Final = 0o700
+
+
+def perform(work: Work) -> Outcome:
+    """Do what the order asks for with the site's provider; what it says is wrong is a result, too."""
+    order = work.order
+    assert order.provision is not None
+    become_subreaper()
+    log_to_stderr(f"job {order.job}: ")
+    try:
+        provider = provider_for(order.provision, work.local, SystemClock())
+        return _STAGES[order.stage](work, provider, subject_of(order, work.accounts, work.node), _directory(work))
+    except OperationError as error:
+        return failure(error.message, final=error.final, operation=error.operation)
+
+
+def subject_of(order: Order, accounts: Mode, node: str) -> Subject:
+    """Return what a provider is told of the order's job; AccountRefused if its user has to be known here and is not."""
+    uid, gid = _ids(order.user, accounts)
+    options = order.options
+    more = (
+        {}
+        if options is None
+        else {
+            "account": options.account,
+            "qos": options.qos,
+            "partition": options.partition,
+            "comment": options.comment,
+            "reservation": options.reservation,
+            "nodes": options.nodes,
+            "array_job": options.array_job,
+            "array_task": options.array_task,
+            "persistent_only": options.nodes == 0,
+        }
+    )
+    return msgspec.convert(
+        {
+            "job": order.job,
+            "name": order.name,
+            "user": order.user,
+            "uid": uid,
+            "gid": order.gid or gid,
+            "workdir": order.workdir,
+            "script": order.script,
+            "directives": order.directives,
+            "pool": order.pool,
+            "size": order.capacity_bytes,
+            "size_is_bytes": order.pool_is_bytes,
+            "has_size": order.capacity_bytes > 0,
+            "node": node,
+            "time_limit_s": order.time_limit_s,
+            "cpus": order.cpus,
+        }
+        | more,
+        type=Subject,
+    )
+
+
+def _ids(user: str, accounts: Mode) -> tuple[int, int]:
+    """Return the user and group id that providers are told: the user's own, or the agent's where he is not known."""
+    with contextlib.suppress(KeyError):
+        found = pwd.getpwnam(user)
+        return found.pw_uid, found.pw_gid
+    if accounts == "switch":
+        raise AccountRefused(f"the user {user!r} does not exist on this node; make the account here")
+    return os.geteuid(), os.getegid()
+
+
+def _directory(work: Work) -> str:
+    """Return where the files for this job's calls are; only the agent's account can look in."""
+    home = open_directory(work.home)
+    calls = open_directory(CALLS, dir_fd=home)
+    os.close(home)
+    name = str(work.order.job)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, _PRIVATE, dir_fd=calls)
+        os.close(open_directory(name, dir_fd=calls))
+    finally:
+        os.close(calls)
+    return os.path.join(work.home, CALLS, name)
+
+
+def paths_of(calls: int, job: int) -> tuple[tuple[str, str], ...]:
+    """Return the variables that `paths` gave the job; `calls` is the open directory.
+
+    FileRefused or msgspec.DecodeError if they are damaged.
+    """
+    try:
+        directory = open_directory(str(job), dir_fd=calls)
+    except FileNotFoundError:
+        return ()
+    try:
+        data = read_bounded(directory, ENVIRONMENT)
+    finally:
+        os.close(directory)
+    return () if data is None else msgspec.json.decode(data, type=tuple[tuple[str, str], ...])
+
+
+def forget(calls: int, job: int) -> None:
+    """Remove the files of a job's calls; RemovalFailed if that is not possible."""
+    remove_tree(calls, str(job), shown=f"{CALLS}/{job}")
+
+
+def _stage_in(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
+    for unwanted in work.order.destroys:
+        provider.destroy_persistent(subject, unwanted, directory)
+    for wanted in work.order.creates:
+        provider.create_persistent(subject, wanted, directory)
+    provider.setup(subject, directory)
+    provider.data_in(subject, directory)
+    size = provider.real_size(subject, directory)
+    # A job that runs no script has no environment, and no node for it.
+    variables = () if subject.persistent_only else provider.paths(subject, directory)
+    place = open_directory(directory)
+    try:
+        write_durably(place, ENVIRONMENT, msgspec.json.encode(variables))
+    finally:
+        os.close(place)
+    return OperationDone(size_bytes=size or 0)
+
+
+def _pre_run(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
+    provider.pre_run(subject, directory)
+    return OperationDone()
+
+
+def _post_run(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
+    left = kill_job(f"{work.storage_id}.{work.order.job}", account_for(work.accounts, work.order.user).uid)
+    if left:
+        return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
+    provider.post_run(subject, directory)
+    return OperationDone()
+
+
+def _stage_out(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
+    provider.data_out(subject, directory)
+    return OperationDone()
+
+
+def _teardown(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
+    with contextlib.suppress(AccountRefused):
+        kill_job(f"{work.storage_id}.{work.order.job}", account_for(work.accounts, work.order.user).uid)
+    for unwanted in work.order.destroys:
+        provider.destroy_persistent(subject, unwanted, directory)
+    provider.teardown(subject, work.order.hurry, directory)
+    home = open_directory(work.home)
+    calls = open_directory(CALLS, dir_fd=home)
+    try:
+        forget(calls, work.order.job)
+    finally:
+        os.close(calls)
+        os.close(home)
+    return OperationDone()
+
+
+_STAGES = {
+    "stage_in": _stage_in,
+    PRE_RUN: _pre_run,
+    "post_run": _post_run,
+    "stage_out": _stage_out,
+    "teardown": _teardown,
+}

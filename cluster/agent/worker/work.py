@@ -1,0 +1,63 @@
+"""What an agent tells a worker: one order, and what else the worker has to know."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cluster.agent.processes.accounts import Mode
+from cluster.agent.worker.leftovers import Left
+from cluster.providers.interface import NO_LOCAL, Local
+from replica.messages.commands import OperationDone, OperationFailed
+from replica.model.transfers import TransferReceipt
+from replica.values.limits import MESSAGE_CHARACTERS_MAX
+from replica.views.orders import Order
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One operation, as a worker reads it from its standard input."""
+
+    order: Order
+    home: str
+    """The agent's directory, absolute."""
+    storage_id: str
+    accounts: Mode
+    copy_rate_bytes_s: int
+    """Bytes per second; 0 is no limit."""
+    progress: int
+    """Descriptor of the shared counters."""
+    control: int = -1
+    """Descriptor of what the transfer may do now (cluster.agent.transfer.rate_limit); -1: it does not move data."""
+    lock: int = -1
+    """Descriptor of the lock operations/JOB: whoever may still write for the job keeps it open."""
+    cluster: str = ""
+    """The cluster's id: part of the names of staging directories in destinations that clusters share."""
+    local: Local = NO_LOCAL
+    """What this machine's configuration says of the site's provider."""
+    node: str = ""
+    """The node's name, as its jobs know it."""
+    left: Left | None = None
+    """sweep: where to remove temporary files."""
+    agent: int
+    """Process id of the agent: a worker does not outlive it."""
+
+
+Outcome = OperationDone | OperationFailed
+"""What a worker may say, as JSON on its standard output."""
+
+_ELLIPSIS: Final = " … "
+
+
+def failure(
+    message: str, *, final: bool = False, operation: str = "", receipt: TransferReceipt | None = None
+) -> OperationFailed:
+    """Return a failure whose message fits into the state; a `final` one is not tried again by itself.
+
+    A long one loses its middle, because its ends say what and why.
+    """
+    if len(message) > MESSAGE_CHARACTERS_MAX:
+        half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
+        message = message[:half] + _ELLIPSIS + message[-half:]
+    # Names of files need not be UTF-8; what is reported has to be.
+    return OperationFailed(message.encode("utf-8", "replace").decode(), final, operation, receipt)

@@ -1,0 +1,330 @@
+"""One operation in its own process: told on standard input, answered on standard output, never outliving its agent.
+
+Run as `python -m cluster.agent.worker.worker` by the agent. What touches a job's files runs as the account that the job
+has here."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from cluster.agent.files.durable import is_disk_full, open_directory, write_all
+from cluster.agent.files.paths import Identity, PathRefused, identity_of
+from cluster.agent.files.removal import RemovalFailed, remove_tree
+from cluster.agent.home.home import BUFFERS
+from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
+from cluster.agent.processes.accounts import Account, AccountRefused, account_for, become
+from cluster.agent.processes.job_processes import OPERATION_VARIABLE, kill_job
+from cluster.agent.transfer import workspace
+from cluster.agent.transfer.context import Context
+from cluster.agent.transfer.errors import Paused, TransferFailed, root_cause
+from cluster.agent.transfer.fence import Fenced, FenceFailed
+from cluster.agent.transfer.io_counters import IoWatch
+from cluster.agent.transfer.progress import SharedCounters
+from cluster.agent.transfer.rate_limit import Pace, Stopped
+from cluster.agent.transfer.workspace import Workspace
+from cluster.agent.worker import persistent, provided
+from cluster.agent.worker.claims import claimant_of
+from cluster.agent.worker.commands import Commands
+from cluster.agent.worker.environment import environment_of
+from cluster.agent.worker.leftovers import ANY_ATTEMPT, SWEEP, sweep, tag
+from cluster.agent.worker.persistent import carry_out
+from cluster.agent.worker.staging import Carrier, receipt_of, stage_in, stage_out
+from cluster.agent.worker.work import Outcome, Work, failure
+from cluster.system.clock import SystemClock
+from cluster.system.processes import die_with_parent, sync_file_system
+from replica.messages.commands import OperationDone
+
+EXIT_ENDED = 143
+"""Exit code after SIGTERM, as shells give it: there is no result."""
+
+
+_LASTING: Final = frozenset(
+    {
+        errno.ENOENT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EROFS,
+        errno.EXDEV,
+    }
+)
+"""What the kernel says of a path that is wrong for good."""
+
+
+def perform(work: Work) -> Outcome:
+    """Do the operation and return its result; what is wrong with it is a result too."""
+    try:
+        if work.order.provision is not None and work.order.stage != SWEEP:
+            return provided.perform(work)
+        return _OPERATIONS[work.order.stage](work)
+    except TransferFailed as error:
+        receipt = None if error.receipt is None else receipt_of(work.order, error.receipt, ())
+        return failure(str(error), final=is_final(error), receipt=receipt)
+    except (AccountRefused, PathRefused, RemovalFailed, Fenced, FenceFailed) as error:
+        return failure(str(error), final=is_final(error))
+    except OSError as error:
+        traceback.print_exc()
+        # What happens to the job's files is a failure of its own, with their names: this is about the agent's records.
+        where = f" ({error.filename})" if error.filename else ""
+        remedy = "; make room on its disk" if is_disk_full(error) else ""
+        return failure(
+            f"{work.order.stage} failed: {error.strerror or error}{where} in the agent's directory {work.home}{remedy}"
+        )
+
+
+def is_final(error: BaseException) -> bool:
+    """Return whether trying again by itself is of no use: somebody has to put right what is wrong first.
+
+    A full disk, an I/O error or a source that changes may go away; a source that does not exist, or may not be read, or
+    needs more than the buffer has, does not.
+    """
+    cause = root_cause(error)
+    if isinstance(cause, OSError):
+        return cause.errno in _LASTING
+    return type(cause) in (AccountRefused, PathRefused, TransferFailed, FenceFailed)
+
+
+def _stage_in(work: Work) -> Outcome:
+    failed = carry_out(work)
+    if failed is not None:
+        return failed
+    account = account_for(work.accounts, work.order.user)
+    home = open_directory(work.home)
+    identity = identity_of(home)
+    buffers = open_directory(BUFFERS, dir_fd=home)
+    name = str(work.order.job)
+    try:
+        os.mkdir(name, 0o700, dir_fd=buffers)
+        # A buffer that was made just now has nothing of an earlier attempt in it.
+        workspace.forget(home, work.order.job, ("stage_in",))
+    except FileExistsError:
+        pass
+    buffer = open_directory(name, dir_fd=buffers)
+    os.fchmod(buffer, 0o700)
+    if account.switch:
+        os.fchown(buffer, account.uid, account.gid)
+    os.fsync(buffers)
+    carrier = _carrier(work, home)
+    _become(account, work, home, buffers)
+    return stage_in(
+        work.order,
+        buffer,
+        carrier,
+        identity,
+        persistent=persistent.variables(work.home, work.order.uses),
+        commands=_commands(work, account, identity),
+    )
+
+
+def _stage_out(work: Work) -> Outcome:
+    account = account_for(work.accounts, work.order.user)
+    home = open_directory(work.home)
+    identity = identity_of(home)
+    buffers = open_directory(BUFFERS, dir_fd=home)
+    try:
+        buffer = open_directory(str(work.order.job), dir_fd=buffers)
+    except FileNotFoundError:
+        return failure(f"the buffer of job {work.order.job} is not on this node; nothing can be staged out")
+    carrier = _carrier(work, home)
+    _become(account, work, home, buffers)
+    return stage_out(
+        work.order,
+        buffer,
+        carrier,
+        identity,
+        persistent=persistent.variables(work.home, work.order.uses),
+        commands=_commands(work, account, identity),
+    )
+
+
+def _commands(work: Work, account: Account, home: Identity) -> Commands | None:
+    """Return the commands of the order, if it has any."""
+    order = work.order
+    if order.special is None or not order.special.commands:
+        return None
+    environment = environment_of(
+        replace(order, environment=order.special.environment),
+        account,
+        buffer=os.path.join(work.home, BUFFERS, str(order.job)),
+        node=work.node,
+        marker=_marker(work),
+    )
+    environment[OPERATION_VARIABLE] = f"{_marker(work)}.{order.attempt}"
+    shared = SharedCounters(work.progress)
+
+    def alive() -> None:
+        counters = shared.read()
+        shared.write(counters._replace(steps=counters.steps + 1))
+
+    watch = IoWatch(alive, _pace or Pace(-1, shared, SystemClock()))
+    return Commands(order, environment, home, clock=SystemClock(), look=watch.look)
+
+
+def _sweep(work: Work) -> Outcome:
+    """Remove what a killed transfer left, as the user whose it is."""
+    account = account_for(work.accounts, work.order.user)
+    home = open_directory(work.home)
+    identity = identity_of(home)
+    _become(account, work, home)
+    assert work.left is not None
+    everything = claimant_of(work.cluster, work.order.job, ANY_ATTEMPT, work.storage_id)
+    variables = persistent.variables(work.home, work.left.uses)
+    return OperationDone(files=sweep(work.order.job, work.storage_id, everything, work.left, variables, identity))
+
+
+def _become(account: Account, work: Work, *descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+    become(account)
+    # Becoming another user clears it.
+    die_with_parent(work.agent)
+
+
+def _carrier(work: Work, home: int) -> Carrier:
+    """Return what moves the data; made while this is still the agent's account: its records are the agent's."""
+    order, shared = work.order, SharedCounters(work.progress)
+    context = Context(
+        tag=tag(order.job, work.storage_id),
+        workspace=Workspace.open(home, order.job, order.attempt, order.stage),
+        clock=SystemClock(),
+        progress=shared.write,
+        at=shared.at,
+        pace=_pace or Pace(-1, shared, SystemClock()),
+    )
+    claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
+    if _pace is None:
+        return Carrier(context, claimant)
+    return Carrier(context, claimant, _pace.await_order, _seen_by_pace)
+
+
+def _post_run(work: Work) -> Outcome:
+    account = account_for(work.accounts, work.order.user)
+    left = kill_job(_marker(work), account.uid)
+    if left:
+        return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
+    buffers = open_directory(os.path.join(work.home, BUFFERS))
+    with contextlib.suppress(FileNotFoundError):
+        sync_file_system(open_directory(str(work.order.job), dir_fd=buffers))
+    return OperationDone()
+
+
+def _teardown(work: Work) -> Outcome:
+    """Remove the buffer as the agent itself.
+
+    By descriptors and never through a link, so it does not matter whose the files are.
+    """
+    buffers = open_directory(os.path.join(work.home, BUFFERS))
+    name = str(work.order.job)
+    uid = _owner(work, buffers, name)
+    left = [] if uid is None else kill_job(_marker(work), uid)
+    if left:
+        return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
+    remove_tree(buffers, name, shown=f"the buffer of job {work.order.job}")
+    home = open_directory(work.home)
+    workspace.forget(home, work.order.job)
+    workspace.prune_receipts(home)
+    os.close(home)
+    return carry_out(work) or OperationDone()
+
+
+def _owner(work: Work, buffers: int, name: str) -> int | None:
+    """Return whose processes to look for: the account may have been removed since, the buffer still knows its owner."""
+    try:
+        return account_for(work.accounts, work.order.user).uid
+    except AccountRefused:
+        with contextlib.suppress(FileNotFoundError):
+            owner = os.stat(name, dir_fd=buffers, follow_symlinks=False).st_uid
+            return owner or None
+        return None
+
+
+def _marker(work: Work) -> str:
+    return f"{work.storage_id}.{work.order.job}"
+
+
+_OPERATIONS = {
+    "stage_in": _stage_in,
+    "stage_out": _stage_out,
+    "post_run": _post_run,
+    "teardown": _teardown,
+    SWEEP: _sweep,
+}
+
+
+_pace: Pace | None = None
+"""What the transfer may do, for the handler of a signal."""
+
+
+_is_seen_by_pace = False
+"""Whether SIGTERM only tells the pace."""
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    # Once is enough: a second one must not interrupt whatever unwinds.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if _pace is not None:
+        _pace.end(Stopped)
+        if _is_seen_by_pace:
+            return
+        _pace.check()
+    raise Stopped
+
+
+@contextlib.contextmanager
+def _seen_by_pace() -> Iterator[None]:
+    """Have SIGTERM seen where the transfer asks its pace, so that nothing is left half done where data is moved."""
+    global _is_seen_by_pace
+    assert _pace is not None
+    _is_seen_by_pace = True
+    try:
+        yield
+    finally:
+        _is_seen_by_pace = False
+    _pace.check()
+
+
+def _allow_descriptors() -> None:
+    """Let as many files be open as an order may need: two for each of its destinations."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def main() -> int:
+    """Read the work, do it, write the result; return the exit code."""
+    try:
+        signal.signal(signal.SIGTERM, _end)
+        # Ctrl-C in a terminal is for the agent, which ends its workers itself.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        work = msgspec.json.decode(sys.stdin.buffer.read(2 * FILE_BYTES_MAX), type=Work)
+        die_with_parent(work.agent)
+        global _pace
+        _pace = Pace(work.control, SharedCounters(work.progress), SystemClock())
+        os.umask(0o022)
+        _allow_descriptors()
+        outcome = perform(work)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        write_all(sys.stdout.fileno(), msgspec.json.encode(outcome))
+        return 0
+    except (Stopped, Paused):
+        return EXIT_ENDED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
