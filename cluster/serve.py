@@ -23,21 +23,21 @@ import uvloop
 
 from cluster.api import Server, Service
 from cluster.api.channel import ChannelServer
-from cluster.backfill import Backfill
 from cluster.client import Client
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError
 from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
-from cluster.controller import Controller
-from cluster.divergence import Checkpoints
 from cluster.engine import Engine
-from cluster.joining import JoiningRefused, join
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
 from cluster.schemas.jobs import StatusView
 from cluster.schemas.ledger import HandedView
 from cluster.security.tls import TlsRefused, server_context
-from cluster.storage import StorageRefused, note_forgotten, open_storage
+from cluster.server.controller import Controller
+from cluster.server.divergence import Checkpoints
+from cluster.server.history_fetch import Backfill
+from cluster.server.joining import JoiningRefused, join
+from cluster.server.storage import StorageRefused, note_forgotten, open_storage
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
 from cluster.system.garbage_collection import Collector

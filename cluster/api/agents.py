@@ -6,10 +6,10 @@ from cluster.api import wire
 from cluster.api.http.authentication import permit_node
 from cluster.api.http.problems import COMMAND_TOO_OLD, Problem, outcome_unknown
 from cluster.api.service import NO_ID, Call, Reply
-from cluster.liveness import POLLS_MAX, Transfer
-from cluster.proposer import Answer
 from cluster.schemas import requests as r
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.server.liveness import POLLS_MAX, Transfer
+from cluster.server.pending import Answer
 from replica.fold.settle import receipt_for
 from replica.messages import commands as c
 from replica.state.state import State

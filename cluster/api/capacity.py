@@ -13,7 +13,6 @@ from cluster.api.http.problems import Problem, bad
 from cluster.api.render.jobs import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
 from cluster.api.render.privacy import only_user
 from cluster.api.service import Call, Reply
-from cluster.liveness import Liveness
 from cluster.providers import OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.limits import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX
@@ -21,6 +20,7 @@ from cluster.providers.worker import CallRequest
 from cluster.schemas.burst import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView, ProviderStatus, burst_text
 from cluster.schemas.configuration import PoolRemovedAnswer
 from cluster.schemas.jobs import BuffersAnswer, NodesAnswer, PoolsAnswer
+from cluster.server.liveness import Liveness
 from cluster.system.clock import format_instant
 from replica.decide.pools import unit_in
 from replica.messages import commands as c

@@ -20,7 +20,6 @@ from cluster.api.http.authentication import PEOPLE, identity_of, permit
 from cluster.api.http.bodies import bad_body
 from cluster.api.http.problems import Problem, Redirect, no_leader, outcome_unknown, refused, unforeseen
 from cluster.api.service import COMMIT_WAIT_S, Service
-from cluster.proposer import Settled
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas.channel_frames import (
     CHANNEL_VERSION,
@@ -39,6 +38,7 @@ from cluster.schemas.channel_frames import (
 )
 from cluster.schemas.requests import BulkCommand, SubmitCommand
 from cluster.security.identity import Identity
+from cluster.server.pending import Settled
 from cluster.system.address import Address
 from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
 from cluster.system.listener import Acceptor

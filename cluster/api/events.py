@@ -18,9 +18,9 @@ from cluster.api.http.problems import Problem, bad
 from cluster.api.render.events import event_views
 from cluster.api.render.privacy import may_see
 from cluster.api.service import Call
-from cluster.chronicle import Applied
-from cluster.past import settled_at
 from cluster.schemas.ledger import EventView
+from cluster.server.applied_log import Applied
+from cluster.server.time_travel import settled_at
 
 STREAMS_MAX = 128
 """Subscribers at once, count: dashboards and exporters, not users."""

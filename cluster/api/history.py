@@ -9,9 +9,9 @@ from cluster.api.render.events import actor_words, as_json, event_name, sentence
 from cluster.api.render.job_details import job_words, task_words
 from cluster.api.render.privacy import check_sight, owns
 from cluster.api.service import Call, Reply
-from cluster.chronicle import Chronicle
-from cluster.past import PastBusy, Step, settled_at
 from cluster.schemas.jobs import HistoryAnswer, HistoryRow, WhyView
+from cluster.server.applied_log import Chronicle
+from cluster.server.time_travel import PastBusy, Step, settled_at
 from cluster.system.clock import format_instant
 from replica.fold.settle import settle_entry
 from replica.messages.entries import Entry

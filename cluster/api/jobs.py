@@ -13,11 +13,11 @@ from cluster.api.render.jobs import holders, job_view, node_jobs, node_view, poo
 from cluster.api.render.privacy import may_see, shown
 from cluster.api.service import Call, Reply
 from cluster.api.transfers import with_transfers
-from cluster.proposer import Answer, Settled
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas import requests as r
 from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView
 from cluster.schemas.requests import PersistentCleared
+from cluster.server.pending import Answer, Settled
 from cluster.system.clock import format_instant
 from replica.decide.arrays import Tasks, job_of_task, members
 from replica.messages import commands as c

@@ -8,17 +8,17 @@ from cluster.api.http.problems import Problem, bad
 from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.render.events import configuration_record, record_view
 from cluster.api.service import Call, Reply
-from cluster.chronicle import Applied
 from cluster.consensus import Role
-from cluster.controller import Unavailable
-from cluster.divergence import Verdict
-from cluster.membership import members as member_rows
-from cluster.past import settled_at
-from cluster.proposer import NotLeading
 from cluster.schemas.base import Json
 from cluster.schemas.jobs import DigestsAnswer, MembersAnswer, StatusView
 from cluster.schemas.ledger import HandedAnswer, HandedView, LedgerAnswer, LedgerEntryView
 from cluster.schemas.snapshot_view import snapshot_view
+from cluster.server.applied_log import Applied
+from cluster.server.controller import Unavailable
+from cluster.server.divergence import Verdict
+from cluster.server.membership import members as member_rows
+from cluster.server.pending import NotLeading
+from cluster.server.time_travel import settled_at
 from cluster.system.clock import format_instant
 from replica.messages import features
 from replica.state.digest import state_digest

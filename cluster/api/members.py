@@ -6,11 +6,11 @@ from cluster.api.http.problems import Problem, bad, no_leader, outcome_unknown
 from cluster.api.ledger import members
 from cluster.api.service import Call, Reply
 from cluster.consensus import ChangeRefused, Wanted
-from cluster.levels import UNHEARD, MemberLevel
-from cluster.proposer import NotLeading, OutcomeUnknown
 from cluster.schemas.jobs import TransferAnswer
 from cluster.schemas.ledger import FeatureLevelAnswer, MemberLevelView
 from cluster.security.identity import NAME_RULE, is_name
+from cluster.server.feature_levels import UNHEARD, MemberLevel
+from cluster.server.pending import NotLeading, OutcomeUnknown
 from cluster.system.address import Address, AddressError
 from replica.messages import features
 from replica.messages.commands import RaiseFeatureLevel

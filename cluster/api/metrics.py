@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from cluster.api.transfer_metrics import transfer_metrics
 from cluster.consensus import Role
-from cluster.controller import Controller
+from cluster.server.controller import Controller
 from replica.messages import features
 from replica.model.buffers import BufferState
 from replica.model.jobs import JobState

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import msgspec
 from aiohttp import web
 
-from cluster.answers import Answer, Asker
 from cluster.api import wire
 from cluster.api.http.authentication import PEOPLE, actor_of, permit
 from cluster.api.http.problems import (
@@ -27,11 +26,11 @@ from cluster.api.metrics import Metrics
 from cluster.api.providing import Providing
 from cluster.api.render.reasons import Verdicts
 from cluster.consensus import Role as RaftRole
-from cluster.controller import Controller, JournalFull, Unavailable
-from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from cluster.schemas.command_ids import bytes_of, instant_in
 from cluster.schemas.requests import BulkCommand
 from cluster.security.identity import Identity, Role
+from cluster.server.controller import Controller, JournalFull, Unavailable
+from cluster.server.pending import Answer, Asker, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from cluster.system.address import Address
 from cluster.system.users import Identities
 from replica.decide.arrays import Tasks, job_of_task

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from cluster.controller import Controller
+from cluster.server.controller import Controller
 from replica.model.operations import TRANSFERS
 from replica.operations.transfer_limits import rules_in_force
 from replica.state.state import State

@@ -11,8 +11,6 @@ from cluster.api.http.problems import Problem, bad
 from cluster.api.render.job_details import task_words
 from cluster.api.render.privacy import check_sight, may_see, owns
 from cluster.api.service import Call, Reply
-from cluster.liveness import Transfer
-from cluster.past import PastBusy, settled_at
 from cluster.schemas.jobs import JobView
 from cluster.schemas.transfers import (
     CheckpointView,
@@ -25,6 +23,8 @@ from cluster.schemas.transfers import (
     TransferState,
     TransferView,
 )
+from cluster.server.liveness import Transfer
+from cluster.server.time_travel import PastBusy, settled_at
 from cluster.system.clock import format_instant
 from replica.messages import events as e
 from replica.model.jobs import Job

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from cluster.answers import Answer
 from cluster.mail.sending import Send, SendFailed, Undeliverable
-from cluster.proposer import NotLeading, QueueFull
+from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system.clock import Clock
 from replica.messages.commands import CONTROLLER, Request, SettleMails
 from replica.model.mail import Mail

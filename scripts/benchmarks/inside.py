@@ -20,8 +20,8 @@ from benchmarks.forebay import ForebayCluster
 from benchmarks.load import Measurement, measurement, verify_settled
 from benchmarks.processes import ServerFailed
 from cluster.config.config import Config
-from cluster.proposer import NotLeading, OutcomeUnknown, QueueFull
 from cluster.serve import Replica
+from cluster.server.pending import NotLeading, OutcomeUnknown, QueueFull
 from cluster.system.clock import SystemClock
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c

@@ -18,10 +18,10 @@ from cluster.api import Server, Service
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.consensus import NO_OP, ChangeRefused, Machine, NotLeader, Role, Wanted
-from cluster.controller import Controller
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.tls import client_context, server_context
-from cluster.storage import Storage, allow_first_start, open_storage
+from cluster.server.controller import Controller
+from cluster.server.storage import Storage, allow_first_start, open_storage
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
 from replica.messages import features

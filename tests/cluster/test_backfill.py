@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from cluster.backfill import JOURNAL_FILL_MAX, Backfill
 from cluster.config.config import Config
 from cluster.schemas.ledger import HandedAnswer, HandedView
-from cluster.storage import Storage, open_storage
+from cluster.server.history_fetch import JOURNAL_FILL_MAX, Backfill
+from cluster.server.storage import Storage, open_storage
 from tests.cluster.rig import Rig, placed, story, until
 from wal import BrokenInvariant, filling
 from wal.filling import Handed

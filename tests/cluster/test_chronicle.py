@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import chronicle as chronicle_module
-from cluster.chronicle import Applied, Chronicle
+from cluster.server import applied_log as chronicle_module
+from cluster.server.applied_log import Applied, Chronicle
 from replica.values.units import Revision
 from tests.wal.support import open_env
 from wal import Environment, Journal

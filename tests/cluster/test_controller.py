@@ -12,8 +12,8 @@ import pytest
 
 from cluster.config.config import Config
 from cluster.consensus import SnapshotSink
-from cluster.past import POINTS_MAX
-from cluster.storage import StorageRefused, open_storage
+from cluster.server.storage import StorageRefused, open_storage
+from cluster.server.time_travel import POINTS_MAX
 from replica.messages.commands import CONTROLLER
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import JobReleased, NodeResumed
@@ -67,7 +67,7 @@ async def test_a_restart_rebuilds_the_same_state_from_the_ledger_alone(config: C
 async def test_snapshots_are_written_in_the_background_compact_the_journal_and_shorten_the_restart(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.controller.COMPACTION_MARGIN_ENTRIES", 2)
+    monkeypatch.setattr("cluster.server.controller.COMPACTION_MARGIN_ENTRIES", 2)
     async with Rig(small_snapshots(config, 5)) as rig:
         await submit_until(rig, lambda: bool(rig.engine.compacted))
         assert rig.storage.journal.base_index > 0
@@ -390,7 +390,7 @@ async def test_the_fence_refuses_a_batch_of_another_base_on_every_replica_and_go
 async def test_the_states_that_are_kept_for_the_past_are_bounded_and_still_answer_everything(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.past.POINT_ENTRIES", 1)
+    monkeypatch.setattr("cluster.server.time_travel.POINT_ENTRIES", 1)
     async with Rig(config) as rig:
         rig.controller.past._stride = 1
         await submit_many(rig, POINTS_MAX + 20)
@@ -420,7 +420,7 @@ async def test_new_jobs_are_refused_before_the_journal_is_full_and_other_command
     async with Rig(config) as rig:
         carried_out = rig.job(hold=True)
         assert (await rig.ask("POST", "/v1/jobs", carried_out)).status == 201
-        monkeypatch.setattr("cluster.controller.JOURNAL_FILL_MAX", 0.0)
+        monkeypatch.setattr("cluster.server.controller.JOURNAL_FILL_MAX", 0.0)
         refused = await rig.submit()
         assert (refused.status, refused.body["error"]["code"]) == (507, "journal_full")
         assert "map_size" in refused.body["error"]["remedy"]
@@ -435,7 +435,7 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
     config: Config, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """What it would promise from then on, nobody would find after a restart."""
-    monkeypatch.setattr("cluster.controller.LOOK_PERIOD_S", 0.05)
+    monkeypatch.setattr("cluster.server.controller.LOOK_PERIOD_S", 0.05)
     async with Rig(config) as rig:
         await submit_many(rig, 1)
         await asyncio.sleep(0.2)
@@ -447,4 +447,4 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
         await until(lambda: bool(rig.failures))
         assert f"{file} is another one than this replica has open" in str(rig.failures[0])
         rig.failures.clear()
-        monkeypatch.setattr("cluster.controller.LOOK_PERIOD_S", 60.0)
+        monkeypatch.setattr("cluster.server.controller.LOOK_PERIOD_S", 60.0)

@@ -10,11 +10,11 @@ import immutables
 import msgspec
 import pytest
 
-from cluster import divergence
 from cluster.client import Client
-from cluster.divergence import CHECKPOINT_S, Checkpoints, Diverged, Verdict, is_checkpoint, judge
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
+from cluster.server import divergence
+from cluster.server.divergence import CHECKPOINT_S, Checkpoints, Diverged, Verdict, is_checkpoint, judge
 from cluster.system.clock import SystemClock
 from replica.state.state import State
 from replica.values.units import Instant, seconds

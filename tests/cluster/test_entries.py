@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.entries import weight_bytes
+from cluster.server.pending import weight_bytes
 from replica.messages.commands import CONTROLLER, CancelJob, Command, Request, SubmitJob, UpdateJob
 from replica.model.buffers import BufferRequest
 from replica.model.jobs import JobSpec

@@ -21,7 +21,7 @@ import pytest
 
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, found
-from cluster.storage import StorageRefused, member_note, note_forgotten, open_storage
+from cluster.server.storage import StorageRefused, member_note, note_forgotten, open_storage
 from cluster.system.clock import SystemClock
 from replica.decide.decide import decide
 from replica.fold.settle import settle

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster import joining
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, found
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run
-from cluster.storage import first_start_mark, identity_of, member_note, open_storage
+from cluster.server import joining
+from cluster.server.storage import first_start_mark, identity_of, member_note, open_storage
 from cluster.system.clock import SystemClock
 
 JOINING = '\n[[replica]]\nname = "r4"\npeer = "127.0.0.1:7404"\napi = "127.0.0.1:7414"\njoins = true\n'

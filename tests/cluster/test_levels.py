@@ -13,7 +13,7 @@ from cluster import serve
 from cluster.audit.commands import audit
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
-from cluster.storage import open_storage
+from cluster.server.storage import open_storage
 from cluster.system.clock import SystemClock
 from replica.messages import features
 from replica.messages.features import LEVELS, Level, ReleaseNeeded

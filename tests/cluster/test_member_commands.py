@@ -8,7 +8,7 @@ import pytest
 
 from cluster.consensus import Wanted
 from cluster.consensus.changes import following
-from cluster.membership import Membership
+from cluster.server.membership import Membership
 from tests.cluster.test_serve import make
 from wal.configuration import Action, Configuration, Member, initial
 

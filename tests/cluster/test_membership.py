@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster import joining
 from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
@@ -20,7 +19,8 @@ from cluster.schemas.jobs import MembersAnswer
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import founding_of
-from cluster.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
+from cluster.server import joining
+from cluster.server.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from replica.state.state import EMPTY

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from cluster import planning
 from cluster.config.config import Config
-from cluster.planning import Planner
+from cluster.server import planner as planning
+from cluster.server.planner import Planner
 from cluster.system.clock import ManualClock
 from replica.decide.decide import decide
 from replica.fold.settle import Tentative

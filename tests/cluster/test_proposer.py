@@ -8,17 +8,9 @@ import msgspec
 import pytest
 
 from cluster.config.config import Config
-from cluster.pacing import PassPacer
-from cluster.proposer import (
-    BATCHES_IN_FLIGHT_MAX,
-    QUEUE_COMMANDS_MAX,
-    Answer,
-    CannotDecide,
-    NotLeading,
-    OutcomeUnknown,
-    QueueFull,
-    Settled,
-)
+from cluster.server.pass_timer import PassPacer
+from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
+from cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
 from cluster.system.clock import ManualClock, SystemClock
 from replica.fold.settle import settle
 from replica.grammar.directives import parse_request
@@ -528,7 +520,7 @@ async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carr
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A poison command must not stop one leader after the other (hazard H6 by another door)."""
-    import cluster.proposer as module
+    import cluster.server.proposer as module
 
     real = module.decide
 
@@ -551,7 +543,7 @@ async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carr
 async def test_a_command_that_cannot_be_written_down_is_answered_and_harms_no_other(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import cluster.proposer as module
+    import cluster.server.proposer as module
 
     def encode(entry: Entry) -> bytes:
         if b"cannot" in real(entry):
@@ -574,7 +566,7 @@ async def test_a_command_that_cannot_be_written_down_is_answered_and_harms_no_ot
 async def test_a_fault_in_the_proposer_itself_stops_the_replica(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import cluster.proposer as module
+    import cluster.server.proposer as module
 
     def encode(*parts: object) -> bytes:
         raise MemoryError("no room")
@@ -628,8 +620,8 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
         node = c.Actor(c.ActorRole.AGENT, "n1")
         id_ = bytes.fromhex(rig.new_id())
         await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
-        monkeypatch.setattr("cluster.pacing.PASSES_IN_A_ROW_MAX", 5)
-        monkeypatch.setattr("cluster.planning.events_of_pass", lambda agenda, at: (NodeResumed("n1"),))
+        monkeypatch.setattr("cluster.server.pass_timer.PASSES_IN_A_ROW_MAX", 5)
+        monkeypatch.setattr("cluster.server.planner.events_of_pass", lambda agenda, at: (NodeResumed("n1"),))
         before = rig.engine.last_index
         rig.controller.proposer.schedule()
         await until(lambda: rig.controller.proposer.pacer.sleeping)
@@ -657,8 +649,8 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
             clock.advance(0.05)
             return real(agenda, at)
 
-        monkeypatch.setattr("cluster.pacing.PASS_CHEAP_S", 0.0002)
-        monkeypatch.setattr("cluster.planning.events_of_pass", events_of_pass)
+        monkeypatch.setattr("cluster.server.pass_timer.PASS_CHEAP_S", 0.0002)
+        monkeypatch.setattr("cluster.server.planner.events_of_pass", events_of_pass)
         for number in range(1, 4):
             answer = submit(rig)
             await until(lambda: rig.engine.uncommitted > 0)

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from cluster.answers import Answer
-from cluster.proposer import QueueFull, Settled
-from cluster.restarting import Restarting
+from cluster.server.operation_restart import Restarting
+from cluster.server.pending import Answer, QueueFull, Settled
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.values.limits import RESTARTED_MAX
@@ -74,7 +73,7 @@ def test_it_is_done_once_in_a_term_and_again_in_the_next() -> None:
 
 
 def test_many_jobs_go_in_portions_and_a_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.restarting.RETRY_S", 0.0)
+    monkeypatch.setattr("cluster.server.operation_restart.RETRY_S", 0.0)
     led = Led("slurm")
     jobs = [led.world.submit("capacity=1") for _ in range(RESTARTED_MAX + 1)]
     held = [job for job in jobs if led.world.state.buffers[job].state.word == "staging-in"]

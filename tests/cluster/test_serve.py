@@ -15,7 +15,7 @@ from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.schemas.requests import SubmitRequest
-from cluster.storage import first_start_mark
+from cluster.server.storage import first_start_mark
 from cluster.system.clock import SystemClock
 from tests.cluster.rig import PATIENCE_S, PLAIN, story
 from tests.repo.tree import ROOT

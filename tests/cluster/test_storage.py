@@ -9,7 +9,7 @@ import pytest
 
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, found
-from cluster.storage import (
+from cluster.server.storage import (
     FORGOTTEN_NAME,
     StorageRefused,
     allow_first_start,

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, found
-from cluster.storage import (
+from cluster.server.storage import (
     FORGOTTEN_NAME,
     StorageRefused,
     first_start_mark,
@@ -379,7 +379,7 @@ import resource, sys
 from pathlib import Path
 import msgspec
 from cluster.config.config import Config
-from cluster.storage import open_storage
+from cluster.server.storage import open_storage
 from wal import StorageFailed
 config = Config.load(Path(sys.argv[1]))
 config = msgspec.structs.replace(config, storage=msgspec.structs.replace(config.storage, directory=Path(sys.argv[2])))

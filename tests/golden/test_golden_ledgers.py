@@ -12,7 +12,7 @@ from cluster.audit.commands import audit
 from cluster.config.config import Config
 from cluster.consensus.frames import FrameReader
 from cluster.schemas import requests
-from cluster.storage import open_storage
+from cluster.server.storage import open_storage
 from replica.messages import features
 from replica.messages.events import Event
 from replica.messages.features import ReleaseNeeded

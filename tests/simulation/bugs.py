@@ -14,16 +14,17 @@ from unittest.mock import patch
 import lmdb
 import msgspec
 
-from cluster import controller as controller_module
-from cluster import storage as storage_module
-from cluster.chronicle import read_batch
 from cluster.consensus import Role
 from cluster.consensus.core import Core
 from cluster.consensus.following import Following
 from cluster.consensus.leading import Leading
 from cluster.consensus.seam import _Bridge
-from cluster.controller import Controller
-from cluster.proposer import NotLeading, Proposer, Settled
+from cluster.server import controller as controller_module
+from cluster.server import storage as storage_module
+from cluster.server.applied_log import read_batch
+from cluster.server.controller import Controller
+from cluster.server.pending import NotLeading, Settled
+from cluster.server.proposer import Proposer
 from replica.fold.settle import settle
 from replica.state.state import EMPTY, State
 from snapshots import restore as restore_module

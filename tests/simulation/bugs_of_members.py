@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cluster import storage as storage_module
 from cluster.consensus import NotLeader, changes
 from cluster.consensus.changing import Changing
 from cluster.consensus.configurations import Configurations
 from cluster.consensus.core import Core
 from cluster.consensus.engine import Engine
+from cluster.server import storage as storage_module
 
 
 def two_changes_at_once() -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from cluster.proposer import NotLeading, QueueFull, Settled
+from cluster.server.pending import NotLeading, QueueFull, Settled
 from replica.messages import commands as c
 from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
 from replica.model.jobs import Hold, JobSpec, JobState

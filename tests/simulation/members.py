@@ -2,7 +2,7 @@
 
 They do it one step after the other, as people do: look who is a member, ask the leader for a change until it is done or
 refused, start whoever was added. They know which disks are gone, and ask for nothing that would leave too few. How a
-replica joins is `cluster.joining`, with an answer of the leader for what HTTP would have brought.
+replica joins is `cluster.server.joining`, with an answer of the leader for what HTTP would have brought.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
-from cluster import joining
 from cluster.consensus import ChangeRefused, Wanted
 from cluster.consensus.changes import following
-from cluster.joining import JoiningRefused
-from cluster.membership import members
-from cluster.proposer import NotLeading
 from cluster.schemas.jobs import MemberView
-from cluster.storage import member_note
+from cluster.server import joining
+from cluster.server.joining import JoiningRefused
+from cluster.server.membership import members
+from cluster.server.pending import NotLeading
+from cluster.server.storage import member_note
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica
 from tests.simulation.watched import WatchedController

@@ -16,10 +16,10 @@ import msgspec
 from cluster.config.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
 from cluster.consensus.core import GRACE_HEARTBEATS
-from cluster.controller import Controller
 from cluster.schemas.jobs import StatusView
 from cluster.serve import founding_of
-from cluster.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
+from cluster.server.controller import Controller
+from cluster.server.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
 from cluster.system.address import Address
 from snapshots import SnapshotFailed, SnapshotStore
 from tests.simulation.disk import SimDisk

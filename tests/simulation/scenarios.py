@@ -23,7 +23,7 @@ from cluster.consensus.frames import (
     VoteReply,
     VoteRequest,
 )
-from cluster.proposer import NotLeading
+from cluster.server.pending import NotLeading
 from replica.messages.commands import Request
 from tests.simulation.clients import SimClient
 from tests.simulation.replicas import SimReplica

@@ -10,7 +10,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cluster.storage import StorageRefused
+from cluster.server.storage import StorageRefused
 from replica.messages import features
 from tests.simulation import runner, scenarios
 from tests.simulation.bugs import planted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.controller import Controller
+from cluster.server.controller import Controller
 from snapshots import Image
 from wal import Journal
 from wal.configuration import Configuration, Placed, decode_configuration, is_configuration

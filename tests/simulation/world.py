@@ -19,15 +19,15 @@ from unittest.mock import patch
 import lmdb
 import msgspec
 
-from cluster import controller as controller_module
-from cluster import storage as storage_module
 from cluster.config.config import Config
 from cluster.consensus import Consensus, Role, driver
 from cluster.consensus import engine as engine_module
 from cluster.consensus import snapshots as transfer_module
 from cluster.consensus.frames import PROMISES, AnyMessage
-from cluster.liveness import LOOK_PERIOD_S
 from cluster.serve import founding_of, timing_of
+from cluster.server import controller as controller_module
+from cluster.server import storage as storage_module
+from cluster.server.liveness import LOOK_PERIOD_S
 from cluster.system.address import Address
 from replica.fold import settle as settle_module
 from replica.messages import features

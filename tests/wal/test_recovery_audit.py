@@ -9,7 +9,7 @@ from wal.recovery import TABLE, Action, Condition
 
 HERE = Path(__file__).parent
 BESIDE = HERE.parent / "cluster" / "test_storage_recovery.py"
-"""The rows of what lies beside the journal: wal has their words, and cluster.storage meets them."""
+"""The rows of what lies beside the journal: wal has their words, and cluster.server.storage meets them."""
 
 
 def _named_in(node: ast.AST) -> set[str]:

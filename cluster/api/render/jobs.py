@@ -6,8 +6,8 @@ from typing import Literal
 
 from cluster.api.render.job_details import details_of, task_words
 from cluster.api.render.reasons import Verdicts
-from cluster.liveness import Liveness
 from cluster.schemas.jobs import BufferView, JobView, NodeView, PoolView
+from cluster.server.liveness import Liveness
 from cluster.system.clock import format_instant
 from replica.decide.pools import overcommitted_bytes, unit_in
 from replica.model.jobs import Hold

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from cluster.chronicle import Chronicle
+from cluster.server.applied_log import Chronicle
 from replica.messages.events import Event
 from replica.model.jobs import JobState
 from replica.scheduler.estimates import Estimate, ahead_in, estimate

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.config.config import Config
-from cluster.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
+from cluster.server.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
 from cluster.system.clock import ManualClock
 from replica.model.jobs import JobState
 from replica.model.nodes import Node

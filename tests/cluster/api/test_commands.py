@@ -6,7 +6,7 @@ import json
 import msgspec
 import pytest
 
-import cluster.proposer
+import cluster.server.proposer
 from cluster.config.config import Config
 from cluster.system.clock import ManualClock
 from replica.grammar.burst_buffer_conf import Setting
@@ -81,7 +81,7 @@ async def test_many_clients_at_once_get_one_job_each(config: Config) -> None:
 async def test_a_full_queue_is_429_with_retry_after_and_nothing_happens(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.proposer, "QUEUE_COMMANDS_MAX", 2)
+    monkeypatch.setattr(cluster.server.proposer, "QUEUE_COMMANDS_MAX", 2)
     async with Rig(config, automatic=False) as rig:
         commands = [{"type": "submit_job", **rig.job(hold=True)} for _ in range(5)]
         asked = asyncio.create_task(rig.ask("POST", "/v1/commands", {"commands": commands}, who="alice"))
@@ -98,7 +98,7 @@ async def test_a_full_queue_is_429_with_retry_after_and_nothing_happens(
 @story
 async def test_a_single_command_to_a_full_queue_is_429(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Rig(config) as rig:
-        monkeypatch.setattr(cluster.proposer, "QUEUE_COMMANDS_MAX", 0)
+        monkeypatch.setattr(cluster.server.proposer, "QUEUE_COMMANDS_MAX", 0)
         answer = await rig.submit()
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (429, "queue_full", "1")
         assert not rig.controller.state.jobs

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from cluster.config.config import Config
-from cluster.levels import MemberLevel
 from cluster.schemas.jobs import StatusView
+from cluster.server.feature_levels import MemberLevel
 from replica.messages import features
 from replica.messages.features import ReleaseNeeded
 from tests.cluster.rig import Rig, story, until

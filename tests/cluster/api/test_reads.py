@@ -135,7 +135,7 @@ async def test_a_revision_that_has_not_happened_or_is_not_a_number_is_refused(co
 async def test_a_read_proves_leadership_first_and_a_stale_one_does_not(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.controller.READ_WAIT_S", 0.05)
+    monkeypatch.setattr("cluster.server.controller.READ_WAIT_S", 0.05)
     async with Rig(config) as rig:
         await rig.submit()
         before = rig.engine.confirmations

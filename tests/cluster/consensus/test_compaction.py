@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster import controller as controller_module
 from cluster.config.config import Config
 from cluster.consensus import leading
 from cluster.consensus.interface import Role
+from cluster.server import controller as controller_module
 from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.rig import Rig, story
 from tests.cluster.test_controller import small_snapshots, submit_until

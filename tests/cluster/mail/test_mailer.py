@@ -8,7 +8,7 @@ from typing import Any
 from cluster.mail import Mailer, Undeliverable
 from cluster.mail.mailer import OFF, RETRY_S, SENDING_MAX
 from cluster.mail.sending import Send, SendFailed
-from cluster.proposer import NotLeading, QueueFull, Settled
+from cluster.server.pending import NotLeading, QueueFull, Settled
 from cluster.system.clock import ManualClock
 from replica.messages import commands as c
 from replica.model.job_options import JobOptions

@@ -33,10 +33,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from cluster.answers import (
+from cluster.consensus import NotLeader, Role
+from cluster.engine import Engine
+from cluster.server.pass_timer import PassPacer
+from cluster.server.pending import (
+    ENTRIES_BYTES_MAX,
     Answer,
     Asker,
     CannotDecide,
+    Counts,
     InFlight,
     NotLeading,
     OutcomeUnknown,
@@ -44,16 +49,14 @@ from cluster.answers import (
     Settled,
     Waiter,
     Waiting,
+    entry_of,
+    entry_too_large,
     reject,
     resolve,
     tell,
+    weight_bytes,
 )
-from cluster.consensus import NotLeader, Role
-from cluster.counts import Counts
-from cluster.engine import Engine
-from cluster.entries import ENTRIES_BYTES_MAX, entry_of, entry_too_large, weight_bytes
-from cluster.pacing import PassPacer
-from cluster.planning import Planner
+from cluster.server.planner import Planner
 from cluster.system.clock import Clock
 from replica.decide.decide import decide, is_by_key
 from replica.fold.settle import Tentative, is_new, receipt_for

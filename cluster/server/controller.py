@@ -17,25 +17,24 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NoReturn
 
-from cluster.answers import Answer, Asker
-from cluster.chronicle import Applied, Chronicle, read_batch, read_configuration
 from cluster.config.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
-from cluster.divergence import Checkpoints
 from cluster.engine import Engine
-from cluster.installing import Installing, call_soon
-from cluster.levels import FeatureLevels
-from cluster.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
 from cluster.mail import Mailer
-from cluster.membership import Membership
-from cluster.past import Past
-from cluster.proposer import NotLeading, Proposer, QueueFull
 from cluster.providers.pool_watch import PoolWatch
-from cluster.raising import FirstRaise
-from cluster.restarting import Restarting
-from cluster.storage import Storage
+from cluster.server.applied_log import Applied, Chronicle, read_batch, read_configuration
+from cluster.server.divergence import Checkpoints
+from cluster.server.feature_levels import FeatureLevels, FirstRaise
+from cluster.server.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
+from cluster.server.membership import Membership
+from cluster.server.operation_restart import Restarting
+from cluster.server.pending import Answer, Asker, NotLeading, QueueFull
+from cluster.server.proposer import Proposer
+from cluster.server.snapshot_install import Installing, call_soon
+from cluster.server.storage import Storage
+from cluster.server.time_travel import Past
+from cluster.server.transfer_totals import TransferTotals
 from cluster.system.clock import Clock
-from cluster.transfer_totals import TransferTotals
 from replica.fold.settle import settle
 from replica.messages.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
 from replica.messages.entries import Batch
@@ -195,7 +194,8 @@ class Controller:
         return self._storage.environment.fill
 
     def submit(self, request: Request) -> Answer:
-        """Have a command settled (`cluster.proposer`); QueueFull, JournalFull or NotLeading if it is not taken."""
+        """Have a command settled (`cluster.server.proposer`); QueueFull, JournalFull or NotLeading if it is not
+        taken."""
         self._check_room(request)
         return self.proposer.submit(request)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cluster.chronicle import READ_ENTRIES, Applied, Chronicle
+from cluster.server.applied_log import READ_ENTRIES, Applied, Chronicle
 from replica.fold.settle import settle, settle_entry
 from replica.state.state import EMPTY, State
 from replica.values.errors import LedgerViolation

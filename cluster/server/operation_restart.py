@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from cluster.answers import Answer
-from cluster.proposer import CannotDecide, NotLeading, OutcomeUnknown, QueueFull
+from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
 from replica.messages.commands import CONTROLLER, Request, RestartOperations
 from replica.model.buffers import HOLDING, BufferState
 from replica.state.state import State

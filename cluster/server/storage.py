@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.chronicle import read_batch, read_configuration
 from cluster.config.config import Config
 from cluster.config.new_site import FIRST_START_NAME
+from cluster.server.applied_log import read_batch, read_configuration
 from replica.fold.settle import settle
 from replica.messages.features import ReleaseNeeded
 from replica.state.state import EMPTY, State

@@ -10,8 +10,8 @@ from contextlib import suppress
 from cluster.config.config import Config
 from cluster.consensus import ChangeRefused, NotLeader, Role, Wanted
 from cluster.engine import Engine, Peer
-from cluster.proposer import NotLeading, OutcomeUnknown
 from cluster.schemas.jobs import MemberView
+from cluster.server.pending import NotLeading, OutcomeUnknown
 from replica.values.units import Revision
 from wal.configuration import Action, Configuration, Member
 

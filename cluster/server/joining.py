@@ -15,7 +15,7 @@ from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.security.identity import is_name
 from cluster.security.tls import TlsRefused
-from cluster.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
+from cluster.server.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
 from cluster.system.clock import Clock
 
 ASK_S: Final = 30.0
