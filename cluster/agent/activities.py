@@ -11,9 +11,9 @@ from typing import cast
 import msgspec
 
 from cluster.agent.files.removal import RemovalFailed
+from cluster.agent.home.disk_full_retry import GivenUp
 from cluster.agent.home.home import Home
 from cluster.agent.home.outbox import Outbox
-from cluster.agent.home.reserve_files import GivenUp
 from cluster.agent.limits import (
     HUNG_MAX,
     ORDER_AGE_S_MAX,

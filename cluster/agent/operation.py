@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files.durable import FileRefused, is_disk_full, write_all
+from cluster.agent.home.disk_full_retry import GivenUp
 from cluster.agent.home.home import Home
-from cluster.agent.home.reserve_files import GivenUp
 from cluster.agent.limits import (
     LOCK_RETRY_S,
     LOCK_WAIT_S,

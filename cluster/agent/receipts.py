@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 from cluster.agent.files.durable import open_directory
+from cluster.agent.files.path_names import BUFFERS
 from cluster.agent.files.paths import PathRefused, Target, inside_target
-from cluster.agent.home.home import BUFFERS
 from cluster.agent.transfer.options import Algorithm
 from cluster.agent.transfer.plan import Item, Kind
 from cluster.agent.transfer.receipts import Place, raw_lines, read_places

@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 
 from cluster.agent.activities import Activities, Settings
 from cluster.agent.files.durable import FileRefused
+from cluster.agent.home.disk_full_retry import GivenUp, Room
 from cluster.agent.home.home import AgentFailed, Home
 from cluster.agent.home.outbox import Outbox
-from cluster.agent.home.reserve_files import GivenUp, Room
 from cluster.agent.limits import (
     BACK_OFF_S,
     BACK_OFF_S_MAX,

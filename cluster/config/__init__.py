@@ -1,1 +1,1 @@
-"""cluster/config."""
+"""The configuration file of a site, and what a new site begins with."""

@@ -1,1 +1,1 @@
-"""cluster/security."""
+"""Who is who: certificates, identities, mutual TLS."""

@@ -1,1 +1,1 @@
-"""cluster/server."""
+"""One replica: storage, applied log, proposals, membership, and what a leader does by itself."""

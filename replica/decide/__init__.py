@@ -1,1 +1,1 @@
-"""replica/decide."""
+"""What each command leads to, by noun; submit is one pipeline."""

@@ -9,7 +9,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
 from replica.model.buffers import BufferRequest, Transfer
-from replica.model.configuration import buffer_user_refusal
+from replica.model.configuration import buffer_user_refusal, expand_roots
 from replica.model.job_options import NO_OPTIONS, BufferOptions, JobOptions
 from replica.model.jobs import Dependency, JobSpec
 from replica.model.pools import Pool, PoolUnit, format_amount
@@ -344,8 +344,3 @@ def pool_of(state: Facts, name: str, place: str) -> Pool:
         f"add pool=, one of: {', '.join(sorted(state.pools))}",
         place,
     )
-
-
-def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:
-    """Return the policy's roots with `%u` replaced."""
-    return tuple(root.replace("%u", user) for root in roots)

@@ -1,1 +1,1 @@
-"""replica/fold."""
+"""What each event does to a state, by noun."""

@@ -1,1 +1,1 @@
-"""replica/messages."""
+"""What can be asked and what has happened: commands, events, what an entry holds, feature levels."""

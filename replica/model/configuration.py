@@ -338,3 +338,8 @@ def check_policy(policy: Policy) -> Refusal | None:
                     f"policy.{field}",
                 )
     return None
+
+
+def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:
+    """Return the policy's roots with `%u` replaced."""
+    return tuple(root.replace("%u", user) for root in roots)

@@ -1,1 +1,1 @@
-"""replica/operations."""
+"""What follows the end of an operation: retries, slots, timers, limits of transfers."""

@@ -1,1 +1,1 @@
-"""replica/values."""
+"""Values that every record is made of: numbers and units, names, bounds, refusals."""

@@ -1,1 +1,1 @@
-"""replica/views."""
+"""What agents and people ask of a state."""

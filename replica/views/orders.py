@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from replica.decide.submit import expand_roots
 from replica.model.buffers import Access, Buffer, BufferState, Transfer
+from replica.model.configuration import expand_roots
 from replica.model.job_options import CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
 from replica.model.jobs import NO_EXTRA, Job, JobState
 from replica.model.operations import TRANSFERS, Stage, stage_of, waits_for_turn

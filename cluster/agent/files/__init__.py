@@ -1,1 +1,1 @@
-"""cluster/agent/files."""
+"""Files as an agent must treat them: durable writes, safe paths (openat), removal."""

@@ -1,1 +1,1 @@
-"""cluster/agent/home."""
+"""An agent's own directory: where what is kept, the outbox, reserve files."""

@@ -6,7 +6,7 @@ buffers/JOB/  striped and private: what the job sees
 operations/JOB  held by the worker of the job's operation while it lives
 steps/JOB/    one run of one script (cluster.agent.scripts.step)
 outbox/       results that the controller has not acknowledged
-spare/        room for results and locks when the disk is full (cluster.agent.home.reserve_files)
+spare/        room for results and locks when the disk is full (cluster.agent.files.reserve_files)
 leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.worker.leftovers)
 transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.workspace)
 receipts/JOB.ATTEMPT.STAGE  a line for each file that was moved
@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from cluster.agent.files.durable import TEMPORARY_SUFFIX, is_no_room, open_directory, read_bounded, write_durably
+from cluster.agent.files.path_names import BUFFERS, CALLS, LEFTOVERS, OPERATIONS, OUTBOX, PERSISTENT, SPARE, STEPS
 from cluster.agent.files.paths import Identity, identity_of
-from cluster.agent.home.reserve_files import Room, Spares
+from cluster.agent.files.reserve_files import Spares
+from cluster.agent.home.disk_full_retry import Room
 from cluster.agent.processes.accounts import Mode
 from cluster.agent.worker_watch import Hung
 from cluster.system.clock import Clock, SystemClock
@@ -134,16 +136,3 @@ class Home:
         if _STORAGE_ID.fullmatch(text) is None:
             raise AgentFailed(f"{self.path}/storage-id does not hold 32 hexadecimal digits; put the right file back")
         return text
-
-
-# ---- the names of what an agent's directory holds (cluster.agent.home.home says what each is)
-
-
-BUFFERS: Final = "buffers"
-OPERATIONS: Final = "operations"
-STEPS: Final = "steps"
-OUTBOX: Final = "outbox"
-SPARE: Final = "spare"
-LEFTOVERS: Final = "leftovers"
-CALLS: Final = "calls"
-PERSISTENT: Final = "persistent"

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files.durable import ROOM_SUFFIX, is_disk_full, read_bounded, write_durably
+from cluster.agent.files.reserve_files import Spares
 from cluster.agent.home.home import AgentFailed
-from cluster.agent.home.reserve_files import Spares
 from cluster.agent.limits import COMMAND_AGE_S_MAX, REPORTS_PER_REQUEST_MAX
 from cluster.schemas.command_ids import instant_of, new_command_id
 from cluster.schemas.requests import Report

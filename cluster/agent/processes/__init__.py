@@ -1,1 +1,1 @@
-"""cluster/agent/processes."""
+"""Processes of jobs: accounts, starting, waiting, ending."""

@@ -1,1 +1,1 @@
-"""cluster/agent/scripts."""
+"""A job's script: its supervisor, its record, its step."""

@@ -11,9 +11,10 @@ import subprocess
 from collections.abc import Callable
 
 from cluster.agent.files.durable import FileRefused, is_no_room
+from cluster.agent.files.path_names import STEPS
 from cluster.agent.files.removal import RemovalFailed
-from cluster.agent.home.home import STEPS, Home
-from cluster.agent.home.reserve_files import GivenUp
+from cluster.agent.home.disk_full_retry import GivenUp
+from cluster.agent.home.home import Home
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, STEP_LAUNCHES_MAX, STEP_WATCH_S
 from cluster.agent.processes.accounts import AccountRefused, Mode, account_for
 from cluster.agent.processes.job_processes import kill_job

@@ -18,8 +18,8 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files.durable import is_no_room, open_directory, write_all
+from cluster.agent.files.path_names import BUFFERS, STEPS
 from cluster.agent.files.paths import identity_of
-from cluster.agent.home.home import BUFFERS, STEPS
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX
 from cluster.agent.processes.accounts import AccountRefused, account_for
 from cluster.agent.scripts.record import ProcessName, StepOrder, StepRecord

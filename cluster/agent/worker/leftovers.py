@@ -20,7 +20,7 @@ import msgspec
 
 from cluster.agent.files.durable import ROOM_SUFFIX, FileRefused, is_disk_full, read_bounded, write_durably
 from cluster.agent.files.paths import Identity, PathRefused, Target, inside_target, opened, outside_target
-from cluster.agent.home.reserve_files import Spares
+from cluster.agent.files.reserve_files import Spares
 from cluster.agent.transfer import fence
 from cluster.agent.transfer.fence import Claimant
 from replica.model.buffers import TransferKind

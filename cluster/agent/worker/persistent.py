@@ -10,8 +10,8 @@ import os
 from typing import Final
 
 from cluster.agent.files.durable import open_directory
+from cluster.agent.files.path_names import PERSISTENT
 from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.agent.home.home import PERSISTENT
 from cluster.agent.processes.accounts import account_for
 from cluster.agent.worker.work import Work
 from replica.messages.commands import OperationFailed

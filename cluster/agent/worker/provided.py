@@ -20,8 +20,8 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files.durable import open_directory, read_bounded, write_durably
+from cluster.agent.files.path_names import CALLS
 from cluster.agent.files.removal import remove_tree
-from cluster.agent.home.home import CALLS
 from cluster.agent.processes.accounts import AccountRefused, Mode, account_for
 from cluster.agent.processes.job_processes import kill_job
 from cluster.agent.worker.work import Outcome, Work, failure

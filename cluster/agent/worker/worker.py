@@ -20,9 +20,9 @@ import msgspec
 from msgspec.structs import replace
 
 from cluster.agent.files.durable import is_disk_full, open_directory, write_all
+from cluster.agent.files.path_names import BUFFERS
 from cluster.agent.files.paths import Identity, PathRefused, identity_of
 from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.agent.home.home import BUFFERS
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
 from cluster.agent.processes.accounts import Account, AccountRefused, account_for, become
 from cluster.agent.processes.job_processes import OPERATION_VARIABLE, kill_job

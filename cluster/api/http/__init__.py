@@ -1,1 +1,1 @@
-"""cluster/api/http."""
+"""HTTP over mutual TLS: connections, bodies, who asks, problems, the OpenAPI document."""

@@ -1,1 +1,1 @@
-"""cluster/api/render."""
+"""Answers made of a state: jobs, events, reasons, and what is private."""

@@ -17,12 +17,12 @@ import msgspec
 import pytest
 
 from cluster.agent.activities import Settings
-from cluster.agent.files import durable
+from cluster.agent.files import durable, reserve_files
 from cluster.agent.files.durable import open_directory, read_bounded, reserve, write_durably
-from cluster.agent.home import reserve_files
+from cluster.agent.files.reserve_files import Spares
+from cluster.agent.home.disk_full_retry import GivenUp, Room
 from cluster.agent.home.home import Home
 from cluster.agent.home.outbox import Outbox
-from cluster.agent.home.reserve_files import GivenUp, Room, Spares
 from cluster.agent.limits import ROOM_BYTES, ROOM_WARNING_S, SPARES
 from cluster.agent.operation import Operation
 from cluster.agent.scripts.record import StepRecord
@@ -169,8 +169,8 @@ def test_who_waits_for_room_says_so_once_a_minute_and_goes_on_when_there_is_some
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return "done"
 
-    monkeypatch.setattr("cluster.agent.home.reserve_files.ROOM_RETRY_S_MAX", 0.001)
-    monkeypatch.setattr("cluster.agent.home.reserve_files.ROOM_RETRY_S", 0.001)
+    monkeypatch.setattr("cluster.agent.home.disk_full_retry.ROOM_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("cluster.agent.home.disk_full_retry.ROOM_RETRY_S", 0.001)
     assert asyncio.run(room.keep_trying("a result", act, asyncio.Event())) == "done"
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert (

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from cluster.agent.files.durable import FileRefused, open_directory, read_bounded, write_durably
 from cluster.agent.files.removal import RemovalFailed, remove_tree
+from cluster.agent.files.reserve_files import Spares
 from cluster.agent.home import outbox as outbox_module
 from cluster.agent.home.home import AgentFailed, Home
 from cluster.agent.home.outbox import Outbox
-from cluster.agent.home.reserve_files import Spares
 from cluster.agent.limits import FILE_BYTES_MAX
 from cluster.agent.processes.accounts import Account, AccountRefused, account_for
 from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
