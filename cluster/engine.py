@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cluster.consensus import Wanted
-from wal.configuration import Configuration
+from wal import Configuration
 
 
 class Peer(Protocol):

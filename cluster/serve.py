@@ -21,30 +21,30 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from cluster.api import Server, Service
-from cluster.api.channel import ChannelServer
+from cluster.api import ChannelServer, Server, Service
 from cluster.client import Client
-from cluster.config.config import Config
-from cluster.config.toml import ConfigError
+from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
 from cluster.engine import Engine
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
-from cluster.schemas.jobs import StatusView
-from cluster.schemas.ledger import HandedView
-from cluster.security.tls import TlsRefused, server_context
-from cluster.server.controller import Controller
-from cluster.server.divergence import Checkpoints
-from cluster.server.history_fetch import Backfill
-from cluster.server.joining import JoiningRefused, join
-from cluster.server.storage import StorageRefused, note_forgotten, open_storage
-from cluster.system.address import Address
-from cluster.system.clock import Clock, SystemClock
-from cluster.system.garbage_collection import Collector
-from replica.messages.features import ReleaseNeeded
+from cluster.schemas import HandedView, StatusView
+from cluster.security import TlsRefused, server_context
+from cluster.server import (
+    Backfill,
+    Checkpoints,
+    Collector,
+    Controller,
+    JoiningRefused,
+    StorageRefused,
+    join,
+    note_forgotten,
+    open_storage,
+)
+from cluster.system import Address, Clock, SystemClock
+from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
-from wal import BrokenInvariant, Environment, RecoveryRefused, StorageFailed
-from wal.configuration import Configuration, Member, initial, unknown
+from wal import BrokenInvariant, Configuration, Environment, Member, RecoveryRefused, StorageFailed, initial, unknown
 
 LOGGER = logging.getLogger("cluster.serve")  # not __main__, whichever way it is started
 
@@ -211,15 +211,17 @@ class Replica:
         )
         self.controller.levels.ask = self._status_of
         self.controller.levels.version = release()
-        self.controller.mailer = mailer_of(self.controller, config)
+        self.controller.register(mailer_of(self.controller, config))
         self.service = Service(self.controller, version=release(), fail=fail)
-        self.controller.pool_watch = PoolWatch(
-            self.service.providing.calls,
-            config.provider,
-            state=lambda: self.controller.state,
-            leads=lambda: self.controller.leads,
-            submit=self.controller.submit,
-            clock=clock,
+        self.controller.register(
+            PoolWatch(
+                self.service.providing.calls,
+                config.provider,
+                state=lambda: self.controller.state,
+                leads=lambda: self.controller.leads,
+                submit=self.controller.submit,
+                clock=clock,
+            )
         )
         self.server = Server(self.service, address=me.api, tls=context)
         self.channel = (

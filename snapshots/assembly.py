@@ -11,14 +11,9 @@ import immutables
 import msgspec
 
 from replica.messages import features
-from replica.model.pools import Pool
-from replica.state.derived import derive
-from replica.state.interning import shared_buffer, shared_job, shared_options
-from replica.state.invariants import check
-from replica.state.receipts import Receipts
-from replica.state.state import State
-from replica.values.errors import LedgerViolation
-from replica.values.units import Instant, Revision
+from replica.model import Pool
+from replica.state import Receipts, State, check, derive, shared_buffer, shared_job, shared_options
+from replica.values import Instant, LedgerViolation, Revision
 from snapshots.image import (
     COUNTED,
     FOUNDING_SHAPES,
@@ -38,7 +33,7 @@ from snapshots.image import (
     decode,
     derived_capacity,
 )
-from wal.configuration import check as check_members
+from wal import check as check_members
 
 MAP_STEP_RECORDS = 4096
 """Records put into a map at once, count: a millisecond or two in which no other thread of Python's runs."""

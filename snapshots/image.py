@@ -17,18 +17,11 @@ import immutables
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from replica.messages import features
-from replica.messages.entries import Receipt
-from replica.model.buffers import Buffer, BufferRequest, Transfer
-from replica.model.configuration import Policy
-from replica.model.jobs import Dependency, Job, JobSpec
-from replica.model.nodes import Node
-from replica.model.pools import Pool, free_bytes
-from replica.state.state import State
-from replica.state.tables import LATER_MAPS, LATER_SHAPED, LaterMap
-from replica.values.errors import Refusal
-from replica.values.limits import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX
-from wal.configuration import Change, Configuration, Member, Placed
+from replica.messages import Receipt, features
+from replica.model import Buffer, BufferRequest, Dependency, Job, JobSpec, Node, Policy, Pool, Transfer, free_bytes
+from replica.state import LATER_MAPS, LATER_SHAPED, LaterMap, State
+from replica.values import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX, Refusal
+from wal import Change, Configuration, Member, Placed
 
 SLICE_BYTES = 64 * 1024
 """A slice is closed when it has reached this many bytes: 0.3 ms of encoding; then another thread may run."""

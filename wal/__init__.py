@@ -1,32 +1,38 @@
 """What a replica remembers: the journal of consensus, which is the ledger, in one LMDB environment."""
 
-from wal.codec import NO_OP, CodecError, Kind, decode_batch, encode_batch, kind_of, revision_after
+from wal.codec import (
+    NO_OP,
+    CodecError,
+    Kind,
+    batch_of_encoded,
+    decode_batch,
+    encode_batch,
+    encode_entry,
+    kind_of,
+    revision_after,
+)
+from wal.configuration import (
+    LEARNERS_MAX,
+    VOTERS_MAX,
+    Action,
+    Change,
+    Configuration,
+    Member,
+    Placed,
+    check,
+    decode_configuration,
+    encode_configuration,
+    identity_of,
+    incarnation_of,
+    initial,
+    is_configuration,
+    name_of,
+    unknown,
+)
 from wal.environment import MAP_SIZE_BYTES, Environment
-from wal.failures import BrokenInvariant, StorageFailed
+from wal.failures import BrokenInvariant, Condition, StorageFailed
+from wal.filling import Handed, NotThisHistory, fill, hand_over
 from wal.journal import Journal
 from wal.ledger import Gap, Ledger, LedgerBroken, LedgerEntry, Verified
 from wal.records import ENTRY_MAX_BYTES, Entry
-from wal.recovery import RecoveryRefused
-
-__all__ = [
-    "ENTRY_MAX_BYTES",
-    "MAP_SIZE_BYTES",
-    "NO_OP",
-    "BrokenInvariant",
-    "CodecError",
-    "Entry",
-    "Environment",
-    "Gap",
-    "Journal",
-    "Kind",
-    "Ledger",
-    "LedgerBroken",
-    "LedgerEntry",
-    "RecoveryRefused",
-    "StorageFailed",
-    "Verified",
-    "decode_batch",
-    "encode_batch",
-    "kind_of",
-    "revision_after",
-]
+from wal.recovery import TABLE, RecoveryRefused

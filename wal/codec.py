@@ -10,11 +10,8 @@ from typing import Final, get_args
 
 import msgspec
 
-from replica.messages import features
-from replica.messages.entries import Batch, Entry
-from replica.messages.events import Event, FeatureLevelRaised
-from replica.messages.features import ReleaseNeeded
-from replica.values.units import Instant, Revision
+from replica.messages import Batch, Entry, Event, FeatureLevelRaised, ReleaseNeeded, features
+from replica.values import Instant, Revision
 from wal.records import ENTRY_MAX_BYTES
 
 __all__ = [

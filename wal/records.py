@@ -9,7 +9,7 @@ import struct
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from replica.values.limits import BATCH_BYTES_MAX
+from replica.values import BATCH_BYTES_MAX
 
 FORMAT_VERSION: Final = 2
 """Version of these layouts; stored when a replica's storage is created, compared when it is opened."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.config.config import Config
+    from cluster.config import Config
 
 __all__ = ["main"]
 

@@ -10,8 +10,7 @@ from typing import NoReturn
 
 from cluster.agent import main
 from cluster.agent.service import EXIT_CONFIGURATION
-from cluster.config.config import Config
-from cluster.config.toml import ConfigError
+from cluster.config import Config, ConfigError
 
 
 def run(arguments: list[str]) -> int:

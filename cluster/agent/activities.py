@@ -10,10 +10,8 @@ from typing import cast
 
 import msgspec
 
-from cluster.agent.files.removal import RemovalFailed
-from cluster.agent.home.disk_full_retry import GivenUp
-from cluster.agent.home.home import Home
-from cluster.agent.home.outbox import Outbox
+from cluster.agent.files import RemovalFailed
+from cluster.agent.home import GivenUp, Home, Outbox
 from cluster.agent.limits import (
     HUNG_MAX,
     ORDER_AGE_S_MAX,
@@ -23,21 +21,18 @@ from cluster.agent.limits import (
 )
 from cluster.agent.log_sentences import order_named, result_said
 from cluster.agent.operation import MOVING, Operation
-from cluster.agent.processes.accounts import Mode
+from cluster.agent.processes import Mode
 from cluster.agent.provided_step import ProvidedStep
 from cluster.agent.rate_follower import Follower
 from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, Suspend, plan
-from cluster.agent.scripts.record import StepRecord, recorded_jobs, remove_record
-from cluster.agent.scripts.step import Step
-from cluster.agent.transfer import workspace
-from cluster.agent.transfer.progress import PHASES, Rate
-from cluster.agent.worker.leftovers import SWEEP, jobs_with_leftovers
-from cluster.agent.worker.work import failure
+from cluster.agent.scripts import Step, StepRecord, recorded_jobs, remove_record
+from cluster.agent.transfer import PHASES, Rate, workspace
+from cluster.agent.worker import SWEEP, failure, jobs_with_leftovers
 from cluster.providers.interface import NO_LOCAL, Local
-from cluster.schemas.requests import PROGRESS_ROWS_MAX, Progress, Report, StageWord
-from cluster.system.clock import Clock
-from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
-from replica.views.orders import Order
+from cluster.schemas import PROGRESS_ROWS_MAX, Progress, Report, StageWord
+from cluster.system import Clock
+from replica.messages import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
+from replica.model import Order
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from replica.messages.commands import (
+from replica.messages import (
     OperationDone,
     OperationFailed,
     OperationReached,
@@ -13,8 +13,8 @@ from replica.messages.commands import (
     ScriptEnded,
     ScriptStarted,
 )
-from replica.values.names import plain
-from replica.views.orders import Order
+from replica.model import Order
+from replica.values import plain
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MOVING: Final = ("stage_in", "stage_out")

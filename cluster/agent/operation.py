@@ -12,9 +12,8 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files.durable import FileRefused, is_disk_full, write_all
-from cluster.agent.home.disk_full_retry import GivenUp
-from cluster.agent.home.home import Home
+from cluster.agent.files import FileRefused, is_disk_full, write_all
+from cluster.agent.home import GivenUp, Home
 from cluster.agent.limits import (
     LOCK_RETRY_S,
     LOCK_WAIT_S,
@@ -24,20 +23,14 @@ from cluster.agent.limits import (
     WORKER_GRACE_S,
 )
 from cluster.agent.log_sentences import count, figure, order_named
-from cluster.agent.processes.accounts import Mode
-from cluster.agent.processes.job_processes import OPERATION_VARIABLE, kill_operation
-from cluster.agent.processes.spawning import spawn
+from cluster.agent.processes import OPERATION_VARIABLE, Mode, kill_operation, spawn
 from cluster.agent.rate_governor import Governor
-from cluster.agent.transfer.progress import Counters, SharedCounters
-from cluster.agent.transfer.rate_limit import Control
-from cluster.agent.worker import leftovers
-from cluster.agent.worker.leftovers import Left
-from cluster.agent.worker.work import Outcome, Work, failure
+from cluster.agent.transfer import Control, Counters, SharedCounters
+from cluster.agent.worker import Left, Outcome, Work, failure, leftovers
 from cluster.agent.worker_watch import Bounds, End, see_through, whereabouts
 from cluster.providers.interface import NO_LOCAL, Local
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.transfers import DEFAULT_TRANSFER_RULES, default_backend
-from replica.views.orders import Order
+from replica.messages import OperationDone, OperationFailed
+from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 
 logger = logging.getLogger(__name__)
 

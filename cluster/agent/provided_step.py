@@ -6,17 +6,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from cluster.agent.files.durable import FileRefused
-from cluster.agent.home.home import Home
+from cluster.agent.files import FileRefused
+from cluster.agent.home import Home
 from cluster.agent.operation import Operation
-from cluster.agent.processes.accounts import Mode
-from cluster.agent.scripts.record import StepRecord, recorded_jobs
-from cluster.agent.scripts.step import Step
-from cluster.agent.worker.provided import PRE_RUN, paths_of
+from cluster.agent.processes import Mode
+from cluster.agent.scripts import Step, StepRecord, recorded_jobs
+from cluster.agent.worker import PRE_RUN, paths_of
 from cluster.providers.interface import Local
-from replica.messages.commands import OperationFailed, ScriptEnded
-from replica.model.jobs import JobState
-from replica.views.orders import Order
+from replica.messages import OperationFailed, ScriptEnded
+from replica.model import JobState, Order
 
 
 class ProvidedStep:

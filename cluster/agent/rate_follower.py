@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine
 
-from cluster.agent.home.outbox import Outbox
+from cluster.agent.home import Outbox
 from cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_S, FOLLOW_S
 from cluster.agent.operation import Operation
 from cluster.agent.rate_governor import GOVERN_S, Governor
-from cluster.system.clock import Clock
-from replica.messages.commands import OperationReached
-from replica.model.operations import Stage
-from replica.model.transfers import TransferCheckpoint
+from cluster.system import Clock
+from replica.messages import OperationReached
+from replica.model import Stage, TransferCheckpoint
 
 
 class Follower:

@@ -13,9 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import UNLIMITED, Control
-from replica.model.transfers import RateShares
+from cluster.agent.transfer import UNLIMITED, Control, SharedCounters
+from replica.model import RateShares
 
 GOVERN_S: Final = 0.1
 """Seconds between two sharings-out: what a transfer that needs more may have to wait for it."""

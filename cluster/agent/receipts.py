@@ -10,16 +10,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from cluster.agent.files.durable import open_directory
-from cluster.agent.files.path_names import BUFFERS
-from cluster.agent.files.paths import PathRefused, Target, inside_target
-from cluster.agent.transfer.options import Algorithm
-from cluster.agent.transfer.plan import Item, Kind
-from cluster.agent.transfer.receipts import Place, raw_lines, read_places
-from cluster.agent.transfer.rechecking import Difference, recheck
-from cluster.agent.transfer.verify import hasher
-from cluster.agent.transfer.workspace import RECEIPTS, STAGES
-from cluster.agent.worker.persistent import variables
+from cluster.agent.files import BUFFERS, PathRefused, Target, inside_target, open_directory
+from cluster.agent.transfer import (
+    RECEIPTS,
+    STAGES,
+    Algorithm,
+    Difference,
+    Item,
+    Kind,
+    Place,
+    hasher,
+    raw_lines,
+    read_places,
+    recheck,
+)
+from cluster.agent.worker import variables
 
 ALGORITHMS: Final = ("xxh3-128", "blake3")
 

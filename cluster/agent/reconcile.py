@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from replica.views.orders import Order
+from replica.model import Order
 
 RUN = "run"
 

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from cluster.agent.activities import Activities, Settings
-from cluster.agent.files.durable import FileRefused
-from cluster.agent.home.disk_full_retry import GivenUp, Room
-from cluster.agent.home.home import AgentFailed, Home
-from cluster.agent.home.outbox import Outbox
+from cluster.agent.files import FileRefused
+from cluster.agent.home import AgentFailed, GivenUp, Home, Outbox, Room
 from cluster.agent.limits import (
     BACK_OFF_S,
     BACK_OFF_S_MAX,
@@ -28,13 +26,19 @@ from cluster.agent.limits import (
 )
 from cluster.agent.log_sentences import named
 from cluster.client import ApiError, Client
-from cluster.config.config import Config
-from cluster.config.toml import ConfigError
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportsAnswer
-from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
-from cluster.security.tls import TlsRefused
-from cluster.system.clock import Clock, SystemClock
+from cluster.config import Config, ConfigError
+from cluster.schemas import (
+    PollAnswer,
+    PollRequest,
+    RegisterAnswer,
+    RegisterRequest,
+    Report,
+    ReportsAnswer,
+    ReportsRequest,
+    new_command_id,
+)
+from cluster.security import TlsRefused
+from cluster.system import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from cluster.agent.limits import KILL_WAIT_S, LOOKS_PER_STALL, WORKER_GRACE_S
-from cluster.agent.processes.waiting import Handle
-from cluster.system.processes import all_pids, fields_of
+from cluster.agent.process_handle import Handle
+from cluster.system import all_pids, fields_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cluster.api.http.problems import Problem, bad
-from cluster.api.render.privacy import check_sight, only_user
+from cluster.api.http import Problem, bad
+from cluster.api.privacy import check_sight, only_user
 from cluster.api.service import Call, Reply
 from cluster.schemas import accounts as v
-from cluster.system.clock import format_instant, parse_instant
-from replica.grammar.account_limits import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
+from cluster.system import format_instant, parse_instant
+from replica.grammar import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
 from replica.messages import commands as c
-from replica.model.accounts import Account, AccountUser, License, Limit, Qos, SchedulingRules
-from replica.model.jobs import JobState
-from replica.model.partitions import Partition, PartitionState
-from replica.model.reservations import Reservation
-from replica.scheduler.estimates import estimate as estimate_of
-from replica.scheduler.priority import effective_priority, rules_of
-from replica.state.state import State
-from replica.values.names import EVERY_NODE, NodeListFault, format_nodes, parse_nodes
-from replica.values.units import MICROSECONDS_PER_SECOND, Instant
+from replica.model import (
+    Account,
+    AccountUser,
+    JobState,
+    License,
+    Limit,
+    Partition,
+    PartitionState,
+    Qos,
+    Reservation,
+    SchedulingRules,
+)
+from replica.scheduler import effective_priority, rules_of
+from replica.scheduler import estimate as estimate_of
+from replica.state import State
+from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListFault, format_nodes, parse_nodes
 
 
 async def _settled(call: Call, command: c.Command, listing: Callable[[State], Reply]) -> Reply:

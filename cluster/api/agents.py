@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from cluster.api import wire
-from cluster.api.http.authentication import permit_node
-from cluster.api.http.problems import COMMAND_TOO_OLD, Problem, outcome_unknown
+from cluster.api.http import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
 from cluster.api.service import NO_ID, Call, Reply
+from cluster.schemas import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas import requests as r
-from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.server.liveness import POLLS_MAX, Transfer
-from cluster.server.pending import Answer
-from replica.fold.settle import receipt_for
+from cluster.server import POLLS_MAX, Answer, Transfer
+from replica.fold import receipt_for
 from replica.messages import commands as c
-from replica.state.state import State
-from replica.values.errors import Refusal, RefusalCode
-from replica.views.orders import orders_for
+from replica.state import State
+from replica.values import Refusal, RefusalCode
+from replica.views import orders_for
 
 _SEND_AGAIN = frozenset({429, 500, 503})
 """Statuses after which a report has not been judged: the whole request is answered so, and the agent sends it again."""

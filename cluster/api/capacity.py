@@ -8,27 +8,34 @@ from typing import Final
 import msgspec
 
 from cluster.api import wire
-from cluster.api.http.authentication import actor_of
-from cluster.api.http.problems import Problem, bad
-from cluster.api.render.jobs import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
-from cluster.api.render.privacy import only_user
+from cluster.api.http import Problem, actor_of, bad
+from cluster.api.privacy import only_user
+from cluster.api.render import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
 from cluster.api.service import Call, Reply
 from cluster.providers import OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.limits import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX
 from cluster.providers.worker import CallRequest
-from cluster.schemas.burst import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView, ProviderStatus, burst_text
-from cluster.schemas.configuration import PoolRemovedAnswer
-from cluster.schemas.jobs import BuffersAnswer, NodesAnswer, PoolsAnswer
-from cluster.server.liveness import Liveness
-from cluster.system.clock import format_instant
-from replica.decide.pools import unit_in
+from cluster.schemas import (
+    BuffersAnswer,
+    BurstAnswer,
+    BurstBufferView,
+    BurstPoolView,
+    BurstUseView,
+    NodesAnswer,
+    PoolRemovedAnswer,
+    PoolsAnswer,
+    ProviderStatus,
+    burst_text,
+)
+from cluster.server import Liveness
+from cluster.system import format_instant
+from replica.decide import unit_in
 from replica.messages import commands as c
-from replica.model.pools import PoolUnit, parse_amount, unit_of
-from replica.model.provider import provision_of
-from replica.state.state import State
-from replica.values.units import SizeError
-from replica.views.burst import Burst, BurstBuffer, burst_of
+from replica.model import PoolUnit, parse_amount, provision_of, unit_of
+from replica.state import State
+from replica.values import SizeError
+from replica.views import Burst, BurstBuffer, burst_of
 
 BUFFERS_LISTED_MAX = 10_000
 """Buffers in one list, count: the newest; what is left out is old and complete first."""

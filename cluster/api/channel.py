@@ -16,32 +16,41 @@ from typing import cast
 
 import msgspec
 
-from cluster.api.http.authentication import PEOPLE, identity_of, permit
-from cluster.api.http.bodies import bad_body
-from cluster.api.http.problems import Problem, Redirect, no_leader, outcome_unknown, refused, unforeseen
+from cluster.api.http import (
+    PEOPLE,
+    Problem,
+    Redirect,
+    bad_body,
+    identity_of,
+    no_leader,
+    outcome_unknown,
+    permit,
+    refused,
+    unforeseen,
+)
 from cluster.api.service import COMMIT_WAIT_S, Service
+from cluster.eventloop import Acceptor, ReadingProtocol, read_buffer
 from cluster.providers.limits import CALLS_MAX
-from cluster.schemas.channel_frames import (
+from cluster.schemas import (
     CHANNEL_VERSION,
     FRAME_BYTES_MAX,
     NOT_LEADER,
     OUTSTANDING_MAX,
     Ask,
+    BulkCommand,
     ChannelRefused,
     Cutter,
     Done,
     Failed,
     Hello,
+    SubmitCommand,
     check_hello,
     decode_from_client,
     encode_frame,
 )
-from cluster.schemas.requests import BulkCommand, SubmitCommand
-from cluster.security.identity import Identity
-from cluster.server.pending import Settled
-from cluster.system.address import Address
-from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
-from cluster.system.listener import Acceptor
+from cluster.security import Identity
+from cluster.server import Settled
+from cluster.system import Address
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)

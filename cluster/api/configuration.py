@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.api.http.problems import refused
+from cluster.api.http import refused
 from cluster.api.service import Call, Reply
-from cluster.schemas.configuration import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingBody, SettingView
-from replica.decide.configuration import (
+from cluster.schemas import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingBody, SettingView
+from replica.decide import (
     DEFAULT_POLICY,
     configuration_events,
     differences,
@@ -16,13 +16,12 @@ from replica.decide.configuration import (
     wanted_of,
     written_value,
 )
-from replica.grammar.burst_buffer_conf import Setting
-from replica.grammar.settings import KEYS, Owner
-from replica.messages.commands import ConfigureSite
-from replica.model.configuration import DEFAULT_SITE
-from replica.operations.transfer_limits import rules_of
-from replica.state.state import State
-from replica.values.errors import Refusal
+from replica.grammar import KEYS, Owner, Setting
+from replica.messages import ConfigureSite
+from replica.model import DEFAULT_SITE
+from replica.operations import rules_of
+from replica.state import State
+from replica.values import Refusal
 
 
 async def show(call: Call) -> Reply:

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 import msgspec
 from aiohttp import web
 
-from cluster.api.http.problems import Problem, bad
-from cluster.api.render.events import event_views
-from cluster.api.render.privacy import may_see
+from cluster.api.http import Problem, bad
+from cluster.api.privacy import may_see
+from cluster.api.render import event_views
 from cluster.api.service import Call
-from cluster.schemas.ledger import EventView
-from cluster.server.applied_log import Applied
-from cluster.server.time_travel import settled_at
+from cluster.schemas import EventView
+from cluster.server import Applied, settled_at
 
 STREAMS_MAX = 128
 """Subscribers at once, count: dashboards and exporters, not users."""

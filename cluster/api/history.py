@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from itertools import islice
 
-from cluster.api.http.problems import Problem
-from cluster.api.render.events import actor_words, as_json, event_name, sentence_of, verdict_words
-from cluster.api.render.job_details import job_words, task_words
-from cluster.api.render.privacy import check_sight, owns
+from cluster.api.http import Problem
+from cluster.api.privacy import check_sight, owns
+from cluster.api.render import actor_words, as_json, event_name, job_words, sentence_of, task_words, verdict_words
 from cluster.api.service import Call, Reply
-from cluster.schemas.jobs import HistoryAnswer, HistoryRow, WhyView
-from cluster.server.applied_log import Chronicle
-from cluster.server.time_travel import PastBusy, Step, settled_at
-from cluster.system.clock import format_instant
-from replica.fold.settle import settle_entry
-from replica.messages.entries import Entry
-from replica.messages.events import ArraySubmitted, JobSubmitted, jobs_of
-from replica.model.jobs import Dependency
-from replica.scheduler.gates import depended_on, dependency_met
-from replica.state.state import State
-from replica.values.units import NEVER, Instant, Revision
-from replica.values.verdicts import Reason, Verdict
-from replica.views.jobs import buffer_word, verdict_of
+from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
+from cluster.server import Chronicle, PastBusy, Step, settled_at
+from cluster.system import format_instant
+from replica.fold import settle_entry
+from replica.messages import ArraySubmitted, Entry, JobSubmitted, jobs_of
+from replica.model import Dependency
+from replica.scheduler import depended_on, dependency_met
+from replica.state import State
+from replica.values import NEVER, Instant, Reason, Revision, Verdict
+from replica.views import buffer_word, verdict_of
 
 ROWS_MAX = 10_000
 """Events of one job in one answer, count: a job that is retried for ever has more; the oldest are shown."""

@@ -8,23 +8,21 @@ from collections.abc import Iterable
 import msgspec
 
 from cluster.api import wire
-from cluster.api.http.problems import Problem, Redirect, bad, no_leader, refused
-from cluster.api.render.jobs import holders, job_view, node_jobs, node_view, pool_view
-from cluster.api.render.privacy import may_see, shown
+from cluster.api.http import Problem, Redirect, bad, no_leader, refused
+from cluster.api.privacy import may_see, shown
+from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
 from cluster.api.service import Call, Reply
 from cluster.api.transfers import with_transfers
 from cluster.providers.limits import CALLS_MAX
+from cluster.schemas import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PersistentCleared
 from cluster.schemas import requests as r
-from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView
-from cluster.schemas.requests import PersistentCleared
-from cluster.server.pending import Answer, Settled
-from cluster.system.clock import format_instant
-from replica.decide.arrays import Tasks, job_of_task, members
+from cluster.server import Answer, Settled
+from cluster.system import format_instant
+from replica.decide import Tasks, job_of_task, members
 from replica.messages import commands as c
-from replica.model.jobs import JobState
-from replica.state.state import State
-from replica.values.errors import Refusal
-from replica.values.units import Instant
+from replica.model import JobState
+from replica.state import State
+from replica.values import Instant, Refusal
 
 JOBS_LISTED = 1_000
 """Jobs in a list when nobody says otherwise, count."""

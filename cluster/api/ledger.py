@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.api.http.problems import Problem, bad
+from cluster.api.http import Problem, bad
 from cluster.api.metrics import CONTENT_TYPE
-from cluster.api.render.events import configuration_record, record_view
+from cluster.api.render import configuration_record, record_view
 from cluster.api.service import Call, Reply
 from cluster.consensus import Role
-from cluster.schemas.base import Json
-from cluster.schemas.jobs import DigestsAnswer, MembersAnswer, StatusView
-from cluster.schemas.ledger import HandedAnswer, HandedView, LedgerAnswer, LedgerEntryView
-from cluster.schemas.snapshot_view import snapshot_view
-from cluster.server.applied_log import Applied
-from cluster.server.controller import Unavailable
-from cluster.server.divergence import Verdict
-from cluster.server.membership import members as member_rows
-from cluster.server.pending import NotLeading
-from cluster.server.time_travel import settled_at
-from cluster.system.clock import format_instant
+from cluster.schemas import (
+    DigestsAnswer,
+    HandedAnswer,
+    HandedView,
+    Json,
+    LedgerAnswer,
+    LedgerEntryView,
+    MembersAnswer,
+    StatusView,
+)
+from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
+from cluster.server import members as member_rows
+from cluster.system import format_instant
 from replica.messages import features
-from replica.state.digest import state_digest
-from replica.values.units import Instant
+from replica.state import state_digest
+from replica.values import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
-from wal.filling import hand_over
+from wal import hand_over
 
 ENTRIES_READ = 100
 """Entries in one answer when nobody says otherwise, count."""

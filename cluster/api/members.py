@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from cluster.api.http.problems import Problem, bad, no_leader, outcome_unknown
+from cluster.api.http import Problem, bad, no_leader, outcome_unknown
 from cluster.api.ledger import members
 from cluster.api.service import Call, Reply
 from cluster.consensus import ChangeRefused, Wanted
-from cluster.schemas.jobs import TransferAnswer
-from cluster.schemas.ledger import FeatureLevelAnswer, MemberLevelView
-from cluster.security.identity import NAME_RULE, is_name
-from cluster.server.feature_levels import UNHEARD, MemberLevel
-from cluster.server.pending import NotLeading, OutcomeUnknown
-from cluster.system.address import Address, AddressError
-from replica.messages import features
-from replica.messages.commands import RaiseFeatureLevel
-from replica.state.state import State
-from wal.configuration import Action
+from cluster.schemas import FeatureLevelAnswer, MemberLevelView, TransferAnswer
+from cluster.security import NAME_RULE, is_name
+from cluster.server import UNHEARD, MemberLevel, NotLeading, OutcomeUnknown
+from cluster.system import Address, AddressError
+from replica.messages import RaiseFeatureLevel, features
+from replica.state import State
+from wal import Action
 
 NOT_FOUND = "unknown_member"
 

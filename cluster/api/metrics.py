@@ -11,11 +11,10 @@ from prometheus_client.registry import Collector
 
 from cluster.api.transfer_metrics import transfer_metrics
 from cluster.consensus import Role
-from cluster.server.controller import Controller
+from cluster.server import Controller
 from replica.messages import features
-from replica.model.buffers import BufferState
-from replica.model.jobs import JobState
-from replica.views.jobs import pool_use
+from replica.model import BufferState, JobState
+from replica.views import pool_use
 
 SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Bounds of the sync histogram, seconds: from an idle NVMe to a disk that should be replaced."""

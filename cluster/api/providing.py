@@ -10,14 +10,14 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from cluster.api.http.problems import Problem, queue_full
+from cluster.api.http import Problem, queue_full
 from cluster.providers import OperationError, Subject
 from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local
 from cluster.providers.worker import CallRequest
 from replica.messages import commands as c
-from replica.model.provider import Provision, provision_of
-from replica.state.state import State
+from replica.model import Provision, provision_of
+from replica.state import State
 
 VERDICTS_KEPT: Final = 1024
 """Validations remembered, count: a retry of a submit gets the verdict that its first try was given."""

@@ -17,9 +17,17 @@ from cluster.api import capacity as pools
 from cluster.api import jobs as runs
 from cluster.api import jobs as updates
 from cluster.api import members as levels
-from cluster.api.http.authentication import PEOPLE
-from cluster.api.http.problems import Problem
+from cluster.api.http import PEOPLE, Problem
 from cluster.api.service import Call, Reply
+from cluster.schemas import (
+    BurstAnswer,
+    EventView,
+    FeatureLevelAnswer,
+    HandedAnswer,
+    LedgerAnswer,
+    ProviderStatus,
+    SnapshotView,
+)
 from cluster.schemas import accounts as av
 from cluster.schemas import accounts as pv
 from cluster.schemas import configuration as cv
@@ -27,9 +35,7 @@ from cluster.schemas import jobs as v
 from cluster.schemas import requests as r
 from cluster.schemas import requests as rv
 from cluster.schemas import transfers as tv
-from cluster.schemas.burst import BurstAnswer, ProviderStatus
-from cluster.schemas.ledger import EventView, FeatureLevelAnswer, HandedAnswer, LedgerAnswer, SnapshotView
-from cluster.security.identity import Role
+from cluster.security import Role
 
 Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
 

@@ -11,32 +11,43 @@ import msgspec
 from aiohttp import web
 
 from cluster.api import wire
-from cluster.api.http.authentication import PEOPLE, actor_of, permit
-from cluster.api.http.problems import (
+from cluster.api.http import (
     COMMAND_TOO_OLD,
+    PEOPLE,
     Problem,
     Redirect,
+    actor_of,
     bad,
     no_leader,
     outcome_unknown,
+    permit,
     queue_full,
     refused,
 )
 from cluster.api.metrics import Metrics
 from cluster.api.providing import Providing
-from cluster.api.render.reasons import Verdicts
+from cluster.api.render import Verdicts
 from cluster.consensus import Role as RaftRole
-from cluster.schemas.command_ids import bytes_of, instant_in
-from cluster.schemas.requests import BulkCommand
-from cluster.security.identity import Identity, Role
-from cluster.server.controller import Controller, JournalFull, Unavailable
-from cluster.server.pending import Answer, Asker, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
-from cluster.system.address import Address
-from cluster.system.users import Identities
-from replica.decide.arrays import Tasks, job_of_task
-from replica.messages.commands import Command, Request, SubmitJob
-from replica.state.state import State
-from replica.values.units import MICROSECONDS_PER_SECOND
+from cluster.eventloop import Identities
+from cluster.schemas import BulkCommand, bytes_of, instant_in
+from cluster.security import Identity, Role
+from cluster.server import (
+    Answer,
+    Asker,
+    CannotDecide,
+    Controller,
+    JournalFull,
+    NotLeading,
+    OutcomeUnknown,
+    QueueFull,
+    Settled,
+    Unavailable,
+)
+from cluster.system import Address
+from replica.decide import Tasks, job_of_task
+from replica.messages import Command, Request, SubmitJob
+from replica.state import State
+from replica.values import MICROSECONDS_PER_SECOND
 
 COMMAND_AGE_S_MAX = 300
 """How long before the leader's clock a command id's time may be, seconds: more than any retry takes."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from cluster.server.controller import Controller
-from replica.model.operations import TRANSFERS
-from replica.operations.transfer_limits import rules_in_force
-from replica.state.state import State
+from cluster.server import Controller
+from replica.model import TRANSFERS
+from replica.operations import rules_in_force
+from replica.state import State
 
 
 def transfer_metrics(controller: Controller, state: State) -> Iterator[Metric]:

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from cluster.api.history import first_revision_at
-from cluster.api.http.problems import Problem, bad
-from cluster.api.render.job_details import task_words
-from cluster.api.render.privacy import check_sight, may_see, owns
+from cluster.api.http import Problem, bad
+from cluster.api.privacy import check_sight, may_see, owns
+from cluster.api.render import task_words
 from cluster.api.service import Call, Reply
-from cluster.schemas.jobs import JobView
-from cluster.schemas.transfers import (
+from cluster.schemas import (
     CheckpointView,
     JobTransfersView,
+    JobView,
     LeftOutView,
     NotExportedView,
     ReceiptsAnswer,
@@ -23,17 +23,14 @@ from cluster.schemas.transfers import (
     TransferState,
     TransferView,
 )
-from cluster.server.liveness import Transfer
-from cluster.server.time_travel import PastBusy, settled_at
-from cluster.system.clock import format_instant
+from cluster.server import PastBusy, Transfer, settled_at
+from cluster.system import format_instant
 from replica.messages import events as e
-from replica.model.jobs import Job
-from replica.model.operations import TRANSFERS, stage_of, waits_for_turn
-from replica.model.transfers import RateShares, TransferCheckpoint, TransferReceipt
-from replica.operations.transfer_limits import node_bytes_s, rules_in_force, shares_of
-from replica.state.state import State
-from replica.values.units import NEVER
-from replica.views.jobs import NO_TRANSFERS, not_exported
+from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_turn
+from replica.operations import node_bytes_s, rules_in_force, shares_of
+from replica.state import State
+from replica.values import NEVER
+from replica.views import NO_TRANSFERS, not_exported
 
 TRANSFERS_LISTED_MAX = 10_000
 """Transfers in one list, count: more than two stages' worth of the default limit on operations."""

@@ -7,25 +7,45 @@ from typing import NamedTuple
 
 import msgspec
 
-from cluster.api.http.problems import Problem, bad
+from cluster.api.http import Problem, bad
 from cluster.schemas import requests as r
-from cluster.security.identity import Identity, Role
-from cluster.system.clock import parse_instant
-from replica.decide.arrays import Tasks, parse_reference
-from replica.grammar.directives import Reading, read_request
-from replica.grammar.lexer import DirectiveRefused
+from cluster.security import Identity, Role
+from cluster.system import parse_instant
+from replica.decide import Tasks, parse_reference
+from replica.grammar import DirectiveRefused, Reading, read_request
 from replica.messages import commands as c
-from replica.model.arrays import ArrayFault, parse_array
-from replica.model.configuration import DEFAULT_SITE, Site
-from replica.model.job_options import NO_OPTIONS, AfterTask, BufferOptions, JobChange, JobOptions
-from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
-from replica.model.operations import Stage
-from replica.model.pools import Pool
-from replica.model.transfers import TransferReceipt, clipped_checkpoint, clipped_count, clipped_receipt
-from replica.values.errors import RefusalCode
-from replica.values.limits import DEPENDENCIES_MAX, SCRIPT_BYTES_MAX
-from replica.values.names import name_fault
-from replica.values.units import NEVER, SIZE_BYTES_MAX, Instant, SizeError, parse_size
+from replica.model import (
+    DEFAULT_SITE,
+    NO_OPTIONS,
+    AfterTask,
+    ArrayFault,
+    BufferOptions,
+    Dependency,
+    DependencyKind,
+    Hold,
+    JobChange,
+    JobOptions,
+    JobSpec,
+    Pool,
+    Site,
+    Stage,
+    TransferReceipt,
+    clipped_checkpoint,
+    clipped_count,
+    clipped_receipt,
+    parse_array,
+)
+from replica.values import (
+    DEPENDENCIES_MAX,
+    NEVER,
+    SCRIPT_BYTES_MAX,
+    SIZE_BYTES_MAX,
+    Instant,
+    RefusalCode,
+    SizeError,
+    name_fault,
+    parse_size,
+)
 
 DEFAULT_NAME = "batch"
 """Name of a job that was given none."""

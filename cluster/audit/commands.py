@@ -17,16 +17,12 @@ from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.output import fields_table, show, show_json, stderr_console
 from cluster.cli.session import load_config
 from cluster.cli.tables import moment, snapshot_fields
-from cluster.schemas.snapshot_view import snapshot_view
-from cluster.system.clock import format_instant
-from replica.messages.features import ReleaseNeeded
-from snapshots.image import Image
-from snapshots.restore import SnapshotRefused, load_snapshot
-from snapshots.restore import inspect as inspect_snapshot
-from wal.codec import CodecError
-from wal.environment import Environment
-from wal.failures import Condition, RecoveryRefused, StorageFailed
-from wal.ledger import Ledger, LedgerBroken, Verified
+from cluster.server import snapshot_view
+from cluster.system import format_instant
+from replica.messages import ReleaseNeeded
+from snapshots import Image, SnapshotRefused, load_snapshot
+from snapshots import inspect as inspect_snapshot
+from wal import CodecError, Condition, Environment, Ledger, LedgerBroken, RecoveryRefused, StorageFailed, Verified
 
 OTHER_REPLICA = "do not start this replica on it; compare with the other replicas, and replace what is broken from them"
 

@@ -1,13 +1,11 @@
 """One entry of the ledger as JSON, as `GET /v1/ledger` shows it."""
 
-from cluster.api.render.events import configuration_record, record_view
-from cluster.schemas.ledger import LedgerEntryView
-from cluster.system.clock import format_instant
-from replica.messages.entries import Batch
-from replica.values.units import Instant, Revision
-from wal.codec import Kind, decode_batch, kind_of
-from wal.configuration import decode_configuration
-from wal.ledger import Ledger, LedgerEntry
+from cluster.api.render import configuration_record, record_view
+from cluster.schemas import LedgerEntryView
+from cluster.system import format_instant
+from replica.messages import Batch
+from replica.values import Instant, Revision
+from wal import Kind, Ledger, LedgerEntry, decode_batch, decode_configuration, kind_of
 
 NO_OP = "no-op"
 BATCH = "batch"

@@ -3,18 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from replica.fold.settle import settle, settle_entry
-from replica.messages.entries import Batch
-from replica.messages.features import ReleaseNeeded
-from replica.state.digest import state_digest
-from replica.state.invariants import check
-from replica.state.state import EMPTY, State
-from replica.values.errors import LedgerViolation
-from replica.values.units import Revision
-from snapshots.image import Image
-from wal.codec import CodecError, Kind, decode_batch, kind_of
-from wal.configuration import decode_configuration
-from wal.ledger import Ledger, LedgerBroken, LedgerEntry
+from replica.fold import settle, settle_entry
+from replica.messages import Batch, ReleaseNeeded
+from replica.state import EMPTY, State, check, state_digest
+from replica.values import LedgerViolation, Revision
+from snapshots import Image
+from wal import CodecError, Kind, Ledger, LedgerBroken, LedgerEntry, decode_batch, decode_configuration, kind_of
 
 READ_ENTRIES = 1_024
 """Entries asked of the ledger between two reports of progress, count."""

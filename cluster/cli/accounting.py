@@ -12,7 +12,7 @@ from cluster.cli.output import show, show_json, table
 from cluster.cli.session import session
 from cluster.client import Client
 from cluster.schemas import accounts as v
-from replica.values.names import plain
+from replica.values import plain
 
 _T = TypeVar("_T")
 

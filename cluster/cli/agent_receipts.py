@@ -13,15 +13,13 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, readable_size
 from cluster.cli.session import Session, config_failure, session
-from cluster.config.config import AgentConfig
-from cluster.config.toml import ConfigError
-from cluster.system.clock import SystemClock
-from replica.values.names import plain
+from cluster.config import AgentConfig, ConfigError
+from cluster.system import SystemClock
+from replica.values import plain
 
 if TYPE_CHECKING:
     from cluster.agent.receipts import Kept
-    from cluster.agent.transfer.options import Algorithm
-    from cluster.agent.transfer.rechecking import Difference
+    from cluster.agent.transfer import Algorithm, Difference
 
 STAGES: Final = ("stage_in", "stage_out")
 
@@ -154,8 +152,8 @@ def _in_ledger(current: Session, which: "Kept") -> str:
 def _differences(
     home: Path, which: "Kept", descriptor: int, algorithm: "Algorithm", user: str | None
 ) -> "list[Difference]":
-    from cluster.agent.files.paths import PathRefused
-    from cluster.agent.processes.accounts import AccountRefused, account_for, become
+    from cluster.agent.files import PathRefused
+    from cluster.agent.processes import AccountRefused, account_for, become
     from cluster.agent.receipts import differences
 
     try:
@@ -187,7 +185,7 @@ def _progress() -> Callable[[int, int], None]:
 
 
 def _show(descriptor: int) -> None:
-    from cluster.agent.transfer.receipts import read_lines
+    from cluster.agent.transfer import read_lines
 
     for line in read_lines(descriptor):
         path = plain(line.path) or "."
@@ -211,7 +209,7 @@ def _show_json(
     rechecked: bool,
 ) -> None:
     """Write one object, a line at a time: there may be millions."""
-    from cluster.agent.transfer.receipts import raw_lines
+    from cluster.agent.transfer import raw_lines
 
     head = msgspec.json.encode(
         {

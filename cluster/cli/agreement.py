@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cluster.schemas.jobs import DigestsAnswer, StatusView
+from cluster.schemas import DigestsAnswer, StatusView
 
 DIGEST_DIGITS_SHOWN = 16
 """Digits of a digest in a table: enough to see a difference; `--json` has all 64."""

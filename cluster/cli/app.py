@@ -35,7 +35,7 @@ from cluster.cli.squeue import queue
 from cluster.cli.submit import submit
 from cluster.cli.transfers import transfer_group
 from cluster.cli.updates import update
-from cluster.config.config import OPERATOR_NAME
+from cluster.config import OPERATOR_NAME
 
 COMPLETE_VARIABLE = "_FOREBAY_COMPLETE"
 """Environment variable through which a shell asks for completions."""

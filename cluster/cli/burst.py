@@ -6,8 +6,8 @@ import msgspec
 from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import show_json
 from cluster.cli.session import session
-from cluster.schemas.burst import BurstAnswer, burst_text
-from cluster.system.users import uid_of
+from cluster.eventloop import uid_of
+from cluster.schemas import BurstAnswer, burst_text
 
 
 @click.command("burst")

@@ -8,10 +8,8 @@ from cluster.cli.output import note, show, show_json, size
 from cluster.cli.session import session
 from cluster.cli.tables import buffers_table, nodes_table, pools_table
 from cluster.client import Client
-from cluster.schemas.jobs import PoolView
-from cluster.schemas.requests import PoolRequest
-from replica.values.names import plain
-from replica.values.units import SizeError, parse_size
+from cluster.schemas import PoolRequest, PoolView
+from replica.values import SizeError, parse_size, plain
 
 
 @click.group("pool")

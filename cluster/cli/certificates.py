@@ -11,14 +11,22 @@ from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, show, show_json, table
 from cluster.cli.session import session
 from cluster.cli.tables import moment
-from cluster.config.config import OPERATOR_NAME, Config
-from cluster.config.new_site import replica_hosts
-from cluster.security.certificates import Certificate, certificate_of, certificates_in
-from cluster.security.identity import NAME_RULE, Role, is_name
-from cluster.security.pki import AUTHORITY_NAME, CERTIFICATE_MODE, PkiRefused, issue, load_authority
-from cluster.system.clock import format_instant
-from replica.values.names import plain
-from replica.values.units import MICROSECONDS_PER_SECOND
+from cluster.config import OPERATOR_NAME, Config, replica_hosts
+from cluster.security import (
+    AUTHORITY_NAME,
+    CERTIFICATE_MODE,
+    NAME_RULE,
+    Certificate,
+    PkiRefused,
+    Role,
+    certificate_of,
+    certificates_in,
+    is_name,
+    issue,
+    load_authority,
+)
+from cluster.system import format_instant
+from replica.values import MICROSECONDS_PER_SECOND, plain
 
 EXPIRY_NOTICE_DAYS: Final = 60
 """Days before the end of a certificate from which `certificate list` warns: time for two maintenance windows."""

@@ -13,9 +13,8 @@ from typing import Final
 
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.output import note
-from replica.grammar.burst_buffer_conf import Fault, Line, Setting, include_of, lines_of, parse_lines
-from replica.grammar.settings import Kind, find_key
-from replica.values.limits import SITE_USERS_MAX
+from replica.grammar import Fault, Kind, Line, Setting, find_key, include_of, lines_of, parse_lines
+from replica.values import SITE_USERS_MAX
 
 FILE_BYTES_MAX: Final = 1024 * 1024
 """All files of one configuration, bytes: every key with its largest value is smaller."""

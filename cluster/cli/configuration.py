@@ -10,10 +10,10 @@ from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import note, show_json
 from cluster.cli.session import session
 from cluster.client import Client
-from cluster.schemas.configuration import CompareAnswer
-from replica.grammar.burst_buffer_conf import Setting
-from replica.messages.features import BURST_BUFFERS_WHOLE
-from replica.values.names import plain
+from cluster.schemas import CompareAnswer
+from replica.grammar import Setting
+from replica.messages import BURST_BUFFERS_WHOLE
+from replica.values import plain
 
 NOTHING = "(nothing)"
 

@@ -13,13 +13,11 @@ from cluster.cli.moments import format_duration
 from cluster.cli.output import size
 from cluster.cli.tables import run_time_s
 from cluster.cli.transfer_text import transfer_lines
-from cluster.schemas.burst import NO_VALUE, Zone, local_time, owner
-from cluster.schemas.jobs import NO_DETAILS, JobDetailsView, JobView
-from cluster.system.clock import format_instant, parse_instant
-from cluster.system.users import group_name, uid_of
-from replica.model.jobs import ENDED, JobState
-from replica.values.names import plain
-from replica.values.units import Instant, seconds
+from cluster.eventloop import group_name, uid_of
+from cluster.schemas import NO_DETAILS, NO_VALUE, JobDetailsView, JobView, Zone, local_time, owner
+from cluster.system import format_instant, parse_instant
+from replica.model import ENDED, JobState
+from replica.values import Instant, plain, seconds
 
 INDENT: Final = "\n   "
 

@@ -9,11 +9,10 @@ from rich.text import Text
 from cluster.cli.moments import format_span
 from cluster.cli.output import table
 from cluster.cli.tables import moment
-from cluster.schemas.jobs import HistoryAnswer, HistoryRow, WhyView
-from cluster.system.clock import parse_instant
-from replica.model.jobs import ENDED
-from replica.values.names import plain
-from replica.values.units import Instant
+from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
+from cluster.system import parse_instant
+from replica.model import ENDED
+from replica.values import Instant, plain
 
 BAR_CELLS: Final = 32
 """Characters of the longest duration bar: the rest of an 80-character line says what it means."""

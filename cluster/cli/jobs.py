@@ -17,14 +17,20 @@ from cluster.cli.job_text import timeline, why_text
 from cluster.cli.output import note, show, show_json, stdout_console
 from cluster.cli.session import exit_code_of, failure_of, session
 from cluster.cli.tables import jobs_table
-from cluster.client import ApiError, Client
-from cluster.client.errors import error_of_view
-from cluster.schemas.jobs import NO_DETAILS, JobsAnswer, JobView
-from cluster.schemas.requests import BULK_COMMANDS_MAX, BulkCommand, CancelCommand, HoldCommand, ReleaseCommand
-from replica.decide.arrays import parse_reference, shown_reference
-from replica.model.arrays import ArrayFault
-from replica.model.jobs import ENDED, JobState
-from replica.values.names import plain
+from cluster.client import ApiError, Client, error_of_view
+from cluster.schemas import (
+    BULK_COMMANDS_MAX,
+    NO_DETAILS,
+    BulkCommand,
+    CancelCommand,
+    HoldCommand,
+    JobsAnswer,
+    JobView,
+    ReleaseCommand,
+)
+from replica.decide import parse_reference, shown_reference
+from replica.model import ENDED, ArrayFault, JobState
+from replica.values import plain
 
 LIMIT: Final = 1_000
 """Jobs that are listed when nobody says otherwise, count."""

@@ -9,8 +9,7 @@ from cluster.cli.jobs import JSON_OPTION
 from cluster.cli.output import fields_table, note, show, show_json, table
 from cluster.cli.session import Session, session
 from cluster.client import ApiError, Client
-from cluster.schemas.ledger import FeatureLevelAnswer
-from cluster.schemas.requests import FEATURE_LEVEL_MAX
+from cluster.schemas import FEATURE_LEVEL_MAX, FeatureLevelAnswer
 
 UNKNOWN_ROUTE = "unknown_route"
 """The code with which a replica answers to what its release does not have."""

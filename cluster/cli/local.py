@@ -16,11 +16,9 @@ from cluster.cli.session import Session, config_failure, session
 from cluster.cli.tables import moment
 from cluster.client import Client
 from cluster.client import run as run_to_end
-from cluster.config.config import OPERATOR_NAME, Config
-from cluster.config.new_site import Founding, FoundingRefused, PoolSpec, found
-from cluster.config.toml import ConfigError
-from cluster.security.certificates import certificate_of
-from cluster.system.clock import SystemClock, format_instant
+from cluster.config import OPERATOR_NAME, Config, ConfigError, Founding, FoundingRefused, PoolSpec, found
+from cluster.security import certificate_of
+from cluster.system import SystemClock, format_instant
 
 READY_S: Final = 60.0
 """Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
-from cluster.config.config import Config
-from replica.values.names import plain
+from cluster.config import Config
+from replica.values import plain
 
 GRACE_S: Final = 10.0
 """Seconds between asking a child to end and killing it: a replica syncs and closes in well under one."""

@@ -13,11 +13,10 @@ from cluster.cli.output import Cell, fields_table, note, show, show_json, table
 from cluster.cli.session import config_failure, session
 from cluster.cli.tables import members_table, snapshot_fields
 from cluster.client import ApiError, Client
-from cluster.config.config import Config, ReplicaConfig
-from cluster.config.toml import ConfigError
-from cluster.schemas.jobs import MembersAnswer, MemberView
-from cluster.system.address import Address, AddressError
-from replica.values.names import plain
+from cluster.config import Config, ConfigError, ReplicaConfig
+from cluster.schemas import MembersAnswer, MemberView
+from cluster.system import Address, AddressError
+from replica.values import plain
 
 MEMBER_ANSWER_S = 2.0
 """How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""

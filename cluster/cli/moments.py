@@ -8,9 +8,8 @@ import datetime
 import re
 from typing import Final
 
-from cluster.system.clock import format_instant
-from replica.values.limits import TIME_LIMIT_S_MAX
-from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from cluster.system import format_instant
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, TIME_LIMIT_S_MAX, Instant
 
 DURATION_FORMS: Final = (
     "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS"

@@ -17,8 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from replica.values.names import plain
-from replica.values.units import format_size
+from replica.values import format_size, plain
 
 WIDTH_WITHOUT_TERMINAL: Final = 1_000
 """Characters in a line of a pipe or file: more than any table here, so that nothing is wrapped for a program."""

@@ -12,8 +12,7 @@ from cluster.cli.output import show, show_json, size, table
 from cluster.cli.session import session
 from cluster.client import Client
 from cluster.schemas import accounts as v
-from replica.values.limits import NODES_MAX
-from replica.values.names import plain
+from replica.values import NODES_MAX, plain
 
 UNLIMITED: Final = "UNLIMITED"
 

@@ -8,11 +8,9 @@ from cluster.cli.output import note, show, show_json, table
 from cluster.cli.session import session
 from cluster.cli.tables import unit_in
 from cluster.client import Client
-from cluster.schemas.configuration import PoolAddRequest, PoolChangeRequest, UnitWord
-from cluster.schemas.jobs import PoolView
-from replica.model.pools import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
-from replica.values.names import plain
-from replica.values.units import SizeError
+from cluster.schemas import PoolAddRequest, PoolChangeRequest, PoolView, UnitWord
+from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
+from replica.values import SizeError, plain
 
 ALL = "all"
 

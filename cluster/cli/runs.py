@@ -5,7 +5,7 @@ import click
 from cluster.cli.exits import bad_input
 from cluster.cli.jobs import JOB_ID, each
 from cluster.cli.session import session
-from cluster.schemas.requests import ContinueCommand, RequeueCommand, SuspendCommand
+from cluster.schemas import ContinueCommand, RequeueCommand, SuspendCommand
 
 
 @click.command("suspend")

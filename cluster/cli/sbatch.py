@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input
-from replica.values.limits import SCRIPT_BYTES_MAX
+from replica.values import SCRIPT_BYTES_MAX
 
 MARK: Final = "#SBATCH"
 

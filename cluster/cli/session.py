@@ -9,12 +9,10 @@ import click
 import msgspec
 
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.client import ApiError, Client, run
-from cluster.client.errors import NO_ANSWER, UNTRUSTED
-from cluster.config.config import OPERATOR_NAME, Config
-from cluster.config.toml import ConfigError
-from cluster.security.tls import TlsRefused
-from cluster.system.clock import Clock, SystemClock
+from cluster.client import NO_ANSWER, UNTRUSTED, ApiError, Client, run
+from cluster.config import OPERATOR_NAME, Config, ConfigError
+from cluster.security import TlsRefused
+from cluster.system import Clock, SystemClock
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
 CONFIG_DEFAULT: Final = Path("forebay.toml")

@@ -15,11 +15,9 @@ from cluster.cli.moments import format_duration, format_elapsed
 from cluster.cli.output import note, show_json
 from cluster.cli.session import session
 from cluster.cli.tables import job_number, run_time_s, state_code
-from cluster.schemas.burst import NO_VALUE, local_time
-from cluster.schemas.jobs import NO_DETAILS, JobDetailsView, JobView
-from replica.model.jobs import JobState
-from replica.values.names import plain
-from replica.values.units import Instant
+from cluster.schemas import NO_DETAILS, NO_VALUE, JobDetailsView, JobView, local_time
+from replica.model import JobState
+from replica.values import Instant, plain
 
 STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 """Squeue's own format: each column right-aligned, and cut to its width."""

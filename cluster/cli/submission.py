@@ -10,9 +10,8 @@ from typing import Final, NamedTuple, TypeVar
 from cluster.cli.exits import BBF_LINE, Failure, bad_input
 from cluster.cli.moments import parse_begin, parse_duration
 from cluster.cli.sbatch import Setting, check_script, read_options
-from replica.model.arrays import parse_array
-from replica.model.jobs import DependencyKind
-from replica.values.limits import (
+from replica.model import DependencyKind, parse_array
+from replica.values import (
     CPUS_MAX,
     DEPENDENCIES_MAX,
     DIRECTIVE_TEXT_BYTES_MAX,
@@ -20,8 +19,8 @@ from replica.values.limits import (
     ENVIRONMENT_VARIABLES_MAX,
     NICE_MAX,
     PRIORITY_MAX,
+    Instant,
 )
-from replica.values.units import Instant
 
 TIME_LIMIT_S_DEFAULT: Final = 3_600
 """Seconds a job may run where neither script nor command line says: an hour is enough to try something out."""

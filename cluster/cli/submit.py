@@ -13,10 +13,8 @@ from cluster.cli.output import note, show_json
 from cluster.cli.session import exit_code_of, session
 from cluster.cli.submission import CommandLine, Prepared, located, prepare, read_bounded
 from cluster.client import ApiError, Client
-from cluster.schemas.command_ids import instant_of
-from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import SubmitRequest
-from replica.values.limits import SCRIPT_BYTES_MAX
+from cluster.schemas import JobView, SubmitRequest, instant_of
+from replica.values import SCRIPT_BYTES_MAX
 
 REQUEST_CODES: Final = frozenset(
     {

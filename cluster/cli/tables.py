@@ -7,13 +7,10 @@ from rich.text import Text
 
 from cluster.cli.moments import format_elapsed
 from cluster.cli.output import NOTHING, Listing, readable_size, size, table, text_of
-from cluster.schemas.jobs import BufferView, JobView, MemberView, NodeView, PoolView
-from cluster.schemas.ledger import SnapshotView
-from cluster.system.clock import parse_instant
-from replica.model.jobs import JobState
-from replica.model.pools import PoolUnit, format_amount, unit_of
-from replica.values.names import plain
-from replica.values.units import MICROSECONDS_PER_SECOND, Instant
+from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
+from cluster.system import parse_instant
+from replica.model import JobState, PoolUnit, format_amount, unit_of
+from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 NAME_CHARACTERS_SHOWN: Final = 24
 """Characters of a job's name in the listing; `job show` has all of it."""

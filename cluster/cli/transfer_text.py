@@ -11,10 +11,9 @@ from rich.text import Text
 from cluster.cli.moments import DAY_S, format_elapsed, format_span
 from cluster.cli.output import NOTHING, Listing, readable_size, table
 from cluster.cli.tables import moment
-from cluster.schemas.transfers import JobTransfersView, ReceiptView, TransferView
-from cluster.system.clock import parse_instant
-from replica.values.names import plain
-from replica.values.units import MICROSECONDS_PER_SECOND, Instant
+from cluster.schemas import JobTransfersView, ReceiptView, TransferView
+from cluster.system import parse_instant
+from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 BAR_CELLS: Final = 24
 """Characters of a progress bar: with its figures it fits a line of 80."""

@@ -13,7 +13,7 @@ from cluster.cli.output import note, show, show_json, stdout_console
 from cluster.cli.session import session
 from cluster.cli.transfer_text import drawing, job_transfers_text, receipt_text, transfers_table
 from cluster.client import Client
-from cluster.schemas.transfers import TransferView
+from cluster.schemas import TransferView
 
 STAGES: Final = ("stage_in", "stage_out")
 

@@ -18,8 +18,8 @@ from cluster.cli.submission import (
     parse_nice,
     read_bbf,
 )
-from cluster.schemas.requests import UpdateCommand, UpdateRequest
-from replica.values.limits import PRIORITY_MAX
+from cluster.schemas import UpdateCommand, UpdateRequest
+from replica.values import PRIORITY_MAX
 
 
 @click.command("update")

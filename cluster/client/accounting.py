@@ -4,8 +4,8 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from cluster.client.configuring import Calls
+from cluster.schemas import Command
 from cluster.schemas import accounts as v
-from cluster.schemas.requests import Command
 
 _T = TypeVar("_T")
 

@@ -19,7 +19,7 @@ from cluster.client.backoff import BackOff
 from cluster.client.calls import EARLIER, RETRY_STATUSES, TOO_MANY, Call, send_again, tells
 from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError
 from cluster.schemas import jobs, requests
-from cluster.system.clock import Clock
+from cluster.system import Clock
 
 _T = TypeVar("_T")
 

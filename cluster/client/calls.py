@@ -38,8 +38,7 @@ from cluster.client.errors import (
     error_of,
 )
 from cluster.client.exchange import Answer, AttemptFailed, Exchange
-from cluster.system.address import Address, AddressError
-from cluster.system.clock import Clock
+from cluster.system import Address, AddressError, Clock
 
 REDIRECTS_MAX: Final = 4
 """Redirects followed in a row, count: one is normal, two happen in an election; more are replicas that disagree."""

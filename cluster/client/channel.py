@@ -19,14 +19,15 @@ import msgspec
 from cluster.client.backoff import BackOff
 from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, tells, unknown_after
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
-from cluster.config.config import Config
-from cluster.config.toml import ConfigError
-from cluster.schemas.channel_frames import (
+from cluster.config import Config, ConfigError
+from cluster.eventloop import ReadingProtocol, read_buffer
+from cluster.schemas import (
     ANSWER_BYTES_MAX,
     CHANNEL_VERSION,
     NOT_LEADER,
     OUTSTANDING_MAX,
     Ask,
+    BulkCommand,
     ChannelRefused,
     Cutter,
     Done,
@@ -37,10 +38,8 @@ from cluster.schemas.channel_frames import (
     encode_body,
     encode_frame,
 )
-from cluster.schemas.requests import BulkCommand
-from cluster.security.tls import TlsFiles, client_context
-from cluster.system.address import Address, AddressError
-from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
+from cluster.security import TlsFiles, client_context
+from cluster.system import Address, AddressError
 
 CONNECT_S: Final = 3.0
 """Seconds for connecting, TLS and the greeting; a LAN needs milliseconds, a loaded replica a second."""

@@ -25,16 +25,22 @@ from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
 from cluster.client.partitions import Partitioning
 from cluster.client.transferring import Transferring
-from cluster.config.config import Config
+from cluster.config import Config
+from cluster.schemas import (
+    BurstAnswer,
+    EventView,
+    FeatureLevelAnswer,
+    HandedAnswer,
+    LedgerAnswer,
+    ProviderStatus,
+    SnapshotView,
+    new_command_id,
+    requests,
+)
 from cluster.schemas import jobs as views
-from cluster.schemas import requests
 from cluster.schemas import requests as run_views
-from cluster.schemas.burst import BurstAnswer, ProviderStatus
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.ledger import EventView, FeatureLevelAnswer, HandedAnswer, LedgerAnswer, SnapshotView
-from cluster.security.tls import TlsFiles, check_validity
-from cluster.system.address import Address
-from cluster.system.clock import Clock, SystemClock
+from cluster.security import TlsFiles, check_validity
+from cluster.system import Address, Clock, SystemClock
 
 _T = TypeVar("_T")
 

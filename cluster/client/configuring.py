@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
+from cluster.schemas import Command, PoolView, Request
 from cluster.schemas import configuration as v
-from cluster.schemas.jobs import PoolView
-from cluster.schemas.requests import Command, Request
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar import Setting
 
 _T = TypeVar("_T")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.system.address import Address
+from cluster.system import Address
 
 ENDPOINTS_MAX: Final = 32
 """Addresses kept, count: the configured ones and those learned from redirects; a cluster has at most five replicas."""

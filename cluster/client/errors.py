@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cluster.schemas.jobs import ErrorAnswer, ErrorView
+from cluster.schemas import ErrorAnswer, ErrorView
 
 Outcome = Literal["refused", "unknown"]
 

@@ -20,9 +20,8 @@ from cluster.client.endpoints import Endpoints
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
 from cluster.client.exchange import AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
-from cluster.schemas.ledger import EventView
-from cluster.system.address import Address, AddressError
-from cluster.system.clock import Clock
+from cluster.schemas import EventView
+from cluster.system import Address, AddressError, Clock
 
 IDLE_S: Final = 45.0
 """Seconds of silence after which a stream counts as dead: three of the server's keep-alive comments, 15 s apart."""

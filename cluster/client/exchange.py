@@ -15,8 +15,8 @@ import msgspec
 from yarl import URL
 
 from cluster.client.errors import ANSWER_TOO_LARGE, UNREACHABLE, UNTRUSTED
-from cluster.security.tls import TlsFiles, client_context, describe_authority, describe_certificate
-from cluster.system.address import Address
+from cluster.security import TlsFiles, client_context, describe_authority, describe_certificate
+from cluster.system import Address
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest answer that is read, bytes: a list of 50,000 jobs; nobody can fill a client's memory."""

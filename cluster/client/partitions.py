@@ -3,9 +3,8 @@
 from urllib.parse import quote
 
 from cluster.client.configuring import Calls
+from cluster.schemas import JobView, UpdateRequest
 from cluster.schemas import accounts as v
-from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import UpdateRequest
 
 
 class Partitioning:

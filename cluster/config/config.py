@@ -17,13 +17,10 @@ from cluster.config.mail import NO_MAIL, MailConfig, read_mail
 from cluster.config.provider import read_provider
 from cluster.config.toml import ConfigError, Table, near
 from cluster.providers.interface import NO_LOCAL, Local
-from cluster.security.identity import NAME_RULE, is_name
-from cluster.security.pki import AUTHORITY_NAME
-from cluster.security.tls import TlsFiles, find_unsafe_keys, is_there
-from cluster.system.address import Address, AddressError
-from replica.model.configuration import Policy
-from replica.model.pools import Pool
-from replica.values.limits import CPUS_MAX, NODES_MAX
+from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
+from cluster.system import Address, AddressError
+from replica.model import Policy, Pool
+from replica.values import CPUS_MAX, NODES_MAX
 
 __all__ = [
     "AgentConfig",

@@ -10,10 +10,9 @@ from typing import Final
 import msgspec
 
 from cluster.config.toml import Table
-from cluster.security.identity import NAME_RULE, is_name
-from replica.model.configuration import Policy, check_policy
-from replica.model.pools import Pool
-from replica.values.limits import POOLS_MAX
+from cluster.security import NAME_RULE, is_name
+from replica.model import Policy, Pool, check_policy
+from replica.values import POOLS_MAX
 
 ROOTS_MAX: Final = 256
 """Staging roots of a kind, count: each is compared with each path of a job."""

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from cluster.config.toml import Table
-from cluster.system.address import Address, AddressError
+from cluster.system import Address, AddressError
 
 ADDRESS_CHARACTERS_MAX: Final = 254
 """Characters of a mail address: what SMTP allows (RFC 5321)."""

@@ -16,11 +16,9 @@ import msgspec
 
 from cluster.config.config import OPERATOR_NAME, REPLICA_COUNTS, Config
 from cluster.config.toml import ConfigError
-from cluster.security.identity import NAME_RULE, Role, is_name
-from cluster.security.pki import AUTHORITY_NAME, Authority, PkiRefused, create_authority, issue
-from cluster.system.address import Address, AddressError
-from cluster.system.clock import Clock
-from replica.values.units import SizeError, parse_size
+from cluster.security import AUTHORITY_NAME, NAME_RULE, Authority, PkiRefused, Role, create_authority, is_name, issue
+from cluster.system import Address, AddressError, Clock
+from replica.values import SizeError, parse_size
 
 CONFIG_NAME: Final = "forebay.toml"
 TLS_NAME: Final = "tls"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from replica.values.units import SizeError, parse_size
+from replica.values import SizeError, parse_size
 
 INTEGER_MAX: Final = 2**63 - 1
 """Largest integer: TOML's own bound."""

@@ -18,7 +18,7 @@ from cluster.consensus.interface import (
     Timing,
 )
 from cluster.consensus.leading import HELD_BACK_ENTRIES
-from cluster.security.tls import TlsFiles as PeerTls
+from cluster.security import TlsFiles as PeerTls
 
 __all__ = [
     "HELD_BACK_ENTRIES",

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from cluster.consensus.interface import ChangeRefused
-from wal.configuration import (
+from wal import (
     LEARNERS_MAX,
     VOTERS_MAX,
     Action,

@@ -10,8 +10,7 @@ from cluster.consensus.frames import AnyMessage, Removed, TimeoutNow
 from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
 from cluster.consensus.leading import Leading
 from cluster.consensus.progress import Phase
-from wal.configuration import Action, Configuration, encode_configuration, incarnation_of, name_of
-from wal.journal import Entry
+from wal import Action, Configuration, Entry, encode_configuration, incarnation_of, name_of
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,7 @@ journal.
 from collections.abc import Iterable
 from itertools import pairwise
 
-from wal.configuration import Configuration, Placed, decode_configuration, incarnation_of, is_configuration
-from wal.failures import BrokenInvariant
-from wal.journal import Entry
+from wal import BrokenInvariant, Configuration, Entry, Placed, decode_configuration, incarnation_of, is_configuration
 
 
 class Configurations:

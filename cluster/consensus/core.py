@@ -15,10 +15,8 @@ from cluster.consensus.progress import Progress
 from cluster.consensus.seam import Links, Seam, Uniform
 from cluster.consensus.seldom import Seldom
 from cluster.consensus.snapshots import SnapshotReceiver
-from cluster.system.clock import Clock
-from wal.configuration import Configuration, Member, Placed, incarnation_of, initial
-from wal.failures import BrokenInvariant
-from wal.journal import Entry
+from cluster.system import Clock
+from wal import BrokenInvariant, Configuration, Entry, Member, Placed, incarnation_of, initial
 
 SCAN_BYTES: Final = 4 << 20
 SCAN_ENTRIES: Final = 1024

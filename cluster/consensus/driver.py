@@ -16,9 +16,9 @@ from cluster.consensus.interface import ChangeRefused, Machine, NotLeader, PeerS
 from cluster.consensus.journal_adapter import JournalLike
 from cluster.consensus.seam import Uniform
 from cluster.consensus.transport import TlsLinks
-from cluster.security.tls import TlsFiles
-from cluster.system.clock import Clock
-from wal.configuration import Configuration, Placed, name_of
+from cluster.security import TlsFiles
+from cluster.system import Clock
+from wal import Configuration, Placed, name_of
 
 _Answer = TypeVar("_Answer")
 

@@ -28,9 +28,7 @@ from cluster.consensus.frames import (
 from cluster.consensus.interface import EntryTooLarge, PeerStatus
 from cluster.consensus.progress import Phase, Progress
 from cluster.consensus.reads import ReadWaiter
-from wal.configuration import is_configuration
-from wal.failures import BrokenInvariant
-from wal.journal import Entry
+from wal import BrokenInvariant, Entry, is_configuration
 
 APPLY_SLICE_S: Final = 0.02
 """Seconds of applying after which a tick gives the loop back: less than half of the shortest sensible heartbeat."""

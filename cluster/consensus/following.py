@@ -11,9 +11,7 @@ from cluster.consensus.frames import (
     SnapshotReply,
 )
 from cluster.consensus.interface import PromisesForgotten, Role
-from wal.configuration import name_of
-from wal.failures import BrokenInvariant
-from wal.journal import Entry
+from wal import BrokenInvariant, Entry, name_of
 
 
 class Following(Elections):

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from wal.journal import ENTRY_MAX_BYTES
+from wal import ENTRY_MAX_BYTES
 
 FRAME_VERSION: Final = 1
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import msgspec
 
 from cluster.consensus.frames import MAX_ENTRY_BYTES
-from wal.configuration import Placed
+from wal import Placed
 
 NO_OP: Final = b"\x00"
 """The entry that a new leader appends: entries of earlier terms are committed with it (Raft, section 8)."""

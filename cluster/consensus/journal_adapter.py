@@ -7,7 +7,7 @@ the first that consensus sees, in that place: position 0 is the base, position p
 from collections.abc import Sequence
 from typing import Protocol
 
-from wal.journal import Entry
+from wal import Entry
 
 EngineEntry = tuple[bytes, int, int]
 """The stock order: data, index, term."""

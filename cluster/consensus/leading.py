@@ -22,8 +22,7 @@ from cluster.consensus.interface import NO_OP, Role
 from cluster.consensus.progress import Phase, Progress
 from cluster.consensus.reads import ReadRounds
 from cluster.consensus.snapshots import RETRY_S, SnapshotSender
-from wal.configuration import Action, Change, encode_configuration, name_of
-from wal.journal import Entry
+from wal import Action, Change, Entry, encode_configuration, name_of
 
 _log = logging.getLogger(__name__)
 

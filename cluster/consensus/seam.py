@@ -20,8 +20,8 @@ from pysyncobj.version import VERSION
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.consensus.interface import Role, Timing
 from cluster.consensus.journal_adapter import JournalAdapter, JournalLike
-from cluster.system.clock import Clock
-from wal.failures import BrokenInvariant
+from cluster.system import Clock
+from wal import BrokenInvariant
 
 ENGINE_VERSION: Final = "0.3.17"
 if VERSION != ENGINE_VERSION:

@@ -13,9 +13,8 @@ from typing import BinaryIO, Final
 
 from cluster.consensus.frames import CHUNK_BYTES, CONTINUE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
 from cluster.consensus.interface import Machine, SnapshotRef, SnapshotSink
-from replica.messages.features import ReleaseNeeded
-from wal.configuration import Placed
-from wal.failures import BrokenInvariant, StorageFailed
+from replica.messages import ReleaseNeeded
+from wal import BrokenInvariant, Placed, StorageFailed
 
 _log = logging.getLogger(__name__)
 

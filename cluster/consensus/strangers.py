@@ -14,7 +14,7 @@ from typing import Final
 
 from cluster.consensus.frames import FrameRefused
 from cluster.consensus.seldom import Seldom
-from cluster.security.identity import NotIdentified
+from cluster.security import NotIdentified
 
 _log = logging.getLogger(__name__)
 

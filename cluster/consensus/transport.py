@@ -19,11 +19,10 @@ from typing import Any, Final, Protocol, cast
 from cluster.consensus.frames import AnyMessage, AppendReply, FrameReader, FrameRefused, encode_frame
 from cluster.consensus.interface import Timing
 from cluster.consensus.strangers import Strangers
-from cluster.security.identity import NotIdentified, Role, identify
-from cluster.security.tls import TlsFiles, client_context, server_context
-from cluster.system.address import Address
-from cluster.system.buffered_protocol import ReadingProtocol, read_buffer
-from wal.configuration import name_of
+from cluster.eventloop import ReadingProtocol, read_buffer
+from cluster.security import NotIdentified, Role, TlsFiles, client_context, identify, server_context
+from cluster.system import Address
+from wal import name_of
 
 _log = logging.getLogger(__name__)
 

@@ -14,13 +14,12 @@ from functools import partial
 from typing import Final
 
 from cluster.mail.sending import Send, SendFailed, Undeliverable
-from cluster.server.pending import Answer, NotLeading, QueueFull
-from cluster.system.clock import Clock
-from replica.messages.commands import CONTROLLER, Request, SettleMails
-from replica.model.mail import Mail
-from replica.state.state import State
-from replica.values.limits import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX
-from replica.values.units import MICROSECONDS_PER_SECOND
+from cluster.server import Answer, NotLeading, QueueFull
+from cluster.system import Clock
+from replica.messages import CONTROLLER, Request, SettleMails
+from replica.model import Mail
+from replica.state import State
+from replica.values import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND
 
 LOGGER = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Mailer:
         """Mail -> SUCCESS, or why it is given up: until the cluster has settled it."""
         self._settling: Answer | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Begin whatever is to be done now; return at once. Called often, and whenever something has ended."""
         if not self._leads():
             self.stop()
@@ -119,7 +118,7 @@ class Mailer:
             if not isinstance(error, SendFailed | OSError):
                 LOGGER.error("a fault in sending mail %s", mail.key, exc_info=error)
             self._try_later(mail, str(error) or type(error).__name__)
-        self.look()
+        self.poll()
 
     def _try_later(self, mail: Mail, why: str) -> None:
         tries = self._tries.get(mail.key, (0, 0.0))[0] + 1
@@ -157,4 +156,4 @@ class Mailer:
         if refusal is not None:
             LOGGER.error("mails could not be settled: %s", refusal.sentence)
             return
-        self.look()
+        self.poll()

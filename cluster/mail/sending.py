@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from cluster.config.mail import MailConfig, is_address
+from cluster.config import MailConfig, is_address
 from cluster.mail.text import body_of, message_id, message_of, subject_of
-from cluster.system.address import Address
-from replica.model.mail import Mail
+from cluster.system import Address
+from replica.model import Mail
 
 SEND_S: Final = 30.0
 """How long one try may take, seconds: a mail server that greets slowly on purpose takes up to 20."""

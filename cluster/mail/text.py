@@ -9,10 +9,9 @@ from email import policy
 from email.message import EmailMessage
 from typing import Final
 
-from cluster.system.clock import format_instant
-from replica.model.jobs import JobState
-from replica.model.mail import Mail, MailKind, message_name
-from replica.values.names import plain
+from cluster.system import format_instant
+from replica.model import JobState, Mail, MailKind, message_name
+from replica.values import plain
 
 MESSAGE_ID_DOMAIN: Final = "forebay"
 """Right of the @ in a Message-ID: the same on every replica, unlike a host name."""

@@ -5,8 +5,8 @@ The public face: `provider_for`. Nothing heavy is imported here, because workers
 from __future__ import annotations
 
 from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject
-from cluster.system.clock import Clock
-from replica.model.provider import Provision
+from cluster.system import Clock
+from replica.model import Provision
 
 __all__ = ["Local", "OperationError", "PoolReport", "Provider", "Subject", "provider_for"]
 

@@ -12,7 +12,7 @@ from cluster.providers.interface import OperationError
 from cluster.providers.limits import OUTPUT_BYTES_MAX
 from cluster.providers.saying import log_output, timed_out
 from cluster.providers.trust import ProgramRefused, check_command
-from cluster.system.clock import Clock
+from cluster.system import Clock
 
 
 class Said(NamedTuple):

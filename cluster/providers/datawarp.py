@@ -13,10 +13,9 @@ from cluster.providers import files
 from cluster.providers.commands import Commands, Said, failure
 from cluster.providers.interface import Local, OperationError, PoolReport, Subject
 from cluster.providers.pools import parse_pools
-from cluster.system.clock import Clock
-from replica.model.job_options import CreatePersistent, DestroyPersistent
-from replica.model.provider import Provision
-from replica.values.units import format_slurm_size
+from cluster.system import Clock
+from replica.model import CreatePersistent, DestroyPersistent, Provision
+from replica.values import format_slurm_size
 
 CALLER: Final = "SLURM"
 DIRECTIVES: Final = ("#DW", "#BB")

@@ -9,9 +9,8 @@ from typing import Final
 
 from cluster.providers.interface import OperationError, Subject
 from cluster.providers.limits import PATH_FILE_BYTES_MAX, PATH_VARIABLES_MAX
-from replica.grammar.directives import read_request
-from replica.grammar.lexer import DirectiveRefused
-from replica.model.provider import Provision
+from replica.grammar import DirectiveRefused, read_request
+from replica.model import Provision
 
 SCRIPT: Final = "script"
 REPLACED: Final = "script.replaced"

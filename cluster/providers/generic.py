@@ -20,10 +20,9 @@ from typing import Final
 from cluster.providers.commands import Commands
 from cluster.providers.files import replace_symbols, whole_script
 from cluster.providers.interface import Local, OperationError, PoolReport, Subject
-from cluster.system.clock import Clock
-from replica.model.job_options import CreatePersistent, DestroyPersistent
-from replica.model.provider import Provision
-from replica.values.units import SIZE_BYTES_MAX, SizeError, parse_size
+from cluster.system import Clock
+from replica.model import CreatePersistent, DestroyPersistent, Provision
+from replica.values import SIZE_BYTES_MAX, SizeError, parse_size
 
 DIRECTIVES: Final = ("#BB",)
 

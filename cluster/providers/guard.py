@@ -18,8 +18,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX, OUTPUT_BYTES_MAX, RETURNED_BYTES_MAX, TERM_GRACE_S
-from cluster.system.clock import Clock
-from cluster.system.processes import descendants, die_with_parent, send, start_time
+from cluster.system import Clock, descendants, die_with_parent, send, start_time
 
 EXIT_NO_CALL: Final = 126
 """Exit code of a child in which not even the call could be made, as shells give it."""

@@ -10,8 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from replica.model.job_options import CreatePersistent, DestroyPersistent
-from replica.model.provider import Provision
+from replica.model import CreatePersistent, DestroyPersistent, Provision
 
 
 class OperationError(Exception):

@@ -19,10 +19,9 @@ from cluster.providers.lua_worker import Returned, call
 from cluster.providers.pools import parse_pools
 from cluster.providers.saying import log_output, timed_out
 from cluster.providers.trust import ProgramRefused, read_trusted
-from cluster.system.clock import Clock
-from replica.model.job_options import CreatePersistent, DestroyPersistent
-from replica.model.provider import Provision
-from replica.values.units import SizeError, parse_size
+from cluster.system import Clock
+from replica.model import CreatePersistent, DestroyPersistent, Provision
+from replica.values import SizeError, parse_size
 
 NO_POOL: Final = "(null)"
 """What the script is told where the job asked for no pool, as Slurm does."""

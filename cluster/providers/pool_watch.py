@@ -11,12 +11,10 @@ from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local, OperationError, PoolReport
 from cluster.providers.limits import POOL_POLL_S
 from cluster.providers.worker import CallRequest
-from cluster.system.clock import Clock
-from replica.messages.commands import CONTROLLER, ChangePool, Command, Request
-from replica.messages.features import BURST_BUFFERS_WHOLE
-from replica.model.pools import Pool, PoolUnit
-from replica.model.provider import Provision, provision_of
-from replica.state.state import State
+from cluster.system import Clock
+from replica.messages import BURST_BUFFERS_WHOLE, CONTROLLER, ChangePool, Command, Request
+from replica.model import Pool, PoolUnit, Provision, provision_of
+from replica.state import State
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class PoolWatch:
         """Pools that this provider has told this leader of: one that it does not tell of any more has nothing left."""
         self._said = ""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask if it is time; return at once. Called often."""
         state = self._state()
         provision = provision_of(state)

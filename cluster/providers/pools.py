@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cluster.providers.interface import OperationError, PoolReport
-from replica.values.limits import POOLS_MAX
-from replica.values.names import name_fault
-from replica.values.units import SIZE_BYTES_MAX
+from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
 
 
 class _Row(msgspec.Struct):

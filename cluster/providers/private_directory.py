@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.system.processes import all_pids, environment_variables, send, start_time
+from cluster.system import all_pids, environment_variables, send, start_time
 
 PREFIX: Final = "forebay-call-"
 

@@ -6,7 +6,7 @@ import logging
 
 from cluster.providers.guard import Finished
 from cluster.providers.limits import LOGGED_BYTES_MAX
-from replica.values.names import plain
+from replica.values import plain
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,8 @@ from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolRep
 from cluster.providers.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
 from cluster.providers.log_lines import log_to_stderr
 from cluster.providers.private_directory import private_directory, remove_abandoned
-from cluster.system.clock import SystemClock
-from cluster.system.processes import become_subreaper, die_with_parent
-from replica.model.provider import Provision
+from cluster.system import SystemClock, become_subreaper, die_with_parent
+from replica.model import Provision
 
 LENGTH_BYTES: Final = 4
 

@@ -8,7 +8,7 @@ import msgspec
 
 from cluster.schemas.base import View
 from cluster.schemas.requests import Command, Number, Text
-from replica.values.limits import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
+from replica.values import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
 
 TEXT_CHARACTERS_MAX = 128
 """A name, or a limit as text, characters: a name has at most 64."""

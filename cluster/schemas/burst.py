@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from cluster.schemas.base import View
-from cluster.system.clock import parse_instant
-from replica.model.pools import PoolUnit, format_slurm_amount
-from replica.values.names import plain
-from replica.values.units import MICROSECONDS_PER_SECOND
+from cluster.system import parse_instant
+from replica.model import PoolUnit, format_slurm_amount
+from replica.values import MICROSECONDS_PER_SECOND, plain
 
 NO_VALUE: Final = "(null)"
 """What Slurm prints where there is no text."""

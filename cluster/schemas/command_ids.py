@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from cluster.system.clock import Clock
-from replica.values.units import Instant
+from cluster.system import Clock
+from replica.values import Instant
 
 MICROSECONDS_PER_MILLISECOND: Final = 1_000
 _VERSION: Final = 7

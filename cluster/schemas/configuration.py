@@ -7,8 +7,7 @@ import msgspec
 from cluster.schemas.base import View
 from cluster.schemas.jobs import PoolView
 from cluster.schemas.requests import Command, Request
-from replica.values.limits import PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX
-from replica.values.units import SIZE_BYTES_MAX
+from replica.values import PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX, SIZE_BYTES_MAX
 
 KEY_CHARACTERS_MAX = 64
 """A key of the configuration, characters: none is nearly as long."""

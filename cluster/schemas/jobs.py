@@ -21,7 +21,7 @@ from cluster.schemas.ledger import SnapshotView as SnapshotView
 from cluster.schemas.transfers import JobTransfersView
 from cluster.schemas.transfers import TransfersAnswer as TransfersAnswer
 from cluster.schemas.transfers import TransferView as TransferView
-from replica.views.orders import Order
+from replica.model import Order
 
 # Errors
 

@@ -13,8 +13,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from cluster.schemas.base import View
-from replica.messages.commands import OperationResult
-from replica.values.limits import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
+from replica.messages import OperationResult
+from replica.values import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
 FEATURE_LEVEL_MAX = 2**31 - 1
 """Feature levels that a request may name, far more than there will ever be."""

@@ -1,1 +1,24 @@
 """Who is who: certificates, identities, mutual TLS."""
+
+from cluster.security.certificates import Certificate, certificate_of, certificates_in
+from cluster.security.identity import NAME_RULE, Identity, NotIdentified, Role, identify, is_name
+from cluster.security.pki import (
+    AUTHORITY_NAME,
+    CERTIFICATE_MODE,
+    Authority,
+    PkiRefused,
+    create_authority,
+    issue,
+    load_authority,
+)
+from cluster.security.tls import (
+    TlsFiles,
+    TlsRefused,
+    check_validity,
+    client_context,
+    describe_authority,
+    describe_certificate,
+    find_unsafe_keys,
+    is_there,
+    server_context,
+)

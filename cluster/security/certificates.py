@@ -11,7 +11,7 @@ from cryptography.x509.oid import NameOID
 
 from cluster.security.pki import AUTHORITY_NAME
 from cluster.security.tls import TlsRefused, read_pem
-from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"
 """What is said of ca.pem, which has no role in the cluster."""

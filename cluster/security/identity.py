@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from replica.values.limits import NAME_CHARACTERS_MAX
+from replica.values import NAME_CHARACTERS_MAX
 
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """Names are also file names (`<name>.pem`) and X.509 common names (64 characters).

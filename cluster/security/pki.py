@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cluster.security.identity import NAME_RULE, Role, is_name
 from cluster.security.tls import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused, check_key_file, read_pem
-from replica.values.units import MICROSECONDS_PER_SECOND, Instant
+from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_NAME: Final = "ca"
 """Stem of the authority's two files, ca.pem and ca.key; nobody else may have this name."""

@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
-from replica.values.units import MICROSECONDS_PER_SECOND, Instant
+from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits that a private key must not have: anybody but its owner could impersonate its holder."""

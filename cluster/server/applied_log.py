@@ -13,12 +13,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from replica.messages.entries import Batch
-from replica.values.units import Revision
-from wal.codec import Kind, decode_batch, kind_of
-from wal.configuration import Configuration, decode_configuration, is_configuration
-from wal.journal import Journal
-from wal.ledger import Ledger
+from replica.messages import Batch
+from replica.values import Revision
+from wal import Configuration, Journal, Kind, Ledger, decode_batch, decode_configuration, is_configuration, kind_of
 
 RECENT_ENTRIES_MAX = 4096
 """Applied entries kept in memory, count: what subscribers of events are behind by, normally less than ten."""

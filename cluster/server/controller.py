@@ -17,13 +17,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NoReturn
 
-from cluster.config.config import Config
+from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.engine import Engine
-from cluster.mail import Mailer
-from cluster.providers.pool_watch import PoolWatch
 from cluster.server.applied_log import Applied, Chronicle, read_batch, read_configuration
 from cluster.server.divergence import Checkpoints
+from cluster.server.duties import Duty
 from cluster.server.feature_levels import FeatureLevels, FirstRaise
 from cluster.server.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
 from cluster.server.membership import Membership
@@ -34,18 +33,13 @@ from cluster.server.snapshot_install import Installing, call_soon
 from cluster.server.storage import Storage
 from cluster.server.time_travel import Past
 from cluster.server.transfer_totals import TransferTotals
-from cluster.system.clock import Clock
-from replica.fold.settle import settle
-from replica.messages.commands import CONTROLLER, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
-from replica.messages.entries import Batch
-from replica.state.state import State
-from replica.values.errors import RefusalCode
+from cluster.system import Clock
+from replica.fold import settle
+from replica.messages import CONTROLLER, Batch, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
+from replica.state import State
+from replica.values import RefusalCode
 from snapshots import Image, SnapshotStore
-from wal import BrokenInvariant, StorageFailed
-from wal.configuration import Placed
-from wal.filling import Handed, fill
-from wal.journal import Entry
-from wal.records import Gap
+from wal import BrokenInvariant, Entry, Gap, Handed, Placed, StorageFailed, fill
 
 LOGGER = logging.getLogger(__name__)
 
@@ -127,7 +121,9 @@ class Controller:
         self.first_raise = FirstRaise(
             self.levels, state=lambda: self._state, leads=lambda: self.leads, submit=self.submit
         )
-        self.restarting = Restarting(state=lambda: self._state, leads=lambda: self.leads, submit=self.submit)
+        self.restarting = Restarting(
+            state=lambda: self._state, leads=lambda: self.leads, term=lambda: self._leading_term, submit=self.submit
+        )
         self._commanded: set[str] = set()
         """Nodes about which a command of the leader's own is under way."""
         self.entries_applied = 0
@@ -136,10 +132,7 @@ class Controller:
         self.snapshot_at_s: float | None = None
         self.checkpoints: Checkpoints | None = None
         """Compares states with the peers'; None in a replica that has none to ask."""
-        self.mailer: Mailer | None = None
-        """Sends the mail that is owed; None in a replica that was given none."""
-        self.pool_watch: PoolWatch | None = None
-        """Asks the site's provider for its pools; None in a replica that was given none."""
+        self._duties: list[Duty] = [self.first_raise, self.restarting, self.membership]
 
     # What others ask
 
@@ -177,12 +170,8 @@ class Controller:
         """Leave consensus without handing anything off, and close the storage with everything known written."""
         if self._looking is not None:
             self._looking.cancel()
-        self.first_raise.stop()
-        self.restarting.stop()
-        if self.mailer is not None:
-            self.mailer.stop()
-        if self.pool_watch is not None:
-            self.pool_watch.stop()
+        for duty in self._duties:
+            duty.stop()
         self.proposer.stop()
         self.orders.wake_all()
         await self.engine.stop()
@@ -192,6 +181,10 @@ class Controller:
     def journal_fill(self) -> float:
         """How much of the journal's room is used, from 0 to 1."""
         return self._storage.environment.fill
+
+    def register(self, duty: Duty) -> None:
+        """Have a duty looked after while this replica leads."""
+        self._duties.append(duty)
 
     def submit(self, request: Request) -> Answer:
         """Have a command settled (`cluster.server.proposer`); QueueFull, JournalFull or NotLeading if it is not
@@ -356,7 +349,7 @@ class Controller:
             self.orders.wake_all()
             LOGGER.info("%s in term %d, leader %s", self.engine.role, self.engine.term, self.engine.leader or "unknown")
         self.proposer.leadership_changed()
-        self.restarting.lead(self._leading_term)
+        self.restarting.poll()
         if self.proposer.leading and self._state.revision == 0 and self._founding is None:
             self._found()
 
@@ -393,12 +386,8 @@ class Controller:
             self._fail(error)
         if not self.leads:
             return
-        self.membership.promote()
-        self.first_raise.look()
-        if self.mailer is not None:
-            self.mailer.look()
-        if self.pool_watch is not None:
-            self.pool_watch.look()
+        for duty in self._duties:
+            duty.poll()
         for node, silence_s in self.liveness.silent(self._state):
             self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
 

@@ -16,10 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import NamedTuple, NoReturn
 
-from cluster.system.background import Background
-from replica.state.digest import state_digest
-from replica.state.state import State
-from replica.values.units import Instant, seconds
+from cluster.eventloop import Background
+from replica.state import State, state_digest
+from replica.values import Instant, seconds
 
 LOGGER = logging.getLogger(__name__)
 

@@ -15,11 +15,10 @@ from contextlib import suppress
 import msgspec
 
 from cluster.engine import Engine
-from cluster.schemas.jobs import StatusView
+from cluster.schemas import StatusView
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
-from replica.messages import features
-from replica.messages.commands import CONTROLLER, RaiseFeatureLevel, Request
-from replica.state.state import EMPTY, State
+from replica.messages import CONTROLLER, RaiseFeatureLevel, Request, features
+from replica.state import EMPTY, State
 
 LOGGER = logging.getLogger(__name__)
 
@@ -101,9 +100,9 @@ class FirstRaise:
     def founded(self) -> None:
         """Note that this replica has founded the cluster, and begin."""
         self._founded_here = True
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Begin to raise the level if it is this replica's to raise and nothing is under way."""
         self._founded_here = self._founded_here and self._leads()
         if self._task is None and self._is_due():

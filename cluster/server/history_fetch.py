@@ -12,11 +12,20 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NoReturn
 
-from cluster.schemas.ledger import HandedView
-from cluster.system.background import Background
-from wal import BrokenInvariant, CodecError, Entry, Ledger, LedgerBroken, StorageFailed, revision_after
-from wal.filling import Handed, NotThisHistory
-from wal.records import Gap
+from cluster.eventloop import Background
+from cluster.schemas import HandedView
+from wal import (
+    BrokenInvariant,
+    CodecError,
+    Entry,
+    Gap,
+    Handed,
+    Ledger,
+    LedgerBroken,
+    NotThisHistory,
+    StorageFailed,
+    revision_after,
+)
 
 LOGGER = logging.getLogger(__name__)
 

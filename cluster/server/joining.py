@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from cluster.client import ApiError, Client
-from cluster.config.config import Config
-from cluster.security.identity import is_name
-from cluster.security.tls import TlsRefused
+from cluster.config import Config
+from cluster.security import TlsRefused, is_name
 from cluster.server.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
-from cluster.system.clock import Clock
+from cluster.system import Clock
 
 ASK_S: Final = 30.0
 """How long the cluster may take to say who this replica is, seconds: some elections, and the operator's patience."""

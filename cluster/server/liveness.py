@@ -11,12 +11,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from cluster.system.clock import Clock
-from replica.messages.entries import Batch
-from replica.messages.events import FeatureLevelRaised, PolicySet, SiteConfigured, TransferRulesSet, job_of
-from replica.operations.transfer_limits import has_shares, rules_in_force
-from replica.state.state import State
-from replica.values.units import Instant, Revision
+from cluster.system import Clock
+from replica.messages import Batch, FeatureLevelRaised, PolicySet, SiteConfigured, TransferRulesSet, job_of
+from replica.operations import has_shares, rules_in_force
+from replica.state import State
+from replica.values import Instant, Revision
 
 NODE_DOWN_S = 30.0
 """Silence after which a node is marked down, seconds: long enough for a failover and an agent's restart."""

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from cluster.config.config import Config
+from cluster.config import Config
 from cluster.consensus import ChangeRefused, NotLeader, Role, Wanted
 from cluster.engine import Engine, Peer
-from cluster.schemas.jobs import MemberView
+from cluster.schemas import MemberView
 from cluster.server.pending import NotLeading, OutcomeUnknown
-from replica.values.units import Revision
-from wal.configuration import Action, Configuration, Member
+from replica.values import Revision
+from wal import Action, Configuration, Member
 
 LOGGER = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Membership:
             async with asyncio.timeout(HAND_OVER_S):
                 LOGGER.info("the leadership goes to %s", await self._engine.transfer() or "somebody else")
 
-    def promote(self) -> None:
+    def poll(self) -> None:
         """Let a learner vote that has caught up: what `member add` and `member replace` have begun.
 
         The id of the operator's last command stays, whoever it was about: that command may be asked for again, its
@@ -105,6 +105,9 @@ class Membership:
             self._engine.change(Wanted(action=Action.PROMOTE, name=learner, id=command_id))
         except (ChangeRefused, NotLeader) as error:
             LOGGER.info("%s does not vote yet: %s", learner, error)
+
+    def stop(self) -> None:
+        """Give up nothing: a promotion is an entry by the time that `poll` returns."""
 
 
 def members(

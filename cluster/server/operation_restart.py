@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
-from replica.messages.commands import CONTROLLER, Request, RestartOperations
-from replica.model.buffers import HOLDING, BufferState
-from replica.state.state import State
-from replica.values.limits import RESTARTED_MAX
+from replica.messages import CONTROLLER, Request, RestartOperations
+from replica.model import HOLDING, BufferState
+from replica.state import State
+from replica.values import RESTARTED_MAX
 
 LOGGER = logging.getLogger(__name__)
 
@@ -27,17 +27,24 @@ class Restarting:
     """Starts operations again once for each term that this replica leads in."""
 
     def __init__(
-        self, *, state: Callable[[], State], leads: Callable[[], bool], submit: Callable[[Request], Answer]
+        self,
+        *,
+        state: Callable[[], State],
+        leads: Callable[[], bool],
+        term: Callable[[], int],
+        submit: Callable[[Request], Answer],
     ) -> None:
-        """`submit` as `Controller.submit`."""
+        """`submit` as `Controller.submit`; `term` tells in which term this replica leads, 0 where it does not."""
         self._state = state
         self._leads = leads
+        self._term_led = term
         self._submit = submit
         self._task: asyncio.Task[None] | None = None
         self._term = 0
 
-    def lead(self, term: int) -> None:
+    def poll(self) -> None:
         """Begin with the operations as they are now, once in each term."""
+        term = self._term_led()
         if term == self._term or not self._leads():
             return
         self._term = term

@@ -8,14 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from replica.fold.settle import Tentative
-from replica.messages.commands import Request, SubmitJob, UpdateJob, command_digest, kind_of
-from replica.messages.entries import Batch, Entry
-from replica.messages.events import Event
-from replica.state.state import State
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import BATCH_BYTES_MAX
-from replica.values.units import Revision
+from replica.fold import Tentative
+from replica.messages import Batch, Entry, Event, Request, SubmitJob, UpdateJob, command_digest, kind_of
+from replica.state import State
+from replica.values import BATCH_BYTES_MAX, Refusal, RefusalCode, Revision
 
 
 class QueueFull(Exception):

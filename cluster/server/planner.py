@@ -7,12 +7,11 @@ dropped with the batches in flight: then it is built anew, a portion a turn, sin
 
 from __future__ import annotations
 
-from replica.fold.settle import Tentative
-from replica.messages.events import Event
-from replica.scheduler.index import Agenda
-from replica.scheduler.scheduling_pass import events_of_pass
-from replica.state.state import State
-from replica.values.units import Instant
+from replica.fold import Tentative
+from replica.messages import Event
+from replica.scheduler import Agenda, events_of_pass
+from replica.state import State
+from replica.values import Instant
 
 JOBS_PER_TURN = 2_000
 """Jobs that are indexed in one turn of the loop, count: some 20 ms, after which heartbeats and commands have theirs."""

@@ -57,16 +57,13 @@ from cluster.server.pending import (
     weight_bytes,
 )
 from cluster.server.planner import Planner
-from cluster.system.clock import Clock
-from replica.decide.decide import decide, is_by_key
-from replica.fold.settle import Tentative, is_new, receipt_for
-from replica.messages.commands import CONTROLLER, Request, RunSchedulingPass, command_digest, kind_of
-from replica.messages.entries import Batch, Entry
-from replica.state.state import State
-from replica.values.errors import Refusal
-from replica.values.limits import COMMANDS_PER_BATCH_MAX
-from replica.values.units import Instant, Revision
-from wal.codec import batch_of_encoded, encode_entry
+from cluster.system import Clock
+from replica.decide import decide, is_by_key
+from replica.fold import Tentative, is_new, receipt_for
+from replica.messages import CONTROLLER, Batch, Entry, Request, RunSchedulingPass, command_digest, kind_of
+from replica.state import State
+from replica.values import COMMANDS_PER_BATCH_MAX, Instant, Refusal, Revision
+from wal import batch_of_encoded, encode_entry
 
 __all__ = [
     "Answer",

@@ -8,8 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from snapshots import Image, SnapshotStore
-from wal import BrokenInvariant
-from wal.configuration import Placed
+from wal import BrokenInvariant, Placed
 
 
 class Installing:

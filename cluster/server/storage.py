@@ -16,18 +16,26 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.config.config import Config
-from cluster.config.new_site import FIRST_START_NAME
+from cluster.config import FIRST_START_NAME, Config
 from cluster.server.applied_log import read_batch, read_configuration
-from replica.fold.settle import settle
-from replica.messages.features import ReleaseNeeded
-from replica.state.state import EMPTY, State
+from replica.fold import settle
+from replica.messages import ReleaseNeeded
+from replica.state import EMPTY, State
 from snapshots import Image, SnapshotStore
-from wal import CodecError, Environment, Journal, traces
+from wal import (
+    TABLE,
+    CodecError,
+    Condition,
+    Environment,
+    Journal,
+    Ledger,
+    LedgerBroken,
+    Placed,
+    RecoveryRefused,
+    name_of,
+    traces,
+)
 from wal import directory as directories
-from wal.configuration import Placed, name_of
-from wal.ledger import Ledger, LedgerBroken
-from wal.recovery import TABLE, Condition, RecoveryRefused
 
 LOGGER = logging.getLogger(__name__)
 

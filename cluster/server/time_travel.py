@@ -16,10 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from cluster.server.applied_log import READ_ENTRIES, Applied, Chronicle
-from replica.fold.settle import settle, settle_entry
-from replica.state.state import EMPTY, State
-from replica.values.errors import LedgerViolation
-from replica.values.units import Revision
+from replica.fold import settle, settle_entry
+from replica.state import EMPTY, State
+from replica.values import LedgerViolation, Revision
 from snapshots import SnapshotRefused, SnapshotStore, load_snapshot
 
 POINTS_MAX = 64

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from replica.messages.entries import Batch
-from replica.messages.events import TransferRecorded
+from replica.messages import Batch, TransferRecorded
 
 
 class TransferTotals:

@@ -1,1 +1,16 @@
 """What the cluster asks of the machine it runs on: clock, addresses, processes, users, listeners."""
+
+from cluster.system.address import Address, AddressError
+from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
+from cluster.system.processes import (
+    all_pids,
+    become_subreaper,
+    boot_id,
+    descendants,
+    die_with_parent,
+    environment_variables,
+    fields_of,
+    send,
+    start_time,
+    sync_file_system,
+)

@@ -1,1 +1,14 @@
 """What each command leads to, by noun; submit is one pipeline."""
+
+from replica.decide.arrays import Tasks, job_of_task, members, parse_reference, shown_reference
+from replica.decide.configuration import (
+    DEFAULT_POLICY,
+    configuration_events,
+    differences,
+    file_text,
+    shown_default_pool,
+    wanted_of,
+    written_value,
+)
+from replica.decide.decide import decide, is_by_key
+from replica.decide.pools import overcommitted_bytes, unit_in

@@ -7,30 +7,38 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from replica.messages import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
-from replica.model.accounts import (
+from replica.model import (
+    JobOptions,
+    JobSpec,
     Limit,
     LimitKind,
+    Reservation,
     check_account,
     check_asked,
     check_license,
+    check_partition,
     check_qos,
+    check_reservation,
     check_rules,
+    standing_with,
     with_members_sorted,
 )
-from replica.model.job_options import JobOptions
-from replica.model.jobs import JobSpec
-from replica.model.partitions import check_partition
-from replica.model.reservations import Reservation, check_reservation
-from replica.model.usage import standing_with
-from replica.scheduler.priority import rules_of
-from replica.scheduler.quotas import alone_over, submit_over
-from replica.state.state import Facts
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import ACCOUNTS_MAX, LICENSES_MAX, PARTITIONS_MAX, QOS_MAX, RESERVATIONS_MAX
-from replica.values.units import Instant, format_size
+from replica.scheduler import alone_over, rules_of, submit_over
+from replica.state import Facts
+from replica.values import (
+    ACCOUNTS_MAX,
+    LICENSES_MAX,
+    PARTITIONS_MAX,
+    QOS_MAX,
+    RESERVATIONS_MAX,
+    Instant,
+    Refusal,
+    RefusalCode,
+    format_size,
+)
 
 Changed = tuple[e.Event, ...] | Refusal
 

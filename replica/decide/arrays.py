@@ -11,15 +11,12 @@ import msgspec
 from msgspec.structs import replace
 
 from replica.decide.submit import job_submitted
+from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.model.arrays import ArrayFault, compressed, parse_tasks
-from replica.model.buffers import Transfer
-from replica.model.jobs import Dependency
-from replica.state.state import Facts
-from replica.values import limits
-from replica.values.errors import Refusal, RefusalCode
+from replica.model import ArrayFault, Dependency, Transfer, compressed, parse_tasks
+from replica.state import Facts
+from replica.values import Refusal, RefusalCode, limits
 
 DEFAULT_OUTPUT = "forebay-%A_%a.out"
 """Where a task's output goes when it does not say (Slurm: slurm-%A_%a.out)."""

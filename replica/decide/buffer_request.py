@@ -12,21 +12,37 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from replica.decide.submit import Unfit, check_beneath, expand, pool_of
-from replica.grammar.directives import NATIVE
-from replica.grammar.paths import path_fault, persistent_name, split_inside
+from replica.grammar import NATIVE, path_fault, persistent_name, split_inside
+from replica.messages import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
-from replica.messages.features import TRANSFERS_AND_PARTITIONS, level_refusal
-from replica.model.buffers import BufferRequest
-from replica.model.configuration import persistent_refusal
-from replica.model.job_options import NO_OPTIONS, BufferOptions, CreatePersistent, JobOptions, ListTransfer
-from replica.model.mail import MAIL_TYPES
-from replica.model.pools import Pool, PoolUnit, format_amount
-from replica.model.transfers import DEFAULT_TRANSFER_RULES, NO_CHOICE, TRANSFER_RULES_KEY, TransferChoice, choices_of
-from replica.state.state import Facts
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import ARRAY_SIZE_MAX, MAIL_USER_CHARACTERS_MAX, MESSAGE_CHARACTERS_MAX
-from replica.values.names import name_fault
-from replica.values.units import round_up
+from replica.model import (
+    DEFAULT_TRANSFER_RULES,
+    MAIL_TYPES,
+    NO_CHOICE,
+    NO_OPTIONS,
+    TRANSFER_RULES_KEY,
+    BufferOptions,
+    BufferRequest,
+    CreatePersistent,
+    JobOptions,
+    ListTransfer,
+    Pool,
+    PoolUnit,
+    TransferChoice,
+    choices_of,
+    format_amount,
+    persistent_refusal,
+)
+from replica.state import Facts
+from replica.values import (
+    ARRAY_SIZE_MAX,
+    MAIL_USER_CHARACTERS_MAX,
+    MESSAGE_CHARACTERS_MAX,
+    Refusal,
+    RefusalCode,
+    name_fault,
+    round_up,
+)
 
 _OF_ONE_TASK = re.compile("%[aj]")
 

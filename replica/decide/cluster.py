@@ -11,18 +11,23 @@ from typing import Any
 from replica.decide.accounts import CHANGES, PARTITION_CHANGES, changed, changed_partitions
 from replica.decide.configuration import configuration_events
 from replica.decide.pools import changed_pool, pool_refusal, removed_pool, set_pool_events
+from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages import features
-from replica.messages.entries import NOTHING, Accepted, Decision, accepted
-from replica.model.configuration import check_policy
-from replica.model.operations import Stage
-from replica.operations.outcomes import active_stage
-from replica.state.state import Facts, State
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import CPUS_MAX, MESSAGE_CHARACTERS_MAX, NODES_MAX, POOLS_MAX
-from replica.values.names import name_fault
-from replica.values.units import NEVER, Instant
+from replica.model import Stage, check_policy
+from replica.operations import active_stage
+from replica.state import Facts, State
+from replica.values import (
+    CPUS_MAX,
+    MESSAGE_CHARACTERS_MAX,
+    NEVER,
+    NODES_MAX,
+    POOLS_MAX,
+    Instant,
+    Refusal,
+    RefusalCode,
+    name_fault,
+)
 
 
 def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:

@@ -15,16 +15,23 @@ import msgspec
 from msgspec.structs import replace
 
 from replica.decide.pools import default_pool_events
-from replica.grammar.burst_buffer_conf import Setting, SettingFault, values_of
-from replica.grammar.settings import KEYS, Key, Owner, ValueFault, format_value
+from replica.grammar import KEYS, Key, Owner, Setting, SettingFault, ValueFault, format_value, values_of
+from replica.messages import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
-from replica.model.configuration import DEFAULT_SITE, Policy, Site, check_policy, check_site, ordered_flags
-from replica.model.transfers import DEFAULT_TRANSFER_RULES, TransferRules, check_transfer_rules
-from replica.operations.transfer_limits import rules_of
-from replica.state.state import Facts
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import SETTINGS_MAX
+from replica.model import (
+    DEFAULT_SITE,
+    DEFAULT_TRANSFER_RULES,
+    Policy,
+    Site,
+    TransferRules,
+    check_policy,
+    check_site,
+    check_transfer_rules,
+    ordered_flags,
+)
+from replica.operations import rules_of
+from replica.state import Facts
+from replica.values import SETTINGS_MAX, Refusal, RefusalCode
 
 DEFAULT_POLICY = Policy()
 

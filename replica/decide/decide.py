@@ -15,16 +15,14 @@ from replica.decide.accounts import CHANGES, PARTITION_CHANGES
 from replica.decide.arrays import members
 from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
 from replica.decide.jobs import JOBS_BY_KEY
+from replica.messages import Accepted as Accepted
+from replica.messages import Decision as Decision
 from replica.messages import commands as c
-from replica.messages.entries import Accepted as Accepted
-from replica.messages.entries import Decision as Decision
-from replica.model.operations import QUEUED_STAGES
-from replica.operations.slots import BEGINNINGS, Turns, with_turns
-from replica.scheduler.index import Agenda
-from replica.scheduler.scheduling_pass import events_of_pass
-from replica.state.state import Facts, State
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.units import Instant
+from replica.model import QUEUED_STAGES
+from replica.operations import BEGINNINGS, Turns, with_turns
+from replica.scheduler import Agenda, events_of_pass
+from replica.state import Facts, State
+from replica.values import Instant, Refusal, RefusalCode
 
 
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:

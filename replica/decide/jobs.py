@@ -25,21 +25,16 @@ from replica.decide.runs import (
 )
 from replica.decide.submit import job_submitted, options_refusal
 from replica.decide.update import updated
+from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages import features
-from replica.messages.entries import NOTHING, Accepted, Decision, accepted
-from replica.model.buffers import BufferState
-from replica.model.job_options import NO_OPTIONS, NO_TERMS, JobTerms
-from replica.model.jobs import ENDED, Hold, Job, JobState
-from replica.model.partitions import chosen_partition
-from replica.operations.outcomes import (
+from replica.model import ENDED, NO_OPTIONS, NO_TERMS, BufferState, Hold, Job, JobState, JobTerms, chosen_partition
+from replica.operations import (
     unwound,
     waiting_stage,
 )
-from replica.state.state import Facts
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.units import Instant
+from replica.state import Facts
+from replica.values import Instant, Refusal, RefusalCode
 
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:

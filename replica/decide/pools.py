@@ -10,14 +10,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.model.pools import Pool, PoolUnit, format_amount
-from replica.state.state import Facts, State
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import MESSAGE_CHARACTERS_MAX, POOLS_MAX
-from replica.values.names import name_fault
-from replica.values.units import SIZE_BYTES_MAX
+from replica.model import Pool, PoolUnit, format_amount
+from replica.state import Facts, State
+from replica.values import MESSAGE_CHARACTERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Refusal, RefusalCode, name_fault
 
 USERS_NAMED_MAX = 8
 """Who uses a pool that cannot be removed: so many are named in the refusal, the others counted."""

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import immutables
 
+from replica.messages import TRANSFERS_AND_PARTITIONS, Accepted, Decision, features
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages import features
-from replica.messages.entries import Accepted, Decision
-from replica.messages.features import TRANSFERS_AND_PARTITIONS
-from replica.model.jobs import ENDED, Job, JobState
-from replica.model.mail import Mail
-from replica.model.operations import TRANSFERS, Stage
-from replica.model.transfers import JobTransfers, TransferReceipt, clipped_checkpoint, clipped_receipt, is_due
-from replica.operations.outcomes import (
+from replica.model import (
+    ENDED,
+    TRANSFERS,
+    Job,
+    JobState,
+    JobTransfers,
+    Mail,
+    Stage,
+    TransferReceipt,
+    clipped_checkpoint,
+    clipped_receipt,
+    is_due,
+)
+from replica.operations import (
     active_stage,
     failed,
     pre_run_failed,
     script_ended,
     succeeded,
 )
-from replica.state.state import Facts
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import MAILS_SETTLED_MAX
-from replica.values.units import Instant
+from replica.state import Facts
+from replica.values import MAILS_SETTLED_MAX, Instant, Refusal, RefusalCode
 
 NO_TRANSFERS = JobTransfers()
 

@@ -10,16 +10,13 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.model.buffers import BufferState
-from replica.model.job_options import NO_OPTIONS, JobOptions
-from replica.model.jobs import NO_EXTRA, Hold, Job, JobState
-from replica.operations.outcomes import gone, unwound
-from replica.state.state import Facts
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import RESTARTED_MAX
+from replica.model import NO_EXTRA, NO_OPTIONS, BufferState, Hold, Job, JobOptions, JobState
+from replica.operations import gone, unwound
+from replica.state import Facts
+from replica.values import RESTARTED_MAX, Refusal, RefusalCode
 
 Events = tuple[e.Event, ...]
 

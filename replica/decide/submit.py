@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from replica.grammar.paths import path_fault, split_inside
+from replica.grammar import path_fault, split_inside
+from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE, level_refusal
-from replica.model.buffers import BufferRequest, Transfer
-from replica.model.configuration import buffer_user_refusal, expand_roots
-from replica.model.job_options import NO_OPTIONS, BufferOptions, JobOptions
-from replica.model.jobs import Dependency, JobSpec
-from replica.model.pools import Pool, PoolUnit, format_amount
-from replica.state.state import Facts
-from replica.values import limits
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.names import UnknownSymbol, expand_symbols, name_fault
-from replica.values.units import SIZE_BYTES_MAX, round_up
+from replica.model import (
+    NO_OPTIONS,
+    BufferOptions,
+    BufferRequest,
+    Dependency,
+    JobOptions,
+    JobSpec,
+    Pool,
+    PoolUnit,
+    Transfer,
+    buffer_user_refusal,
+    expand_roots,
+    format_amount,
+)
+from replica.state import Facts
+from replica.values import (
+    SIZE_BYTES_MAX,
+    Refusal,
+    RefusalCode,
+    UnknownSymbol,
+    expand_symbols,
+    limits,
+    name_fault,
+    round_up,
+)
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""

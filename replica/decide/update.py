@@ -16,30 +16,30 @@ from replica.decide.accounts import limits_refusal, readmission_refusal
 from replica.decide.arrays import with_arrays
 from replica.decide.buffer_request import check_plain_options, with_options_decided
 from replica.decide.submit import Unfit, check_dependencies, request_decided
+from replica.messages import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages.features import TRANSFERS_AND_PARTITIONS, level_refusal
-from replica.model.accounts import check_asked
-from replica.model.buffers import BufferState
-from replica.model.job_names import members_of
-from replica.model.job_options import (
+from replica.model import (
+    NATIVE,
     NO_CHANGE,
     NO_OPTIONS,
     NO_TERMS,
     OF_OPTIONS,
     OF_SPEC,
+    BufferState,
+    Job,
     JobChange,
     JobOptions,
+    JobSpec,
+    JobState,
     changed_fields,
+    check_asked,
+    chosen_partition,
+    members_of,
 )
-from replica.model.jobs import Job, JobSpec, JobState
-from replica.model.partitions import chosen_partition
-from replica.model.provider import NATIVE
-from replica.scheduler.gates import depended_on
-from replica.state.state import Facts
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import DEPENDENCY_CHAIN_MAX, PRIORITY_MAX, TIME_LIMIT_S_MAX
-from replica.values.names import name_fault
+from replica.scheduler import depended_on
+from replica.state import Facts
+from replica.values import DEPENDENCY_CHAIN_MAX, PRIORITY_MAX, TIME_LIMIT_S_MAX, Refusal, RefusalCode, name_fault
 
 Events = tuple[e.Event, ...]
 

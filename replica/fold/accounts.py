@@ -9,14 +9,22 @@ import immutables
 from msgspec.structs import replace
 
 from replica.messages import events as e
-from replica.model import usage
-from replica.model.accounts import RULES_KEY, Account, License, Qos, SchedulingRules, with_members_sorted
-from replica.model.buffers import Buffer
-from replica.model.operations import Stage
-from replica.model.rates import Rates, rates_of
-from replica.model.reservations import Reservation
-from replica.state.draft import Draft
-from replica.values.errors import LedgerViolation
+from replica.model import (
+    RULES_KEY,
+    Account,
+    Buffer,
+    License,
+    Qos,
+    Rates,
+    Reservation,
+    SchedulingRules,
+    Stage,
+    rates_of,
+    usage,
+    with_members_sorted,
+)
+from replica.state import Draft
+from replica.values import LedgerViolation
 
 V = TypeVar("V")
 

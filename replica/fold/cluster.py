@@ -7,15 +7,11 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from replica.messages import check_level, features
 from replica.messages import events as e
-from replica.messages import features
-from replica.messages.features import check_level
-from replica.model.configuration import SITE_KEY, Site
-from replica.model.nodes import Node
-from replica.model.pools import PoolUnit
-from replica.state.draft import Draft
-from replica.values.errors import LedgerViolation
-from replica.values.units import Instant
+from replica.model import SITE_KEY, Node, PoolUnit, Site
+from replica.state import Draft
+from replica.values import Instant, LedgerViolation
 
 
 def _cluster_founded(draft: Draft, event: e.ClusterFounded) -> None:

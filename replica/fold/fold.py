@@ -15,10 +15,8 @@ from replica.fold.runs import FOLDS as FOLDS_OF_WHOLE_BUFFERS
 from replica.fold.transfers import TRANSFER_FOLDS
 from replica.messages import events as e
 from replica.messages import features
-from replica.state.draft import Draft
-from replica.state.state import State
-from replica.values.errors import LedgerViolation
-from replica.values.units import Instant
+from replica.state import Draft, State
+from replica.values import Instant, LedgerViolation
 
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:

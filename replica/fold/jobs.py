@@ -12,14 +12,25 @@ from replica.fold.accounts import _partition_deleted, _partition_set, _usage_res
 from replica.fold.runs import note
 from replica.messages import events as e
 from replica.messages import features
-from replica.model.buffers import Buffer, BufferInput, BufferState
-from replica.model.job_options import NO_OPTIONS, NO_TERMS, OF_OPTIONS, OF_SPEC, JobOptions, JobTerms, changed_fields
-from replica.model.jobs import ENDED, Hold, Job, JobState
-from replica.model.operations import Stage
-from replica.state.draft import Draft
-from replica.state.interning import shared_options, shared_request, shared_spec
-from replica.values.errors import LedgerViolation
-from replica.values.units import NEVER, Instant
+from replica.model import (
+    ENDED,
+    NO_OPTIONS,
+    NO_TERMS,
+    OF_OPTIONS,
+    OF_SPEC,
+    Buffer,
+    BufferInput,
+    BufferState,
+    Hold,
+    Job,
+    JobOptions,
+    JobState,
+    JobTerms,
+    Stage,
+    changed_fields,
+)
+from replica.state import Draft, shared_options, shared_request, shared_spec
+from replica.values import NEVER, Instant, LedgerViolation
 
 
 def _job_submitted(draft: Draft, event: e.JobSubmitted) -> None:

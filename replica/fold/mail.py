@@ -8,11 +8,8 @@ from typing import Any, Protocol
 import immutables
 
 from replica.messages import events as e
-from replica.model.job_options import JobOptions
-from replica.model.jobs import Job, JobState
-from replica.model.mail import Mail, MailKind, wants
-from replica.values.limits import MAILS_OWED_MAX
-from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.model import Job, JobOptions, JobState, Mail, MailKind, wants
+from replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Instant
 
 
 class Drafted(Protocol):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from replica.messages import events as e
-from replica.model.buffers import BufferInput, BufferState, IllegalTransition, step
-from replica.model.persistent import PersistentBuffer
-from replica.state.draft import Draft
-from replica.values.errors import LedgerViolation
-from replica.values.units import Instant
+from replica.model import BufferInput, BufferState, IllegalTransition, PersistentBuffer, step
+from replica.state import Draft
+from replica.values import Instant, LedgerViolation
 
 # Persistent buffers -------------------------------------------------------------------------------------------------
 

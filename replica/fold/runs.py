@@ -14,11 +14,9 @@ from replica.fold.persistent import (
     _persistent_reserved,
 )
 from replica.messages import events as e
-from replica.model.buffers import BufferInput
-from replica.model.jobs import NO_EXTRA, Hold, JobState, commented
-from replica.model.operations import Stage
-from replica.state.draft import Draft
-from replica.values.units import NEVER, Instant
+from replica.model import NO_EXTRA, BufferInput, Hold, JobState, Stage, commented
+from replica.state import Draft
+from replica.values import NEVER, Instant
 
 
 def note(draft: Draft, job_id: int, **changes: Any) -> None:

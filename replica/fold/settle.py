@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from replica.fold.fold import fold_into
-from replica.messages.entries import Batch, Entry, Receipt
-from replica.messages.events import job_of
-from replica.state.draft import Draft
-from replica.state.state import Facts, State
-from replica.values.errors import LedgerViolation, Refusal, RefusalCode
-from replica.values.limits import RECEIPTS_MAX
-from replica.values.units import Instant, Revision
+from replica.messages import Batch, Entry, Receipt, job_of
+from replica.state import Draft, Facts, State
+from replica.values import RECEIPTS_MAX, Instant, LedgerViolation, Refusal, RefusalCode, Revision
 
 
 def settle(state: State, batch: Batch) -> State | None:

@@ -8,10 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from replica.messages import events as e
-from replica.model.configuration import SITE_KEY
-from replica.model.transfers import RECEIPTS_PER_JOB_MAX, TRANSFER_RULES_KEY, JobTransfers, TransferReceipt
-from replica.state.draft import Draft
-from replica.values.units import Instant
+from replica.model import RECEIPTS_PER_JOB_MAX, SITE_KEY, TRANSFER_RULES_KEY, JobTransfers, TransferReceipt
+from replica.state import Draft
+from replica.values import Instant
 
 NO_TRANSFERS = JobTransfers()
 

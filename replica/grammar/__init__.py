@@ -9,3 +9,19 @@ the two forms of `--bb` that are no directives; each of them tells `asked` what 
 directives together and refuses what contradicts itself. `printing` writes a request back. Nothing here knows pools,
 users or job numbers: those are checked when the job is decided on.
 """
+
+from replica.grammar.account_limits import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
+from replica.grammar.burst_buffer_conf import (
+    Fault,
+    Line,
+    Setting,
+    SettingFault,
+    include_of,
+    lines_of,
+    parse_lines,
+    values_of,
+)
+from replica.grammar.directives import NATIVE, Reading, read_request
+from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.paths import path_fault, persistent_name, split_inside
+from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value

@@ -7,12 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import immutables
 
-from replica.model.accounts import TRES_PREFIX, Limit, LimitKind
-from replica.model.configuration import PROVIDERS
-from replica.model.pools import Pool
-from replica.model.reservations import ReservedSpace
-from replica.values.limits import LIMITS_PER_RECORD_MAX, POOLS_MAX
-from replica.values.units import SIZE_BYTES_MAX, SizeError, format_size, parse_size
+from replica.model import PROVIDERS, TRES_PREFIX, Limit, LimitKind, Pool, ReservedSpace
+from replica.values import LIMITS_PER_RECORD_MAX, POOLS_MAX, SIZE_BYTES_MAX, SizeError, format_size, parse_size
 
 _KINDS: Mapping[str, LimitKind] = {kind.word.lower(): kind for kind in LimitKind}
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)

@@ -14,9 +14,8 @@ from replica.grammar.values import (
     read_pool,
     read_type,
 )
-from replica.model.job_options import CreatePersistent, DestroyPersistent
-from replica.values.errors import RefusalCode
-from replica.values.units import Quantity, format_size, parse_quantity
+from replica.model import CreatePersistent, DestroyPersistent
+from replica.values import Quantity, RefusalCode, format_size, parse_quantity
 
 VERBS = ("create_persistent", "destroy_persistent")
 

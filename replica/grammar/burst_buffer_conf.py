@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from replica.grammar.settings import Key, ValueFault, find_key, parse_value, unknown_key_remedy
-from replica.values.limits import SETTING_CHARACTERS_MAX, SETTINGS_MAX
+from replica.values import SETTING_CHARACTERS_MAX, SETTINGS_MAX
 
 _PAIR = re.compile(r"""\s*(?P<key>[A-Za-z0-9_.]+)\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^\s"]+))(?=\s|$)""")
 _KEY = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<equals>=?)")

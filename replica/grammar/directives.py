@@ -29,9 +29,8 @@ from replica.grammar.lua import read_lua
 from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
 from replica.grammar.request import Asked
 from replica.grammar.spur import is_spur, read_spur
-from replica.model.buffers import BufferRequest
-from replica.model.job_options import BufferOptions
-from replica.values.errors import Refusal, RefusalCode
+from replica.model import BufferOptions, BufferRequest
+from replica.values import Refusal, RefusalCode
 
 __all__ = [
     "INSIDE_VARIABLES",

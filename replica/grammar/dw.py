@@ -19,10 +19,8 @@ from replica.grammar.values import (
     read_pool,
     read_type,
 )
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.job_options import ListTransfer
-from replica.model.transfers import CHOICE_KEYS, CHOOSABLE
-from replica.values.errors import RefusalCode
+from replica.model import CHOICE_KEYS, CHOOSABLE, ListTransfer, Transfer, TransferKind
+from replica.values import RefusalCode
 
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
 BARE_SWAP_BYTES = 1024**3

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, DIRECTIVES_MAX
+from replica.values import DIRECTIVE_TEXT_BYTES_MAX, DIRECTIVES_MAX, Refusal, RefusalCode
 
 SCRIPT = "script"
 """The source of what stands in a batch script, as places name it."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from replica.grammar.lexer import Directive
 from replica.grammar.request import Asked
 from replica.grammar.values import Value, read_capacity, read_pool
-from replica.values.errors import RefusalCode
-from replica.values.units import SIZE_BYTES_MAX, Quantity
+from replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
 
 
 def read_lua(directive: Directive, asked: Asked) -> None:

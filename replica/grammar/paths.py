@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 
 from replica.grammar.lexer import Word, shown
-from replica.model.buffers import Access
-from replica.values.limits import PATH_BYTES_MAX
+from replica.model import Access
+from replica.values import PATH_BYTES_MAX
 
 INSIDE_VARIABLES = {
     "DW_JOB_STRIPED": Access.STRIPED,

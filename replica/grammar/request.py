@@ -6,12 +6,17 @@ from typing import NamedTuple
 
 from replica.grammar.lexer import Warnings, Word
 from replica.grammar.paths import check_access
-from replica.model.buffers import Access, BufferRequest, Transfer
-from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
-from replica.model.transfers import choice_verb
-from replica.values.errors import RefusalCode
-from replica.values.limits import PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
-from replica.values.units import SIZE_BYTES_MAX, Quantity
+from replica.model import (
+    Access,
+    BufferOptions,
+    BufferRequest,
+    CreatePersistent,
+    DestroyPersistent,
+    ListTransfer,
+    Transfer,
+    choice_verb,
+)
+from replica.values import PERSISTENT_PER_JOB_MAX, SIZE_BYTES_MAX, TRANSFERS_PER_STAGE_MAX, Quantity, RefusalCode
 
 STAGES = ("stage_in", "stage_out")
 _ORDER_OF_OPTIONS = ("jobdw", "swap", "persistentdw", *STAGES, "create_persistent", "destroy_persistent")

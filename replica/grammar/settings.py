@@ -12,10 +12,19 @@ from typing import Any
 
 import msgspec
 
-from replica.model.configuration import FLAGS, PROVIDERS, RESTART_POLICIES, ordered_flags, program_fault
-from replica.model.transfers import ALGORITHMS, BACKENDS, TIMEOUTS, VERIFY_LEVELS, template_fault
-from replica.values.names import name_fault
-from replica.values.units import SizeError, format_slurm_size, parse_size
+from replica.model import (
+    ALGORITHMS,
+    BACKENDS,
+    FLAGS,
+    PROVIDERS,
+    RESTART_POLICIES,
+    TIMEOUTS,
+    VERIFY_LEVELS,
+    ordered_flags,
+    program_fault,
+    template_fault,
+)
+from replica.values import SizeError, format_slurm_size, name_fault, parse_size
 
 PROVIDER_PREFIX = "burst_buffer/"
 """How slurm.conf writes a provider: BurstBufferType=burst_buffer/lua."""

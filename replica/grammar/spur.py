@@ -9,8 +9,7 @@ from __future__ import annotations
 from replica.grammar.lexer import Word, control_offset, shown
 from replica.grammar.request import STAGES, Asked
 from replica.grammar.values import Value, read_capacity
-from replica.values.errors import RefusalCode
-from replica.values.units import SIZE_BYTES_MAX, Quantity
+from replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
 
 BARE_BYTES = 1024**3
 """What a capacity without a unit counts, bytes."""

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 import msgspec
 
 from replica.grammar.lexer import DirectiveRefused, Word, ends_in_backslash, shown
-from replica.model.buffers import Access
-from replica.values.errors import RefusalCode
-from replica.values.names import name_fault
-from replica.values.units import Quantity, SizeError, parse_quantity
+from replica.model import Access
+from replica.values import Quantity, RefusalCode, SizeError, name_fault, parse_quantity
 
 STOP = "\\\\"
 """Two backslashes: no symbol after them is replaced, up to the end of the line."""

@@ -1,1 +1,48 @@
 """What can be asked and what has happened: commands, events, what an entry holds, feature levels."""
+
+from replica.messages.commands import (
+    CONTROLLER,
+    Actor,
+    ActorRole,
+    ChangePool,
+    Command,
+    ConfigureSite,
+    FoundCluster,
+    MarkNodeBack,
+    MarkNodeDown,
+    OperationDone,
+    OperationFailed,
+    OperationReached,
+    OperationResult,
+    RaiseFeatureLevel,
+    Request,
+    RestartOperations,
+    RunSchedulingPass,
+    ScriptEnded,
+    ScriptStarted,
+    SettleMails,
+    SubmitJob,
+    UpdateJob,
+    command_digest,
+    kind_of,
+)
+from replica.messages.entries import NOTHING, Accepted, Batch, Decision, Entry, Receipt, accepted
+from replica.messages.events import (
+    ArraySubmitted,
+    Event,
+    FeatureLevelRaised,
+    JobSubmitted,
+    PolicySet,
+    SiteConfigured,
+    TransferRecorded,
+    TransferRulesSet,
+    job_of,
+    jobs_of,
+)
+from replica.messages.features import (
+    BURST_BUFFERS_WHOLE,
+    TRANSFERS_AND_PARTITIONS,
+    ReleaseNeeded,
+    check_level,
+    level_refusal,
+)

@@ -12,17 +12,31 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.grammar.burst_buffer_conf import Setting
-from replica.model.accounts import Account, License, Qos, SchedulingRules
-from replica.model.buffers import BufferRequest
-from replica.model.configuration import Policy
-from replica.model.job_options import NO_CHANGE, NO_OPTIONS, AfterTask, BufferOptions, JobChange, JobOptions
-from replica.model.jobs import Hold, JobSpec, JobState
-from replica.model.operations import Stage
-from replica.model.partitions import Partition
-from replica.model.pools import Pool, PoolUnit
-from replica.model.reservations import Reservation
-from replica.model.transfers import TransferCheckpoint, TransferReceipt
+from replica.grammar import Setting
+from replica.model import (
+    NO_CHANGE,
+    NO_OPTIONS,
+    Account,
+    AfterTask,
+    BufferOptions,
+    BufferRequest,
+    Hold,
+    JobChange,
+    JobOptions,
+    JobSpec,
+    JobState,
+    License,
+    Partition,
+    Policy,
+    Pool,
+    PoolUnit,
+    Qos,
+    Reservation,
+    SchedulingRules,
+    Stage,
+    TransferCheckpoint,
+    TransferReceipt,
+)
 
 
 class ActorRole(IntEnum):

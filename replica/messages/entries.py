@@ -7,8 +7,7 @@ import msgspec
 from replica.messages import events as e
 from replica.messages.commands import Actor
 from replica.messages.events import Event
-from replica.values.errors import Refusal
-from replica.values.units import Instant, Revision
+from replica.values import Instant, Refusal, Revision
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -10,17 +10,33 @@ from collections.abc import Sequence
 
 import msgspec
 
-from replica.model.accounts import Account, License, Qos, SchedulingRules
-from replica.model.buffers import Access, BufferRequest, Transfer
-from replica.model.configuration import Policy, Site
-from replica.model.job_options import BufferOptions, JobChange, JobOptions, JobTerms
-from replica.model.jobs import Hold, JobSpec, JobState
-from replica.model.operations import Stage
-from replica.model.partitions import Partition
-from replica.model.pools import Pool, PoolUnit
-from replica.model.reservations import Reservation
-from replica.model.transfers import TransferCheckpoint, TransferReceipt, TransferRules
-from replica.values.units import NEVER, Instant
+from replica.model import (
+    Access,
+    Account,
+    BufferOptions,
+    BufferRequest,
+    Hold,
+    JobChange,
+    JobOptions,
+    JobSpec,
+    JobState,
+    JobTerms,
+    License,
+    Partition,
+    Policy,
+    Pool,
+    PoolUnit,
+    Qos,
+    Reservation,
+    SchedulingRules,
+    Site,
+    Stage,
+    Transfer,
+    TransferCheckpoint,
+    TransferReceipt,
+    TransferRules,
+)
+from replica.values import NEVER, Instant
 
 
 class JobCancelled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=24):

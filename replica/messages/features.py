@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from replica.messages import events as e
-from replica.values.errors import Refusal, RefusalCode
+from replica.values import Refusal, RefusalCode
 
 FOUNDING_LEVEL = 1
 """The level at which every cluster begins: its founders need not be of one release."""

@@ -16,17 +16,18 @@ import immutables
 import msgspec
 
 from replica.model.configuration import PROVIDERS
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import (
+from replica.values import (
     ACCOUNT_DEPTH_MAX,
     ACCOUNT_USERS_MAX,
     LICENSES_PER_JOB_MAX,
     LIMITS_PER_RECORD_MAX,
     NICE_MAX,
     PRIORITY_MAX,
+    SIZE_BYTES_MAX,
+    Refusal,
+    RefusalCode,
+    name_fault,
 )
-from replica.values.names import name_fault
-from replica.values.units import SIZE_BYTES_MAX
 
 
 class LimitKind(IntEnum):

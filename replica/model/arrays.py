@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Job, JobState
-from replica.values.limits import ARRAY_SIZE_MAX
-from replica.values.verdicts import Reason, Verdict
+from replica.values import ARRAY_SIZE_MAX, Reason, Verdict
 
 
 class ArrayFault(ValueError):

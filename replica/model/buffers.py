@@ -36,7 +36,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from replica.values.units import NEVER, Instant
+from replica.values import NEVER, Instant
 
 
 class BufferState(IntEnum):

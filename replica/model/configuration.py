@@ -13,10 +13,16 @@ from typing import Protocol
 
 import msgspec
 
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import MESSAGE_CHARACTERS_MAX, PATH_BYTES_MAX, SITE_USERS_MAX, TIME_LIMIT_S_MAX
-from replica.values.names import name_fault
-from replica.values.units import SIZE_BYTES_MAX
+from replica.values import (
+    MESSAGE_CHARACTERS_MAX,
+    PATH_BYTES_MAX,
+    SITE_USERS_MAX,
+    SIZE_BYTES_MAX,
+    TIME_LIMIT_S_MAX,
+    Refusal,
+    RefusalCode,
+    name_fault,
+)
 
 PROVIDERS = ("native", "lua", "datawarp", "generic")
 """What may perform a cluster's operations, one for the whole cluster (Slurm: BurstBufferType)."""

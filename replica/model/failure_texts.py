@@ -6,7 +6,7 @@ Sources: SEMANTICS.md, "When something fails"; transcripts of a real Slurm.
 from __future__ import annotations
 
 from replica.model.operations import Stage
-from replica.values.limits import MESSAGE_CHARACTERS_MAX
+from replica.values import MESSAGE_CHARACTERS_MAX
 
 CREATE_ERROR = "Burst buffer create_persistent error"
 PRE_RUN_ERROR = "Burst buffer pre_run error"

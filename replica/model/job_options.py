@@ -9,7 +9,7 @@ import msgspec
 
 from replica.model.buffers import Access
 from replica.model.jobs import Dependency, DependencyKind
-from replica.values.units import Instant
+from replica.values import Instant
 
 
 class CreatePersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 
 class JobState(IntEnum):

@@ -15,7 +15,7 @@ import msgspec
 
 from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
-from replica.values.units import Instant
+from replica.values import Instant
 
 ALL = "all"
 NONE = "none"

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.values.units import NEVER, Instant
+from replica.values import NEVER, Instant
 
 
 class NodeState(IntEnum):

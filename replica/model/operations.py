@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from replica.model.buffers import Buffer, BufferState
 from replica.model.jobs import Job, JobState
-from replica.values.units import NEVER, Instant
+from replica.values import NEVER, Instant
 
 
 class Stage(IntEnum):

@@ -18,9 +18,16 @@ import msgspec
 from replica.model.accounts import check_name
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Job
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import ACCOUNT_USERS_MAX, NODES_MAX, PARTITION_NODES_CHARACTERS_MAX, TIME_LIMIT_S_MAX
-from replica.values.verdicts import Reason, Verdict
+from replica.values import (
+    ACCOUNT_USERS_MAX,
+    NODES_MAX,
+    PARTITION_NODES_CHARACTERS_MAX,
+    TIME_LIMIT_S_MAX,
+    Reason,
+    Refusal,
+    RefusalCode,
+    Verdict,
+)
 
 
 class PartitionState(IntEnum):

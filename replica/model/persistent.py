@@ -9,7 +9,7 @@ import msgspec
 
 from replica.model.buffers import HOLDING, Access, BufferState
 from replica.model.job_options import BufferOptions
-from replica.values.units import NEVER, Instant
+from replica.values import NEVER, Instant
 
 PERSISTENT_STATES = frozenset({BufferState.ALLOCATING, BufferState.ALLOCATED, BufferState.DELETING})
 """The states of a persistent buffer that is there; a deleted one has no record any more."""

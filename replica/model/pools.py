@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.values.units import SIZE_BYTES_MAX, SizeError, format_size, format_slurm_size, parse_size
+from replica.values import SIZE_BYTES_MAX, SizeError, format_size, format_slurm_size, parse_size
 
 
 class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):

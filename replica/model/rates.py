@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.values.units import MICROSECONDS_PER_SECOND
+from replica.values import MICROSECONDS_PER_SECOND
 
 MEASURED_MAX = 256
 """Operations summed up before all sums are halved, count: the last few hundred decide."""

@@ -13,9 +13,7 @@ import immutables
 import msgspec
 
 from replica.model.accounts import check_name
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import ACCOUNT_USERS_MAX, POOLS_MAX
-from replica.values.units import SIZE_BYTES_MAX, Instant
+from replica.values import ACCOUNT_USERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Instant, Refusal, RefusalCode
 
 
 class ReservedSpace(msgspec.Struct, frozen=True, array_like=True, gc=False):

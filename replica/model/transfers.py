@@ -14,9 +14,15 @@ from msgspec.structs import replace
 
 from replica.model.job_options import BufferOptions
 from replica.model.operations import Stage
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import TIME_LIMIT_S_MAX
-from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, SIZE_BYTES_MAX, Instant
+from replica.values import (
+    MICROSECONDS_PER_SECOND,
+    NEVER,
+    SIZE_BYTES_MAX,
+    TIME_LIMIT_S_MAX,
+    Instant,
+    Refusal,
+    RefusalCode,
+)
 
 VERIFY_LEVELS = ("none", "size", "digest", "read_back")
 """What is compared before a file counts as moved: nothing, size and time, the digest of what was written, and that of

@@ -15,8 +15,7 @@ import immutables
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_options import JobOptions
 from replica.model.jobs import ENDED, Job, JobState
-from replica.values.limits import CONSUMED_MAX
-from replica.values.units import MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
+from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
 UseKey = tuple[str, str, str, str, str]
 """What is counted, of whom (a: account, q: QOS, qa: account in a QOS, l: licence, r: reservation), its name, the user

@@ -1,1 +1,15 @@
 """What follows the end of an operation: retries, slots, timers, limits of transfers."""
+
+from replica.operations.outcomes import (
+    active_stage,
+    failed,
+    gone,
+    pre_run_failed,
+    script_ended,
+    succeeded,
+    unwound,
+    waiting_stage,
+)
+from replica.operations.slots import BEGINNINGS, Turns, turns_given, with_turns
+from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
+from replica.operations.transfer_limits import cap_s, has_shares, node_bytes_s, rules_in_force, rules_of, shares_of

@@ -5,19 +5,29 @@ Source: SEMANTICS.md, "When something fails" and "Cancelling".
 
 from __future__ import annotations
 
+from replica.messages import BURST_BUFFERS_WHOLE
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE
-from replica.model.buffers import Buffer, BufferState
-from replica.model.configuration import Policy, teardown_on_failure
-from replica.model.failure_texts import failure_comment, failure_reason, operation_of
-from replica.model.job_options import NO_OPTIONS
-from replica.model.jobs import NO_EXTRA, Hold, Job, JobState
-from replica.model.operations import Stage, stage_of, waits_for_turn
-from replica.model.provider import NATIVE
+from replica.model import (
+    NATIVE,
+    NO_EXTRA,
+    NO_OPTIONS,
+    Buffer,
+    BufferState,
+    Hold,
+    Job,
+    JobState,
+    Policy,
+    Stage,
+    failure_comment,
+    failure_reason,
+    operation_of,
+    stage_of,
+    teardown_on_failure,
+    waits_for_turn,
+)
 from replica.operations.transfer_limits import cap_s
-from replica.state.state import Facts
-from replica.values.limits import MESSAGE_CHARACTERS_MAX, PERSISTENT_PER_JOB_MAX
-from replica.values.units import NEVER, Instant, seconds
+from replica.state import Facts
+from replica.values import MESSAGE_CHARACTERS_MAX, NEVER, PERSISTENT_PER_JOB_MAX, Instant, seconds
 
 PROVIDER = "burst_buffer/native"
 """How reasons name what performs the operations, in the form of Slurm's plugins."""

@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 
+from replica.messages import BURST_BUFFERS_WHOLE
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE
-from replica.model.operations import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
+from replica.model import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
 from replica.operations.transfer_limits import load_of, may_begin
-from replica.state.state import Facts
-from replica.values.limits import TURNED_AWAY_MAX
-from replica.values.units import Instant
+from replica.state import Facts
+from replica.values import TURNED_AWAY_MAX, Instant
 
 
 class Turns(dict[int, int]):

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from replica.messages import events as e
-from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import Hold, Job, JobState
-from replica.model.partitions import is_in, place_name
+from replica.model import Buffer, BufferState, Hold, Job, JobState, is_in, place_name
 from replica.operations.outcomes import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
-from replica.state.state import Facts
-from replica.values.units import NEVER, Instant, seconds
+from replica.state import Facts
+from replica.values import NEVER, Instant, seconds
 
 
 def reservations_due(state: Facts, at: Instant) -> tuple[e.Event, ...]:

@@ -10,11 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from replica.messages.features import TRANSFERS_AND_PARTITIONS
-from replica.model.operations import TRANSFERS, MovingKey, Stage
-from replica.model.provider import NATIVE
-from replica.model.transfers import DEFAULT_TRANSFER_RULES, TRANSFER_RULES_KEY, RateShares, TransferRules
-from replica.state.state import Facts, State
+from replica.messages import TRANSFERS_AND_PARTITIONS
+from replica.model import (
+    DEFAULT_TRANSFER_RULES,
+    NATIVE,
+    TRANSFER_RULES_KEY,
+    TRANSFERS,
+    MovingKey,
+    RateShares,
+    Stage,
+    TransferRules,
+)
+from replica.state import Facts, State
 
 
 def rules_of(state: Facts) -> TransferRules:

@@ -11,19 +11,13 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from replica.messages import events as e
-from replica.model.buffers import Buffer
-from replica.model.jobs import Job
-from replica.model.operations import Stage
-from replica.model.partitions import AnyNode, is_in, place_name
-from replica.model.usage import Standing, standing_of
-from replica.operations.slots import Turns
+from replica.model import AnyNode, Buffer, Job, Stage, Standing, is_in, place_name, standing_of
+from replica.operations import Turns
 from replica.scheduler.backfill import Head, expected_end
 from replica.scheduler.priority import order_of
 from replica.scheduler.quotas import Headroom
-from replica.state.state import Facts, State
-from replica.values.limits import CANDIDATES_BEHIND_MAX, TURNED_AWAY_MAX
-from replica.values.units import NEVER, Instant, format_size
-from replica.values.verdicts import Reason, Verdict
+from replica.state import Facts, State
+from replica.values import CANDIDATES_BEHIND_MAX, NEVER, TURNED_AWAY_MAX, Instant, Reason, Verdict, format_size
 
 Place = tuple[int, int]
 """Where a candidate stands in a pass: what it is sorted by, and the job."""

@@ -6,12 +6,10 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import ENDED, Job, JobState
-from replica.model.rates import rates_of
+from replica.model import ENDED, Buffer, BufferState, Job, JobState, rates_of
 from replica.scheduler.gates import reservation_of
-from replica.state.state import Facts, State
-from replica.values.units import NEVER, Instant, seconds
+from replica.state import Facts, State
+from replica.values import NEVER, Instant, seconds
 
 DRAINING = 0
 """In place of `run_until` of a job whose script has ended: it only drains."""

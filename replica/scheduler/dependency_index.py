@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import immutables
 
-from replica.model.job_names import NameGroup, first_of
-from replica.model.jobs import Job, JobState
+from replica.model import Job, JobState, NameGroup, first_of
 from replica.scheduler.gates import depended_on
 from replica.scheduler.index_rows import awaited, keep_in_set
-from replica.state.state import State
+from replica.state import State
 
 _NO_NAMES: immutables.Map[str, NameGroup] = immutables.Map()
 

@@ -13,20 +13,14 @@ from itertools import islice, takewhile
 
 import msgspec
 
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_options import NO_TERMS
-from replica.model.jobs import ENDED, Hold, Job, JobState
-from replica.model.partitions import is_in
-from replica.model.rates import rates_of
-from replica.model.usage import takes_cpus
+from replica.model import ENDED, NO_TERMS, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
 from replica.scheduler.admission import nodes_of, place_of, usable_in
 from replica.scheduler.backfill import NOBODY_KNOWS, ReservedLine, TooManySteps, drain_us, release_at, run_until
 from replica.scheduler.gates import early_gate, waits_for_space
 from replica.scheduler.index import Agenda
 from replica.scheduler.index_rows import Key
-from replica.state.state import State
-from replica.values.units import NEVER, Instant, format_size, seconds
-from replica.values.verdicts import Reason
+from replica.state import State
+from replica.values import NEVER, Instant, Reason, format_size, seconds
 
 AHEAD_MAX = 2_000
 """Jobs before one that an estimate looks at, count; with more before it, its start is not known."""

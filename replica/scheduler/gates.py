@@ -11,17 +11,25 @@ from collections.abc import Iterable
 
 import immutables
 
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_names import first_of
-from replica.model.job_options import NO_TERMS, JobOptions
-from replica.model.jobs import ENDED, NO_EXTRA, Dependency, DependencyKind, Hold, Job, JobState
-from replica.model.operations import waits_for_turn
-from replica.model.partitions import partition_gate
+from replica.model import (
+    ENDED,
+    NO_EXTRA,
+    NO_TERMS,
+    Buffer,
+    BufferState,
+    Dependency,
+    DependencyKind,
+    Hold,
+    Job,
+    JobOptions,
+    JobState,
+    first_of,
+    partition_gate,
+    waits_for_turn,
+)
 from replica.scheduler.quotas import standing_gate
-from replica.state.derived import is_finished
-from replica.state.state import Facts, State
-from replica.values.units import NEVER
-from replica.values.verdicts import Reason, Verdict
+from replica.state import Facts, State, is_finished
+from replica.values import NEVER, Reason, Verdict
 
 
 def early_gate(state: State, job: Job) -> Verdict | None:

@@ -34,19 +34,16 @@ from collections.abc import Iterable
 from itertools import islice
 
 from replica.messages import events as e
-from replica.model.arrays import ArrayUse
-from replica.model.jobs import JobState
-from replica.operations.timers import reservation_instants
+from replica.model import ArrayUse, JobState
+from replica.operations import reservation_instants
 from replica.scheduler.admission import usable_in
 from replica.scheduler.dependency_index import Waiters
 from replica.scheduler.gates import REPLAN_S, buffer_gate, early_gate, later_reason, waits_for_space
 from replica.scheduler.index_rows import Group, Key, Milestone, More, Part, Queue, keep, keep_in_set, part_of
 from replica.scheduler.node_index import AgendaNodes
 from replica.scheduler.preemption import Victim
-from replica.state.state import State
-from replica.values.sorted_keys import SortedKeys
-from replica.values.units import NEVER, Instant, seconds
-from replica.values.verdicts import Verdict
+from replica.state import State
+from replica.values import NEVER, Instant, SortedKeys, Verdict, seconds
 
 
 class Agenda:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.model.arrays import is_active, is_ahead, is_gated, is_waiting
-from replica.model.buffers import HOLDING, Buffer, BufferState
-from replica.model.job_options import JobOptions
-from replica.model.jobs import ENDED, DependencyKind, Job, JobState
-from replica.model.operations import queue_place, waits_for_turn
-from replica.model.usage import Standing, standing_of, takes_cpus
-from replica.operations.timers import due_at
+from replica.model import (
+    ENDED,
+    HOLDING,
+    Buffer,
+    BufferState,
+    DependencyKind,
+    Job,
+    JobOptions,
+    JobState,
+    Standing,
+    is_active,
+    is_ahead,
+    is_gated,
+    is_waiting,
+    queue_place,
+    standing_of,
+    takes_cpus,
+    waits_for_turn,
+)
+from replica.operations import due_at
 from replica.scheduler.admission import nodes_of, place_of, usable_in
 from replica.scheduler.backfill import run_until
 from replica.scheduler.gates import early_gate, waits_for_space
 from replica.scheduler.persistent import names_of
 from replica.scheduler.preemption import Victim, victim_of
-from replica.state.derived import is_finished
-from replica.state.state import State
-from replica.values.sorted_keys import SortedKeys
-from replica.values.units import Instant
+from replica.state import State, is_finished
+from replica.values import Instant, SortedKeys
 
 Key = tuple[int, int, int]
 """-priority, job, and what is asked for: bytes of a pool or CPUs."""

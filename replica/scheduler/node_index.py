@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.model.partitions import Partitions
+from replica.model import Partitions
 from replica.scheduler.index_rows import NodeUse, keep
-from replica.values.sorted_keys import SortedKeys
+from replica.values import SortedKeys
 
 
 class NodeList:

@@ -17,19 +17,23 @@ from typing import Protocol
 import msgspec
 
 from replica.messages import events as e
-from replica.model.buffers import Buffer, BufferState
-from replica.model.failure_texts import CREATE_ERROR, delete_denied, duplicate_name
-from replica.model.job_options import BufferOptions, CreatePersistent
-from replica.model.jobs import Job
-from replica.model.operations import Stage
-from replica.model.partitions import is_in
-from replica.model.pools import Pool
-from replica.operations.slots import with_turns
+from replica.model import (
+    CREATE_ERROR,
+    Buffer,
+    BufferOptions,
+    BufferState,
+    CreatePersistent,
+    Job,
+    Pool,
+    Stage,
+    delete_denied,
+    duplicate_name,
+    is_in,
+)
+from replica.operations import with_turns
 from replica.scheduler.admission import Turn, end_of, free_for, limits_verdict, nodes_of, usable_in, wish_of
-from replica.state.state import Facts
-from replica.values.limits import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX
-from replica.values.units import round_up
-from replica.values.verdicts import Reason, Verdict
+from replica.state import Facts
+from replica.values import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX, Reason, Verdict, round_up
 
 NEVER_GIVEN_BACK = 2**62
 """In place of when space is given back that a persistent buffer takes."""

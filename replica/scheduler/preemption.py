@@ -10,18 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from replica.messages import BURST_BUFFERS_WHOLE
 from replica.messages import events as e
-from replica.messages.features import BURST_BUFFERS_WHOLE
-from replica.model.accounts import SchedulingRules
-from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import Hold, Job, JobState
-from replica.model.partitions import place_name
+from replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, place_name
 from replica.scheduler.admission import Place, Turn, Wish, available, place_of
 from replica.scheduler.gates import early_gate
 from replica.scheduler.priority import rules_of
-from replica.state.state import State
-from replica.values.limits import REVOKED_PER_PASS_MAX
-from replica.values.units import Instant, seconds
+from replica.state import State
+from replica.values import REVOKED_PER_PASS_MAX, Instant, seconds
 
 EVENTS_PER_REVOCATION = 4
 

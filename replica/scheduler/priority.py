@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from replica.model.accounts import DEFAULT_RULES, RULES_KEY, SchedulingRules
-from replica.model.buffers import Buffer
-from replica.model.jobs import Job
-from replica.state.state import Facts
+from replica.model import DEFAULT_RULES, RULES_KEY, Buffer, Job, SchedulingRules
+from replica.state import Facts
 
 RESERVED_FIRST = 2**60
 """What puts the jobs of active reservations before all others: more than any effective priority."""

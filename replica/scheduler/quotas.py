@@ -10,25 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from replica.model.accounts import (
+from replica.model import (
     ACCOUNT_REASONS,
+    PROVIDERS,
     QOS_REASONS,
+    Buffer,
+    Job,
+    JobOptions,
     Limit,
     LimitKind,
     Qos,
+    Reservation,
+    Standing,
+    UseKey,
     ancestors,
+    consumed_key,
+    holding_use,
     is_of_group,
+    left_of,
     limits_for_each,
+    minutes_of,
+    running_use,
+    standing_of,
 )
-from replica.model.buffers import Buffer
-from replica.model.configuration import PROVIDERS
-from replica.model.job_options import JobOptions
-from replica.model.jobs import Job
-from replica.model.reservations import Reservation, left_of
-from replica.model.usage import Standing, UseKey, consumed_key, holding_use, minutes_of, running_use, standing_of
-from replica.state.state import Facts
-from replica.values.units import Instant
-from replica.values.verdicts import Reason, Verdict
+from replica.state import Facts
+from replica.values import Instant, Reason, Verdict
 
 
 class Scope(NamedTuple):

@@ -12,13 +12,8 @@ from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import takewhile
 
 from replica.messages import events as e
-from replica.model.jobs import Job
-from replica.model.operations import QUEUED_STAGES, Stage
-from replica.model.partitions import AnyNode, place_name
-from replica.model.pools import free_bytes
-from replica.model.usage import Standing
-from replica.operations.slots import Turns, turns_given, with_turns
-from replica.operations.timers import due_events, reservations_due
+from replica.model import QUEUED_STAGES, AnyNode, Job, Stage, Standing, free_bytes, place_name
+from replica.operations import Turns, due_events, reservations_due, turns_given, with_turns
 from replica.scheduler.admission import (
     Place,
     SpaceAnswer,
@@ -41,9 +36,7 @@ from replica.scheduler.index_rows import Group, Key, NodeUse, Queue
 from replica.scheduler.persistent import judge_named, names_of, serve_named
 from replica.scheduler.preemption import revocation_events, victims_for
 from replica.scheduler.quotas import Headroom
-from replica.values.limits import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX
-from replica.values.units import NEVER, Instant
-from replica.values.verdicts import Verdict
+from replica.values import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX, NEVER, Instant, Verdict
 
 
 class _Follows(Enum):

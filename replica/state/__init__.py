@@ -1,1 +1,10 @@
 """The state as a whole: its tables, its builder, its digest, what is always true of it."""
+
+from replica.state.derived import derive, is_finished
+from replica.state.digest import state_digest
+from replica.state.draft import Draft
+from replica.state.interning import shared_buffer, shared_job, shared_options, shared_request, shared_spec
+from replica.state.invariants import check
+from replica.state.receipts import Receipts
+from replica.state.state import EMPTY, Facts, State
+from replica.state.tables import LATER_MAPS, LATER_SHAPED, LaterMap

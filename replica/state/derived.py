@@ -5,11 +5,21 @@ from __future__ import annotations
 import immutables
 import msgspec
 
-from replica.model.buffers import HOLDING, Buffer, BufferState
-from replica.model.job_names import NameGroup, Several
-from replica.model.jobs import ENDED, Job
-from replica.model.operations import TRANSFERS, MovingKey, counted_under, takes_turn
-from replica.model.usage import UseKey, use_of
+from replica.model import (
+    ENDED,
+    HOLDING,
+    TRANSFERS,
+    Buffer,
+    BufferState,
+    Job,
+    MovingKey,
+    NameGroup,
+    Several,
+    UseKey,
+    counted_under,
+    takes_turn,
+    use_of,
+)
 from replica.state.state import State
 
 

@@ -9,30 +9,53 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica.messages.entries import Receipt
-from replica.messages.features import TRANSFERS_AND_PARTITIONS
-from replica.model import job_names, usage
-from replica.model.accounts import Account, License, Qos, SchedulingRules
-from replica.model.buffers import HOLDING, Buffer, BufferInput, IllegalTransition, step
-from replica.model.configuration import DEFAULT_SITE, SITE_KEY, Policy, Site
-from replica.model.job_names import NameGroup
-from replica.model.job_options import JobOptions, JobTerms
-from replica.model.jobs import ENDED, Job, JobExtra
-from replica.model.mail import Mail
-from replica.model.nodes import Node
-from replica.model.operations import TRANSFERS, MovingKey, Stage, counted_under, takes_turn
-from replica.model.partitions import Partition
-from replica.model.persistent import PersistentBuffer
-from replica.model.pools import Pool, PoolUnit
-from replica.model.rates import Rates
-from replica.model.reservations import Reservation
-from replica.model.transfers import JobTransfers, TransferRules
-from replica.model.usage import Consumed, UseKey, standing_of, use_of
+from replica.messages import TRANSFERS_AND_PARTITIONS, Receipt
+from replica.model import (
+    DEFAULT_SITE,
+    ENDED,
+    HOLDING,
+    SITE_KEY,
+    TRANSFERS,
+    Account,
+    Buffer,
+    BufferInput,
+    Consumed,
+    IllegalTransition,
+    Job,
+    JobExtra,
+    JobOptions,
+    JobTerms,
+    JobTransfers,
+    License,
+    Mail,
+    MovingKey,
+    NameGroup,
+    Node,
+    Partition,
+    PersistentBuffer,
+    Policy,
+    Pool,
+    PoolUnit,
+    Qos,
+    Rates,
+    Reservation,
+    SchedulingRules,
+    Site,
+    Stage,
+    TransferRules,
+    UseKey,
+    counted_under,
+    job_names,
+    standing_of,
+    step,
+    takes_turn,
+    usage,
+    use_of,
+)
 from replica.state.derived import is_finished, move
 from replica.state.receipts import ReceiptsDraft
 from replica.state.state import State
-from replica.values.errors import LedgerViolation
-from replica.values.units import Instant
+from replica.values import Instant, LedgerViolation
 
 _DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
 """Fields of a job that the derived maps depend on."""

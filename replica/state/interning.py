@@ -11,9 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.model.buffers import Buffer, BufferRequest, Transfer
-from replica.model.job_options import JobOptions
-from replica.model.jobs import Job, JobSpec
+from replica.model import Buffer, BufferRequest, Job, JobOptions, JobSpec, Transfer
 
 TEXTS_REMEMBERED = 4_096
 """Short texts (users, directories, names), count: a megabyte at most, more than a site has users at work."""

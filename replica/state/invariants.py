@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from replica.model.buffers import BEFORE_RUN, BufferState
-from replica.model.configuration import SITE_KEY
-from replica.model.jobs import ENDED, JobState
-from replica.model.persistent import PERSISTENT_STATES
+from replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, SITE_KEY, BufferState, JobState
 from replica.state.derived import derive, held_bytes
 from replica.state.state import State
 from replica.state.tables import LATER_MAPS

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar, overload
 
-from replica.messages.entries import Receipt
-from replica.values.errors import LedgerViolation
-from replica.values.units import Revision
+from replica.messages import Receipt
+from replica.values import LedgerViolation, Revision
 
 LAYER_FULL = 16_384
 """Receipts from which on a layer is left alone, count: merging two smaller ones takes a millisecond, and five full ones

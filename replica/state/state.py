@@ -11,24 +11,37 @@ from typing import Any, Protocol, TypeVar, overload
 import immutables
 import msgspec
 
-from replica.messages.entries import Receipt
-from replica.model.accounts import Account, License, Qos, SchedulingRules
-from replica.model.buffers import Buffer
-from replica.model.configuration import DEFAULT_SITE, SITE_KEY, Policy, Site
-from replica.model.job_names import NameGroup
-from replica.model.job_options import JobOptions, JobTerms
-from replica.model.jobs import Job, JobExtra
-from replica.model.mail import Mail
-from replica.model.nodes import Node
-from replica.model.partitions import Partition
-from replica.model.persistent import PersistentBuffer
-from replica.model.pools import Pool, PoolUnit
-from replica.model.rates import Rates
-from replica.model.reservations import Reservation
-from replica.model.transfers import JobTransfers, TransferRules
-from replica.model.usage import Consumed, UseKey
+from replica.messages import Receipt
+from replica.model import (
+    DEFAULT_SITE,
+    SITE_KEY,
+    Account,
+    Buffer,
+    Consumed,
+    Job,
+    JobExtra,
+    JobOptions,
+    JobTerms,
+    JobTransfers,
+    License,
+    Mail,
+    NameGroup,
+    Node,
+    Partition,
+    PersistentBuffer,
+    Policy,
+    Pool,
+    PoolUnit,
+    Qos,
+    Rates,
+    Reservation,
+    SchedulingRules,
+    Site,
+    TransferRules,
+    UseKey,
+)
 from replica.state.receipts import Receipts
-from replica.values.units import NEVER, Instant, Revision
+from replica.values import NEVER, Instant, Revision
 
 K = TypeVar("K", contravariant=True)
 V = TypeVar("V", covariant=True)

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.model.accounts import Account, AccountUser, License, Limit, Qos, SchedulingRules
-from replica.model.configuration import Site
-from replica.model.job_options import (
+from replica.model import (
+    Account,
+    AccountUser,
     BufferOptions,
     CreatePersistent,
     DestroyPersistent,
+    JobExtra,
     JobOptions,
     JobTerms,
+    JobTransfers,
+    LeftOut,
+    License,
+    Limit,
     ListTransfer,
+    Mail,
+    Measured,
+    Partition,
+    PersistentBuffer,
+    PoolUnit,
+    Qos,
+    Rates,
+    Reservation,
+    ReservedSpace,
+    SchedulingRules,
+    Site,
+    TransferCheckpoint,
+    TransferReceipt,
+    TransferRules,
 )
-from replica.model.jobs import JobExtra
-from replica.model.mail import Mail
-from replica.model.partitions import Partition
-from replica.model.persistent import PersistentBuffer
-from replica.model.pools import PoolUnit
-from replica.model.rates import Measured, Rates
-from replica.model.reservations import Reservation, ReservedSpace
-from replica.model.transfers import JobTransfers, LeftOut, TransferCheckpoint, TransferReceipt, TransferRules
-from replica.values.limits import (
+from replica.values import (
     ACCOUNTS_MAX,
     CONSUMED_MAX,
     JOBS_IN_STATE_MAX,

@@ -1,1 +1,5 @@
 """What agents and people ask of a state."""
+
+from replica.views.burst import Burst, BurstBuffer, burst_of, job_tres
+from replica.views.jobs import NO_TRANSFERS, buffer_word, not_exported, pool_use, verdict_of, verdicts
+from replica.views.orders import orders_for

@@ -9,12 +9,20 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from replica.model.buffers import HOLDING, Buffer, BufferState
-from replica.model.configuration import flags_text, get_sys_state_of, get_sys_status_of
-from replica.model.job_options import NO_OPTIONS
-from replica.model.pools import Pool, PoolUnit, free_bytes
-from replica.state.state import State
-from replica.values.units import Instant, round_up
+from replica.model import (
+    HOLDING,
+    NO_OPTIONS,
+    Buffer,
+    BufferState,
+    Pool,
+    PoolUnit,
+    flags_text,
+    free_bytes,
+    get_sys_state_of,
+    get_sys_status_of,
+)
+from replica.state import State
+from replica.values import Instant, round_up
 
 RECORD_STATES = {
     BufferState.STAGING_IN: "allocated",

@@ -6,18 +6,24 @@ from collections.abc import Mapping
 
 import msgspec
 
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_options import BufferOptions
-from replica.model.jobs import ENDED, NO_EXTRA, Hold, Job, JobState
-from replica.model.operations import Stage, waits_for_turn
-from replica.model.pools import Pool, free_bytes
-from replica.model.transfers import JobTransfers
-from replica.scheduler.gates import later_reason
-from replica.scheduler.index import Agenda
-from replica.scheduler.scheduling_pass import verdicts_of
-from replica.state.state import State
-from replica.values.units import NEVER
-from replica.values.verdicts import Verdict
+from replica.model import (
+    ENDED,
+    NO_EXTRA,
+    Buffer,
+    BufferOptions,
+    BufferState,
+    Hold,
+    Job,
+    JobState,
+    JobTransfers,
+    Pool,
+    Stage,
+    free_bytes,
+    waits_for_turn,
+)
+from replica.scheduler import Agenda, later_reason, verdicts_of
+from replica.state import State
+from replica.values import NEVER, Verdict
 
 
 class PoolUse(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, Repor
 from cluster.schemas.requests import PollRequest, RegisterRequest, ReportsRequest
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed
-from replica.views.orders import Order
+from replica.model.orders import Order
 
 LOOK_S = 0.01
 """Seconds between two looks of a poll that waits."""

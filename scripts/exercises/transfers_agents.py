@@ -17,7 +17,7 @@ from exercises.transfers_agent import Desk
 from exercises.transfers_endings import HELPED_FILES, WATCHED, plant_many
 from exercises.transfers_kills import plant, plant_old, wait_until_gone
 from exercises.transfers_rig import JOB, STAGES, Broken, Rig, Story, judge, look
-from replica.views.orders import Order
+from replica.model.orders import Order
 
 AGENT = Path(__file__).with_name("transfers_agent.py")
 

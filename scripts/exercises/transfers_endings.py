@@ -22,8 +22,8 @@ from exercises.tracing import EVERY, Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import plant, plant_old, wait_until_gone
 from exercises.transfers_rig import JOB, STAGES, Broken, Rig, Story, Unfit, judge, look, said
 from replica.messages.commands import OperationDone, OperationFailed
+from replica.model.orders import SpecialTransfers
 from replica.model.transfers import TransferRules
-from replica.views.orders import SpecialTransfers
 
 CANCELLED, LEFT, STOPPED, STALLED, CUT_DOWN = (
     "cancelled", "left by its agent", "stopped, and cancelled", "stopped, and noticed", "one of its processes killed"

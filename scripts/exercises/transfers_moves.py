@@ -13,8 +13,8 @@ from exercises.transfers_kills import CALLS_MAX, DISK_BYTES, lose_power, plant, 
 from exercises.transfers_rig import Broken, Rig, Seen, look, said
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
+from replica.model.orders import SpecialTransfers
 from replica.model.transfers import TransferChoice
-from replica.views.orders import SpecialTransfers
 
 STAGE = "stage_out"
 REFUSED = {

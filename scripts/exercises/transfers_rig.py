@@ -27,8 +27,8 @@ from cluster.agent.worker.work import Outcome
 from exercises.tracing import Tracer
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
+from replica.model.orders import Order
 from replica.model.transfers import TransferRules
-from replica.views.orders import Order
 
 NAIVE = Path(__file__).with_name("transfers_naive.py")
 JOB = 7

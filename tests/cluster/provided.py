@@ -38,7 +38,7 @@ async def configure(rig: Rig, programs: Programs) -> None:
     settled = await rig.controller.submit(Request(b"", actor, ConfigureSite(settings, partial=True)))
     assert settled.refusal is None, settled.refusal
     service = rig.service
-    rig.controller.pool_watch = PoolWatch(
+    watch = PoolWatch(
         service.providing.calls,
         programs.local,
         state=lambda: rig.controller.state,
@@ -46,5 +46,6 @@ async def configure(rig: Rig, programs: Programs) -> None:
         submit=rig.controller.submit,
         clock=rig.controller.clock,
     )
-    rig.controller.pool_watch.look()
+    rig.controller.register(watch)
+    watch.poll()
     await until(lambda: rig.controller.state.pools["fast"].quantity_bytes == 5 * 1024**2)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-import cluster.system.listener as module
+import cluster.eventloop.listener as module
 from cluster.config.config import Config
+from cluster.eventloop.listener import ACCEPTS_PER_TURN, Acceptor
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
-from cluster.system.listener import ACCEPTS_PER_TURN, Acceptor
 from tests.cluster.rig import story, until
 
 CROWD = 40

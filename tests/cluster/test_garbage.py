@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster.server.garbage_collection import FULL_SHARE, Collector
 from cluster.system.clock import ManualClock
-from cluster.system.garbage_collection import FULL_SHARE, Collector
 from replica.values.units import Instant
 from tests.cluster.rig import story
 

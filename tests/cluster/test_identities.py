@@ -6,8 +6,8 @@ import os
 import pwd
 import threading
 
+from cluster.eventloop.users import KEPT_S, Identities, group_name, uid_of
 from cluster.system.clock import ManualClock
-from cluster.system.users import KEPT_S, Identities, group_name, uid_of
 from tests.cluster.rig import story
 
 ME = pwd.getpwuid(os.getuid())

@@ -48,7 +48,7 @@ def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_
         replace = Wanted(action=Action.REPLACE, name="r3", actor="operator", id=COMMAND)
         await membership.change(replace)  # its answer is lost
         leader.caught_up = caught_up
-        membership.promote()
+        membership.poll()
         assert leader.configuration.votes(caught_up)
         known = await membership.change(replace)
         assert (known.version, leader.configuration.version) == (4, 4)

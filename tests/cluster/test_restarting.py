@@ -23,7 +23,10 @@ class Led:
         self.commands: list[c.RestartOperations] = []
         self.full = 0
         self.leads = True
-        self.restarting = Restarting(state=lambda: self.world.state, leads=lambda: self.leads, submit=self.submit)
+        self.term = 0
+        self.restarting = Restarting(
+            state=lambda: self.world.state, leads=lambda: self.leads, term=lambda: self.term, submit=self.submit
+        )
 
     def submit(self, request: c.Request) -> Answer:
         if self.full:
@@ -37,7 +40,8 @@ class Led:
         return answer
 
     async def lead(self, term: int) -> None:
-        self.restarting.lead(term)
+        self.term = term
+        self.restarting.poll()
         task = self.restarting._task
         if task is not None:
             await task

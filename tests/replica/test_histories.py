@@ -16,6 +16,7 @@ from replica.messages.entries import Batch
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
+from replica.model.orders import Order
 from replica.operations.outcomes import waiting_stage
 from replica.state.derived import derive
 from replica.state.digest import state_digest
@@ -23,7 +24,6 @@ from replica.state.invariants import check
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal
 from replica.views.jobs import verdicts
-from replica.views.orders import Order
 from tests.replica.reference.reference_scheduler import next_due, plan
 from tests.replica.world import OPERATOR, World, user
 

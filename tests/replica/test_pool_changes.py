@@ -19,6 +19,7 @@ from replica.messages.entries import Accepted, Batch, Entry
 from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
+from replica.model.orders import Order
 from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_of
 from replica.scheduler.index import Agenda
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
@@ -27,7 +28,6 @@ from replica.state.invariants import check
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Revision, SizeError, format_slurm_size
 from replica.views.jobs import pool_use, reason_of, verdict_of
-from replica.views.orders import Order
 from tests.replica.reference.reference_scheduler import plan
 from tests.replica.test_configuration import imaged
 from tests.replica.world import OPERATOR, World, agent, user

@@ -10,6 +10,7 @@ from replica.grammar.lexer import DirectiveRefused
 from replica.model.buffers import BufferState, TransferKind
 from replica.model.job_options import ListTransfer
 from replica.model.operations import Stage
+from replica.model.orders import Order, SpecialTransfers
 from replica.model.transfers import (
     NO_CHOICE,
     TransferChoice,
@@ -20,7 +21,7 @@ from replica.model.transfers import (
     template_words,
 )
 from replica.values.errors import RefusalCode
-from replica.views.orders import Order, SpecialTransfers, orders_for, special_transfers
+from replica.views.orders import orders_for, special_transfers
 from tests.replica.reference.printing import format_request
 from tests.replica.test_request_options import taken, world
 from tests.replica.world import World

@@ -18,6 +18,7 @@ from replica.model.configuration import Policy
 from replica.model.job_options import NO_OPTIONS, JobOptions
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
+from replica.model.orders import Order
 from replica.model.pools import Pool
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
@@ -25,7 +26,7 @@ from replica.values.errors import Refusal
 from replica.values.units import Instant, Revision
 from replica.values.verdicts import Verdict
 from replica.views.jobs import buffer_word, reason_of, verdict_of
-from replica.views.orders import Order, orders_for
+from replica.views.orders import orders_for
 from tests.replica.reference.reference_scheduler import plan
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")

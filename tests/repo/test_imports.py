@@ -14,40 +14,18 @@ import pytest
 from tests.repo import rules
 from tests.repo.tree import PACKAGES, ROOT, dotted, is_standard, modules, text_of
 
+_CLIENT_SIDE = {
+    "cluster.client",
+    "cluster.config",
+    "cluster.eventloop",
+    "cluster.schemas",
+    "cluster.security",
+    "cluster.system",
+}
 REMOTE_MAY_IMPORT = {
-    "cluster.agent": {
-        "cluster.agent",
-        "cluster.client",
-        "cluster.config.config",
-        "cluster.system.clock",
-        "cluster.security.identity",
-        "cluster.security.tls",
-        "cluster.providers",
-        "cluster.system.processes",
-    },
-    "cluster.cli": {
-        "cluster.cli",
-        "cluster.client",
-        "cluster.config.config",
-        "cluster.system.clock",
-        "cluster.security.identity",
-        "cluster.security.tls",
-        "cluster.security.pki",
-        "cluster.security.certificates",
-        "cluster.config.new_site",
-        "cluster.system.address",
-        "cluster.agent",
-        # The number of a user as this machine knows it, where the replica that answered knows none.
-        "cluster.system.users",
-    },
-    "cluster.slurm": {
-        "cluster.slurm",
-        "cluster.client",
-        "cluster.config.config",
-        "cluster.system.clock",
-        "cluster.security.identity",
-        "cluster.security.tls",
-    },
+    "cluster.agent": _CLIENT_SIDE | {"cluster.agent", "cluster.providers"},
+    "cluster.cli": _CLIENT_SIDE | {"cluster.cli", "cluster.agent"},
+    "cluster.slurm": _CLIENT_SIDE | {"cluster.slurm"},
 }
 """What runs on other machines, and what of cluster it may import. Offline commands start `python -m cluster.audit…`."""
 

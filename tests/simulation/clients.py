@@ -10,10 +10,11 @@ from replica.messages import commands as c
 from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
+from replica.model.orders import Order
 from replica.model.pools import Pool
 from replica.state.state import State
 from replica.values.errors import RefusalCode
-from replica.views.orders import Order, orders_for
+from replica.views.orders import orders_for
 from tests.simulation import whole
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica

@@ -16,10 +16,10 @@ from replica.model.configuration import persistent_refusal
 from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
+from replica.model.orders import Order
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.state.state import State
 from replica.values.errors import Refusal
-from replica.views.orders import Order
 from tests.simulation import waiting
 
 if TYPE_CHECKING:

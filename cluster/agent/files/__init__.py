@@ -1,1 +1,31 @@
 """Files as an agent must treat them: durable writes, safe paths (openat), removal."""
+
+from cluster.agent.files.durable import (
+    ROOM_SUFFIX,
+    TEMPORARY_SUFFIX,
+    FileRefused,
+    is_disk_full,
+    is_no_room,
+    open_directory,
+    read_bounded,
+    reserve,
+    write_all,
+    write_durably,
+)
+from cluster.agent.files.path_names import BUFFERS, CALLS, LEFTOVERS, OPERATIONS, OUTBOX, PERSISTENT, SPARE, STEPS
+from cluster.agent.files.paths import (
+    VARIABLES,
+    Identity,
+    PathRefused,
+    Target,
+    identity_of,
+    inside_target,
+    join,
+    kind_of,
+    opened,
+    opened_parent,
+    outside_target,
+    split,
+)
+from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_tree
+from cluster.agent.files.reserve_files import Spares

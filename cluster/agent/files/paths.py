@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from replica.values.limits import PATH_BYTES_MAX
+from replica.values import PATH_BYTES_MAX
 
 VARIABLES: Final = {
     "DW_JOB_STRIPED": ("striped",),

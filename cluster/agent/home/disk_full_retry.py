@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from cluster.agent.files.durable import is_no_room
+from cluster.agent.files import is_no_room
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, ROOM_WARNING_S
-from cluster.system.clock import Clock
+from cluster.system import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -22,14 +22,28 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from cluster.agent.files.durable import TEMPORARY_SUFFIX, is_no_room, open_directory, read_bounded, write_durably
-from cluster.agent.files.path_names import BUFFERS, CALLS, LEFTOVERS, OPERATIONS, OUTBOX, PERSISTENT, SPARE, STEPS
-from cluster.agent.files.paths import Identity, identity_of
-from cluster.agent.files.reserve_files import Spares
+from cluster.agent.files import (
+    BUFFERS,
+    CALLS,
+    LEFTOVERS,
+    OPERATIONS,
+    OUTBOX,
+    PERSISTENT,
+    SPARE,
+    STEPS,
+    TEMPORARY_SUFFIX,
+    Identity,
+    Spares,
+    identity_of,
+    is_no_room,
+    open_directory,
+    read_bounded,
+    write_durably,
+)
 from cluster.agent.home.disk_full_retry import Room
-from cluster.agent.processes.accounts import Mode
+from cluster.agent.processes import Mode
 from cluster.agent.worker_watch import Hung
-from cluster.system.clock import Clock, SystemClock
+from cluster.system import Clock, SystemClock
 
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PRIVATE: Final = 0o700

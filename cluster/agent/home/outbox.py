@@ -13,14 +13,12 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files.durable import ROOM_SUFFIX, is_disk_full, read_bounded, write_durably
-from cluster.agent.files.reserve_files import Spares
+from cluster.agent.files import ROOM_SUFFIX, Spares, is_disk_full, read_bounded, write_durably
 from cluster.agent.home.home import AgentFailed
 from cluster.agent.limits import COMMAND_AGE_S_MAX, REPORTS_PER_REQUEST_MAX
-from cluster.schemas.command_ids import instant_of, new_command_id
-from cluster.schemas.requests import Report
-from cluster.system.clock import Clock
-from replica.values.units import seconds
+from cluster.schemas import Report, instant_of, new_command_id
+from cluster.system import Clock
+from replica.values import seconds
 
 _NAME: Final = re.compile(r"([0-9]{20})\.json", re.ASCII)
 

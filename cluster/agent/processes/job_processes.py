@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.system.processes import all_pids, environment_variables, fields_of, send, start_time
+from cluster.system import all_pids, environment_variables, fields_of, send, start_time
 
 STEP_VARIABLE: Final = "FOREBAY_STEP"
 """Marks every process of a script: its value is the agent's storage id and the job, so that jobs of two clusters on one

@@ -21,11 +21,18 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cluster.agent.files.durable import ROOM_SUFFIX, FileRefused, open_directory, read_bounded, reserve, write_durably
-from cluster.agent.files.removal import remove_tree
-from cluster.agent.processes.accounts import Account, Mode
-from replica.messages.commands import ScriptEnded
-from replica.views.orders import Order
+from cluster.agent.files import (
+    ROOM_SUFFIX,
+    FileRefused,
+    open_directory,
+    read_bounded,
+    remove_tree,
+    reserve,
+    write_durably,
+)
+from cluster.agent.processes import Account, Mode
+from replica.messages import ScriptEnded
+from replica.model import Order
 
 PREPARED_PREFIX: Final = ".new-"
 """A record that is being written has this before its name; one that is found at a start was never launched."""

@@ -10,24 +10,17 @@ import signal
 import subprocess
 from collections.abc import Callable
 
-from cluster.agent.files.durable import FileRefused, is_no_room
-from cluster.agent.files.path_names import STEPS
-from cluster.agent.files.removal import RemovalFailed
-from cluster.agent.home.disk_full_retry import GivenUp
-from cluster.agent.home.home import Home
+from cluster.agent.files import STEPS, FileRefused, RemovalFailed, is_no_room
+from cluster.agent.home import GivenUp, Home
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, STEP_LAUNCHES_MAX, STEP_WATCH_S
-from cluster.agent.processes.accounts import AccountRefused, Mode, account_for
-from cluster.agent.processes.job_processes import kill_job
-from cluster.agent.processes.spawning import spawn
-from cluster.agent.processes.waiting import Handle
+from cluster.agent.process_handle import Handle
+from cluster.agent.processes import AccountRefused, Mode, account_for, kill_job, spawn
 from cluster.agent.scripts.record import StepOrder, StepRecord, create_record, recorded_jobs, remove_record
 from cluster.agent.scripts.supervisor import RESUME, SUSPEND
-from cluster.agent.worker.environment import CANNOT_EXECUTE
-from cluster.agent.worker.work import failure
-from cluster.system.processes import boot_id, start_time
-from replica.messages.commands import ScriptEnded
-from replica.model.jobs import JobState
-from replica.views.orders import Order
+from cluster.agent.worker import CANNOT_EXECUTE, failure
+from cluster.system import boot_id, start_time
+from replica.messages import ScriptEnded
+from replica.model import JobState, Order
 
 logger = logging.getLogger(__name__)
 

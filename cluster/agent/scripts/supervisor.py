@@ -17,18 +17,14 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files.durable import is_no_room, open_directory, write_all
-from cluster.agent.files.path_names import BUFFERS, STEPS
-from cluster.agent.files.paths import identity_of
+from cluster.agent.files import BUFFERS, STEPS, identity_of, is_no_room, open_directory, write_all
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX
-from cluster.agent.processes.accounts import AccountRefused, account_for
+from cluster.agent.processes import AccountRefused, account_for
 from cluster.agent.scripts.record import ProcessName, StepOrder, StepRecord
-from cluster.agent.worker.environment import CANNOT_EXECUTE, ScriptRefused, become_script, environment_of
-from cluster.agent.worker.work import failure
-from cluster.system.clock import SystemClock
-from cluster.system.processes import become_subreaper, boot_id, descendants, die_with_parent, send, start_time
-from replica.messages.commands import ScriptEnded
-from replica.model.jobs import JobState
+from cluster.agent.worker import CANNOT_EXECUTE, ScriptRefused, become_script, environment_of, failure
+from cluster.system import SystemClock, become_subreaper, boot_id, descendants, die_with_parent, send, start_time
+from replica.messages import ScriptEnded
+from replica.model import JobState
 
 REFUSAL_BYTES_MAX: Final = 16 * 1024
 """What the child may say about why the script could not be started, bytes."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from cluster.agent.transfer.plan import Item
 from cluster.agent.transfer.progress import Counters
 from cluster.agent.transfer.workspace import Workspace
-from cluster.system.clock import Clock
+from cluster.system import Clock
 
 
 class Pacer(Protocol):

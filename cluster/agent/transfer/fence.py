@@ -23,7 +23,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cluster.agent.files.removal import RemovalFailed, empty_directory
+from cluster.agent.files import RemovalFailed, empty_directory
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE: Final = 0o700

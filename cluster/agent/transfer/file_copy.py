@@ -14,7 +14,7 @@ import os
 import stat
 from typing import Final
 
-from cluster.agent.files.paths import kind_of
+from cluster.agent.files import kind_of
 from cluster.agent.transfer.checkpoint import Flag
 from cluster.agent.transfer.errors import SourceChanged, TransferFailed
 from cluster.agent.transfer.kernel import READ_FLAGS, XATTR_CLASS

@@ -20,14 +20,14 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cluster.agent.files.paths import PathRefused
+from cluster.agent.files import PathRefused
 from cluster.agent.transfer.copying import Copier
 from cluster.agent.transfer.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed, root_cause
 from cluster.agent.transfer.fence import Fenced
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.state import Batch, Desk
 from cluster.agent.transfer.tally import Moved
-from cluster.system.processes import die_with_parent
+from cluster.system import die_with_parent
 
 LOOK_S: Final = 0.1
 """Seconds between two looks of whoever waits for helpers: how late a stop may be seen."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from cluster.agent.transfer.context import Pacer, Unpaced
-from cluster.system.processes import descendants, send
+from cluster.system import descendants, send
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at how far a program is: it is stopped as soon as it is ahead of its rate by as much, and

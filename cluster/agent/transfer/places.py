@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from cluster.agent.files.paths import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
+from cluster.agent.files import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
 from cluster.agent.transfer.checkpoint import Copied
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.file_copy import part_name, sentence, trouble

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from cluster.agent.files.paths import Identity, Target
+from cluster.agent.files import Identity, Target
 
 
 class Kind(Enum):

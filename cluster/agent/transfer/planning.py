@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from cluster.agent.files.durable import is_disk_full
+from cluster.agent.files import is_disk_full
 from cluster.agent.transfer.checkpoint import (
     EMPTY,
     ITEMS_NAMED_BYTES_MAX,
@@ -49,7 +49,7 @@ from cluster.agent.transfer.progress import Counters
 from cluster.agent.transfer.receipts import with_slots
 from cluster.agent.transfer.walking import Walk, order_of
 from cluster.agent.transfer.workspace import Files, Workspace
-from cluster.system.processes import boot_id
+from cluster.system import boot_id
 
 SLOTS_AT_ONCE: Final = 4096
 """Slots written at once."""

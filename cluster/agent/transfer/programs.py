@@ -9,7 +9,7 @@ from typing import Final
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.providers import guard
-from cluster.system.processes import descendants, send
+from cluster.system import descendants, send
 
 NO_LIMIT_S: Final = 10.0 * 366 * 86_400
 """In place of a time limit, seconds: the agent ends the worker, and with it the command, when it is late."""

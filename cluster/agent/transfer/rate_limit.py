@@ -18,7 +18,7 @@ from typing import Final
 
 from cluster.agent.transfer.errors import Paused
 from cluster.agent.transfer.progress import SharedCounters
-from cluster.system.clock import Clock
+from cluster.system import Clock
 
 UNLIMITED: Final = -1
 """A rate that holds nobody back; 0 is a pause."""

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.agent.files.durable import is_disk_full
-from cluster.agent.files.paths import kind_of
+from cluster.agent.files import is_disk_full, kind_of
 from cluster.agent.transfer.checkpoint import Flag, Slot, Slots, State
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
 from cluster.agent.transfer.options import Options, chunk_bytes_again

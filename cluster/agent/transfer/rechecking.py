@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from cluster.agent.files.paths import join
+from cluster.agent.files import join
 from cluster.agent.transfer.context import nothing
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.file_copy import open_source, sentence

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from cluster.agent.files.durable import write_all
+from cluster.agent.files import write_all
 from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer.checkpoint import Copied, State
 from cluster.agent.transfer.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed
@@ -32,7 +32,7 @@ from cluster.agent.transfer.staging_directories import SHELVED_FILES_MIN, Shelf
 from cluster.agent.transfer.state import Desk, Shown, directory_of
 from cluster.agent.transfer.tally import Tally
 from cluster.agent.transfer.verify import digest_of_bytes, digest_on_disk, hasher
-from cluster.system.processes import sync_file_system
+from cluster.system import sync_file_system
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes read at once of what is not so small."""

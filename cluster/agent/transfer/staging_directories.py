@@ -13,7 +13,7 @@ import errno
 import os
 from typing import Final
 
-from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_tree
+from cluster.agent.files import RemovalFailed, empty_directory, remove_tree
 from cluster.agent.transfer.fence import SHELF_SUFFIX
 
 SHELVED_FILES_MIN: Final = 16

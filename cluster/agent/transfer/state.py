@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from cluster.agent.files.paths import join
+from cluster.agent.files import join
 from cluster.agent.transfer.checkpoint import Chunks, RecordsFailed, Slots, State
 from cluster.agent.transfer.context import Context
 from cluster.agent.transfer.errors import TransferFailed

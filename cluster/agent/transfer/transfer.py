@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files.durable import is_disk_full
+from cluster.agent.files import is_disk_full
 from cluster.agent.transfer import backends
 from cluster.agent.transfer.checkpoint import EMPTY, RecordsFailed, Slots, State, write_header
 from cluster.agent.transfer.context import Context
@@ -29,7 +29,7 @@ from cluster.agent.transfer.removing import remove_sources
 from cluster.agent.transfer.staging_directories import discard_all
 from cluster.agent.transfer.state import LOOK_RECORDS, Desk
 from cluster.agent.transfer.workspace import Workspace
-from cluster.system.processes import sync_file_system
+from cluster.system import sync_file_system
 
 COPYING: Final = 2
 COMMITTING: Final = 4

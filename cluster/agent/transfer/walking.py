@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from cluster.agent.files.paths import PathRefused, Target, join, opened, opened_parent
+from cluster.agent.files import PathRefused, Target, join, opened, opened_parent
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.extras import extra_of

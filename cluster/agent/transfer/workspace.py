@@ -12,7 +12,7 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-from cluster.agent.files.durable import is_disk_full, open_directory
+from cluster.agent.files import is_disk_full, open_directory
 
 TRANSFERS: Final = "transfers"
 RECEIPTS: Final = "receipts"

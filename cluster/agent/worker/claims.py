@@ -10,12 +10,8 @@ import contextlib
 import os
 from typing import Final, NamedTuple, Self
 
-from cluster.agent.files.paths import Target, opened, opened_parent
-from cluster.agent.transfer import fence
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.fence import Claimant
-from cluster.agent.transfer.file_copy import trouble
-from cluster.agent.transfer.plan import Item, Kind
+from cluster.agent.files import Target, opened, opened_parent
+from cluster.agent.transfer import Claimant, Item, Kind, TransferFailed, fence, trouble
 
 _CLUSTER_CHARACTERS: Final = 8
 """Digits of a cluster's id in the name of a staging directory, count: clusters may share a destination."""

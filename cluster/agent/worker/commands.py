@@ -13,14 +13,11 @@ import stat
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from cluster.agent.files.paths import Identity, opened, outside_target
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.io_counters import LOOK_S
-from cluster.agent.transfer.programs import NO_LIMIT_S, ProgramFailed, end_descendants, last_words
+from cluster.agent.files import Identity, opened, outside_target
+from cluster.agent.transfer import LOOK_S, NO_LIMIT_S, ProgramFailed, TransferFailed, end_descendants, last_words
 from cluster.providers import guard
-from cluster.system.clock import Clock
-from cluster.system.processes import become_subreaper
-from replica.views.orders import NOTHING_SPECIAL, Order
+from cluster.system import Clock, become_subreaper
+from replica.model import NOTHING_SPECIAL, Order
 
 SHELL: Final = "/bin/sh"
 

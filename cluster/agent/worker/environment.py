@@ -7,12 +7,11 @@ import re
 import stat
 from typing import Final, NoReturn
 
-from cluster.agent.files.paths import VARIABLES, Identity, PathRefused, kind_of, opened, opened_parent, outside_target
-from cluster.agent.processes.accounts import Account, become
-from cluster.agent.processes.job_processes import STEP_VARIABLE
-from cluster.agent.transfer.programs import BASE_LANG, BASE_PATH
+from cluster.agent.files import VARIABLES, Identity, PathRefused, kind_of, opened, opened_parent, outside_target
+from cluster.agent.processes import STEP_VARIABLE, Account, become
+from cluster.agent.transfer import BASE_LANG, BASE_PATH
 from cluster.agent.worker.persistent import variables
-from replica.views.orders import Order
+from replica.model import Order
 
 JOB_UMASK: Final = 0o022
 OUTPUT_MODE: Final = 0o644

@@ -10,14 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple, Self
 
-from cluster.agent.files.paths import Identity, PathRefused, Target, inside_target, outside_target
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.plan import Item, Kind
+from cluster.agent.files import Identity, PathRefused, Target, inside_target, outside_target
+from cluster.agent.transfer import Item, Kind, TransferFailed
 from cluster.agent.worker.lists import Listed, read_list
-from replica.model.buffers import TransferKind
-from replica.model.job_options import ListTransfer
-from replica.model.transfers import NO_CHOICE, TransferChoice
-from replica.views.orders import NOTHING_SPECIAL, Order
+from replica.model import NO_CHOICE, NOTHING_SPECIAL, ListTransfer, Order, TransferChoice, TransferKind
 
 SHOWN_CHARACTERS: Final = 200
 """Characters of a path that the name of a transfer repeats: the failure itself names the whole path."""

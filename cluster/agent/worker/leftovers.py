@@ -18,13 +18,22 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files.durable import ROOM_SUFFIX, FileRefused, is_disk_full, read_bounded, write_durably
-from cluster.agent.files.paths import Identity, PathRefused, Target, inside_target, opened, outside_target
-from cluster.agent.files.reserve_files import Spares
-from cluster.agent.transfer import fence
-from cluster.agent.transfer.fence import Claimant
-from replica.model.buffers import TransferKind
-from replica.views.orders import NOTHING_SPECIAL, Order
+from cluster.agent.files import (
+    ROOM_SUFFIX,
+    FileRefused,
+    Identity,
+    PathRefused,
+    Spares,
+    Target,
+    inside_target,
+    is_disk_full,
+    opened,
+    outside_target,
+    read_bounded,
+    write_durably,
+)
+from cluster.agent.transfer import Claimant, fence
+from replica.model import NOTHING_SPECIAL, Order, TransferKind
 
 SWEEP: Final = "sweep"
 """What a worker is told to do about it; no order of the controller says that."""

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cluster.agent.files.paths import Identity, PathRefused, kind_of, opened_parent, outside_target, split
+from cluster.agent.files import Identity, PathRefused, kind_of, opened_parent, outside_target, split
 
 LIST_BYTES_MAX: Final = 32 * 1024 * 1024
 """A file that lists what to move, bytes: a third of a kilobyte for each of the lines that may be."""

@@ -9,13 +9,11 @@ import contextlib
 import os
 from typing import Final
 
-from cluster.agent.files.durable import open_directory
-from cluster.agent.files.path_names import PERSISTENT
-from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.agent.processes.accounts import account_for
+from cluster.agent.files import PERSISTENT, RemovalFailed, open_directory, remove_tree
+from cluster.agent.processes import account_for
 from cluster.agent.worker.work import Work
-from replica.messages.commands import OperationFailed
-from replica.values.names import name_fault
+from replica.messages import OperationFailed
+from replica.values import name_fault
 
 MODE: Final = 0o770
 """Of the directory of a persistent buffer: its user and their group."""

@@ -19,18 +19,14 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files.durable import open_directory, read_bounded, write_durably
-from cluster.agent.files.path_names import CALLS
-from cluster.agent.files.removal import remove_tree
-from cluster.agent.processes.accounts import AccountRefused, Mode, account_for
-from cluster.agent.processes.job_processes import kill_job
+from cluster.agent.files import CALLS, open_directory, read_bounded, remove_tree, write_durably
+from cluster.agent.processes import AccountRefused, Mode, account_for, kill_job
 from cluster.agent.worker.work import Outcome, Work, failure
 from cluster.providers import OperationError, Provider, Subject, provider_for
 from cluster.providers.log_lines import log_to_stderr
-from cluster.system.clock import SystemClock
-from cluster.system.processes import become_subreaper
-from replica.messages.commands import OperationDone
-from replica.views.orders import Order
+from cluster.system import SystemClock, become_subreaper
+from replica.messages import OperationDone
+from replica.model import Order
 
 PRE_RUN: Final = "pre_run"
 """The stage that an agent makes of the first part of a run; no order names it."""

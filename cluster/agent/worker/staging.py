@@ -11,23 +11,34 @@ from typing import Final, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from cluster.agent.files.paths import Identity
-from cluster.agent.files.removal import empty_directory
-from cluster.agent.transfer.context import Context, nothing
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.fence import Claimant
-from cluster.agent.transfer.options import Algorithm, Options, Verify
-from cluster.agent.transfer.rate_limit import Stopped
-from cluster.agent.transfer.receipt import Receipt
-from cluster.agent.transfer.transfer import carry, resumable
+from cluster.agent.files import Identity, empty_directory
+from cluster.agent.transfer import (
+    Algorithm,
+    Claimant,
+    Context,
+    Options,
+    Receipt,
+    Stopped,
+    TransferFailed,
+    Verify,
+    carry,
+    nothing,
+    resumable,
+)
 from cluster.agent.worker.claims import Claims
 from cluster.agent.worker.commands import Commands, held_in
 from cluster.agent.worker.items import Movement, Places, movements, named
-from replica.messages.commands import OperationDone
-from replica.model.operations import Stage
-from replica.model.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferReceipt, default_backend
-from replica.values.units import Instant, format_size
-from replica.views.orders import NOTHING_SPECIAL, Order
+from replica.messages import OperationDone
+from replica.model import (
+    DEFAULT_TRANSFER_RULES,
+    NOTHING_SPECIAL,
+    LeftOut,
+    Order,
+    Stage,
+    TransferReceipt,
+    default_backend,
+)
+from replica.values import Instant, format_size
 
 ACCESS_DIRECTORIES: Final = ("striped", "private")
 

@@ -6,13 +6,12 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.processes.accounts import Mode
+from cluster.agent.processes import Mode
 from cluster.agent.worker.leftovers import Left
 from cluster.providers.interface import NO_LOCAL, Local
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.transfers import TransferReceipt
-from replica.values.limits import MESSAGE_CHARACTERS_MAX
-from replica.views.orders import Order
+from replica.messages import OperationDone, OperationFailed
+from replica.model import Order, TransferReceipt
+from replica.values import MESSAGE_CHARACTERS_MAX
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,21 +19,33 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cluster.agent.files.durable import is_disk_full, open_directory, write_all
-from cluster.agent.files.path_names import BUFFERS
-from cluster.agent.files.paths import Identity, PathRefused, identity_of
-from cluster.agent.files.removal import RemovalFailed, remove_tree
+from cluster.agent.files import (
+    BUFFERS,
+    Identity,
+    PathRefused,
+    RemovalFailed,
+    identity_of,
+    is_disk_full,
+    open_directory,
+    remove_tree,
+    write_all,
+)
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
-from cluster.agent.processes.accounts import Account, AccountRefused, account_for, become
-from cluster.agent.processes.job_processes import OPERATION_VARIABLE, kill_job
-from cluster.agent.transfer import workspace
-from cluster.agent.transfer.context import Context
-from cluster.agent.transfer.errors import Paused, TransferFailed, root_cause
-from cluster.agent.transfer.fence import Fenced, FenceFailed
-from cluster.agent.transfer.io_counters import IoWatch
-from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import Pace, Stopped
-from cluster.agent.transfer.workspace import Workspace
+from cluster.agent.processes import OPERATION_VARIABLE, Account, AccountRefused, account_for, become, kill_job
+from cluster.agent.transfer import (
+    Context,
+    Fenced,
+    FenceFailed,
+    IoWatch,
+    Pace,
+    Paused,
+    SharedCounters,
+    Stopped,
+    TransferFailed,
+    Workspace,
+    root_cause,
+    workspace,
+)
 from cluster.agent.worker import persistent, provided
 from cluster.agent.worker.claims import claimant_of
 from cluster.agent.worker.commands import Commands
@@ -42,9 +54,8 @@ from cluster.agent.worker.leftovers import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.persistent import carry_out
 from cluster.agent.worker.staging import Carrier, receipt_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work, failure
-from cluster.system.clock import SystemClock
-from cluster.system.processes import die_with_parent, sync_file_system
-from replica.messages.commands import OperationDone
+from cluster.system import SystemClock, die_with_parent, sync_file_system
+from replica.messages import OperationDone
 
 EXIT_ENDED = 143
 """Exit code after SIGTERM, as shells give it: there is no result."""

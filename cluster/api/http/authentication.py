@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from cluster.api.http.problems import Problem
-from cluster.security.identity import Identity, NotIdentified, Role, identify
-from replica.messages.commands import Actor, ActorRole
+from cluster.security import Identity, NotIdentified, Role, identify
+from replica.messages import Actor, ActorRole
 
 PEOPLE = frozenset({Role.OPERATOR, Role.USER})
 """Who asks for jobs: through the API, in bulk and on the channel alike."""

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from cluster.api.http.problems import Problem, bad
-from cluster.security.identity import Identity, Role
+from cluster.security import Identity, Role
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 """One request's body, bytes: a full bulk request of ordinary scripts, or one script of the largest size, escaped."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from cluster.schemas.jobs import ErrorAnswer, ErrorView
-from replica.values.errors import Refusal, RefusalCode
+from cluster.schemas import ErrorAnswer, ErrorView
+from replica.values import Refusal, RefusalCode
 
 RETRY_AFTER_S = 1
 """What clients are told to wait when nobody leads or a queue is full, seconds: longer than most elections."""

@@ -8,19 +8,13 @@ from typing import Any
 
 import msgspec
 
-from cluster.schemas.base import Json
-from cluster.schemas.ledger import EventView
-from cluster.system.clock import format_instant
+from cluster.schemas import EventView, Json
+from cluster.system import format_instant
+from replica.messages import CONTROLLER, Actor, Batch, Entry
 from replica.messages import events as e
-from replica.messages.commands import CONTROLLER, Actor
-from replica.messages.entries import Batch, Entry
-from replica.model.arrays import compressed
-from replica.model.job_options import NO_OPTIONS, BufferOptions, JobChange, JobOptions
-from replica.model.jobs import Hold, JobState
-from replica.model.operations import Stage
-from replica.values.units import Instant, Revision, format_size
-from replica.values.verdicts import Verdict
-from wal.configuration import Configuration, Member
+from replica.model import NO_OPTIONS, BufferOptions, Hold, JobChange, JobOptions, JobState, Stage, compressed
+from replica.values import Instant, Revision, Verdict, format_size
+from wal import Configuration, Member
 
 _HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.schemas.jobs import NO_DETAILS, JobDetailsView
-from cluster.system.clock import format_instant
-from replica.model.job_options import NO_OPTIONS, NO_TERMS
-from replica.model.jobs import NO_EXTRA, Job
-from replica.state.state import State
-from replica.values.units import MICROSECONDS_PER_SECOND
+from cluster.schemas import NO_DETAILS, JobDetailsView
+from cluster.system import format_instant
+from replica.model import NO_EXTRA, NO_OPTIONS, NO_TERMS, Job
+from replica.state import State
+from replica.values import MICROSECONDS_PER_SECOND
 
 
 def job_words(state: State, job_id: int) -> str:

@@ -6,17 +6,14 @@ from typing import Literal
 
 from cluster.api.render.job_details import details_of, task_words
 from cluster.api.render.reasons import Verdicts
-from cluster.schemas.jobs import BufferView, JobView, NodeView, PoolView
-from cluster.server.liveness import Liveness
-from cluster.system.clock import format_instant
-from replica.decide.pools import overcommitted_bytes, unit_in
-from replica.model.jobs import Hold
-from replica.model.nodes import NodeState
-from replica.model.usage import takes_cpus
-from replica.state.state import State
-from replica.values.units import Instant
-from replica.views.burst import job_tres
-from replica.views.jobs import buffer_word, pool_use
+from cluster.schemas import BufferView, JobView, NodeView, PoolView
+from cluster.server import Liveness
+from cluster.system import format_instant
+from replica.decide import overcommitted_bytes, unit_in
+from replica.model import Hold, NodeState, takes_cpus
+from replica.state import State
+from replica.values import Instant
+from replica.views import buffer_word, job_tres, pool_use
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
     Hold.NONE: None,

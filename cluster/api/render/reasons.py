@@ -10,17 +10,22 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from cluster.server.applied_log import Chronicle
-from replica.messages.events import Event
-from replica.model.jobs import JobState
-from replica.scheduler.estimates import Estimate, ahead_in, estimate
-from replica.scheduler.gates import early_gate, later_reason, waits_for_space
-from replica.scheduler.index import Agenda
-from replica.scheduler.scheduling_pass import verdicts_of
-from replica.state.state import State
-from replica.values.units import Instant
-from replica.values.verdicts import Verdict
-from replica.views.jobs import verdicts
+from cluster.server import Chronicle
+from replica.messages import Event
+from replica.model import JobState
+from replica.scheduler import (
+    Agenda,
+    Estimate,
+    ahead_in,
+    early_gate,
+    estimate,
+    later_reason,
+    verdicts_of,
+    waits_for_space,
+)
+from replica.state import State
+from replica.values import Instant, Verdict
+from replica.views import verdicts
 
 STATES_KEPT = 4
 """States whose verdicts are kept, count: many ask about the same."""

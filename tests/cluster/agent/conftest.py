@@ -23,7 +23,7 @@ from cluster.config.config import Config
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock
-from replica.views.orders import Order
+from replica.model.orders import Order
 from tests.cluster.agent.double import ControllerDouble
 
 ROOT = Path(__file__).resolve().parents[3]

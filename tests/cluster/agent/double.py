@@ -14,7 +14,7 @@ from cluster.schemas.jobs import ErrorAnswer, ErrorView, PollAnswer, RegisterAns
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.security.tls import server_context
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
-from replica.views.orders import Order
+from replica.model.orders import Order
 
 DEADLINE_S = 30.0
 """Seconds after which a test that waits for something says what it got instead."""

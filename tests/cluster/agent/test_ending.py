@@ -20,7 +20,7 @@ from cluster.agent.transfer.rate_limit import Control
 from cluster.agent.worker import claims, worker
 from cluster.agent.worker.work import Work
 from replica.model.buffers import Transfer, TransferKind
-from replica.views.orders import Order
+from replica.model.orders import Order
 
 MODULES: Final = {str(module.__file__) for module in (claims, copying, fence, places, streams)}
 

@@ -35,8 +35,8 @@ from cluster.system.clock import ManualClock, SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState
+from replica.model.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
-from replica.views.orders import Order
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 

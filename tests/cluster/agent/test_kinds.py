@@ -17,8 +17,8 @@ from cluster.system.processes import all_pids, environment_variables
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.job_options import CreatePersistent, ListTransfer
+from replica.model.orders import Order, SpecialTransfers
 from replica.model.transfers import TransferChoice, TransferRules
-from replica.views.orders import Order, SpecialTransfers
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble
 

@@ -23,7 +23,7 @@ from cluster.agent.worker.leftovers import Left, tag
 from cluster.agent.worker.work import Outcome
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
-from replica.views.orders import Order
+from replica.model.orders import Order
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import shown
 

@@ -32,8 +32,8 @@ from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState
+from replica.model.orders import Order, SpecialTransfers
 from replica.model.transfers import TransferRules
-from replica.views.orders import Order, SpecialTransfers
 from tests.cluster.agent.double import script_of, shown
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")

@@ -33,8 +33,8 @@ from cluster.agent.worker.work import failure
 from cluster.schemas.command_ids import instant_of
 from cluster.system.clock import ManualClock, SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted
+from replica.model.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
-from replica.views.orders import Order
 
 
 def order(job: int = 1, attempt: int = 1, stage: str = "stage_in", **fields: object) -> Order:

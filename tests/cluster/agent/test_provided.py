@@ -15,8 +15,8 @@ from replica.messages.commands import OperationDone, OperationFailed, ScriptEnde
 from replica.model.buffers import Access
 from replica.model.job_options import CreatePersistent, DestroyPersistent
 from replica.model.jobs import JobState
+from replica.model.orders import Order
 from replica.model.provider import Provision
-from replica.views.orders import Order
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 from tests.cluster.agent.test_agent import until

@@ -31,8 +31,8 @@ from cluster.agent.worker.work import Work
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
+from replica.model.orders import Order
 from replica.model.transfers import LeftOut
-from replica.views.orders import Order
 
 STORAGE_ID = "0" * 32
 

@@ -26,8 +26,8 @@ from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.operations import Stage
+from replica.model.orders import Order
 from replica.model.transfers import RateShares, TransferRules
-from replica.views.orders import Order
 from tests.cluster.agent.conftest import Site
 
 RULES = TransferRules()

@@ -125,12 +125,14 @@ async def test_the_mail_of_a_job_leaves_the_replica_that_leads_and_is_settled_in
         async def send(mail: Any) -> None:
             sent.append(mail.key)
 
-        controller.mailer = Mailer(
-            state=lambda: controller.state,
-            leads=lambda: controller.leads,
-            submit=controller.submit,
-            sender=lambda state: send,
-            clock=controller.clock,
+        controller.register(
+            Mailer(
+                state=lambda: controller.state,
+                leads=lambda: controller.leads,
+                submit=controller.submit,
+                sender=lambda state: send,
+                clock=controller.clock,
+            )
         )
         await node(rig)
         submitted = await rig.submit(script=ASKED, mail_types=["stage_out"])

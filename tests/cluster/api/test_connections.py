@@ -51,7 +51,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 @story
 async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.http.connections, "HEADERS_S_MAX", 0.2)
-    monkeypatch.setattr("cluster.api.http.server.SWEEP_PERIOD_S", 0.02)
+    monkeypatch.setattr("cluster.api.server.SWEEP_PERIOD_S", 0.02)
     async with Rig(config):
         reader, writer = await connect(config)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
@@ -68,7 +68,7 @@ async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytes
 @story
 async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.http.connections, "IDLE_S_MAX", 0.1)
-    monkeypatch.setattr("cluster.api.http.server.SWEEP_PERIOD_S", 0.02)
+    monkeypatch.setattr("cluster.api.server.SWEEP_PERIOD_S", 0.02)
     async with Rig(config):
         reader, writer = await connect(config)
         assert await ended(reader) == b""

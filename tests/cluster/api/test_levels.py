@@ -154,7 +154,7 @@ async def test_a_new_cluster_with_a_member_that_knows_less_is_raised_no_further_
         of_r3 = msgspec.structs.replace(STATUS, replica="r3")
         of_three(rig, monkeypatch, {"r2": STATUS, "r3": of_r3})
         rig.controller.first_raise.enabled = True
-        rig.controller.first_raise.look()
+        rig.controller.first_raise.poll()
         await until(lambda: rig.controller.state.feature_level == 2)
         know_all = {name: msgspec.structs.replace(STATUS, replica=name, feature_level_known=3) for name in ("r2", "r3")}
         of_three(rig, monkeypatch, know_all)

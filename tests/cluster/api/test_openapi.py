@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.http.openapi import document
+from cluster.api.openapi import document
 from cluster.api.routes import ROUTES
 from cluster.config.config import Config
 from tests.cluster.rig import Rig, story

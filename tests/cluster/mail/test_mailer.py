@@ -65,7 +65,7 @@ class Site:
 
     async def rest(self) -> None:
         """Let everything that can happen now happen."""
-        self.mailer.look()
+        self.mailer.poll()
         for _ in range(50):
             await asyncio.sleep(0)
 

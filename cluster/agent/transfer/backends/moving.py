@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from cluster.agent.files.paths import PathRefused, opened
-from cluster.agent.files.removal import RemovalFailed
+from cluster.agent.files import PathRefused, RemovalFailed, opened
 from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer.backends.interface import Backend, Job
 from cluster.agent.transfer.backends.placing import Checked, NotCopied, check, place, sync
@@ -20,7 +19,7 @@ from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.places import Places, failed
 from cluster.agent.transfer.plan import Item, Kind
 from cluster.agent.transfer.state import Batch, Desk
-from cluster.system.processes import sync_file_system
+from cluster.system import sync_file_system
 
 SYNCED_ALONE_MAX: Final = 16
 """Files that are synced one by one, count: from there on one sync of their file system costs less."""

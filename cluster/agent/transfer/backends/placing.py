@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Final, NamedTuple
 
-from cluster.agent.files.paths import kind_of
+from cluster.agent.files import kind_of
 from cluster.agent.transfer.backends.scratch import Scratch
 from cluster.agent.transfer.checkpoint import Copied, Flag
 from cluster.agent.transfer.errors import ReadBackFailed

@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from cluster.agent.files.paths import join
-from cluster.agent.files.removal import remove_tree
+from cluster.agent.files import join, remove_tree
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.file_copy import part_name
 from cluster.agent.transfer.manifest import Record

@@ -11,7 +11,7 @@ import os
 
 from cluster.agent.transfer.backends.interface import Call, Job
 from cluster.agent.transfer.errors import TransferFailed
-from replica.model.transfers import template_fault, template_words
+from replica.model import template_fault, template_words
 
 
 class Template:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.schemas.ledger import SnapshotPoolView, SnapshotView
-from cluster.system.clock import format_instant
-from replica.values.units import Instant
+from cluster.schemas import SnapshotPoolView, SnapshotView
+from cluster.system import format_instant
+from replica.values import Instant
 from snapshots import Summary
 
 

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
-from cluster.system.address import Address
+from cluster.system import Address
 
 LOGGER = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cluster.api.routes import ROUTES, Route
-from cluster.schemas.jobs import ErrorAnswer
+from cluster.schemas import ErrorAnswer
 
 OPENAPI_VERSION = "3.1.0"
 TEMPLATE = "#/components/schemas/{name}"

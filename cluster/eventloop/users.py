@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
 
-from cluster.system.clock import Clock
+from cluster.system import Clock
 
 LOGGER = logging.getLogger(__name__)
 

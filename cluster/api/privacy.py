@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster.api.http.problems import Problem
+from cluster.api.http import Problem
 from cluster.api.service import Call
-from cluster.schemas.jobs import JobView
-from cluster.security.identity import Role
-from replica.model.configuration import private_data
-from replica.state.state import State
+from cluster.schemas import JobView
+from cluster.security import Role
+from replica.model import private_data
+from replica.state import State
 
 HIDDEN: dict[str, object] = {
     "burst_buffer": None,

@@ -10,24 +10,30 @@ import ssl
 import msgspec
 from aiohttp import web
 
-from cluster.api.http.authentication import identity_of, permit
-from cluster.api.http.bodies import QUERY_CHARACTERS_MAX, BodyBudget, decode, read_body
-from cluster.api.http.connections import (
+from cluster.api.http import (
     FIXED_HEADERS,
     HEADERS_MAX,
     IDLE_S_MAX,
     LINE_CHARACTERS_MAX,
+    QUERY_CHARACTERS_MAX,
     SWEEP_PERIOD_S,
+    BodyBudget,
     Connection,
     GuardedServer,
+    Problem,
+    Redirect,
+    decode,
+    identity_of,
+    permit,
+    read_body,
+    unforeseen,
 )
-from cluster.api.http.openapi import document
-from cluster.api.http.problems import Problem, Redirect, unforeseen
+from cluster.api.openapi import document
 from cluster.api.routes import Route, check_query, find_route
 from cluster.api.service import Call, Reply, Service
-from cluster.security.identity import Identity
-from cluster.system.address import Address
-from cluster.system.listener import Acceptor
+from cluster.eventloop import Acceptor
+from cluster.security import Identity
+from cluster.system import Address
 from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)

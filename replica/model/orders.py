@@ -1,0 +1,95 @@
+"""orders."""
+
+from __future__ import annotations
+
+import msgspec
+
+from replica.model.buffers import Transfer
+from replica.model.job_options import CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
+from replica.model.provider import Provision
+from replica.model.transfers import RateShares, TransferChoice, TransferRules
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to do, as agents read it (JSON object). Durations are seconds, sizes bytes."""
+
+    job: int
+    attempt: int
+    stage: str
+    """stage_in, run, post_run, stage_out or teardown."""
+    user: str
+    name: str
+    workdir: str
+    capacity_bytes: int = 0
+    """What the buffer may hold; 0: no capacity was asked for."""
+    has_buffer: bool = False
+    access: tuple[str, ...] = ()
+    """striped, private, ldbalance: which DW_JOB_* variables the job has."""
+    transfers: tuple[Transfer, ...] = ()
+    """For stage_in and stage_out: (kind, outside path, inside path such as $DW_JOB_STRIPED/data)."""
+    roots: tuple[str, ...] = ()
+    """Directories that the outside paths must lie beneath, already expanded for the user."""
+    timeout_s: int = 0
+    """stage_in, post_run, stage_out, teardown: how long the operation may take."""
+    script: str = ""
+    output: str = ""
+    """run: the file for standard output and error, absolute."""
+    environment: tuple[tuple[str, str], ...] = ()
+    time_limit_s: int = 0
+    cpus: int = 1
+    cancel: bool = False
+    """run: the script is to be ended, result CANCELLED."""
+    suspend: bool = False
+    """run: the script is to stand still, and its time limit with it."""
+    started: bool = False
+    """run: the controller knows that the script was started; an agent with no record of it must report NODE_FAIL,
+    never start it.
+    """
+    hurry: bool = False
+    creates: tuple[CreatePersistent, ...] = ()
+    """stage_in: persistent buffers to make first; their capacity is what they were granted, their pool is named."""
+    destroys: tuple[DestroyPersistent, ...] = ()
+    """stage_in, teardown: persistent buffers to remove first."""
+    uses: tuple[str, ...] = ()
+    """Persistent buffers that the job works with."""
+    provision: Provision | None = None
+    """Who performs the operations; None: the agent itself. The fields below are for providers."""
+    directives: str = ""
+    """The directives as they count: where some came by --bb or --bbf, they are not in the script."""
+    pool: str = ""
+    pool_is_bytes: bool = True
+    gid: int = 0
+    """The group that the job asked for; 0: its user's own."""
+    options: JobOptions | None = None
+    special: SpecialTransfers | None = None
+    """stage_in, stage_out with the native provider: what is to be moved beside `transfers`, and how."""
+    rules: TransferRules | None = None
+    """stage_in, stage_out with the native provider, from feature level 4 on: how to move data. None: as before."""
+    shares: RateShares | None = None
+    """With `rules`: how fast it may go here and now."""
+
+
+# ---- what the agent moves beside files and directories: lists, Spur's commands, and what is special about one transfer
+
+
+class SpecialTransfers(msgspec.Struct, frozen=True, kw_only=True):
+    """What one order has beside its `transfers` (JSON object)."""
+
+    lists: tuple[ListTransfer, ...] = ()
+    """Transfers of what a file lists."""
+    list_roots: tuple[str, ...] = ()
+    """Directories that those files, and what they name outside, must lie beneath."""
+    commands: tuple[str, ...] = ()
+    """What the job's user has a shell do after the transfers."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """With `commands`: what the job brought."""
+    workdir_roots: tuple[str, ...] = ()
+    """With `commands`: directories that the working directory must lie beneath."""
+    choices: tuple[TransferChoice, ...] = ()
+    """What is special about each of the order's transfers; empty: nothing about any."""
+    list_choices: tuple[TransferChoice, ...] = ()
+    granted: tuple[tuple[str, int], ...] = ()
+    """What each persistent buffer that the job works with may hold, bytes, where its pool counts those."""
+
+
+NOTHING_SPECIAL = SpecialTransfers()
