@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cluster.api import wire
-from cluster.api.http import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
 from cluster.api.service import NO_ID, Call, Reply
+from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
 from cluster.schemas import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas import requests as r
 from cluster.server import POLLS_MAX, Answer, Transfer

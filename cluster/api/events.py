@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import msgspec
 from aiohttp import web
 
-from cluster.api.http import Problem, bad
 from cluster.api.privacy import may_see
 from cluster.api.render import event_views
 from cluster.api.service import Call
+from cluster.api.web import Problem, bad
 from cluster.schemas import EventView
 from cluster.server import Applied, settled_at
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from cluster.api.http import Problem
 from cluster.api.privacy import check_sight, owns
 from cluster.api.render import actor_words, as_json, event_name, job_words, sentence_of, task_words, verdict_words
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem
 from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
 from cluster.server import Chronicle, PastBusy, Step, settled_at
 from cluster.system import format_instant

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.api.http import Problem, bad
 from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.render import configuration_record, record_view
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem, bad
 from cluster.consensus import Role
 from cluster.schemas import (
     DigestsAnswer,

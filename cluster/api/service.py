@@ -11,7 +11,10 @@ import msgspec
 from aiohttp import web
 
 from cluster.api import wire
-from cluster.api.http import (
+from cluster.api.metrics import Metrics
+from cluster.api.providing import Providing
+from cluster.api.render import Verdicts
+from cluster.api.web import (
     COMMAND_TOO_OLD,
     PEOPLE,
     Problem,
@@ -24,9 +27,6 @@ from cluster.api.http import (
     queue_full,
     refused,
 )
-from cluster.api.metrics import Metrics
-from cluster.api.providing import Providing
-from cluster.api.render import Verdicts
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop import Identities
 from cluster.schemas import BulkCommand, bytes_of, instant_in

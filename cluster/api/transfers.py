@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from cluster.api.history import first_revision_at
-from cluster.api.http import Problem, bad
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.render import task_words
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem, bad
 from cluster.schemas import (
     CheckpointView,
     JobTransfersView,

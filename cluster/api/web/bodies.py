@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from cluster.api.http.problems import Problem, bad
+from cluster.api.web.problems import Problem, bad
 from cluster.security import Identity, Role
 
 BODY_BYTES_MAX = 8 * 1024 * 1024

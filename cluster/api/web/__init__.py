@@ -1,8 +1,8 @@
 """HTTP over mutual TLS: connections, bodies, who asks, problems, the OpenAPI document."""
 
-from cluster.api.http.authentication import PEOPLE, actor_of, identity_of, permit, permit_node
-from cluster.api.http.bodies import QUERY_CHARACTERS_MAX, BodyBudget, bad_body, decode, read_body
-from cluster.api.http.connections import (
+from cluster.api.web.authentication import PEOPLE, actor_of, identity_of, permit, permit_node
+from cluster.api.web.bodies import QUERY_CHARACTERS_MAX, BodyBudget, bad_body, decode, read_body
+from cluster.api.web.connections import (
     FIXED_HEADERS,
     HEADERS_MAX,
     IDLE_S_MAX,
@@ -11,7 +11,7 @@ from cluster.api.http.connections import (
     Connection,
     GuardedServer,
 )
-from cluster.api.http.problems import (
+from cluster.api.web.problems import (
     COMMAND_TOO_OLD,
     Problem,
     Redirect,

@@ -25,7 +25,7 @@ from aiohttp.http_exceptions import (
 )
 from aiohttp.web_protocol import RequestHandler
 
-from cluster.api.http.problems import Problem
+from cluster.api.web.problems import Problem
 from cluster.security import Identity, NotIdentified, identify
 
 LOGGER = logging.getLogger(__name__)

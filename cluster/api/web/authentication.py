@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.api.http.problems import Problem
+from cluster.api.web.problems import Problem
 from cluster.security import Identity, NotIdentified, Role, identify
 from replica.messages import Actor, ActorRole
 
