@@ -19,23 +19,3 @@ from cluster.consensus.interface import (
 )
 from cluster.consensus.leading import HELD_BACK_ENTRIES
 from cluster.security import TlsFiles as PeerTls
-
-__all__ = [
-    "HELD_BACK_ENTRIES",
-    "MAX_ENTRY_BYTES",
-    "NO_OP",
-    "ChangeRefused",
-    "Consensus",
-    "EntryTooLarge",
-    "Machine",
-    "NotLeader",
-    "PeerStatus",
-    "PeerTls",
-    "PromisesForgotten",
-    "RemovedFromCluster",
-    "Role",
-    "SnapshotRef",
-    "SnapshotSink",
-    "Timing",
-    "Wanted",
-]

@@ -1,6 +1,7 @@
 """The configuration: read exactly, or refused with file, key, what was found and what would be right."""
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from cluster.config import config as config_module
 from cluster.config.config import Config
 from cluster.config.new_site import PoolSpec, quote
-from cluster.config.toml import ConfigError, Table
+from cluster.config.toml import ConfigError, Document
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.system.address import Address
@@ -108,10 +109,25 @@ def refusal(file: Path, *changes: tuple[str, str]) -> ConfigError:
         load(file, *changes)
     error = caught.value
     assert error.file == file
-    assert str(error).startswith(f"{file}: ")
+    assert error.place == f"{file} line {error.line}, column {error.column}"
+    assert str(error).startswith(f"{error.place}: {error.key}: ")
+    assert blamed_text(file, error).startswith(names_of(error))
     assert error.sentence
     assert error.remedy
     return error
+
+
+def blamed_text(file: Path, error: ConfigError) -> str:
+    """Return the line that the error names, from the column that it names."""
+    return file.read_text().splitlines()[error.line - 1][error.column - 1 :]
+
+
+def names_of(error: ConfigError) -> tuple[str, ...]:
+    """Return with what the place of an error may begin: the key, an item of a list, or the table that lacks the key."""
+    *tables, name = error.key.split(".")
+    if name.endswith("]"):
+        return ('"', "1]")
+    return (name, "pear", tables[-1].split("[")[0]) if "the key is missing" in error.sentence else (name,)
 
 
 def test_everything_in_the_file_is_in_the_configuration(file: Path) -> None:
@@ -266,10 +282,10 @@ def test_a_file_that_is_missing_not_toml_not_utf8_or_huge_is_refused(
     with pytest.raises(ConfigError, match="cannot be read"):
         Config.load(tmp_path)
     file.write_text("[cluster\n")
-    with pytest.raises(ConfigError, match="not TOML.*line 1"):
+    with pytest.raises(ConfigError, match="line 1, column 9: this is not TOML: Expected"):
         Config.load(file)
     file.write_bytes(b"# \xff\n")
-    with pytest.raises(ConfigError, match="byte 2 is not UTF-8"):
+    with pytest.raises(ConfigError, match="line 1, column 3: byte 2 is not UTF-8"):
         Config.load(file)
     monkeypatch.setattr(config_module, "CONFIG_BYTES_MAX", 10)
     file.write_text(TEXT)
@@ -289,9 +305,8 @@ def test_any_table_is_a_configuration_or_an_error_that_names_a_key(values: dict[
     lines = "".join(
         f"{quote(key)} = {quote(v) if isinstance(v, str) else str(v).lower()}\n" for key, v in values.items()
     )
-    top = Table(Path("x.toml"), "", config_module.tomllib.loads(lines))
     with pytest.raises(ConfigError) as caught:
-        config_module._read(Path("x.toml"), top)
+        config_module._read(Path("x.toml"), Document(Path("x.toml"), lines))
     assert caught.value.key
 
 
@@ -356,7 +371,7 @@ def test_whoever_may_not_look_into_the_directory_may_read_the_configuration(
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 def test_a_quoted_text_is_read_as_it_was(text: str) -> None:
-    assert config_module.tomllib.loads(f"x = {quote(text)}") == {"x": text}
+    assert tomllib.loads(f"x = {quote(text)}") == {"x": text}
 
 
 def test_a_pool_on_the_command_line() -> None:
