@@ -24,8 +24,7 @@ import uvloop
 from cluster.api import ChannelServer, Server, Service
 from cluster.client import Client
 from cluster.config import Config, ConfigError
-from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
-from cluster.engine import Engine
+from cluster.consensus import Consensus, Engine, LostDurableState, Machine, RemovedFromCluster, Timing
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
 from cluster.schemas import HandedView, StatusView
@@ -167,14 +166,14 @@ class Replica:
             machine: Machine, on_change: Callable[[], None], stop: Callable[[BaseException], NoReturn]
         ) -> Engine:
             def stop_for(error: BaseException) -> NoReturn:
-                if isinstance(error, PromisesForgotten):
+                if isinstance(error, LostDurableState):
                     note_forgotten(config, name, str(error))
                 stop(error)
 
             return Consensus(
                 me=storage.identity,
                 members=config.members,
-                founding=founding_of(config, storage.identity),
+                bootstrap=founding_of(config, storage.identity),
                 configuration=storage.configuration,
                 cluster_id=config.cluster.id,
                 journal=storage.journal,

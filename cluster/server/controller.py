@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cluster.config import Config
-from cluster.consensus import HELD_BACK_ENTRIES, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
-from cluster.engine import Engine
+from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.server.applied_log import Applied, Chronicle, read_batch, read_configuration
 from cluster.server.divergence import Checkpoints
 from cluster.server.duties import Duty

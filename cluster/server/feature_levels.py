@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from cluster.engine import Engine
+from cluster.consensus import Engine
 from cluster.schemas import StatusView
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
 from replica.messages import CONTROLLER, RaiseFeatureLevel, Request, features

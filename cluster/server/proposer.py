@@ -33,8 +33,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from cluster.consensus import NotLeader, Role
-from cluster.engine import Engine
+from cluster.consensus import Engine, NotLeader, Role
 from cluster.server.pass_timer import PassPacer
 from cluster.server.pending import (
     ENTRIES_BYTES_MAX,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.consensus import Wanted
-from cluster.consensus.changes import following
+from cluster.consensus.configurations import next_configuration
 from cluster.server.membership import Membership
 from tests.cluster.test_serve import make
 from wal.configuration import Action, Configuration, Member, initial
@@ -24,7 +24,7 @@ class Leader:
         self.caught_up: str | None = None
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
-        self.configuration = following(self.configuration, wanted, at=0)
+        self.configuration = next_configuration(self.configuration, wanted, at=0)
         self.last_index += 1
         return self.last_index, self.term
 

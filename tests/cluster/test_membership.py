@@ -290,7 +290,7 @@ def test_h13_members_are_read_from_snapshot_and_ledger_and_what_is_not_applied_f
     for replayed in (1, 2):
         storage = open_storage(config, "r1")
         assert (storage.replayed, storage.configuration) == (replayed, Placed(2, second))
-        engine = Rig(3, founding=founders, configuration=storage.configuration, journal=storage.journal).engine
+        engine = Rig(3, bootstrap=founders, configuration=storage.configuration, journal=storage.journal).engine
         assert engine.configuration == third, "appended, not applied, and in force"
         storage.close()
         for path in config.snapshot_directory("r1").iterdir():

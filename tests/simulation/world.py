@@ -20,8 +20,7 @@ import lmdb
 import msgspec
 
 from cluster.config.config import Config
-from cluster.consensus import Consensus, Role, driver
-from cluster.consensus import engine as engine_module
+from cluster.consensus import Consensus, Role, driver, raft_log
 from cluster.consensus import snapshots as transfer_module
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.serve import founding_of, timing_of
@@ -179,7 +178,7 @@ class World:
             (settle_module, "RECEIPTS_MAX", rng.choice((40, 200))),
             (transfer_module, "CHUNK_BYTES", rng.choice((700, 4000))),
             (store_module, "BREATH_S", 0),
-            (engine_module, "SYNC_POSTPONED_BYTES", rng.choice((0, 2000, engine_module.SYNC_POSTPONED_BYTES))),
+            (raft_log, "SYNC_POSTPONED_BYTES", rng.choice((0, 2000, raft_log.SYNC_POSTPONED_BYTES))),
             (lmdb, "open", self.environments.open_lmdb),
         ):
             self._stack.enter_context(patch.object(place, name, value))

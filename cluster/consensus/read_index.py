@@ -1,4 +1,4 @@
-"""Who waits to know that this replica still leads: linearizable reads, many answered by one round (thesis 6.4)."""
+"""Linearizable reads (ReadIndex, thesis 6.4): one round of heartbeats confirms leadership to many waiters."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ ReadWaiter = Callable[[int | None], None]
 
 
 class ReadRounds:
-    """At most one round is under way; who comes meanwhile waits for the next, which starts after the call."""
+    """Rounds of heartbeats, at most one under way; a read that comes meanwhile waits for the next one."""
 
     def __init__(self) -> None:
         self._waiting: list[ReadWaiter] = []
@@ -41,7 +41,7 @@ class ReadRounds:
                 waiter(commit_index)
 
     def abandon(self) -> None:
-        """Leadership is lost: tell everybody who waits."""
+        """Leadership is lost: answer every waiter with None."""
         waiters, self._asked, self._waiting = self._asked + self._waiting, [], []
         for waiter in waiters:
             waiter(None)

@@ -1,28 +1,25 @@
-"""The seam to PySyncObj: a changed release is noticed, and nothing else touches what is private."""
+"""Adapter of PySyncObj: a changed release is noticed, and nothing else touches what is private."""
 
 import hashlib
+import importlib
 import inspect
 import re
 from pathlib import Path
 
-import pysyncobj.syncobj as stock
+import pysyncobj.syncobj as syncobj
 import pytest
 from pysyncobj import SyncObj
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from cluster.consensus import seam
-from cluster.consensus.core import Core
-from cluster.consensus.elections import Elections
-from cluster.consensus.engine import Engine
-from cluster.consensus.following import Following
-from cluster.consensus.journal_adapter import JournalAdapter
-from cluster.consensus.leading import Leading
-from cluster.consensus.seam import Seam
-from tests.cluster.consensus.rig import Rig
+from cluster.consensus import stock
+from cluster.consensus.interface import Role
+from cluster.consensus.stock import JournalAdapter, StockNode
+from tests.cluster.consensus.memory_journal import Disk
+from tests.cluster.consensus.rig import Rig, StockRig
 from wal.failures import BrokenInvariant
 
-CONSENSUS = Path(seam.__file__).parent
+CONSENSUS = Path(stock.__file__).parent
 
 OVERRIDDEN = {
     "_SyncObj__applyLogEntries": "073db677773b5a2d",
@@ -38,14 +35,12 @@ OVERRIDDEN = {
     "_onTick": "cc9eb08232d005ba",
     "transferLeadership": "c3ac67963962d9aa",
 }
-"""Stock methods that the seam replaces: a change in one may move a rule to a place that is not replaced."""
+"""Stock methods that the adapter replaces: a change in one may move a rule to a place that is not replaced."""
 
 RELIED_ON = {
     "__init__": "09df12cd7fd7d727",
     "_SyncObj__setCurrentTerm": "0ad5bf456ac06bd3",
     "_SyncObj__setState": "2c1f239f7bd79b39",
-    "_SyncObj__onNodeConnected": "2655afb481b4c69b",
-    "_SyncObj__onNodeDisconnected": "a81c0475ba2218cc",
     "_SyncObj__onSetCodeVersion": "17b050edb193c853",
     "setCodeVersion": "a157058e46debd78",
     "doTick": "bef78c2ba06d784b",
@@ -68,40 +63,58 @@ def test_every_stock_method_that_is_replaced_or_runs_has_the_source_it_had_when_
 
 
 def test_every_overridden_name_is_known() -> None:
-    known = {name for name in vars(SyncObj) if not name.startswith("__") or name == "__init__"}
-    for rules in (Seam, Core, Elections, Following, Leading, Engine):
-        overridden = {name for name in vars(rules) if name in known} - {"__init__"}
-        assert overridden == (set(OVERRIDDEN) if rules is Seam else set()), rules
+    known = {name for name in vars(SyncObj) if not name.startswith("__")}
+    assert {name for name in vars(StockNode) if name in known} == set(OVERRIDDEN)
 
 
 def test_every_private_name_that_is_used_exists() -> None:
-    used = set(re.findall(r"_SyncObj__\w+", Path(seam.__file__).read_text()))
-    known = set(vars(SyncObj)) | set(vars(Rig().engine))
+    used = set(re.findall(r"_SyncObj__\w+", Path(stock.__file__).read_text()))
+    known = set(vars(SyncObj)) | set(vars(StockRig().engine))
     assert used and used <= known
 
 
 def test_one_module_knows_the_stock_engine() -> None:
     for path in CONSENSUS.glob("*.py"):
-        if path.name != "seam.py":
+        if path.name != "stock.py":
             text = path.read_text()
             assert "_SyncObj__" not in text, path
             assert not re.search(r"^\s*(import|from) pysyncobj", text, re.MULTILINE), path
 
 
+def test_only_the_adapter_is_a_stock_engine() -> None:
+    modules = [importlib.import_module(f"cluster.consensus.{path.stem}") for path in CONSENSUS.glob("*.py")]
+    classes = {thing for module in modules for thing in vars(module).values() if inspect.isclass(thing)}
+    ours = {one for one in classes if one.__module__.startswith("cluster.")}
+    assert {one for one in ours if issubclass(one, SyncObj)} == {StockNode}
+
+
 def test_no_method_of_the_stock_engine_is_replicated_by_the_way() -> None:
-    assert not [name for name in dir(Engine) if getattr(getattr(Engine, name, None), "replicated", False)]
+    assert not [name for name in dir(StockNode) if getattr(getattr(StockNode, name, None), "replicated", False)]
 
 
 def test_the_stock_constructor_finds_our_journal_and_afterwards_its_own_again() -> None:
-    before = stock.createJournal, stock.createPoller
+    before = syncobj.createJournal, syncobj.createPoller
     rig = Rig()
-    assert (stock.createJournal, stock.createPoller) == before
-    assert isinstance(rig.engine._SyncObj__raftLog, JournalAdapter)
+    assert (syncobj.createJournal, syncobj.createPoller) == before
+    assert isinstance(rig.engine.stock._SyncObj__raftLog, JournalAdapter)
     assert rig.journal.last_index == 0, "the stock constructor adds a first entry to an empty journal"
 
 
-def test_the_bridge_sends_nothing_that_is_not_a_message_of_ours() -> None:
+def test_the_stock_variables_are_those_of_the_state_from_the_start_on() -> None:
+    disk = Disk()
+    disk.hard = (7, "r2")
+    rig = Rig(disk=disk)
+    raft, node = rig.engine.raft, rig.engine.stock
+    assert (raft.term, raft.voted_for) == (7, "r2"), "restored from the journal"
+    rig.lead()
+    assert (raft.term, raft.voted_for, raft.role) == (8, "r1", Role.LEADER)
+    assert (rig.journal.term, rig.journal.voted_for) == (8, "r1")
+    assert node._isLeader() and (node.raftCurrentTerm, node.raftCommitIndex) == (8, raft.commit_index)
+    assert node._SyncObj__votedForNodeId == "r1"
+
+
+def test_nothing_of_the_stock_engine_is_sent() -> None:
     rig = Rig()
     with pytest.raises(BrokenInvariant, match="dict"):
-        rig.engine._bridge.send(Node("r2"), {"type": "append_entries"})  # type: ignore[arg-type]
+        rig.engine.stock._inlet.send(Node("r2"), {"type": "append_entries"})
     assert rig.out == []

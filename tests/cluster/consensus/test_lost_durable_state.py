@@ -5,14 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.consensus.frames import (
-    AppendReply,
-    AppendRequest,
-    Forgotten,
-    Heartbeat,
-    SnapshotChunk,
-)
-from cluster.consensus.interface import PromisesForgotten, Role, SnapshotRef
+from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, SnapshotChunk, StateLost
+from cluster.consensus.interface import LostDurableState, Role, SnapshotRef
 from cluster.consensus.progress import Phase
 from tests.cluster.consensus.memory_journal import Disk
 from tests.cluster.consensus.rig import TIMING, Rig
@@ -52,12 +46,12 @@ def refuse(rig: Rig, probe: AppendRequest, last_index: int = 0) -> None:
 
 
 @pytest.mark.parametrize("last_index", [0, 1, ENTRIES])
-def test_a_replica_that_lacks_what_it_acknowledged_is_refused_told_and_shown(
+def test_a_replica_that_lacks_what_it_acknowledged_is_refused_notified_and_shown(
     last_index: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = leader()
     refuse(rig, returns(rig), last_index)
-    assert [(m.member, m.match_index) for m in rig.take(Forgotten, "r2")] == [("r2", ENTRIES + 1)]
+    assert [(m.member, m.match_index) for m in rig.take(StateLost, "r2")] == [("r2", ENTRIES + 1)]
     (shown, _) = rig.engine.peers()
     assert shown.forgot and shown.match_index == 0 and shown.lag_entries == rig.journal.last_index
     (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -76,7 +70,7 @@ def test_nothing_that_it_says_counts_from_then_on_and_nothing_is_sent_to_it() ->
         for seq in [m.seq for to, m in rig.out if to == "r2"]:
             rig.give("r2", AppendReply(rig.engine.term, seq, 0))
         assert not [m for to, m in rig.out if to == "r2" and isinstance(m, AppendRequest) and m.entries]
-    assert rig.take(Forgotten, "r2"), "it is told again"
+    assert rig.take(StateLost, "r2"), "it is told again"
     assert rig.engine.commit_index == commit
     rig.wait(TIMING.election_max_s)
     assert rig.engine.role is Role.FOLLOWER, "a leader with nobody but it has no majority"
@@ -92,7 +86,7 @@ def test_it_is_found_out_although_what_it_acknowledged_is_compacted_by_then() ->
     probe = returns(rig)
     assert (probe.prev_index, probe.prev_term, probe.entries) == (ENTRIES + 1, 1, [])
     refuse(rig, probe)
-    assert len(rig.take(Forgotten, "r2")) == 1
+    assert len(rig.take(StateLost, "r2")) == 1
     rig.wait(3 * TIMING.heartbeat_s)
     assert rig.take(SnapshotChunk, "r2") == [], "nor is it caught up by a snapshot"
 
@@ -127,7 +121,7 @@ def test_one_that_kept_it_although_it_is_compacted_here_gets_the_snapshot() -> N
     rig.journal.compact_to(ENTRIES + 2)
     probe = returns(rig)
     rig.give("r2", AppendReply(rig.engine.term, probe.seq, ENTRIES + 1))
-    assert rig.engine._progress["r2"].phase is Phase.SNAPSHOT
+    assert rig.engine.raft.progress["r2"].phase is Phase.SNAPSHOT
     assert not rig.engine.peers()[0].forgot
 
 
@@ -136,8 +130,8 @@ def test_one_that_restarted_with_a_commit_mark_that_lags_is_not_accused() -> Non
     probe = returns(rig)
     (shown, _) = rig.engine.peers()
     rig.give("r2", AppendReply(rig.engine.term, probe.seq, probe.prev_index))
-    rig.give("r2", AppendReply(rig.engine.term, rig.engine._seq, 3))
-    assert rig.take(Forgotten) == [] and not shown.forgot
+    rig.give("r2", AppendReply(rig.engine.term, rig.engine.raft.seq, 3))
+    assert rig.take(StateLost) == [] and not shown.forgot
     assert rig.engine.peers()[0].match_index == ENTRIES + 1
 
 
@@ -158,10 +152,10 @@ def follower() -> Rig:
     return rig
 
 
-def test_who_is_told_that_it_forgot_checks_it_and_stops_with_the_remedy() -> None:
+def test_who_is_notified_that_it_lost_state_checks_it_and_stops_with_the_remedy() -> None:
     rig = follower()
-    with pytest.raises(PromisesForgotten, match="forebay member replace r3") as stopped:
-        rig.engine.receive("r2", Forgotten(1, 9, "r3", 7))
+    with pytest.raises(LostDurableState, match="forebay member replace r3") as stopped:
+        rig.engine.receive("r2", StateLost(1, 9, "r3", 7))
     assert (stopped.value.acknowledged_index, stopped.value.last_index) == (7, 2)
     assert rig.engine.stopped
 
@@ -169,15 +163,15 @@ def test_who_is_told_that_it_forgot_checks_it_and_stops_with_the_remedy() -> Non
 @pytest.mark.parametrize(
     ("peer", "notice"),
     [
-        ("r2", Forgotten(1, 9, "r3", 2)),
-        ("r2", Forgotten(0, 9, "r3", 7)),
-        ("r1", Forgotten(1, 9, "r3", 7)),
-        ("r2", Forgotten(1, 9, "r3#4", 7)),
+        ("r2", StateLost(1, 9, "r3", 2)),
+        ("r2", StateLost(0, 9, "r3", 7)),
+        ("r1", StateLost(1, 9, "r3", 7)),
+        ("r2", StateLost(1, 9, "r3#4", 7)),
     ],
     ids=["it has the entry", "an older term", "who does not lead", "a namesake"],
 )
 def test_a_notice_that_is_not_true_not_from_the_leader_or_for_somebody_else_changes_nothing(
-    peer: str, notice: Forgotten
+    peer: str, notice: StateLost
 ) -> None:
     rig = follower()
     rig.give(peer, notice)
@@ -207,7 +201,7 @@ def test_a_replica_wiped_and_started_as_a_founder_under_a_living_leader_stops(co
             first.take_snapshot()
             wiped.start()
             wiped.history.clear()
-        with pytest.raises(PromisesForgotten):
+        with pytest.raises(LostDurableState):
             wipe(sim, wiped)
             sim.run(5.0)
         wiped.crash()
@@ -222,7 +216,7 @@ def test_heartbeats_alone_neither_accuse_nor_acquit() -> None:
     rig.wait(TIMING.heartbeat_s)
     for beat in rig.take(Heartbeat, "r2"):
         rig.give("r2", AppendReply(rig.engine.term, beat.seq, 0))
-    assert rig.take(Forgotten) == []
+    assert rig.take(StateLost) == []
     probe = returns(rig)
     refuse(rig, probe)
-    assert len(rig.take(Forgotten, "r2")) == 1
+    assert len(rig.take(StateLost, "r2")) == 1

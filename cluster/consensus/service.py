@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cluster.consensus import Wanted
+from cluster.consensus.configurations import Wanted
 from wal import Configuration
 
 
