@@ -7,7 +7,7 @@ from cluster.agent.transfer.file_copy import trouble
 from cluster.agent.transfer.io_counters import LOOK_S, IoWatch
 from cluster.agent.transfer.options import Algorithm, Options, Verify
 from cluster.agent.transfer.plan import Item, Kind
-from cluster.agent.transfer.programs import BASE_LANG, BASE_PATH, NO_LIMIT_S, ProgramFailed, end_descendants, last_words
+from cluster.agent.transfer.programs import NO_LIMIT_S, ProgramFailed, end_descendants, last_words
 from cluster.agent.transfer.progress import PHASES, Counters, Rate, SharedCounters
 from cluster.agent.transfer.rate_limit import UNLIMITED, Control, Pace, Stopped
 from cluster.agent.transfer.receipt import Receipt

@@ -55,7 +55,3 @@ def _reap() -> None:
             pass
     except ChildProcessError:
         pass
-
-
-BASE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BASE_LANG: Final = "C.UTF-8"

@@ -7,11 +7,11 @@ import shutil
 from typing import Final
 
 from cluster.agent.files import write_all
-from cluster.agent.processes import OPERATION_VARIABLE
+from cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
 from cluster.agent.transfer.backends.interface import Call, Job
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.io_counters import LOOK_S, IoWatch
-from cluster.agent.transfer.programs import BASE_LANG, BASE_PATH, NO_LIMIT_S, ProgramFailed, end_descendants, last_words
+from cluster.agent.transfer.programs import NO_LIMIT_S, ProgramFailed, end_descendants, last_words
 from cluster.agent.transfer.state import Desk
 from cluster.providers import guard
 from cluster.system import become_subreaper

@@ -1,4 +1,4 @@
-"""What the agent's log says of orders and results: sentences with a job in front."""
+"""Messages of an agent: what its log says of orders and results, and what it reports of a failure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from replica.messages import (
     ScriptEnded,
     ScriptStarted,
 )
-from replica.model import Order
-from replica.values import plain
+from replica.model import Order, TransferReceipt
+from replica.values import MESSAGE_CHARACTERS_MAX, plain
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MOVING: Final = ("stage_in", "stage_out")
+
+_ELLIPSIS: Final = " … "
 
 
 def named(job: int, attempt: int, stage: str) -> str:
@@ -44,6 +46,20 @@ def result_said(stage: str, result: OperationResult) -> str:
         case ScriptEnded(state, exit_code, number, message):
             how = f"signal {_signal(number)}" if number else f"exit code {exit_code}"
             return f"ended: {state.name}, {how}{f': {plain(message)}' if message else ''}"
+
+
+def failure(
+    message: str, *, final: bool = False, operation: str = "", receipt: TransferReceipt | None = None
+) -> OperationFailed:
+    """Return a failure whose message fits into the state; a `final` one is not tried again by itself.
+
+    A long one loses its middle, because its ends say what and why.
+    """
+    if len(message) > MESSAGE_CHARACTERS_MAX:
+        half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
+        message = message[:half] + _ELLIPSIS + message[-half:]
+    # Names of files need not be UTF-8; what is reported has to be.
+    return OperationFailed(message.encode("utf-8", "replace").decode(), final, operation, receipt)
 
 
 def figure(size_bytes: int) -> str:

@@ -7,11 +7,22 @@ import re
 import stat
 from typing import Final, NoReturn
 
-from cluster.agent.files import VARIABLES, Identity, PathRefused, kind_of, opened, opened_parent, outside_target
-from cluster.agent.processes import STEP_VARIABLE, Account, become
-from cluster.agent.transfer import BASE_LANG, BASE_PATH
-from cluster.agent.worker.persistent import variables
+from cluster.agent.files import (
+    PERSISTENT,
+    VARIABLES,
+    Identity,
+    PathRefused,
+    kind_of,
+    opened,
+    opened_parent,
+    outside_target,
+)
+from cluster.agent.processes.accounts import Account, become
+from cluster.agent.processes.job_processes import STEP_VARIABLE
 from replica.model import Order
+
+BASE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BASE_LANG: Final = "C.UTF-8"
 
 JOB_UMASK: Final = 0o022
 OUTPUT_MODE: Final = 0o644
@@ -72,12 +83,17 @@ def environment_of(
     if order.provision is not None:
         environment.update(paths)
     elif order.has_buffer:
-        environment.update(variables(os.path.dirname(os.path.dirname(buffer)), order.uses))
+        environment.update(persistent_variables(os.path.dirname(os.path.dirname(buffer)), order.uses))
         environment["FOREBAY_JOB_DIR"] = buffer
         for access in order.access or ("striped",):
             variable = f"DW_JOB_{access.upper()}"
             environment[variable] = os.path.join(buffer, *VARIABLES[variable])
     return environment
+
+
+def persistent_variables(home: str, uses: tuple[str, ...]) -> dict[str, str]:
+    """Return what a script finds its persistent buffers by, as DataWarp names it."""
+    return {f"DW_PERSISTENT_STRIPED_{name}": os.path.join(home, PERSISTENT, name) for name in uses}
 
 
 def output_path(order: Order) -> str:
