@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from cluster.agent.transfer.kernel import READ_FLAGS, XATTR_CLASS
+from cluster.agent.files import READ_FLAGS, XATTR_CLASS
 
 VALUE_BYTES: Final = 64
 """Values of attributes up to this length are kept as they are, bytes; of longer ones their digest is."""

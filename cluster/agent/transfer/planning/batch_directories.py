@@ -14,7 +14,7 @@ import os
 from typing import Final
 
 from cluster.agent.files import RemovalFailed, empty_directory, remove_tree
-from cluster.agent.transfer.fence import SHELF_SUFFIX
+from cluster.agent.transfer.planning.fence import SHELF_SUFFIX
 
 SHELVED_FILES_MIN: Final = 16
 """Files of one directory from which on they have a shelf of their own, count: it costs about as much as two files."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 import xxhash
 
-from cluster.agent.transfer.extras import Extra
+from cluster.agent.transfer.records.extras import Extra
 
 FRAME_RECORDS: Final = 512
 """Records that are encoded together, count: decoding them one by one costs four times as much."""

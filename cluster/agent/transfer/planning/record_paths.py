@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from collections.abc import Sequence
 from typing import Final
 
 from cluster.agent.files import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
-from cluster.agent.transfer.checkpoint import Copied
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.file_copy import part_name, sentence, trouble
-from cluster.agent.transfer.manifest import DIRECTORY, Record
-from cluster.agent.transfer.plan import Item, Kind
-from cluster.agent.transfer.staging_directories import Shelf
+from cluster.agent.transfer.planning.batch_directories import Shelf
+from cluster.agent.transfer.records.errors import TransferFailed, sentence, trouble
+from cluster.agent.transfer.records.manifest import DIRECTORY, Record
+from cluster.agent.transfer.records.options import Item, Kind
+from cluster.agent.transfer.records.status_table import Copied
+
+PART_SUFFIX: Final = b".part"
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -227,3 +230,18 @@ def make_directory(directory: int, name: bytes, shown: str) -> bool:
         return False
     except OSError as error:
         raise TransferFailed(f"the directory {shown} cannot be made: {sentence(error)}") from error
+
+
+def part_name(tag: str, target: bytes) -> bytes:
+    """Return the temporary name of the file that `target`, a whole path, names: the same in every attempt.
+
+    It is short, however long the path is. What the user may choose goes through a digest that nobody finds two inputs
+    for: with two files of one temporary name the one could be put in place of the other.
+    """
+    return os.fsencode(tag) + hashlib.blake2b(target, digest_size=16).hexdigest().encode() + PART_SUFFIX
+
+
+def discard(directory: int, part: bytes) -> None:
+    """Remove a temporary file; nothing to do if it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(part, dir_fd=directory)

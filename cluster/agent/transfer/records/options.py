@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Final, Literal
+from enum import Enum, IntEnum
+from typing import Final, Literal, NamedTuple
 
 import msgspec
+
+from cluster.agent.files import Identity, Target
 
 Algorithm = Literal["xxh3-128", "blake3"]
 """Digests of files: xxh3-128 against accidents, blake3 where a receipt must stand up to tampering."""
@@ -61,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sparse: bool = True
     """Whether holes stay holes."""
     template: str = ""
-    """The site's command line for the backend of that name (cluster.agent.transfer.backends.template)."""
+    """The site's command line for the backend of that name (cluster.agent.transfer.backends.tools)."""
     leave_out_links: bool = False
     """Whether links in a tree are left out with a line in the receipt, as devices, pipes and sockets always are,
     instead of failing the transfer."""
@@ -89,3 +91,28 @@ def chunk_bytes_again(planned_bytes: int, size_bytes: int, options: Options) -> 
     while chunk_bytes * count < size_bytes:
         chunk_bytes *= 2
     return chunk_bytes
+
+
+class Kind(Enum):
+    """What an item is."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+
+
+class Item(NamedTuple):
+    """One thing to move. The anchors of the targets stay the caller's, are never closed here, and may be shared."""
+
+    kind: Kind
+    source: Target
+    destination: Target
+    source_barred: Identity | None = None
+    """A directory that must not be met on the source's side: the agent's own."""
+    destination_barred: Identity | None = None
+    staging: int = -1
+    """The open directory, on the destination's file system, that temporary files are made in, and that a newer attempt
+    takes away (cluster.agent.transfer.planning.fence); -1: they are made beside the destination."""
+    backend: str = "native"
+    """What moves it (cluster.agent.transfer.backends)."""
+    move: bool = False
+    """Whether its sources are removed: each only when everything is durable at the destination, and unchanged since."""

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final
 
-from cluster.agent.transfer.checkpoint import Chunks, ChunkState
-from cluster.agent.transfer.errors import SourceChanged
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.state import Desk
-from cluster.agent.transfer.tally import Tally
-from cluster.agent.transfer.verify import Hasher, digest_of, digest_on_disk, hasher
+from cluster.agent.transfer.copying.tally import Tally
+from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.records.digests import Hasher, digest_of, digest_on_disk, hasher
+from cluster.agent.transfer.records.errors import SourceChanged
+from cluster.agent.transfer.records.manifest import Record
+from cluster.agent.transfer.records.status_table import Chunks, ChunkState
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 """Bytes that a stream reads, digests and writes at once: measured, 1 MiB costs more calls, and more gains nothing."""

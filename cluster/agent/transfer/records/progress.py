@@ -92,7 +92,7 @@ class SharedCounters:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """What cluster.agent.transfer.rate_limit keeps here: bytes that may be moved, and when that was so (ns)."""
+        """Tokens of the rate limit: bytes that may be moved, and when that was so (ns)."""
         return self._words[_TOKENS], self._words[_TOKENS + 1]
 
     @tokens.setter

@@ -6,26 +6,21 @@ directory."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import hashlib
 import os
 import stat
 from typing import Final
 
-from cluster.agent.files import kind_of
-from cluster.agent.transfer.checkpoint import Flag
-from cluster.agent.transfer.errors import SourceChanged, TransferFailed
-from cluster.agent.transfer.kernel import READ_FLAGS, XATTR_CLASS
-from cluster.agent.transfer.options import Options
+from cluster.agent.files import READ_FLAGS, XATTR_CLASS, kind_of
+from cluster.agent.transfer.records.errors import SourceChanged, TransferFailed, oddity
+from cluster.agent.transfer.records.options import Options
+from cluster.agent.transfer.records.status_table import Flag
 
 PART_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FLAGS: Final = PART_FLAGS | os.O_CREAT | os.O_EXCL
 MODE_BITS: Final = 0o777
 """What is copied of a mode: set-user-id, set-group-id and sticky are not."""
-
-PART_SUFFIX: Final = b".part"
 
 SETID_BITS: Final = stat.S_ISUID | stat.S_ISGID
 
@@ -38,40 +33,6 @@ _NO_FLAGS: Final = Flag(0)
 """Made once: it is needed for every file."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def part_name(tag: str, target: bytes) -> bytes:
-    """Return the temporary name of the file that `target`, a whole path, names: the same in every attempt.
-
-    It is short, however long the path is. What the user may choose goes through a digest that nobody finds two inputs
-    for: with two files of one temporary name the one could be put in place of the other.
-    """
-    return os.fsencode(tag) + hashlib.blake2b(target, digest_size=16).hexdigest().encode() + PART_SUFFIX
-
-
-def sentence(error: OSError) -> str:
-    """Return what the kernel says."""
-    return error.strerror or str(error)
-
-
-def trouble(shown: object, error: OSError) -> str:
-    """Return what is wrong with a file that cannot be looked at."""
-    return f"{shown} does not exist" if isinstance(error, FileNotFoundError) else f"{shown}: {sentence(error)}"
-
-
-def oddity(mode: int, shown: object) -> str | None:
-    """Return why something cannot be copied as a file, None if it is a regular one.
-
-    Here and below, `shown` is how messages name it: it is only turned into text for a message.
-    """
-    if stat.S_ISREG(mode):
-        return None
-    kind = kind_of(mode)
-    remedy = {
-        "directory": "; stage it with type=directory",
-        "symbolic link": "; links are not followed: name or copy the file that it points to",
-    }.get(kind, "; only regular files and directories are copied")
-    return f"{shown} is a {kind}{remedy}"
 
 
 def check_target(directory: int, name: bytes, shown: object, *, replace: bool) -> None:
@@ -146,12 +107,6 @@ def open_part(directory: int, part: bytes, inode: int) -> int | None:
         return writing
     os.close(writing)
     return None
-
-
-def discard(directory: int, part: bytes) -> None:
-    """Remove a temporary file; nothing to do if it is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(part, dir_fd=directory)
 
 
 def set_metadata(

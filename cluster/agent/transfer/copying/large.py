@@ -7,27 +7,26 @@ import os
 
 import msgspec
 
+from cluster.agent.files import allocate, clone, is_local, open_direct
 from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer.checkpoint import ChunkState, Copied, Flag, Slot, State
-from cluster.agent.transfer.chunks import Pouring, SyncFailed, Way, quietly_close
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged
-from cluster.agent.transfer.file_copy import (
+from cluster.agent.transfer.copying.chunks import Pouring, SyncFailed, Way, quietly_close
+from cluster.agent.transfer.copying.file_copy import (
     check_target,
     check_unchanged,
     create_part,
-    discard,
     open_part,
     open_source,
     publish,
     set_metadata,
 )
-from cluster.agent.transfer.kernel import allocate, clone, is_local, open_direct
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.options import Verify
-from cluster.agent.transfer.places import Places
-from cluster.agent.transfer.state import Desk
-from cluster.agent.transfer.tally import Tally
-from cluster.agent.transfer.verify import combine
+from cluster.agent.transfer.copying.tally import Tally
+from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.planning.record_paths import Places, discard
+from cluster.agent.transfer.records.digests import combine
+from cluster.agent.transfer.records.errors import ReadBackFailed, SourceChanged
+from cluster.agent.transfer.records.manifest import Record
+from cluster.agent.transfer.records.options import Verify
+from cluster.agent.transfer.records.status_table import ChunkState, Copied, Flag, Slot, State
 
 
 def copy_file(desk: Desk, record: Record, places: Places, tally: Tally) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from cluster.agent.transfer.plan import Item
-from cluster.agent.transfer.progress import Counters
-from cluster.agent.transfer.workspace import Workspace
+from cluster.agent.transfer.records.options import Item
+from cluster.agent.transfer.records.progress import Counters
+from cluster.agent.transfer.records.workspace import Workspace
 from cluster.system import Clock
 
 
 class Pacer(Protocol):
-    """What holds a transfer down to a rate, and ends it (cluster.agent.transfer.rate_limit.Pace)."""
+    """What holds a transfer down to a rate, and ends it (cluster.agent.transfer.copying.rate_limit.Pace)."""
 
     def take(self, size_bytes: int, /) -> None:
         """Return when so many bytes more may be moved."""

@@ -10,13 +10,11 @@ import msgspec
 
 from cluster.agent.files import PathRefused, Target, join, opened, opened_parent
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.extras import extra_of
-from cluster.agent.transfer.file_copy import oddity, trouble
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, ODD, Record
-from cluster.agent.transfer.options import Options, chunks_of
-from cluster.agent.transfer.places import enter
-from cluster.agent.transfer.plan import Item, Kind
+from cluster.agent.transfer.planning.record_paths import enter
+from cluster.agent.transfer.records.errors import TransferFailed, oddity, trouble
+from cluster.agent.transfer.records.extras import extra_of
+from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, ODD, Record
+from cluster.agent.transfer.records.options import Item, Kind, Options, chunks_of
 
 
 class Walk:

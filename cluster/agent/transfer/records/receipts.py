@@ -9,11 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from cluster.agent.files import is_disk_full, kind_of
-from cluster.agent.transfer.checkpoint import Flag, Slot, Slots, State
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
-from cluster.agent.transfer.options import Options, chunk_bytes_again
-from cluster.agent.transfer.plan import Item
-from cluster.agent.transfer.verify import hasher
+from cluster.agent.transfer.records.digests import hasher
+from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record
+from cluster.agent.transfer.records.options import Item, Options, chunk_bytes_again
+from cluster.agent.transfer.records.status_table import Flag, Slot, Slots, State
 
 LEFT_OUT_NAMED_MAX: Final = 16
 """Things left out that the receipt itself names, count; the lines name all."""

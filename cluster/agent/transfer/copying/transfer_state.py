@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from cluster.agent.files import join
-from cluster.agent.transfer.checkpoint import Chunks, RecordsFailed, Slots, State
-from cluster.agent.transfer.context import Context
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.fence import Fenced, is_removed
-from cluster.agent.transfer.file_copy import sentence
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record, Totals
-from cluster.agent.transfer.options import Options, chunk_bytes_again
-from cluster.agent.transfer.places import Places
-from cluster.agent.transfer.plan import Item
-from cluster.agent.transfer.progress import Counters
+from cluster.agent.transfer.planning.context import Context
+from cluster.agent.transfer.planning.fence import Fenced, is_removed
+from cluster.agent.transfer.planning.record_paths import Places
+from cluster.agent.transfer.records.errors import TransferFailed, sentence
+from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record, Totals
+from cluster.agent.transfer.records.options import Item, Options, chunk_bytes_again
+from cluster.agent.transfer.records.progress import Counters
+from cluster.agent.transfer.records.status_table import Chunks, RecordsFailed, Slots, State
 
 SMALL_BATCH_FILES: Final = 4096
 SMALL_BATCH_FILES_MIN: Final = 256

@@ -15,7 +15,24 @@ from typing import Final, NamedTuple
 import xxhash
 
 from cluster.agent.files import is_disk_full
-from cluster.agent.transfer.checkpoint import (
+from cluster.agent.transfer.planning.context import Context
+from cluster.agent.transfer.planning.record_paths import Places, discard, is_there
+from cluster.agent.transfer.planning.walking import Walk, order_of
+from cluster.agent.transfer.records.errors import TransferFailed
+from cluster.agent.transfer.records.manifest import (
+    DIRECTORY,
+    FILE,
+    ODD,
+    Manifest,
+    ManifestWriter,
+    Record,
+    Totals,
+    digest_of_file,
+)
+from cluster.agent.transfer.records.options import Item, Options, chunks_of
+from cluster.agent.transfer.records.progress import Counters
+from cluster.agent.transfer.records.receipts import with_slots
+from cluster.agent.transfer.records.status_table import (
     EMPTY,
     ITEMS_NAMED_BYTES_MAX,
     MARK_BYTES,
@@ -29,26 +46,7 @@ from cluster.agent.transfer.checkpoint import (
     reserve,
     write_header,
 )
-from cluster.agent.transfer.context import Context
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.file_copy import discard
-from cluster.agent.transfer.manifest import (
-    DIRECTORY,
-    FILE,
-    ODD,
-    Manifest,
-    ManifestWriter,
-    Record,
-    Totals,
-    digest_of_file,
-)
-from cluster.agent.transfer.options import Options, chunks_of
-from cluster.agent.transfer.places import Places, is_there
-from cluster.agent.transfer.plan import Item
-from cluster.agent.transfer.progress import Counters
-from cluster.agent.transfer.receipts import with_slots
-from cluster.agent.transfer.walking import Walk, order_of
-from cluster.agent.transfer.workspace import Files, Workspace
+from cluster.agent.transfer.records.workspace import Files, Workspace
 from cluster.system import boot_id
 
 SLOTS_AT_ONCE: Final = 4096
@@ -58,7 +56,7 @@ STEP_RECORDS: Final = 512
 """Records between two signs of life."""
 
 PLANNING: Final = 1
-"""The phase in the counters (cluster.agent.transfer.progress.PHASES)."""
+"""The phase in the counters (cluster.agent.transfer.records.progress.PHASES)."""
 
 
 class Planned(NamedTuple):

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer import large
-from cluster.agent.transfer.errors import SourceChanged, TransferFailed
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.small import SmallFiles, Unfinished
-from cluster.agent.transfer.state import Batch, Desk
-from cluster.agent.transfer.tally import Moved, Tally
+from cluster.agent.transfer.copying import large
+from cluster.agent.transfer.copying.small import SmallFiles, Unfinished
+from cluster.agent.transfer.copying.tally import Moved, Tally
+from cluster.agent.transfer.copying.transfer_state import Batch, Desk
+from cluster.agent.transfer.records.errors import SourceChanged, TransferFailed
+from cluster.agent.transfer.records.manifest import Record
 
 
 class Copier:
