@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from replica.fold import Tentative
 from replica.messages import Event
-from replica.scheduler import Agenda, events_of_pass
+from replica.scheduler import SchedulingIndex, events_of_pass
 from replica.state import State
 from replica.values import Instant
 
@@ -21,7 +21,7 @@ class Planner:
     """An agenda and how far it has followed the batch under construction."""
 
     def __init__(self) -> None:
-        self._agenda: Agenda | None = None
+        self._agenda: SchedulingIndex | None = None
         self._noted = 0
         """Entries of the batch under construction that the agenda knows."""
 
@@ -45,17 +45,17 @@ class Planner:
         Where that takes long to find out, it is `after` itself: the pass that is run then prepares the agenda.
         """
         if self._agenda is None or self._agenda.state is not state:
-            self._agenda, self._noted = Agenda(state), 0
+            self._agenda, self._noted = SchedulingIndex(state), 0
         return self._agenda.next_due(after) if self._agenda.prepare(JOBS_PER_TURN) else after
 
     def forget(self) -> None:
         """Drop what was built on batches that nobody knows the outcome of, or for a lead that is over."""
         self._agenda, self._noted = None, 0
 
-    def _follow(self, batch: Tentative) -> Agenda:
+    def _follow(self, batch: Tentative) -> SchedulingIndex:
         state, agenda = batch.state(), self._agenda
         if agenda is None or (not self._noted and agenda.state is not batch.base):
-            agenda = self._agenda = Agenda(state)
+            agenda = self._agenda = SchedulingIndex(state)
         else:
             agenda.advance(state, (event for entry in batch.entries[self._noted :] for event in entry.events))
         self._noted = len(batch.entries)

@@ -20,7 +20,7 @@ from replica.messages import Decision as Decision
 from replica.messages import commands as c
 from replica.model import QUEUED_STAGES
 from replica.operations import BEGINNINGS, Turns, with_turns
-from replica.scheduler import Agenda, events_of_pass
+from replica.scheduler import SchedulingIndex, events_of_pass
 from replica.state import Facts, State
 from replica.values import Instant, Refusal, RefusalCode
 
@@ -138,7 +138,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
 
 
 def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingPass, at: Instant) -> Decision:
-    return Accepted(events_of_pass(Agenda(state), at))
+    return Accepted(events_of_pass(SchedulingIndex(state), at))
 
 
 _BY_KEY = {**CLUSTER_BY_KEY, **JOBS_BY_KEY}

@@ -17,8 +17,8 @@ from replica.model import ENDED, NO_TERMS, Buffer, BufferState, Hold, Job, JobSt
 from replica.scheduler.admission import nodes_of, place_of, usable_in
 from replica.scheduler.backfill import NOBODY_KNOWS, ReservedLine, TooManySteps, drain_us, release_at, run_until
 from replica.scheduler.gates import early_gate, waits_for_space
-from replica.scheduler.index import Agenda
-from replica.scheduler.index_rows import Key
+from replica.scheduler.index import SchedulingIndex
+from replica.scheduler.index_row import Key
 from replica.state import State
 from replica.values import NEVER, Instant, Reason, format_size, seconds
 
@@ -298,7 +298,7 @@ class _NodeLine:
 # ---- who stands before a job in line, from an agenda: what an estimate asks, without a walk over all jobs
 
 
-def ahead_in(agenda: Agenda) -> Ahead:
+def ahead_in(agenda: SchedulingIndex) -> Ahead:
     """Return who says which candidates are before a job; `agenda` must be prepared, and not change meanwhile."""
 
     def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
@@ -309,14 +309,14 @@ def ahead_in(agenda: Agenda) -> Ahead:
     return ahead
 
 
-def _lines(agenda: Agenda, pool: str | None) -> Iterator[Iterator[Key]]:
-    for (kind, name, _, _), keys in agenda.queues.items():
+def _lines(agenda: SchedulingIndex, pool: str | None) -> Iterator[Iterator[Key]]:
+    for (kind, name, _, _), keys in agenda.queues.queues.items():
         if (kind in ("any", "node")) if pool is None else (kind == "space" and name == pool):
             yield iter(keys)
         elif pool is not None and kind == "named":
             yield (key for key in keys if _wants(agenda, key[1], pool))
 
 
-def _wants(agenda: Agenda, job_id: int, pool: str) -> bool:
+def _wants(agenda: SchedulingIndex, job_id: int, pool: str) -> bool:
     buffer = agenda.state.buffers.get(job_id)
     return buffer is not None and buffer.pool == pool and buffer.granted_bytes > 0

@@ -23,7 +23,7 @@ from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobSta
 from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.operations.outcomes import active_stage, script_ended, succeeded
-from replica.scheduler.index import Agenda
+from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds
@@ -66,7 +66,7 @@ def world(pending: int) -> State:
     while state.next_job <= pending:
         state = fold(state, _submission(choose, state.next_job, pending), START)
     # Until nothing more can be given: data is staged in at once, and scripts run for ever.
-    agenda = Agenda(state)
+    agenda = SchedulingIndex(state)
     while events := events_of_pass(agenda, START):
         state = fold(state, events, START)
         agenda.advance(state, events)
@@ -157,7 +157,7 @@ def _running(state: State) -> list[int]:
 
 def passes(state: State) -> dict[str, float]:
     """Return the median and the 99th percentile of a pass after one completion, and of looking for what is due."""
-    agenda, at, times, looks = Agenda(state), START, [], []
+    agenda, at, times, looks = SchedulingIndex(state), START, [], []
     events_of_pass(agenda, at)
     running, found = _running(state), 0
     for _ in range(PASSES):
@@ -208,7 +208,7 @@ def submits(state: State) -> dict[str, float]:
 
     The proposer runs one pass for all the submits of a batch.
     """
-    agenda, times, passes_s = Agenda(state), [], []
+    agenda, times, passes_s = SchedulingIndex(state), [], []
     events_of_pass(agenda, START)
     actor = c.Actor(c.ActorRole.USER, "alice")
     for number in range(SUBMITS):
@@ -242,7 +242,7 @@ def submits(state: State) -> dict[str, float]:
 def start(state: State) -> dict[str, float]:
     """Return what a new leader's agenda takes to build, milliseconds."""
     started_s = time.perf_counter()
-    agenda = Agenda(state)
+    agenda = SchedulingIndex(state)
     events_of_pass(agenda, START)
     return {"build_ms": _ms(time.perf_counter() - started_s)}
 
@@ -254,7 +254,7 @@ def memory(pending: int) -> dict[str, int]:
     state = _as_from_a_snapshot(world(pending))
     gc.collect()
     in_state = tracemalloc.get_traced_memory()[0]
-    agenda = Agenda(state)
+    agenda = SchedulingIndex(state)
     agenda.next_due(START)
     gc.collect()
     in_both = tracemalloc.get_traced_memory()[0]
@@ -282,7 +282,7 @@ def _as_from_a_snapshot(state: State) -> State:
 
 def questions(state: State) -> dict[str, float]:
     """Return what it takes to answer an agent, to register one again, and to explain why a job waits; microseconds."""
-    agenda, choose = Agenda(state), random.Random(7)
+    agenda, choose = SchedulingIndex(state), random.Random(7)
     agenda.next_due(START)
     waiting = choose.sample(sorted(state.unfinished), min(QUESTIONS, len(state.unfinished)))
     nodes = sorted(state.nodes)

@@ -16,13 +16,14 @@ from replica.messages.entries import Accepted, Entry
 from replica.messages.events import Event
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
-from replica.scheduler.index import Agenda
+from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.values.units import Instant
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
 from tests.cluster.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due
+from tests.replica.scheduler.contents import contents
 from tests.replica.world import SCRIPT as TRUE
 from tests.replica.world import World
 
@@ -35,20 +36,20 @@ class Compared:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes = 0
         self.built = 0
-        real, build = events_of_pass, Agenda.__init__
+        real, build = events_of_pass, SchedulingIndex.__init__
 
-        def compare(agenda: Agenda, at: Instant) -> tuple[Event, ...]:
+        def compare(agenda: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
             self.passes += 1
             found = real(agenda, at)
             assert found == reference_events(agenda.state, at)
             return found
 
-        def count(agenda: Agenda, *arguments: object) -> None:
+        def count(agenda: SchedulingIndex, *arguments: object) -> None:
             self.built += 1
             build(agenda, *arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(planning, "events_of_pass", compare)
-        monkeypatch.setattr(Agenda, "__init__", count)
+        monkeypatch.setattr(SchedulingIndex, "__init__", count)
 
 
 async def work(rig: Rig, rounds: int) -> None:
@@ -114,14 +115,14 @@ async def test_a_new_leader_looks_at_all_jobs_in_portions_and_answers_commands_m
         unfinished = len(rig.controller.state.unfinished)
         assert unfinished > 5
         compared, portions = Compared(monkeypatch), 0
-        real = Agenda.prepare
+        real = SchedulingIndex.prepare
 
-        def prepare(agenda: Agenda, jobs_max: int) -> bool:
+        def prepare(agenda: SchedulingIndex, jobs_max: int) -> bool:
             nonlocal portions
             portions += not compared.passes
             return real(agenda, jobs_max)
 
-        monkeypatch.setattr(Agenda, "prepare", prepare)
+        monkeypatch.setattr(SchedulingIndex, "prepare", prepare)
         monkeypatch.setattr(planning, "JOBS_PER_TURN", 1)
         rig.controller.proposer._planner.forget()
         answer = submit(rig, script=SCRIPT, hold=Hold.NONE)
@@ -172,7 +173,7 @@ def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
         assert planner.events_of_pass(batch) == reference_events(batch.state(), world.at)
         planner.closed(batch)
         state = batch.state()
-    assert planner._agenda is not None and planner._agenda.contents() == Agenda(state).contents()
+    assert planner._agenda is not None and contents(planner._agenda) == contents(SchedulingIndex(state))
 
 
 def _submit() -> c.SubmitJob:

@@ -634,7 +634,7 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
 async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has_rested(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replica.scheduler.index import Agenda
+    from replica.scheduler.index import SchedulingIndex
     from replica.scheduler.scheduling_pass import events_of_pass as real
 
     passes = 0
@@ -643,7 +643,7 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
         assert isinstance(rig.clock, ManualClock)
         clock = rig.clock
 
-        def events_of_pass(agenda: Agenda, at: Instant) -> tuple[Event, ...]:
+        def events_of_pass(agenda: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
             nonlocal passes
             passes += 1
             clock.advance(0.05)

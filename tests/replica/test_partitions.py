@@ -19,7 +19,7 @@ from replica.model.partitions import Partition, PartitionState
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import NODES_MAX
 from replica.values.names import NodeListFault, format_nodes, parse_nodes
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import Watched
 from tests.replica.world import World, user
 
 P = PartitionState

@@ -37,10 +37,10 @@ from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
 from replica.views.jobs import not_exported
 from replica.views.orders import orders_for
+from tests.replica.operations.test_slots import ordered, run
 from tests.replica.reference.reference_scheduler import next_due
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import Watched
 from tests.replica.test_histories import Histories
-from tests.replica.test_turns import ordered, run
 from tests.replica.world import World, agent
 
 OUT = "#!/bin/sh\n#DW jobdw capacity=10 access_mode=striped type=scratch\n#DW stage_out type=file source=$DW_JOB_STRIPED/{0} destination=/out/{0}\ntrue\n"  # noqa: E501

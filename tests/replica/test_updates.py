@@ -19,7 +19,7 @@ from replica.model.partitions import Partition, PartitionState
 from replica.scheduler.estimates import estimate
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import NEVER, Instant, seconds
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import Watched
 from tests.replica.world import OPERATOR, SCRIPT, World, user
 
 K = DependencyKind

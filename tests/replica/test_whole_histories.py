@@ -19,7 +19,7 @@ from replica.model.jobs import JobState
 from replica.model.persistent import PERSISTENT_STATES
 from replica.scheduler.persistent import names_of
 from replica.state.state import EMPTY
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import Watched
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks
 from tests.replica.world import OPERATOR, World, user

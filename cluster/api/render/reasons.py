@@ -14,8 +14,8 @@ from cluster.server import Chronicle
 from replica.messages import Event
 from replica.model import JobState
 from replica.scheduler import (
-    Agenda,
     Estimate,
+    SchedulingIndex,
     ahead_in,
     early_gate,
     estimate,
@@ -49,7 +49,7 @@ class Verdicts:
     def __init__(self, chronicle: Chronicle | None = None) -> None:
         """`chronicle`: where the ledger is read; without it every state is new."""
         self._chronicle = chronicle
-        self._agenda: Agenda | None = None
+        self._agenda: SchedulingIndex | None = None
         self._kept: list[tuple[State, dict[int, Verdict]]] = []
         self._walked: list[tuple[State, Mapping[int, Verdict]]] = []
         self._dropping: asyncio.TimerHandle | None = None
@@ -119,7 +119,7 @@ class Verdicts:
         del self._walked[:-STATES_KEPT]
         return self._walked[-1][1]
 
-    def _follow(self, state: State) -> Agenda | None:
+    def _follow(self, state: State) -> SchedulingIndex | None:
         """Return the agenda of `state`; None for one that is older than what was asked about last."""
         agenda = self._agenda
         if agenda is None or agenda.state is not state:
@@ -127,7 +127,7 @@ class Verdicts:
                 return None
             events = None if agenda is None else self._between(agenda.state.revision, state.revision)
             if agenda is None or events is None:
-                agenda = self._agenda = Agenda(state)
+                agenda = self._agenda = SchedulingIndex(state)
             else:
                 agenda.advance(state, events)
         self._drop_later()

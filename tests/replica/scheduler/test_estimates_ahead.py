@@ -11,10 +11,10 @@ from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.scheduler import estimates
 from replica.scheduler.estimates import ahead_in, estimate
-from replica.scheduler.index import Agenda
+from replica.scheduler.index import SchedulingIndex
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
-from tests.replica.test_agenda import START, crowd, happening, submitted
+from tests.replica.scheduler.test_index import START, crowd, happening, submitted
 from tests.replica.world import World
 
 
@@ -25,7 +25,7 @@ def test_an_agenda_says_of_everybody_s_start_what_a_walk_over_all_jobs_says(seed
     for number in range(1, 200):
         # Without arrays: of those an agenda knows what has room.
         state = fold(state, (submitted(random, number),), at)
-    agenda, known, kinds = Agenda(state), 0, set()
+    agenda, known, kinds = SchedulingIndex(state), 0, set()
     for _ in range(12):
         batch = list(reference_events(state, at))
         state = fold(state, batch, at)
@@ -51,7 +51,7 @@ def test_a_throttled_task_is_not_waited_for_by_those_behind_it() -> None:
     world = World({"fast": 100}, cpus=64)
     tasks = world.submit("capacity=60", time_limit_s=3600, array=(1, 2, 3), options=JobOptions(array_throttle=1))
     behind = world.submit("capacity=60", time_limit_s=60)
-    agenda = Agenda(world.state)
+    agenda = SchedulingIndex(world.state)
     agenda.prepare(1_000)
     by_agenda, by_walk = (estimate(world.state, behind, world.at, ahead) for ahead in (ahead_in(agenda), None))
     assert tasks in world.state.arrays
@@ -65,7 +65,7 @@ def test_with_too_many_before_it_or_too_many_nodes_to_ask_nobody_says_when_a_job
     for _ in range(4):
         world.submit("capacity=60")
     last, bare = world.submit("capacity=60"), [world.submit(cpus=2) for _ in range(5)]
-    agenda = Agenda(world.state)
+    agenda = SchedulingIndex(world.state)
     agenda.prepare(1_000)
     for ahead in (ahead_in(agenda), None):
         monkeypatch.setattr(estimates, "AHEAD_MAX", 3)

@@ -21,7 +21,7 @@ from replica.scheduler.quotas import Headroom
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import Watched
 from tests.replica.test_revocation import revoked, staged_behind_a_full_node
 from tests.replica.world import World, user
 
@@ -288,4 +288,4 @@ def test_the_site_may_hold_what_is_too_large_at_submit_and_a_pass_does_not_look_
     made.settle(c.ConfigureSite(settings=(Setting("HoldOversized", "yes"),), partial=True))
     large = made.submit("capacity=500")
     assert made.reason(large) == "BurstBufferResources"
-    assert made.agenda.queues[("large", "fast", 0, None)].first[1] == large
+    assert made.agenda.queues.queues[("large", "fast", 0, None)].first[1] == large

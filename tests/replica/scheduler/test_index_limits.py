@@ -21,7 +21,7 @@ from replica.model.jobs import Dependency, DependencyKind, JobSpec, JobState
 from replica.model.partitions import Partition, PartitionState
 from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduler import admission, scheduling_pass
-from replica.scheduler.index import Agenda
+from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.invariants import check
 from replica.state.state import State
@@ -29,7 +29,8 @@ from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due, plan
-from tests.replica.test_agenda import Agendas, crowd, happening, node_happening, submitted
+from tests.replica.scheduler.contents import contents
+from tests.replica.scheduler.test_index import Agendas, crowd, happening, node_happening, submitted
 from tests.replica.world import OPERATOR, SCRIPT, START, user
 
 USERS = ("alan", "eve", "bo")
@@ -171,7 +172,7 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
         for name in ("CANDIDATES_BEHIND_MAX", "TURNED_AWAY_MAX"):
             monkeypatch.setattr(admission, name, 3)
     state, at = limited_crowd(random, 80), START
-    agenda = Agenda(state)
+    agenda = SchedulingIndex(state)
     kinds: set[type] = set()
     reasons: set[str] = set()
     for step in range(60):
@@ -209,7 +210,7 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
             batch += events
         agenda.advance(state, batch)
         if step % 10 == 0:
-            assert agenda.contents() == Agenda(state).contents()
+            assert contents(agenda) == contents(SchedulingIndex(state))
             assert check(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
     assert {e.BufferAllocated, e.RunOrdered} <= kinds

@@ -25,14 +25,8 @@ from replica.operations.outcomes import active_stage, failed, script_ended, succ
 from replica.operations.slots import Turns, with_turns
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.gates import REPLAN_S
-from replica.scheduler.index import (
-    EVENTS_ABOUT_ALL,
-    EVENTS_ABOUT_NONE,
-    NODE_EVENTS,
-    POOL_EVENTS,
-    RESERVATION_EVENTS,
-    Agenda,
-)
+from replica.scheduler.index import TOUCHES, SchedulingIndex, Touches
+from replica.scheduler.index_row import NO_ROW, index_row
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
@@ -41,6 +35,7 @@ from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due
+from tests.replica.scheduler.contents import SMALL_INDEXES, contents, held
 from tests.replica.test_histories import Histories
 from tests.replica.world import OPERATOR, SCRIPT, START, World, user
 
@@ -51,7 +46,7 @@ CROWD_MAX = 40
 and having each end, takes time that grows with the cube of their number, and finds no more."""
 
 
-def assert_agrees(agenda: Agenda, state: State, at: Instant) -> None:
+def assert_agrees(agenda: SchedulingIndex, state: State, at: Instant) -> None:
     assert agenda.state is state
     # Now, and at one instant to come: at the next step at another one.
     for later_s in (0, LATER_S[state.revision % len(LATER_S)]):
@@ -59,10 +54,10 @@ def assert_agrees(agenda: Agenda, state: State, at: Instant) -> None:
         assert events_of_pass(agenda, then) == reference_events(state, then)
         assert agenda.next_due(then) == next_due(state, then)
     assert_explains(agenda, state, at, sorted(state.unfinished))
-    assert agenda.contents() == Agenda(state).contents()
+    assert contents(agenda) == contents(SchedulingIndex(state))
 
 
-def assert_explains(agenda: Agenda, state: State, at: Instant, jobs: list[int]) -> None:
+def assert_explains(agenda: SchedulingIndex, state: State, at: Instant, jobs: list[int]) -> None:
     """What is said of a job is what the pass decides, whether one job is asked about or all are."""
     said = reference_scheduler.plan(state, at).verdicts
     assert verdicts_of(agenda, jobs, at) == {job_id: said[job_id] for job_id in jobs}
@@ -74,7 +69,7 @@ class Watched(World):
     """A world whose agenda is advanced with each batch and compared, before the passes and after."""
 
     def __init__(self, *arguments: Any, **changes: Any) -> None:
-        self.agenda = Agenda(EMPTY)
+        self.agenda = SchedulingIndex(EMPTY)
         self.passes = True
         super().__init__(*arguments, **changes)
 
@@ -264,7 +259,7 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
     if seed % 3 == 2:
         monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 3)
     state, at = crowd(random, 300), START
-    agenda, kinds = Agenda(state), set()
+    agenda, kinds = SchedulingIndex(state), set()
     assert not agenda.prepare(100)
     for step in range(120):
         expected = reference_events(state, at)
@@ -291,7 +286,7 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
         if step % 4 == 0:
             agenda.prepare(5)
         if step % 10 == 0:
-            assert agenda.contents() == Agenda(state).contents()
+            assert contents(agenda) == contents(SchedulingIndex(state))
             assert_explains(agenda, state, at, sorted(state.unfinished))
             assert check(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
@@ -300,18 +295,75 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
 
 def test_a_pass_that_is_asked_for_twice_gives_the_same_and_leaves_nothing_behind() -> None:
     state = crowd(Random(1), 200)
-    agenda = Agenda(state)
-    before = agenda.contents()
+    agenda = SchedulingIndex(state)
+    before = contents(agenda)
     first = events_of_pass(agenda, START)
     assert first and events_of_pass(agenda, START) == first
-    assert agenda.contents() == before
+    assert contents(agenda) == before
 
 
-def test_every_kind_of_event_is_about_a_job_or_a_node_or_all_or_none() -> None:
-    known = NODE_EVENTS + RESERVATION_EVENTS + POOL_EVENTS + EVENTS_ABOUT_ALL + EVENTS_ABOUT_NONE
+def test_the_table_of_what_events_touch_has_every_kind_that_is_not_simply_about_its_job() -> None:
+    assert set(TOUCHES) < set(get_args(e.Event))
     for kind in get_args(e.Event):
-        # What is about a job is looked at for it, unless it changes nothing that an agenda keeps.
-        assert ("job" in kind.__struct_fields__) != (kind in known) or kind in (e.MailSent, e.MailDropped), kind
+        has_job = "job" in kind.__struct_fields__
+        assert has_job or kind in TOUCHES, kind
+        # What is about a job touches it, unless it changes nothing that an index holds.
+        touches = TOUCHES.get(kind, Touches.JOB)
+        assert not has_job or touches in (Touches.JOB, Touches.JOB_AND_NAME) or kind in _JOB_NOT_TOUCHED, kind
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_small_index_is_what_the_rows_are_whatever_they_were_and_in_whatever_order_they_came(seed: int) -> None:
+    random = Random(seed)
+    first = crowd(random, 150)
+    second = moved_on(random, first)
+    direct, by_way = (SchedulingIndex(second) for _ in range(2))
+    replace_rows(random, by_way, first)
+    replace_rows(random, by_way, second)
+    replace_rows(random, direct, second)
+    for name in SMALL_INDEXES:
+        assert held(getattr(by_way, name)) == held(getattr(direct, name)), name
+    assert contents(SchedulingIndex(second)) == contents(direct)
+    # And rows that leave take all with them.
+    empty = SchedulingIndex(second)
+    empty.nodes.change(second.nodes)
+    empty.nodes.refresh(second, {})
+    replace_rows(random, by_way, second, leave=True)
+    for name in SMALL_INDEXES:
+        assert held(getattr(by_way, name)) == held(getattr(empty, name)), name
+
+
+def moved_on(random: Random, state: State) -> State:
+    at = START
+    for _ in range(20):
+        state = fold(state, reference_events(state, at), at)
+        for job_id in random.sample(sorted(state.unfinished), 20):
+            if job_id in state.unfinished:
+                state = fold(state, happening(random, state, job_id, at), at)
+        at = Instant(at + seconds(30))
+    return state
+
+
+def replace_rows(random: Random, index: SchedulingIndex, state: State, *, leave: bool = False) -> None:
+    """Tell every small index the rows of all jobs of a state, in any order, in place of those that they know."""
+    jobs = sorted({*index._rows, *state.unfinished})
+    random.shuffle(jobs)
+    for job_id in jobs:
+        before, after = index._rows.pop(job_id, NO_ROW), NO_ROW
+        if job_id in state.unfinished and not leave:
+            after = index_row(state, state.jobs[job_id], state.buffers.get(job_id), index.queues.names)
+            index._rows[job_id] = after
+        for small in (*index._of_all, *index._of_few):
+            small.apply(job_id, before, after)
+        for follows in (index.dependencies, index.singletons):
+            follows.apply(state, job_id, before, after)
+    index.arrays.refresh(state)
+    index.nodes.change(state.nodes)
+    index.nodes.refresh(state, index.queues.heads)
+    index._touched.clear()
+
+
+_JOB_NOT_TOUCHED = (e.ArraySubmitted, e.MailSent, e.MailDropped)
 
 
 def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
@@ -371,7 +423,7 @@ def test_sorted_keys_are_a_sorted_set(seed: int) -> None:
 def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same(seed: int) -> None:
     random = Random(seed)
     state, at = crowd(random, 150), START
-    agenda, portions = Agenda(state), 0
+    agenda, portions = SchedulingIndex(state), 0
     while not agenda.prepare(10):
         portions += 1
         if portions > 30:
@@ -385,5 +437,5 @@ def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same
         agenda.advance(state, batch)
         at = Instant(at + seconds(1))
     assert portions >= 15
-    assert agenda.contents() == Agenda(state).contents()
+    assert contents(agenda) == contents(SchedulingIndex(state))
     assert events_of_pass(agenda, at) == reference_events(state, at)
