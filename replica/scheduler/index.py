@@ -38,7 +38,7 @@ from replica.scheduler.gates import REPLAN_S, buffer_gate, early_gate, later_rea
 from replica.scheduler.index_row import FINISHED_ROW, GONE_ROW, NO_RARE, NO_ROW, IndexRow, Key, SmallIndex, index_row
 from replica.scheduler.key_index import KeyIndex, TimerIndex
 from replica.scheduler.node_index import NodeIndex
-from replica.scheduler.preemption import Victim
+from replica.scheduler.preemption import PreemptionCandidate
 from replica.scheduler.queue_index import ArrayIndex, QueueIndex
 from replica.state import State
 from replica.values import Instant, SortedKeys, Verdict, seconds
@@ -111,7 +111,7 @@ class SchedulingIndex:
         """Pool -> who holds a part of it, by until when."""
         self.slots: KeyIndex[tuple[int, str], tuple[Instant, int]] = KeyIndex(attrgetter("rare.slot"))
         """(stage, user) -> who waits for an operation slot, first come first."""
-        self.preemptible: KeyIndex[str, Victim] = KeyIndex(attrgetter("rare.preemptible"))
+        self.preemptible: KeyIndex[str, PreemptionCandidate] = KeyIndex(attrgetter("rare.preemptible"))
         """Pool -> jobs whose staged buffer may be taken back, the last ones in the order of candidates first."""
         self.reservations: KeyIndex[str, int] = KeyIndex(attrgetter("rare.reservation"))
         """Reservation -> its jobs that are not over."""

@@ -19,32 +19,32 @@ from replica.model import (
     Job,
     JobOptions,
     JobState,
-    Standing,
+    SchedulingClass,
     is_active,
     is_ahead,
     is_gated,
     is_waiting,
     queue_place,
-    standing_of,
+    scheduling_class_of,
     takes_cpus,
-    waits_for_turn,
+    waits_for_slot,
 )
 from replica.operations import due_at
 from replica.scheduler.admission import nodes_of, place_of, usable_in
 from replica.scheduler.backfill import run_until
 from replica.scheduler.gates import depended_on, early_gate, reservation_of, waits_for_space
-from replica.scheduler.persistent import names_of
-from replica.scheduler.preemption import Victim, victim_of
+from replica.scheduler.persistent import persistent_options
+from replica.scheduler.preemption import PreemptionCandidate, preemption_candidate
 from replica.state import State, is_finished
 from replica.values import NEVER, Instant, SortedKeys
 
 Key = tuple[int, int, int]
 """-priority, job, and what is asked for: bytes of a pool or CPUs."""
 
-Queue = tuple[str, str, int, Standing | None]
+Queue = tuple[str, str, int, SchedulingClass | None]
 """What is waited for, and on whose behalf: ("space", pool, CPUs), ("node", name, 0) or ("any", partition, CPUs), and
-the standing, which limits, licences, reservations and partitions go by. ("named", "", 0): persistent buffers. In
-("large", pool, 0) are those who ask for more than the pool has in service: no pass looks at them.
+the scheduling class, which limits, licences, reservations and partitions go by. ("persistent", "", 0): persistent
+buffers. In ("large", pool, 0) are those who ask for more than the pool has in service: no pass checks them.
 """
 
 Group = tuple[str, str]
@@ -78,7 +78,7 @@ class RareFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Whether it also counts among those of the array that have not started."""
     slot: tuple[tuple[int, str], tuple[Instant, int]] | None = None
     """Stage and user, and its place among those that wait for an operation slot there."""
-    preemptible: tuple[str, Victim] | None = None
+    preemptible: tuple[str, PreemptionCandidate] | None = None
     """A pool, and the candidate for having its buffer there taken back."""
 
 
@@ -112,20 +112,20 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
     queue: Queue | None = None
     key: Key | None = None
     if job.state is JobState.PENDING and early_gate(state, job) is None:
-        place, standing = place_of(state, job), standing_of(job, options)
+        place, scheduling_class = place_of(state, job), scheduling_class_of(job, options)
         if buffer is None:
-            queue, key = ("any", nodes_of(state, job.id), spec.cpus, standing), (*place, spec.cpus)
+            queue, key = ("any", nodes_of(state, job.id), spec.cpus, scheduling_class), (*place, spec.cpus)
         elif buffer.state is BufferState.STAGED_IN:
-            queue, key = ("node", job.node, 0, standing), (*place, spec.cpus)
+            queue, key = ("node", job.node, 0, scheduling_class), (*place, spec.cpus)
         elif waits_for_space(job, buffer):
             size_bytes = buffer.granted_bytes
             pool = buffer.pool if size_bytes else ""
-            queue, key = ("space", pool, spec.cpus, standing), (*place, size_bytes)
+            queue, key = ("space", pool, spec.cpus, scheduling_class), (*place, size_bytes)
             if size_bytes > usable_in(state, pool):
-                # Nobody gives it so much, so no pass looks at it until its pool has grown.
+                # Nobody gives it so much, so no pass checks it until its pool has grown.
                 queue = ("large", pool, 0, None)
-            if names_of(state, job.id) is not None:
-                queue, key = ("named", "", 0, None), (*place, 0)
+            if persistent_options(state, job.id) is not None:
+                queue, key = ("persistent", "", 0, None), (*place, 0)
     if queue is not None:
         queue = queue_names.setdefault(queue, queue)
     holds = buffer is not None and buffer.state in HOLDING and buffer.granted_bytes > 0
@@ -159,10 +159,10 @@ def _rare_fields(
     array = 0
     if queued and is_gated(options, job.has_buffer) and is_waiting(job, buffer) and options is not None:
         array = options.array_job
-    stage, reservation = waits_for_turn(job, buffer), reservation_of(state, job.id)
+    stage, reservation = waits_for_slot(job, buffer), reservation_of(state, job.id)
     active_of = options.array_job if options is not None and is_active(job, buffer) else 0
     singleton = options is not None and options.singleton and job.state is JobState.PENDING
-    victim = victim_of(state, job, buffer)
+    candidate = preemption_candidate(state, job, buffer)
     found = RareFields(
         _waits_for(state, job) if job.spec.dependencies else (),
         (job.spec.user, job.spec.name) if singleton else None,
@@ -171,7 +171,7 @@ def _rare_fields(
         active_of,
         active_of > 0 and is_ahead(job, buffer),
         None if stage is None or buffer is None else ((int(stage), job.spec.user), queue_place(job, buffer)),
-        None if victim is None or buffer is None else (buffer.pool, victim),
+        None if candidate is None or buffer is None else (buffer.pool, candidate),
     )
     return NO_RARE if found == NO_RARE else found
 

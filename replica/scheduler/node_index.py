@@ -98,9 +98,9 @@ class NodeIndex:
             free = node.cpus - self._cpus_taken.get(name, 0) if node is not None else 0
             self.put(name, (node.cpus, free, len(self.jobs_on(name))) if up and node is not None else None)
             head = heads.get(("node", name))
-            # One of this standing may be kept back by a limit: then those behind it have their turn.
-            standing = head.first[1][3] if head else None
-            limited = standing is not None and standing.limits_runs
+            # One of this class may be kept back by a limit: then those behind it are candidates too.
+            scheduling_class = head.first[1][3] if head else None
+            limited = scheduling_class is not None and scheduling_class.limits_runs
             if up and head and (head.first[0][2] <= free or limited):
                 self.ready.add(name)
             else:

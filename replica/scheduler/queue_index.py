@@ -37,7 +37,7 @@ class QueueIndex:
             return
         for row, sign in ((before, -1), (after, 1)):
             if row.queue is not None and row.key is not None:
-                self.space_requests += sign * (row.queue[0] in ("space", "large", "named"))
+                self.space_requests += sign * (row.queue[0] in ("space", "large", "persistent"))
                 if not row.rare.array:
                     self.put(row.queue, row.key, sign > 0)
 
@@ -111,7 +111,7 @@ class ArrayIndex:
             if waiting is not None:
                 job = state.jobs[waiting.first[1]]
                 throttle = state.options[job.id].array_throttle
-                room = self.use_of(array).room(throttle, job.has_buffer, state.site.array_stage_count)
+                room = self.usage_of(array).room(throttle, job.has_buffer, state.site.array_stage_count)
                 for key in islice(waiting, room):
                     queue = self._rows[key[1]].queue
                     assert queue is not None
@@ -132,7 +132,7 @@ class ArrayIndex:
                 del self._use[array]
         self._changed = set()
 
-    def use_of(self, array: int) -> ArrayUse:
+    def usage_of(self, array: int) -> ArrayUse:
         """Return how many tasks of an array are active."""
         return self._use.get(array) or ArrayUse()
 
@@ -143,7 +143,7 @@ class ArrayIndex:
             return None
         before = self._waiting[row.rare.array].rank(row.key)
         throttle, stage_count = state.options[job_id].array_throttle, state.site.array_stage_count
-        return self.use_of(row.rare.array).verdict(throttle, state.jobs[job_id].has_buffer, stage_count, before)
+        return self.usage_of(row.rare.array).verdict(throttle, state.jobs[job_id].has_buffer, stage_count, before)
 
     def between(self, low: int, high: int) -> set[int]:
         """Return the waiting tasks that ask for more than `low` and at most `high`, be it of a pool or CPUs."""

@@ -19,7 +19,7 @@ from replica.model import (
     Pool,
     Stage,
     free_bytes,
-    waits_for_turn,
+    waits_for_slot,
 )
 from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
 from replica.state import State
@@ -143,4 +143,4 @@ def _why_not_yet(job: Job, buffer: Buffer) -> str:
         return f"{job.message}; it will be tried again"
     if buffer.state is BufferState.POST_RUN:
         return "stage-out has not begun"
-    return "stage-out waits for its turn" if waits_for_turn(job, buffer) is not None else "it is being staged out"
+    return "stage-out waits for its turn" if waits_for_slot(job, buffer) is not None else "it is being staged out"

@@ -1,4 +1,4 @@
-"""The laws of the agenda: advanced it equals one built afresh, and it decides what walking over all jobs decides."""
+"""Laws of the scheduling index: advanced it equals one built afresh, and it decides what a walk over all jobs does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobSta
 from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.operations.outcomes import active_stage, failed, script_ended, succeeded
-from replica.operations.slots import Turns, with_turns
+from replica.operations.slots import OperationSlots, with_slots
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.gates import REPLAN_S
 from replica.scheduler.index import TOUCHES, SchedulingIndex, Touches
@@ -46,49 +46,49 @@ CROWD_MAX = 40
 and having each end, takes time that grows with the cube of their number, and finds no more."""
 
 
-def assert_agrees(agenda: SchedulingIndex, state: State, at: Instant) -> None:
-    assert agenda.state is state
+def assert_agrees(index: SchedulingIndex, state: State, at: Instant) -> None:
+    assert index.state is state
     # Now, and at one instant to come: at the next step at another one.
     for later_s in (0, LATER_S[state.revision % len(LATER_S)]):
         then = Instant(at + seconds(later_s))
-        assert events_of_pass(agenda, then) == reference_events(state, then)
-        assert agenda.next_due(then) == next_due(state, then)
-    assert_explains(agenda, state, at, sorted(state.unfinished))
-    assert contents(agenda) == contents(SchedulingIndex(state))
+        assert events_of_pass(index, then) == reference_events(state, then)
+        assert index.next_due(then) == next_due(state, then)
+    assert_explains(index, state, at, sorted(state.unfinished))
+    assert contents(index) == contents(SchedulingIndex(state))
 
 
-def assert_explains(agenda: SchedulingIndex, state: State, at: Instant, jobs: list[int]) -> None:
+def assert_explains(index: SchedulingIndex, state: State, at: Instant, jobs: list[int]) -> None:
     """What is said of a job is what the pass decides, whether one job is asked about or all are."""
     said = reference_scheduler.plan(state, at).verdicts
-    assert verdicts_of(agenda, jobs, at) == {job_id: said[job_id] for job_id in jobs}
+    assert verdicts_of(index, jobs, at) == {job_id: said[job_id] for job_id in jobs}
     for job_id in jobs[at % 7 :: 7]:
-        assert verdicts_of(agenda, [job_id], at) == {job_id: said[job_id]}
+        assert verdicts_of(index, [job_id], at) == {job_id: said[job_id]}
 
 
-class Watched(World):
-    """A world whose agenda is advanced with each batch and compared, before the passes and after."""
+class IndexedWorld(World):
+    """A world whose index is advanced with each batch and compared, before the passes and after."""
 
     def __init__(self, *arguments: Any, **changes: Any) -> None:
-        self.agenda = SchedulingIndex(EMPTY)
+        self.index = SchedulingIndex(EMPTY)
         self.passes = True
         super().__init__(*arguments, **changes)
 
     def commit(self, entry: Entry) -> None:
         super().commit(entry)
-        self.agenda.advance(self.state, entry.events)
-        assert_agrees(self.agenda, self.state, self.at)
+        self.index.advance(self.state, entry.events)
+        assert_agrees(self.index, self.state, self.at)
 
     def run_pass(self) -> None:
         if self.passes:
             super().run_pass()
 
 
-class Agendas(Histories):
-    """Random histories with everything that an agenda keeps: dependencies, policies, purges, batches without a pass."""
+class IndexHistories(Histories):
+    """Random histories with everything that an index holds: dependencies, policies, purges, batches without a pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = Watched(
+        self.world = IndexedWorld(
             {"fast": 100, "bulk": 50},
             granularity=5,
             nodes=3,
@@ -108,7 +108,7 @@ class Agendas(Histories):
     @rule(data=st.data(), submits=st.integers(1, 4))
     def several_commands_go_into_one_batch(self, data: st.DataObject, submits: int) -> None:
         world = self.world
-        assert isinstance(world, Watched)
+        assert isinstance(world, IndexedWorld)
         world.passes = False
         for _ in range(submits):
             world.try_submit(data.draw(st.sampled_from(["", "capacity=5", "capacity=90 pool=fast"])))
@@ -155,8 +155,8 @@ class Agendas(Histories):
         self.world.settle(c.SetPolicy(policy), OPERATOR)
 
 
-Agendas.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestAgendas = Agendas.TestCase
+IndexHistories.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestIndexHistories = IndexHistories.TestCase
 
 
 # Crowds: large worlds made of events, which random users and agents move on ------------------------------------------
@@ -235,7 +235,7 @@ def happening(random: Random, state: State, job_id: int, at: Instant) -> tuple[e
     assert buffer is not None
     if not random.randrange(6):
         return failed(state, job, stage, "it broke", at)
-    return with_turns(state, Turns(state.operations), succeeded(state, job, buffer, stage, 1, 1, ""))
+    return with_slots(state, OperationSlots(state.operations), succeeded(state, job, buffer, stage, 1, 1, ""))
 
 
 def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
@@ -249,7 +249,7 @@ def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
+def test_in_a_crowd_the_index_decides_what_walking_over_all_jobs_decides(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = Random(seed)
@@ -259,12 +259,12 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
     if seed % 3 == 2:
         monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 3)
     state, at = crowd(random, 300), START
-    agenda, kinds = SchedulingIndex(state), set()
-    assert not agenda.prepare(100)
+    index, kinds = SchedulingIndex(state), set()
+    assert not index.prepare(100)
     for step in range(120):
         expected = reference_events(state, at)
-        assert events_of_pass(agenda, at) == expected
-        assert agenda.next_due(at) == next_due(state, at)
+        assert events_of_pass(index, at) == expected
+        assert index.next_due(at) == next_due(state, at)
         kinds |= {type(event) for event in expected}
         batch = list(expected)
         state = fold(state, expected, at)
@@ -282,12 +282,12 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
             events = events if not events[0].spec.dependencies else ()
             state = fold(state, events, at)
             batch += events
-        agenda.advance(state, batch)
+        index.advance(state, batch)
         if step % 4 == 0:
-            agenda.prepare(5)
+            index.prepare(5)
         if step % 10 == 0:
-            assert contents(agenda) == contents(SchedulingIndex(state))
-            assert_explains(agenda, state, at, sorted(state.unfinished))
+            assert contents(index) == contents(SchedulingIndex(state))
+            assert_explains(index, state, at, sorted(state.unfinished))
             assert check(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
     assert {e.BufferAllocated, e.RunOrdered, e.JobBecameEligible} <= kinds
@@ -295,11 +295,11 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
 
 def test_a_pass_that_is_asked_for_twice_gives_the_same_and_leaves_nothing_behind() -> None:
     state = crowd(Random(1), 200)
-    agenda = SchedulingIndex(state)
-    before = contents(agenda)
-    first = events_of_pass(agenda, START)
-    assert first and events_of_pass(agenda, START) == first
-    assert contents(agenda) == before
+    index = SchedulingIndex(state)
+    before = contents(index)
+    first = events_of_pass(index, START)
+    assert first and events_of_pass(index, START) == first
+    assert contents(index) == before
 
 
 def test_the_table_of_what_events_touch_has_every_kind_that_is_not_simply_about_its_job() -> None:
@@ -366,11 +366,11 @@ def replace_rows(random: Random, index: SchedulingIndex, state: State, *, leave:
 _JOB_NOT_TOUCHED = (e.ArraySubmitted, e.MailSent, e.MailDropped)
 
 
-def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
+def test_no_more_than_so_many_candidates_behind_the_reservation_head_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 2)
-    world = Watched({"fast": 100}, max_passes=9)
+    world = IndexedWorld({"fast": 100}, max_passes=9)
     world.submit("capacity=60")
     first = world.submit("capacity=100", priority=9)
     for _ in range(2):
@@ -383,7 +383,7 @@ def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
 
 
 def test_a_down_node_s_operations_are_not_due_and_are_again_when_it_is_back() -> None:
-    world = Watched({"fast": 100}, stage_in_timeout_s=10, timeouts="fixed")
+    world = IndexedWorld({"fast": 100}, stage_in_timeout_s=10, timeouts="fixed")
     job = world.submit("capacity=40")
     assert next_due(world.state, world.at) == world.at + seconds(10)
     world.settle(c.MarkNodeDown("n1", "x"), c.CONTROLLER)
@@ -420,11 +420,11 @@ def test_sorted_keys_are_a_sorted_set(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same(seed: int) -> None:
+def test_an_index_that_is_built_in_portions_while_the_world_goes_on_is_the_same(seed: int) -> None:
     random = Random(seed)
     state, at = crowd(random, 150), START
-    agenda, portions = SchedulingIndex(state), 0
-    while not agenda.prepare(10):
+    index, portions = SchedulingIndex(state), 0
+    while not index.prepare(10):
         portions += 1
         if portions > 30:
             continue
@@ -434,8 +434,8 @@ def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same
             events = happening(random, state, job_id, at)
             state = fold(state, events, at)
             batch += events
-        agenda.advance(state, batch)
+        index.advance(state, batch)
         at = Instant(at + seconds(1))
     assert portions >= 15
-    assert contents(agenda) == contents(SchedulingIndex(state))
-    assert events_of_pass(agenda, at) == reference_events(state, at)
+    assert contents(index) == contents(SchedulingIndex(state))
+    assert events_of_pass(index, at) == reference_events(state, at)
