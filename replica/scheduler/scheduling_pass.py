@@ -62,6 +62,7 @@ def verdicts_of(index: SchedulingIndex, job_ids: Iterable[int], at: Instant) -> 
     found: dict[int, Verdict] = {}
     asked: list[int] = []
     if reservations_due(index.state, at):
+        # The pass does nothing else then.
         jobs, buffers = index.state.jobs, index.state.buffers
         return {job_id: still(index.state, jobs[job_id], buffers.get(job_id)) for job_id in job_ids}
     for job_id in job_ids:
@@ -119,13 +120,11 @@ class SchedulingPass:
                 self.index.nodes.put(name, before)
 
     def _run(self, asked: Iterable[int]) -> list[e.Event]:
-        state = self.state
-        self.asked = sorted(((place_of(state, state.jobs[job_id]), job_id) for job_id in asked), reverse=True)
-        begin_or_end = reservations_due(state, self.at)
+        begin_or_end = reservations_due(self.state, self.at)
         if begin_or_end:
-            for _, job_id in self.asked:
-                self.verdicts[job_id] = still(state, state.jobs[job_id], state.buffers.get(job_id))
             return list(begin_or_end)
+        jobs = self.state.jobs
+        self.asked = sorted(((place_of(self.state, jobs[job_id]), job_id) for job_id in asked), reverse=True)
         nodes = self._due()
         self._give_slots()
         streams: list[tuple[Key, Queue, Iterator[tuple[Key, Queue]]]] = []
