@@ -26,7 +26,7 @@ from cluster.schemas import (
 from cluster.server import PastBusy, Transfer, settled_at
 from cluster.system import format_instant
 from replica.messages import events as e
-from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_turn
+from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_slot
 from replica.operations import node_bytes_s, rules_in_force, shares_of
 from replica.state import State
 from replica.values import NEVER
@@ -160,7 +160,7 @@ def transfer_view(call: Call, state: State, job_id: int, said: Transfer | None) 
     of_node = None if rules is None else node_bytes_s(state, rules, job.node)
     shares = NO_SHARES if rules is None else shares_of(state, rules, job.spec.user, job.node, of_node)
     limits = (shares.transfer_bytes_s, shares.user_bytes_s, shares.node_bytes_s)
-    words = _word(job, queued=waits_for_turn(job, buffer) is not None)
+    words = _word(job, queued=waits_for_slot(job, buffer) is not None)
     view = TransferView(
         job_id=job_id,
         task=task_words(state, job_id),

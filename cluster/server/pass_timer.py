@@ -1,7 +1,7 @@
 """When the leader runs its next scheduling pass: with a batch, after a rest, when something is due by time, never idly.
 
-A pass over an agenda costs what has changed, not what waits (`replica.scheduler.index`), so a lonely command has its
-pass with it; under load passes share the work of many batches, at a bounded share of the time. By itself it is run when
+A pass over the scheduling index costs what has changed, not what waits, so one sequential command has its pass with
+it; under load passes share the work of many batches, at a bounded share of the time. By itself it is run when
 the last one made more possible, and when an instant comes at which it could do something.
 """
 

@@ -23,7 +23,7 @@ from replica.model import (
     check_qos,
     check_reservation,
     check_rules,
-    standing_with,
+    scheduling_class_with,
     with_members_sorted,
 )
 from replica.scheduler import alone_over, rules_of, submit_over
@@ -279,11 +279,11 @@ def limits_refusal(state: Facts, submitted: e.JobSubmitted | e.ArraySubmitted, o
     if qos is None or not qos.deny_on_limit:
         return None
     spec = submitted.spec
-    standing = standing_with(spec.user, options)
+    scheduling_class = scheduling_class_with(spec.user, options)
     over = (
         None
-        if standing is None
-        else alone_over(state, standing, submitted.pool, submitted.granted_bytes, spec.time_limit_s, spec.cpus)
+        if scheduling_class is None
+        else alone_over(state, scheduling_class, submitted.pool, submitted.granted_bytes, spec.time_limit_s, spec.cpus)
     )
     if over is None:
         return None

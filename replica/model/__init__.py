@@ -115,8 +115,8 @@ from replica.model.operations import (
     counted_under,
     queue_place,
     stage_of,
-    takes_turn,
-    waits_for_turn,
+    takes_slot,
+    waits_for_slot,
 )
 from replica.model.orders import NOTHING_SPECIAL, Order, SpecialTransfers
 from replica.model.partitions import (
@@ -175,14 +175,14 @@ from replica.model.transfers import (
 )
 from replica.model.usage import (
     Consumed,
-    Standing,
-    UseKey,
+    SchedulingClass,
+    UsageKey,
     consumed_key,
-    holding_use,
+    holding_usage,
     minutes_of,
-    running_use,
-    standing_of,
-    standing_with,
+    running_usage,
+    scheduling_class_of,
+    scheduling_class_with,
     takes_cpus,
-    use_of,
+    usage_of,
 )

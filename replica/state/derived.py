@@ -15,10 +15,10 @@ from replica.model import (
     MovingKey,
     NameGroup,
     Several,
-    UseKey,
+    UsageKey,
     counted_under,
-    takes_turn,
-    use_of,
+    takes_slot,
+    usage_of,
 )
 from replica.state.state import State
 
@@ -91,7 +91,7 @@ def derive(state: State) -> State:
     named: dict[str, dict[str, dict[int, bool]]] = {}
     for job_id in unfinished:
         job = state.jobs[job_id]
-        stage = takes_turn(job, state.buffers.get(job_id))
+        stage = takes_slot(job, state.buffers.get(job_id))
         if stage is not None:
             operations[int(stage)] = operations.get(int(stage), 0) + 1
         if stage in TRANSFERS:
@@ -103,9 +103,9 @@ def derive(state: State) -> State:
     for job_id, options in state.options.items():
         if options.array_job:
             arrays.setdefault(options.array_job, {})[options.array_task] = job_id
-    use: dict[UseKey, int] = {}
+    use: dict[UsageKey, int] = {}
     for job_id, options in state.options.items():
-        for key, amount in use_of(state.jobs[job_id], state.buffers.get(job_id), options).items():
+        for key, amount in usage_of(state.jobs[job_id], state.buffers.get(job_id), options).items():
             use[key] = use.get(key, 0) + amount
     using: dict[str, dict[int, bool]] = {}
     for job_id, options in state.options.items():

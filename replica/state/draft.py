@@ -43,14 +43,14 @@ from replica.model import (
     Site,
     Stage,
     TransferRules,
-    UseKey,
+    UsageKey,
     counted_under,
     job_names,
-    standing_of,
+    scheduling_class_of,
     step,
-    takes_turn,
+    takes_slot,
     usage,
-    use_of,
+    usage_of,
 )
 from replica.state.derived import is_finished, move
 from replica.state.receipts import ReceiptsDraft
@@ -109,7 +109,7 @@ class Draft:
     operations: immutables.MapMutation[int, int]
     arrays: immutables.MapMutation[int, immutables.Map[int, int]]
     named: immutables.MapMutation[str, immutables.Map[str, NameGroup]]
-    use: immutables.MapMutation[UseKey, int]
+    use: immutables.MapMutation[UsageKey, int]
     moving: immutables.MapMutation[MovingKey, int]
 
     def __init__(self, state: State) -> None:
@@ -152,12 +152,12 @@ class Draft:
         former = self.jobs.get(job.id)
         options = self.options.get(job.id)
         if options is not None:
-            used = {} if former is None else use_of(former, self.buffers.get(job.id), options)
-            self.count(used, use_of(job, buffer, options))
+            used = {} if former is None else usage_of(former, self.buffers.get(job.id), options)
+            self.count(used, usage_of(job, buffer, options))
         was_on = former.node if former is not None and job.id in self.unfinished else ""
-        former_stage = None if former is None else takes_turn(former, self.buffers.get(job.id))
+        former_stage = None if former is None else takes_slot(former, self.buffers.get(job.id))
         self.jobs[job.id] = job
-        stage = takes_turn(job, buffer)
+        stage = takes_slot(job, buffer)
         self._count_turn(former_stage, stage)
         moved, moves = former_stage in TRANSFERS, stage in TRANSFERS
         if moved or moves:
@@ -231,10 +231,10 @@ class Draft:
 
     def _consume(self, job: Job, given_back: Buffer, options: JobOptions) -> None:
         """Add what a buffer that has just given back its space has used of it."""
-        standing = standing_of(job, options)
+        scheduling_class = scheduling_class_of(job, options)
         # Not below the level that knows of it: members of an earlier release must have the same state.
-        if standing is not None and self.feature_level >= TRANSFERS_AND_PARTITIONS:
-            self.consumed = usage.with_given_back(self.consumed, standing, given_back, self.at)
+        if scheduling_class is not None and self.feature_level >= TRANSFERS_AND_PARTITIONS:
+            self.consumed = usage.with_given_back(self.consumed, scheduling_class, given_back, self.at)
 
     def hold(self, pool: str, difference_bytes: int) -> None:
         """Have more or less of a pool held."""
@@ -260,7 +260,7 @@ class Draft:
     def give_options(self, job_id: int, options: JobOptions) -> None:
         """Store what a job asked for beyond its JobSpec."""
         job, buffer = self.job(job_id), self.buffers.get(job_id)
-        self.count(use_of(job, buffer, self.options.get(job_id)), use_of(job, buffer, options))
+        self.count(usage_of(job, buffer, self.options.get(job_id)), usage_of(job, buffer, options))
         self.options[job_id] = options
 
     def _count_use(self, before: Buffer | None, buffer: Buffer) -> None:
@@ -279,7 +279,7 @@ class Draft:
         except IllegalTransition as error:
             raise LedgerViolation(f"job {buffer.job}: {error}") from None
 
-    def count(self, before: dict[UseKey, int], after: dict[UseKey, int]) -> None:
+    def count(self, before: dict[UsageKey, int], after: dict[UsageKey, int]) -> None:
         """Have the index of what counts against limits say `after` where it said `before`."""
         if before == after:
             return

@@ -1,4 +1,4 @@
-"""The agenda of the leader follows what it decides, and its passes are those of a walk over all jobs."""
+"""The scheduling index of the leader follows what it decides, and its passes are those of a walk over all jobs."""
 
 import asyncio
 
@@ -16,13 +16,14 @@ from replica.messages.entries import Accepted, Entry
 from replica.messages.events import Event
 from replica.model.jobs import Hold, JobSpec, JobState
 from replica.model.operations import Stage
-from replica.scheduler.index import Agenda
+from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.values.units import Instant
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
 from tests.cluster.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due
+from tests.replica.scheduler.contents import contents
 from tests.replica.world import SCRIPT as TRUE
 from tests.replica.world import World
 
@@ -30,25 +31,25 @@ NODE = c.Actor(c.ActorRole.AGENT, "n1")
 
 
 class Compared:
-    """Counts the passes of all agendas, each compared with a walk over all jobs of the state that it is over."""
+    """Counts the passes of all indexes, each compared with a walk over all jobs of the state that it is over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes = 0
         self.built = 0
-        real, build = events_of_pass, Agenda.__init__
+        real, build = events_of_pass, SchedulingIndex.__init__
 
-        def compare(agenda: Agenda, at: Instant) -> tuple[Event, ...]:
+        def compare(index: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
             self.passes += 1
-            found = real(agenda, at)
-            assert found == reference_events(agenda.state, at)
+            found = real(index, at)
+            assert found == reference_events(index.state, at)
             return found
 
-        def count(agenda: Agenda, *arguments: object) -> None:
+        def count(index: SchedulingIndex, *arguments: object) -> None:
             self.built += 1
-            build(agenda, *arguments)  # type: ignore[arg-type]
+            build(index, *arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(planning, "events_of_pass", compare)
-        monkeypatch.setattr(Agenda, "__init__", count)
+        monkeypatch.setattr(SchedulingIndex, "__init__", count)
 
 
 async def work(rig: Rig, rounds: int) -> None:
@@ -70,13 +71,13 @@ async def work(rig: Rig, rounds: int) -> None:
         await asyncio.sleep(0)
         if number % 3 == 2:
             rig.engine.commit()
-    while not all(answer.done() for answer in answers):
+    while not all(decision.done() for decision in answers):
         rig.engine.commit()
         await asyncio.sleep(0)
 
 
 @story
-async def test_with_batches_in_flight_each_pass_is_that_of_a_walk_over_all_jobs_and_the_agenda_is_built_once(
+async def test_with_batches_in_flight_each_pass_is_that_of_a_walk_over_all_jobs_and_the_index_is_built_once(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Rig(config, automatic=False, clock=ManualClock(START)) as rig:
@@ -88,17 +89,17 @@ async def test_with_batches_in_flight_each_pass_is_that_of_a_walk_over_all_jobs_
 
 
 @story
-async def test_a_lost_lead_drops_the_agenda_and_the_next_one_is_built_on_what_was_agreed(
+async def test_a_lost_lead_drops_the_index_and_the_next_one_is_built_on_what_was_agreed(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Rig(config, automatic=False, clock=ManualClock(START)) as rig:
         compared = Compared(monkeypatch)
         await work(rig, 6)
-        answer = submit(rig, script=SCRIPT, hold=Hold.NONE)
+        decision = submit(rig, script=SCRIPT, hold=Hold.NONE)
         await until(lambda: rig.engine.uncommitted > 0)
         rig.engine.depose(lose=True)
-        assert answer.done() and answer.exception() is not None
-        assert rig.controller.proposer._planner._agenda is None
+        assert decision.done() and decision.exception() is not None
+        assert rig.controller.proposer._planner._index is None
         rig.engine.lead()
         before = compared.passes
         await work(rig, 6)
@@ -114,27 +115,27 @@ async def test_a_new_leader_looks_at_all_jobs_in_portions_and_answers_commands_m
         unfinished = len(rig.controller.state.unfinished)
         assert unfinished > 5
         compared, portions = Compared(monkeypatch), 0
-        real = Agenda.prepare
+        real = SchedulingIndex.prepare
 
-        def prepare(agenda: Agenda, jobs_max: int) -> bool:
+        def prepare(index: SchedulingIndex, jobs_max: int) -> bool:
             nonlocal portions
             portions += not compared.passes
-            return real(agenda, jobs_max)
+            return real(index, jobs_max)
 
-        monkeypatch.setattr(Agenda, "prepare", prepare)
+        monkeypatch.setattr(SchedulingIndex, "prepare", prepare)
         monkeypatch.setattr(planning, "JOBS_PER_TURN", 1)
         rig.controller.proposer._planner.forget()
-        answer = submit(rig, script=SCRIPT, hold=Hold.NONE)
+        decision = submit(rig, script=SCRIPT, hold=Hold.NONE)
         await until(lambda: rig.engine.uncommitted == 1)
         (batch,) = batches(rig)[-1:]
         assert [entry.command for entry in batch.entries] == ["submit_job"]
         rig.engine.commit()
-        assert (await answer).refusal is None
+        assert (await decision).refusal is None
         await until(lambda: compared.passes > 0)
         assert portions >= unfinished
 
 
-def test_a_batch_on_another_state_than_the_agenda_s_makes_a_new_agenda() -> None:
+def test_a_batch_on_another_state_than_the_index_s_makes_a_new_index() -> None:
     world, other = World(), World()
     planner = Planner()
     for state in (world.state, other.state):
@@ -142,7 +143,7 @@ def test_a_batch_on_another_state_than_the_agenda_s_makes_a_new_agenda() -> None
         assert planner.prepare(batch)
         assert planner.events_of_pass(batch) == ()
         planner.closed(batch)
-        assert planner._agenda is not None and planner._agenda.state is state
+        assert planner._index is not None and planner._index.state is state
 
 
 def test_what_is_due_is_asked_of_the_applied_state_and_a_pass_is_due_at_once_while_it_is_not_known(
@@ -172,7 +173,7 @@ def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
         assert planner.events_of_pass(batch) == reference_events(batch.state(), world.at)
         planner.closed(batch)
         state = batch.state()
-    assert planner._agenda is not None and planner._agenda.contents() == Agenda(state).contents()
+    assert planner._index is not None and contents(planner._index) == contents(SchedulingIndex(state))
 
 
 def _submit() -> c.SubmitJob:

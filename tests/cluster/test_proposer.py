@@ -621,7 +621,7 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
         id_ = bytes.fromhex(rig.new_id())
         await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
         monkeypatch.setattr("cluster.server.pass_timer.PASSES_IN_A_ROW_MAX", 5)
-        monkeypatch.setattr("cluster.server.planner.events_of_pass", lambda agenda, at: (NodeResumed("n1"),))
+        monkeypatch.setattr("cluster.server.planner.events_of_pass", lambda index, at: (NodeResumed("n1"),))
         before = rig.engine.last_index
         rig.controller.proposer.schedule()
         await until(lambda: rig.controller.proposer.pacer.sleeping)
@@ -634,7 +634,7 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
 async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has_rested(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replica.scheduler.index import Agenda
+    from replica.scheduler.index import SchedulingIndex
     from replica.scheduler.scheduling_pass import events_of_pass as real
 
     passes = 0
@@ -643,11 +643,11 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
         assert isinstance(rig.clock, ManualClock)
         clock = rig.clock
 
-        def events_of_pass(agenda: Agenda, at: Instant) -> tuple[Event, ...]:
+        def events_of_pass(index: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
             nonlocal passes
             passes += 1
             clock.advance(0.05)
-            return real(agenda, at)
+            return real(index, at)
 
         monkeypatch.setattr("cluster.server.pass_timer.PASS_CHEAP_S", 0.0002)
         monkeypatch.setattr("cluster.server.planner.events_of_pass", events_of_pass)

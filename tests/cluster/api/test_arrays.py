@@ -1,4 +1,4 @@
-"""Arrays over the API: one submit, references such as 1_3 and 1_[2-4], and reasons from an agenda that follows."""
+"""Arrays over the API: one submit, references such as 1_3 and 1_[2-4], and reasons from an index that follows."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
             if number % 4 == 3:
                 await rig.ask("POST", f"/v1/jobs/{number}/cancel", {"command_id": rig.new_id()}, who="alice")
             state = rig.controller.state
-            before = verdicts._agenda
+            before = verdicts._index
             await verdicts.ready(state, state.jobs)
-            built += verdicts._agenda is not before
+            built += verdicts._index is not before
             for job_id in state.jobs:
                 assert verdicts.of(state, job_id) == verdict_of(state, job_id)
                 assert verdicts.reason(state, job_id) == str(verdict_of(state, job_id).reason)
@@ -86,7 +86,7 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
 
 @pytest.mark.parametrize("gap", [0, 3])
 @story
-async def test_an_agenda_that_cannot_follow_is_made_anew(
+async def test_an_index_that_cannot_follow_is_made_anew(
     config: Config, gap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Rig(config) as rig:
@@ -95,9 +95,9 @@ async def test_an_agenda_that_cannot_follow_is_made_anew(
         verdicts = Verdicts(rig.controller.chronicle)
         await rig.submit(script=SCRIPT)
         verdicts.of(rig.controller.state, 1)
-        first = verdicts._agenda
+        first = verdicts._index
         for _ in range(4):
             await rig.submit(script=SCRIPT)
         state = rig.controller.state
         assert verdicts.of(state, 5) == verdict_of(state, 5)
-        assert verdicts._agenda is not first
+        assert verdicts._index is not first

@@ -14,14 +14,14 @@ from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
 from replica.model.job_options import JobOptions
 from replica.model.jobs import Hold, JobState
 from replica.model.pools import Pool
-from replica.model.usage import standing_with
+from replica.model.usage import scheduling_class_with
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.estimates import estimate
-from replica.scheduler.quotas import Headroom
+from replica.scheduler.quotas import QuotaCheck
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_revocation import revoked, staged_behind_a_full_node
 from tests.replica.world import World, user
 
@@ -30,7 +30,7 @@ from tests.replica.world import World, user
 
 @pytest.mark.parametrize("bb", ["", "capacity=5"])
 def test_a_suspended_job_gives_its_cpus_to_others_and_takes_them_again_when_it_is_resumed(bb: str) -> None:
-    made = Watched({"fast": 100}, cpus=2)
+    made = IndexedWorld({"fast": 100}, cpus=2)
     first = made.submit(bb, cpus=2)
     if bb:
         made.done(first)
@@ -53,7 +53,7 @@ def test_a_suspended_job_gives_its_cpus_to_others_and_takes_them_again_when_it_i
 
 def test_a_suspended_job_goes_on_counting_against_limits_of_what_runs() -> None:
 
-    made = Watched(cpus=8)
+    made = IndexedWorld(cpus=8)
     made.settle(c.SetQos(Qos("one", limits=(Limit(LimitKind.MAX_JOBS_PER_USER, "", 1),))))
     first = made.submit(options=JobOptions(qos="one"))
     made.report(first, c.ScriptStarted())
@@ -98,7 +98,7 @@ def test_a_teardown_that_is_tried_again_is_waited_for() -> None:
 
 
 def test_nobody_can_say_when_space_comes_that_waits_for_a_person() -> None:
-    made = Watched({"fast": 100}, nodes=2)
+    made = IndexedWorld({"fast": 100}, nodes=2)
     stuck = stuck_teardown(made, 60)
     job = made.submit("capacity=50")
     assert not estimate(made.state, job, made.at).is_known
@@ -110,9 +110,9 @@ def test_nobody_can_say_when_space_comes_that_waits_for_a_person() -> None:
 # Requests that are too large -----------------------------------------------------------------------------------------
 
 
-def shrunk(jobs: int, **changes: Any) -> Watched:
+def shrunk(jobs: int, **changes: Any) -> IndexedWorld:
     """A world with a pool that has shrunk below what many jobs wait for."""
-    made = Watched({"fast": 100, "bulk": 100}, cpus=64, **changes)
+    made = IndexedWorld({"fast": 100, "bulk": 100}, cpus=64, **changes)
     for _ in range(jobs):
         made.submit("capacity=90 pool=fast", hold=Hold.USER)
     made.settle(c.SetPool(Pool("fast", 50, 1, is_default=True)))
@@ -127,16 +127,16 @@ def test_requests_larger_than_their_pool_are_not_looked_at_and_do_not_keep_other
     made = shrunk(12)
     small = made.submit("capacity=10 pool=fast", hold=Hold.USER)
     looked_at: list[int] = []
-    real = admission.space_answer
+    real = admission.space_decision
 
-    def counted(turn: admission.Turn, wish: admission.Wish) -> admission.SpaceAnswer:
-        looked_at.append(wish.job.id)
-        return real(turn, wish)
+    def counted(current: admission.PassState, request: admission.SpaceRequest) -> admission.SpaceDecision:
+        looked_at.append(request.job.id)
+        return real(current, request)
 
     made.passes = False
     made.settle(c.ReleaseJob(small))
-    monkeypatch.setattr(scheduling_pass, "space_answer", counted)
-    events = scheduling_pass.events_of_pass(made.agenda, made.at)
+    monkeypatch.setattr(scheduling_pass, "space_decision", counted)
+    events = scheduling_pass.events_of_pass(made.index, made.at)
     assert looked_at == [small]
     assert [type(event) for event in events] == [e.BufferAllocated]
     assert events == reference_events(made.state, made.at)
@@ -154,8 +154,8 @@ def test_a_pool_that_grows_again_gives_them_their_turn_and_one_that_shrinks_take
 
 def test_tasks_of_an_array_and_what_a_limit_turns_away_are_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(admission, "TURNED_AWAY_MAX", 2)
-    made = Watched({"fast": 100}, cpus=64)
+    monkeypatch.setattr(admission, "SKIPPED_MAX", 2)
+    made = IndexedWorld({"fast": 100}, cpus=64)
     made.settle(c.SetQos(Qos("small", limits=(Limit(LimitKind.GRP_BB, "fast", 100),))))
     made.submit("capacity=40", options=JobOptions(qos="small"))
     for size in (90, 90, 90, 20):
@@ -175,7 +175,7 @@ def test_tasks_of_an_array_and_what_a_limit_turns_away_are_told_the_same(monkeyp
 
 def limited(kind: str, value: int) -> World:
 
-    made = Watched({"fast": 100, "bulk": 100}, cpus=64)
+    made = IndexedWorld({"fast": 100, "bulk": 100}, cpus=64)
     limit = (Limit(LimitKind.GRP_BB_MINUTES, "fast", value),)
     members = (AccountUser("alan"), AccountUser("eve"))
     made.settle(c.SetAccount(Account("top", limits=limit if kind == "parent" else ())))
@@ -274,18 +274,18 @@ def test_what_a_tree_of_accounts_used_is_summed_once_for_all_candidates_of_a_pas
 
     made = World({"fast": 100})
     made.settle(c.SetQos(Qos("q", limits=(Limit(LimitKind.GRP_BB_MINUTES, "fast", 5),))))
-    standing = standing_with("alan", JobOptions(qos="q"))
-    headroom = Headroom(made.state, made.at)
-    assert headroom.space_gate(standing, "fast", 5, 60) is None
-    headroom._state = msgspec.structs.replace(made.state, consumed=made.state.consumed.set("q/q//fast", 99))
-    assert headroom.space_gate(standing, "fast", 5, 60) is None
-    fresh = Headroom(headroom._state, made.at).space_gate(standing, "fast", 5, 60)
+    scheduling_class = scheduling_class_with("alan", JobOptions(qos="q"))
+    quotas = QuotaCheck(made.state, made.at)
+    assert quotas.space_gate(scheduling_class, "fast", 5, 60) is None
+    quotas._state = msgspec.structs.replace(made.state, consumed=made.state.consumed.set("q/q//fast", 99))
+    assert quotas.space_gate(scheduling_class, "fast", 5, 60) is None
+    fresh = QuotaCheck(quotas._state, made.at).space_gate(scheduling_class, "fast", 5, 60)
     assert fresh is not None and fresh.reason == "QOSGrpBBMinutes"
 
 
 def test_the_site_may_hold_what_is_too_large_at_submit_and_a_pass_does_not_look_at_it() -> None:
-    made = Watched({"fast": 100})
+    made = IndexedWorld({"fast": 100})
     made.settle(c.ConfigureSite(settings=(Setting("HoldOversized", "yes"),), partial=True))
     large = made.submit("capacity=500")
     assert made.reason(large) == "BurstBufferResources"
-    assert made.agenda.queues[("large", "fast", 0, None)].first[1] == large
+    assert made.index.queues.queues[("large", "fast", 0, None)].first[1] == large

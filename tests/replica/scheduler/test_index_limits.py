@@ -1,4 +1,4 @@
-"""The laws of the agenda with limits, licences, reservations and revocation: it decides what walking decides."""
+"""Laws of the scheduling index with limits, licences, reservations and preemption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from replica.model.jobs import Dependency, DependencyKind, JobSpec, JobState
 from replica.model.partitions import Partition, PartitionState
 from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduler import admission, scheduling_pass
-from replica.scheduler.index import Agenda
+from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.invariants import check
 from replica.state.state import State
@@ -29,7 +29,8 @@ from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due, plan
-from tests.replica.test_agenda import Agendas, crowd, happening, node_happening, submitted
+from tests.replica.scheduler.contents import contents
+from tests.replica.scheduler.test_index import IndexHistories, crowd, happening, node_happening, submitted
 from tests.replica.world import OPERATOR, SCRIPT, START, user
 
 USERS = ("alan", "eve", "bo")
@@ -160,7 +161,7 @@ def limited_crowd(random: Random, jobs: int) -> State:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_decides(
+def test_in_a_crowd_with_limits_the_index_decides_what_walking_over_all_jobs_decides(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = Random(seed)
@@ -168,20 +169,20 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
         for module in (reference_scheduler, scheduling_pass):
             monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
     if seed % 3 == 2:
-        for name in ("CANDIDATES_BEHIND_MAX", "TURNED_AWAY_MAX"):
+        for name in ("CANDIDATES_BEHIND_MAX", "SKIPPED_MAX"):
             monkeypatch.setattr(admission, name, 3)
     state, at = limited_crowd(random, 80), START
-    agenda = Agenda(state)
+    index = SchedulingIndex(state)
     kinds: set[type] = set()
     reasons: set[str] = set()
     for step in range(60):
         planned = plan(state, at)
         expected = planned.events
         assert expected == reference_events(state, at)
-        assert events_of_pass(agenda, at) == expected
-        assert agenda.next_due(at) == next_due(state, at)
+        assert events_of_pass(index, at) == expected
+        assert index.next_due(at) == next_due(state, at)
         if step % 5 == 0:
-            assert verdicts_of(agenda, sorted(state.unfinished), at) == planned.verdicts
+            assert verdicts_of(index, sorted(state.unfinished), at) == planned.verdicts
             reasons |= {str(verdict.reason) for verdict in planned.verdicts.values()}
         kinds |= {type(event) for event in expected}
         batch = list(expected)
@@ -207,16 +208,16 @@ def test_in_a_crowd_with_limits_the_agenda_decides_what_walking_over_all_jobs_de
             events = with_options(random, submitted(random, state.next_job))
             state = fold(state, events, at)
             batch += events
-        agenda.advance(state, batch)
+        index.advance(state, batch)
         if step % 10 == 0:
-            assert agenda.contents() == Agenda(state).contents()
+            assert contents(index) == contents(SchedulingIndex(state))
             assert check(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
     assert {e.BufferAllocated, e.RunOrdered} <= kinds
     assert len(reasons) > 12, reasons
 
 
-class LimitedAgendas(Agendas):
+class LimitedIndexHistories(IndexHistories):
     """Random histories with accounts, QOS, licences, reservations and rules that change."""
 
     @rule(seed=st.integers(0, 10_000))
@@ -247,7 +248,7 @@ class LimitedAgendas(Agendas):
         bb=st.sampled_from(["", "capacity=20", "capacity=60", "capacity=40 pool=bulk"]),
         priority=st.integers(0, 3),
     )
-    def submits_with_a_standing(self, seed: int, bb: str, priority: int) -> None:
+    def submits_with_a_scheduling_class(self, seed: int, bb: str, priority: int) -> None:
         random = Random(seed)
         spec = JobSpec("job", "alan", SCRIPT, "/out", random.choice((10, 60, 3_600)), priority=priority)
         events = with_options(random, e.JobSubmitted(1, spec, None, "", 0))
@@ -297,5 +298,5 @@ class LimitedAgendas(Agendas):
         super().teardown()
 
 
-LimitedAgendas.TestCase.settings = settings(max_examples=6, stateful_step_count=12, deadline=None)
-TestLimitedAgendas = LimitedAgendas.TestCase
+LimitedIndexHistories.TestCase.settings = settings(max_examples=6, stateful_step_count=12, deadline=None)
+TestLimitedIndexHistories = LimitedIndexHistories.TestCase

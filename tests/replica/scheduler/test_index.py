@@ -1,4 +1,4 @@
-"""The laws of the agenda: advanced it equals one built afresh, and it decides what walking over all jobs decides."""
+"""Laws of the scheduling index: advanced it equals one built afresh, and it decides what a walk over all jobs does."""
 
 from __future__ import annotations
 
@@ -22,17 +22,11 @@ from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobSta
 from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.operations.outcomes import active_stage, failed, script_ended, succeeded
-from replica.operations.slots import Turns, with_turns
+from replica.operations.slots import OperationSlots, with_slots
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.gates import REPLAN_S
-from replica.scheduler.index import (
-    EVENTS_ABOUT_ALL,
-    EVENTS_ABOUT_NONE,
-    NODE_EVENTS,
-    POOL_EVENTS,
-    RESERVATION_EVENTS,
-    Agenda,
-)
+from replica.scheduler.index import TOUCHES, SchedulingIndex, Touches
+from replica.scheduler.index_row import NO_ROW, index_row
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
@@ -41,6 +35,7 @@ from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due
+from tests.replica.scheduler.contents import SMALL_INDEXES, contents, held
 from tests.replica.test_histories import Histories
 from tests.replica.world import OPERATOR, SCRIPT, START, World, user
 
@@ -51,49 +46,49 @@ CROWD_MAX = 40
 and having each end, takes time that grows with the cube of their number, and finds no more."""
 
 
-def assert_agrees(agenda: Agenda, state: State, at: Instant) -> None:
-    assert agenda.state is state
+def assert_agrees(index: SchedulingIndex, state: State, at: Instant) -> None:
+    assert index.state is state
     # Now, and at one instant to come: at the next step at another one.
     for later_s in (0, LATER_S[state.revision % len(LATER_S)]):
         then = Instant(at + seconds(later_s))
-        assert events_of_pass(agenda, then) == reference_events(state, then)
-        assert agenda.next_due(then) == next_due(state, then)
-    assert_explains(agenda, state, at, sorted(state.unfinished))
-    assert agenda.contents() == Agenda(state).contents()
+        assert events_of_pass(index, then) == reference_events(state, then)
+        assert index.next_due(then) == next_due(state, then)
+    assert_explains(index, state, at, sorted(state.unfinished))
+    assert contents(index) == contents(SchedulingIndex(state))
 
 
-def assert_explains(agenda: Agenda, state: State, at: Instant, jobs: list[int]) -> None:
+def assert_explains(index: SchedulingIndex, state: State, at: Instant, jobs: list[int]) -> None:
     """What is said of a job is what the pass decides, whether one job is asked about or all are."""
     said = reference_scheduler.plan(state, at).verdicts
-    assert verdicts_of(agenda, jobs, at) == {job_id: said[job_id] for job_id in jobs}
+    assert verdicts_of(index, jobs, at) == {job_id: said[job_id] for job_id in jobs}
     for job_id in jobs[at % 7 :: 7]:
-        assert verdicts_of(agenda, [job_id], at) == {job_id: said[job_id]}
+        assert verdicts_of(index, [job_id], at) == {job_id: said[job_id]}
 
 
-class Watched(World):
-    """A world whose agenda is advanced with each batch and compared, before the passes and after."""
+class IndexedWorld(World):
+    """A world whose index is advanced with each batch and compared, before the passes and after."""
 
     def __init__(self, *arguments: Any, **changes: Any) -> None:
-        self.agenda = Agenda(EMPTY)
+        self.index = SchedulingIndex(EMPTY)
         self.passes = True
         super().__init__(*arguments, **changes)
 
     def commit(self, entry: Entry) -> None:
         super().commit(entry)
-        self.agenda.advance(self.state, entry.events)
-        assert_agrees(self.agenda, self.state, self.at)
+        self.index.advance(self.state, entry.events)
+        assert_agrees(self.index, self.state, self.at)
 
     def run_pass(self) -> None:
         if self.passes:
             super().run_pass()
 
 
-class Agendas(Histories):
-    """Random histories with everything that an agenda keeps: dependencies, policies, purges, batches without a pass."""
+class IndexHistories(Histories):
+    """Random histories with everything that an index holds: dependencies, policies, purges, batches without a pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = Watched(
+        self.world = IndexedWorld(
             {"fast": 100, "bulk": 50},
             granularity=5,
             nodes=3,
@@ -113,7 +108,7 @@ class Agendas(Histories):
     @rule(data=st.data(), submits=st.integers(1, 4))
     def several_commands_go_into_one_batch(self, data: st.DataObject, submits: int) -> None:
         world = self.world
-        assert isinstance(world, Watched)
+        assert isinstance(world, IndexedWorld)
         world.passes = False
         for _ in range(submits):
             world.try_submit(data.draw(st.sampled_from(["", "capacity=5", "capacity=90 pool=fast"])))
@@ -160,8 +155,8 @@ class Agendas(Histories):
         self.world.settle(c.SetPolicy(policy), OPERATOR)
 
 
-Agendas.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestAgendas = Agendas.TestCase
+IndexHistories.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestIndexHistories = IndexHistories.TestCase
 
 
 # Crowds: large worlds made of events, which random users and agents move on ------------------------------------------
@@ -240,7 +235,7 @@ def happening(random: Random, state: State, job_id: int, at: Instant) -> tuple[e
     assert buffer is not None
     if not random.randrange(6):
         return failed(state, job, stage, "it broke", at)
-    return with_turns(state, Turns(state.operations), succeeded(state, job, buffer, stage, 1, 1, ""))
+    return with_slots(state, OperationSlots(state.operations), succeeded(state, job, buffer, stage, 1, 1, ""))
 
 
 def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
@@ -254,7 +249,7 @@ def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
+def test_in_a_crowd_the_index_decides_what_walking_over_all_jobs_decides(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = Random(seed)
@@ -264,12 +259,12 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
     if seed % 3 == 2:
         monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 3)
     state, at = crowd(random, 300), START
-    agenda, kinds = Agenda(state), set()
-    assert not agenda.prepare(100)
+    index, kinds = SchedulingIndex(state), set()
+    assert not index.prepare(100)
     for step in range(120):
         expected = reference_events(state, at)
-        assert events_of_pass(agenda, at) == expected
-        assert agenda.next_due(at) == next_due(state, at)
+        assert events_of_pass(index, at) == expected
+        assert index.next_due(at) == next_due(state, at)
         kinds |= {type(event) for event in expected}
         batch = list(expected)
         state = fold(state, expected, at)
@@ -287,12 +282,12 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
             events = events if not events[0].spec.dependencies else ()
             state = fold(state, events, at)
             batch += events
-        agenda.advance(state, batch)
+        index.advance(state, batch)
         if step % 4 == 0:
-            agenda.prepare(5)
+            index.prepare(5)
         if step % 10 == 0:
-            assert agenda.contents() == Agenda(state).contents()
-            assert_explains(agenda, state, at, sorted(state.unfinished))
+            assert contents(index) == contents(SchedulingIndex(state))
+            assert_explains(index, state, at, sorted(state.unfinished))
             assert check(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
     assert {e.BufferAllocated, e.RunOrdered, e.JobBecameEligible} <= kinds
@@ -300,25 +295,82 @@ def test_in_a_crowd_the_agenda_decides_what_walking_over_all_jobs_decides(
 
 def test_a_pass_that_is_asked_for_twice_gives_the_same_and_leaves_nothing_behind() -> None:
     state = crowd(Random(1), 200)
-    agenda = Agenda(state)
-    before = agenda.contents()
-    first = events_of_pass(agenda, START)
-    assert first and events_of_pass(agenda, START) == first
-    assert agenda.contents() == before
+    index = SchedulingIndex(state)
+    before = contents(index)
+    first = events_of_pass(index, START)
+    assert first and events_of_pass(index, START) == first
+    assert contents(index) == before
 
 
-def test_every_kind_of_event_is_about_a_job_or_a_node_or_all_or_none() -> None:
-    known = NODE_EVENTS + RESERVATION_EVENTS + POOL_EVENTS + EVENTS_ABOUT_ALL + EVENTS_ABOUT_NONE
+def test_the_table_of_what_events_touch_has_every_kind_that_is_not_simply_about_its_job() -> None:
+    assert set(TOUCHES) < set(get_args(e.Event))
     for kind in get_args(e.Event):
-        # What is about a job is looked at for it, unless it changes nothing that an agenda keeps.
-        assert ("job" in kind.__struct_fields__) != (kind in known) or kind in (e.MailSent, e.MailDropped), kind
+        has_job = "job" in kind.__struct_fields__
+        assert has_job or kind in TOUCHES, kind
+        # What is about a job touches it, unless it changes nothing that an index holds.
+        touches = TOUCHES.get(kind, Touches.JOB)
+        assert not has_job or touches in (Touches.JOB, Touches.JOB_AND_NAME) or kind in _JOB_NOT_TOUCHED, kind
 
 
-def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
+@pytest.mark.parametrize("seed", range(4))
+def test_each_small_index_is_what_the_rows_are_whatever_they_were_and_in_whatever_order_they_came(seed: int) -> None:
+    random = Random(seed)
+    first = crowd(random, 150)
+    second = moved_on(random, first)
+    direct, by_way = (SchedulingIndex(second) for _ in range(2))
+    replace_rows(random, by_way, first)
+    replace_rows(random, by_way, second)
+    replace_rows(random, direct, second)
+    for name in SMALL_INDEXES:
+        assert held(getattr(by_way, name)) == held(getattr(direct, name)), name
+    assert contents(SchedulingIndex(second)) == contents(direct)
+    # And rows that leave take all with them.
+    empty = SchedulingIndex(second)
+    empty.nodes.change(second.nodes)
+    empty.nodes.refresh(second, {})
+    replace_rows(random, by_way, second, leave=True)
+    for name in SMALL_INDEXES:
+        assert held(getattr(by_way, name)) == held(getattr(empty, name)), name
+
+
+def moved_on(random: Random, state: State) -> State:
+    at = START
+    for _ in range(20):
+        state = fold(state, reference_events(state, at), at)
+        for job_id in random.sample(sorted(state.unfinished), 20):
+            if job_id in state.unfinished:
+                state = fold(state, happening(random, state, job_id, at), at)
+        at = Instant(at + seconds(30))
+    return state
+
+
+def replace_rows(random: Random, index: SchedulingIndex, state: State, *, leave: bool = False) -> None:
+    """Tell every small index the rows of all jobs of a state, in any order, in place of those that they know."""
+    jobs = sorted({*index._rows, *state.unfinished})
+    random.shuffle(jobs)
+    for job_id in jobs:
+        before, after = index._rows.pop(job_id, NO_ROW), NO_ROW
+        if job_id in state.unfinished and not leave:
+            after = index_row(state, state.jobs[job_id], state.buffers.get(job_id), index.queues.names)
+            index._rows[job_id] = after
+        for small in (*index._of_all, *index._of_few):
+            small.apply(job_id, before, after)
+        for follows in (index.dependencies, index.singletons):
+            follows.apply(state, job_id, before, after)
+    index.arrays.refresh(state)
+    index.nodes.change(state.nodes)
+    index.nodes.refresh(state, index.queues.heads)
+    index._touched.clear()
+
+
+_JOB_NOT_TOUCHED = (e.ArraySubmitted, e.MailSent, e.MailDropped)
+
+
+def test_no_more_than_so_many_candidates_behind_the_reservation_head_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 2)
-    world = Watched({"fast": 100}, max_passes=9)
+    world = IndexedWorld({"fast": 100}, max_passes=9)
     world.submit("capacity=60")
     first = world.submit("capacity=100", priority=9)
     for _ in range(2):
@@ -331,7 +383,7 @@ def test_no_more_than_so_many_candidates_behind_the_first_in_line_are_looked_at(
 
 
 def test_a_down_node_s_operations_are_not_due_and_are_again_when_it_is_back() -> None:
-    world = Watched({"fast": 100}, stage_in_timeout_s=10, timeouts="fixed")
+    world = IndexedWorld({"fast": 100}, stage_in_timeout_s=10, timeouts="fixed")
     job = world.submit("capacity=40")
     assert next_due(world.state, world.at) == world.at + seconds(10)
     world.settle(c.MarkNodeDown("n1", "x"), c.CONTROLLER)
@@ -368,11 +420,11 @@ def test_sorted_keys_are_a_sorted_set(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same(seed: int) -> None:
+def test_an_index_that_is_built_in_portions_while_the_world_goes_on_is_the_same(seed: int) -> None:
     random = Random(seed)
     state, at = crowd(random, 150), START
-    agenda, portions = Agenda(state), 0
-    while not agenda.prepare(10):
+    index, portions = SchedulingIndex(state), 0
+    while not index.prepare(10):
         portions += 1
         if portions > 30:
             continue
@@ -382,8 +434,8 @@ def test_an_agenda_that_is_built_in_portions_while_the_world_goes_on_is_the_same
             events = happening(random, state, job_id, at)
             state = fold(state, events, at)
             batch += events
-        agenda.advance(state, batch)
+        index.advance(state, batch)
         at = Instant(at + seconds(1))
     assert portions >= 15
-    assert agenda.contents() == Agenda(state).contents()
-    assert events_of_pass(agenda, at) == reference_events(state, at)
+    assert contents(index) == contents(SchedulingIndex(state))
+    assert events_of_pass(index, at) == reference_events(state, at)
