@@ -5,8 +5,8 @@ from typing import Final
 
 from rich.text import Text
 
-from cluster.cli.moments import format_elapsed
-from cluster.cli.output import NOTHING, Listing, readable_size, size, table, text_of
+from cluster.cli.text.moments import format_elapsed
+from cluster.cli.text.output import NOTHING, Listing, readable_size, size, table, text_of
 from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.system import parse_instant
 from replica.model import JobState, PoolUnit, format_amount, unit_of

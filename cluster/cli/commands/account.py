@@ -1,15 +1,14 @@
-"""`forebay account|qos|license|reservation|scheduling …` and `job estimate`: who may have how much, and when."""
+"""`forebay account|qos|license|reservation|scheduling|usage …`: who may have how much, and when."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, add_show_and_delete, names, print_records
 from cluster.cli.exits import bad_input
-from cluster.cli.jobs import JOB_ID, JSON_OPTION
-from cluster.cli.kinds import NAME, Kind, add_show_and_delete, names, print_records
-from cluster.cli.output import show, show_json, table
 from cluster.cli.session import session
+from cluster.cli.text import show, show_json, size, table
 from cluster.client import Client
 from cluster.schemas import accounts as v
 from replica.values import plain
@@ -340,19 +339,51 @@ def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
         )
 
 
-@click.command("estimate")
-@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@click.group("usage")
+def usage_group() -> None:
+    """Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits."""
+
+
+@usage_group.command("show")
+@click.option("--account", metavar="NAME", help="Only of this account.")
+@click.option("--qos", metavar="NAME", help="Only of this QOS.")
 @JSON_OPTION
-def estimate(job_id: int, as_json: bool) -> None:
-    """Say when a job should start, and what it waits for until then."""
+def show_usage(account: str | None, qos: str | None, as_json: bool) -> None:
+    """List the space that was held, times the minutes that it was."""
     stale = session().stale
-    answer = session().ask(lambda client: client.estimate(job_id, stale=stale))
+    answer = session().ask(lambda client: client.usage(stale=stale))
+    rows = tuple(row for row in answer.usage if account in (None, row.account) and qos in (None, row.qos))
+    _print_usage(v.UsageAnswer(revision=answer.revision, usage=rows), as_json)
+
+
+@usage_group.command("reset")
+@click.option("--account", metavar="NAME", help="Of this account, with all its users.")
+@click.option("--qos", metavar="NAME", help="Of this QOS.")
+@JSON_OPTION
+def reset_usage(account: str | None, qos: str | None, as_json: bool) -> None:
+    """Have what an account, or a QOS, has used count as nothing from here on (operators)."""
+    if (account is None) == (qos is None):
+        raise bad_input("it is not said whose usage", "name an account, or a QOS", place="--account")
+
+    async def reset(client: Client) -> v.UsageAnswer:
+        request = v.UsageResetRequest(command_id=client.new_command_id(), account=account, qos=qos)
+        return await client.reset_usage(request)
+
+    _print_usage(session().ask(reset), as_json)
+
+
+def _print_usage(answer: v.UsageAnswer, as_json: bool) -> None:
     if as_json:
         show_json(answer)
         return
-    click.echo(
-        f"JobId={answer.job_id} JobState={plain(answer.state)} Priority={answer.priority} "
-        f"StartTime={plain(answer.start or 'Unknown')}"
-    )
-    for step in answer.steps:
-        click.echo(plain(f"   {step.what}: until {step.until or 'unknown'}: {step.sentence}"))
+    rows = [
+        (
+            plain(row.account or "-"),
+            plain(row.qos or "-"),
+            plain(row.user or "-"),
+            plain(row.pool or "all"),
+            f"{size(row.byte_minutes)}-minutes",
+        )
+        for row in answer.usage
+    ]
+    show(table(("ACCOUNT", "QOS", "USER", "POOL", "USED"), rows, right=frozenset({"USED"})))

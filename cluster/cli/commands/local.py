@@ -1,19 +1,20 @@
-"""`forebay init|up|serve|agent`: making a cluster and running its processes."""
+"""`forebay init|up|serve|agent|ledger|snapshot`: making a cluster, running its processes, reading what they keep."""
 
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, NoReturn, cast
+from typing import Any, Final, Literal, NoReturn, cast
 
 import click
 
-from cluster.cli.agent_receipts import agent_receipt
+from cluster.cli.audit_commands import audit_commands, words_of
+from cluster.cli.commands.agent_receipt import agent_receipt
+from cluster.cli.commands.local_cluster import children_of, module_command, run
+from cluster.cli.commands.member import save_snapshot
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.local_cluster import children_of, module_command, run
-from cluster.cli.output import note
 from cluster.cli.session import Session, config_failure, session
-from cluster.cli.tables import moment
+from cluster.cli.text import moment, note
 from cluster.client import Client
 from cluster.client import run as run_to_end
 from cluster.config import OPERATOR_NAME, Config, ConfigError, Founding, FoundingRefused, PoolSpec, found
@@ -210,7 +211,28 @@ def _replace(command: tuple[str, ...]) -> NoReturn:
         ) from error
 
 
-def start_audit(current: Session, words: list[str]) -> NoReturn:
+# What is kept in a replica's directory -------------------------------------------------------------------------------
+
+
+@click.group("ledger")
+def ledger_group() -> None:
+    """Verify, replay and print a replica's ledger, offline."""
+
+
+@click.group("snapshot")
+def snapshot_group() -> None:
+    """Save and inspect snapshots."""
+
+
+def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
     """Become `python -m cluster.audit` with these words; the global options travel along."""
-    options = [] if current.config_path is None else [f"--config={current.config_path}"]
-    _replace(module_command("cluster.audit", *options, *words))
+    command, current = click.get_current_context().command, session()
+    configured = [] if current.config_path is None else [f"--config={current.config_path}"]
+    _replace(module_command("cluster.audit", *configured, *words, *words_of(command, options)))
+
+
+_ledger_commands, _inspect = audit_commands(_perform_audit)
+for _command in _ledger_commands:
+    ledger_group.add_command(_command)
+snapshot_group.add_command(save_snapshot)
+snapshot_group.add_command(_inspect)

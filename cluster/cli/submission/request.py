@@ -5,11 +5,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-from cluster.cli.exits import BBF_LINE, Failure, bad_input
-from cluster.cli.moments import parse_begin, parse_duration
-from cluster.cli.sbatch import Setting, check_script, read_options
+from cluster.cli.exits import BBF_LINE, Failure, T, bad_input, converted
+from cluster.cli.submission.sbatch import Setting, check_script, read_options
+from cluster.cli.text import parse_begin, parse_duration
 from replica.model import DependencyKind, parse_array
 from replica.values import (
     CPUS_MAX,
@@ -36,8 +36,6 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _DEPENDENCY_WORDS: Final = tuple(dict.fromkeys(kind.word for kind in DependencyKind))
 _SINGLETON: Final = "singleton"
 _LATER_WORDS: Final = frozenset({"aftercorr", "expand"})
-
-T = TypeVar("T")
 
 
 class Submission(NamedTuple):
@@ -276,13 +274,7 @@ def parse_nice(text: str) -> int:
 
 def _converted(chosen: Mapping[str, Setting], field: str, convert: Callable[[str], T], default: T) -> T:
     setting = chosen.get(field)
-    if setting is None:
-        return default
-    try:
-        return convert(setting.value)
-    except ValueError as error:
-        sentence, _, remedy = str(error).partition("; ")
-        raise bad_input(sentence, remedy, place=setting.place) from None
+    return default if setting is None else converted(setting.value, convert, setting.place)
 
 
 def located(place: str, sources: Mapping[str, str]) -> str:

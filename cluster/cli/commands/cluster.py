@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import click
 
+from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import fields_table, note, show, show_json, table
 from cluster.cli.session import Session, session
+from cluster.cli.text import fields_table, note, show, show_json, table
 from cluster.client import ApiError, Client
 from cluster.schemas import FEATURE_LEVEL_MAX, FeatureLevelAnswer
 

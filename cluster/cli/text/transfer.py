@@ -8,9 +8,9 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cluster.cli.moments import DAY_S, format_elapsed, format_span
-from cluster.cli.output import NOTHING, Listing, readable_size, table
-from cluster.cli.tables import moment
+from cluster.cli.text.moments import DAY_S, format_elapsed, format_span
+from cluster.cli.text.output import NOTHING, Listing, readable_size, table
+from cluster.cli.text.tables import moment
 from cluster.schemas import JobTransfersView, ReceiptView, TransferView
 from cluster.system import parse_instant
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain

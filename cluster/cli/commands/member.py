@@ -1,22 +1,84 @@
 """`forebay member …` and `forebay snapshot save`: the replicas themselves."""
 
+from __future__ import annotations
+
 import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
+from enum import StrEnum
 
 import click
 import msgspec
 
-from cluster.cli.agreement import DIGEST_DIGITS_SHOWN, Agreement, Comparison, ReplicaStatus, compare
+from cluster.cli.commands.options import JSON_OPTION, NAME
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import Cell, fields_table, note, show, show_json, table
 from cluster.cli.session import config_failure, session
-from cluster.cli.tables import members_table, snapshot_fields
+from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError, ReplicaConfig
-from cluster.schemas import MembersAnswer, MemberView
+from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
 from cluster.system import Address, AddressError
 from replica.values import plain
+
+DIGEST_DIGITS_SHOWN = 16
+"""Digits of a digest in a table: enough to see a difference; `--json` has all 64."""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica said of itself, or why it did not."""
+
+    name: str
+    api: str
+    reachable: bool
+    status: StatusView | None = None
+    checkpoints: DigestsAnswer | None = None
+    """Only with --digest: the states that it digested last, which it compares with its peers' by itself."""
+    error: str | None = None
+
+
+class Agreement(StrEnum):
+    """What the digests say of the states."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNKNOWN = "unknown"
+    """No two replicas gave a digest of the same state."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome for all replicas that answered."""
+
+    agreement: Agreement
+    sentence: str
+
+
+def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
+    """Compare what is comparable: states of one revision, and checkpoints after one entry."""
+    of_revision: defaultdict[int, dict[str, str]] = defaultdict(dict)
+    after_entry: defaultdict[int, dict[str, str]] = defaultdict(dict)
+    for answer in answers:
+        if answer.status is not None and answer.status.state_digest is not None:
+            of_revision[answer.status.revision][answer.name] = answer.status.state_digest
+        if answer.checkpoints is not None:
+            for index, digest in answer.checkpoints.digests.items():
+                after_entry[index][answer.name] = digest
+    points = [(f"at revision {number}", of_revision[number]) for number in sorted(of_revision, reverse=True)]
+    points += [(f"after entry {number}", after_entry[number]) for number in sorted(after_entry, reverse=True)]
+    for where, digests in points:
+        if len(set(digests.values())) > 1:
+            shown = ", ".join(f"{name} {digest[:DIGEST_DIGITS_SHOWN]}" for name, digest in sorted(digests.items()))
+            return Comparison(agreement=Agreement.DIFFERENT, sentence=f"the replicas' states differ {where}: {shown}")
+    # The most replicas first; of those the newest, in the order above.
+    where, digests = max(points, key=lambda point: len(point[1]), default=("", {}))
+    if len(digests) > 1:
+        names = ", ".join(sorted(digests))
+        return Comparison(agreement=Agreement.SAME, sentence=f"{names} hold the same state {where}")
+    return Comparison(
+        agreement=Agreement.UNKNOWN,
+        sentence="no two replicas gave a digest of the same state; ask again, or when fewer commands come in",
+    )
+
 
 MEMBER_ANSWER_S = 2.0
 """How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""
@@ -50,10 +112,7 @@ def list_members(as_json: bool) -> None:
         return msgspec.structs.replace(answer, members=tuple(rows))
 
     answer = current.ask(ask)
-    if as_json:
-        show_json(answer)
-    else:
-        show(members_table(answer.members))
+    present(answer, as_json, lambda: members_table(answer.members))
 
 
 async def _completed(client: Client, member: MemberView) -> MemberView:
@@ -79,7 +138,7 @@ async def _completed(client: Client, member: MemberView) -> MemberView:
 
 
 @member_group.command("add")
-@click.argument("name")
+@NAME
 @click.option("--peer", required=True, metavar="HOST:PORT", help="Where the other replicas will reach it.")
 @click.option("--api", required=True, metavar="HOST:PORT", help="Where people, tools and agents will.")
 @JSON_OPTION
@@ -94,7 +153,7 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
 
 
 @member_group.command("remove")
-@click.argument("name")
+@NAME
 @JSON_OPTION
 def remove(name: str, as_json: bool) -> None:
     """Remove a replica for good (operators). A leader hands over first; who is removed stops by itself."""
@@ -103,7 +162,7 @@ def remove(name: str, as_json: bool) -> None:
 
 
 @member_group.command("replace")
-@click.argument("name")
+@NAME
 @JSON_OPTION
 def replace(name: str, as_json: bool) -> None:
     """Let a replica that lost its data come back (operators).
@@ -122,10 +181,7 @@ def replace(name: str, as_json: bool) -> None:
 def transfer(name: str | None, as_json: bool) -> None:
     """Hand the leadership over to a replica, or to the one that is furthest (operators)."""
     answer = session().ask(lambda client: client.transfer_leadership(name))
-    if as_json:
-        show_json(answer)
-    else:
-        show(plain(f"{answer.leader or 'another replica'} leads in term {answer.term}"))
+    present(answer, as_json, lambda: plain(f"{answer.leader or 'another replica'} leads in term {answer.term}"))
 
 
 def _show_members(answer: MembersAnswer, as_json: bool, hint: str) -> None:
@@ -255,7 +311,4 @@ def save_snapshot(name: str | None, as_json: bool) -> None:
     current = session()
     address: Address | None = None if name is None else find_replica(current.config(), name).api
     view = current.ask(lambda client: client.save_snapshot(address))
-    if as_json:
-        show_json(view)
-    else:
-        show(fields_table(snapshot_fields(view)))
+    present(view, as_json, lambda: fields_table(snapshot_fields(view)))

@@ -1,20 +1,91 @@
-"""`forebay pool add|resize|drain|resume|set-granularity|set-default|remove|show`: pools while they are in use."""
+"""`forebay pool …`: where data can go, pools while they are in use."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import click
 
-from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import note, show, show_json, table
+from cluster.cli.commands.options import JSON_OPTION, NAME
+from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
-from cluster.cli.tables import unit_in
+from cluster.cli.text import note, pools_table, present, size, table, unit_in
 from cluster.client import Client
-from cluster.schemas import PoolAddRequest, PoolChangeRequest, PoolView, UnitWord
+from cluster.schemas import PoolAddRequest, PoolChangeRequest, PoolRequest, PoolView, UnitWord
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
-from replica.values import SizeError, plain
+from replica.values import SizeError, parse_size, plain
+
+
+@click.group("pool")
+def pool_group() -> None:
+    """List and change pools."""
+
+
+@pool_group.command("list")
+@JSON_OPTION
+def list_pools(as_json: bool) -> None:
+    """List pools with total, used and free capacity."""
+    current = session()
+    answer = current.ask(lambda client: client.pools(stale=current.stale))
+    present(answer, as_json, lambda: pools_table(answer.pools))
+
+
+@pool_group.command("set")
+@NAME
+@click.option("--quantity", metavar="SIZE", help="What it has in all, e.g. 96GiB.  [default: unchanged]")
+@click.option("--granularity", metavar="SIZE", help="Requests are rounded up to this.  [default: unchanged]")
+@click.option("--out-of-service", metavar="SIZE", help="Taken away for now; 0 for nothing.  [default: unchanged]")
+@click.option("--default/--no-default", "is_default", default=None, help="Whether it is the pool of unnamed requests.")
+@JSON_OPTION
+def set_pool(
+    name: str, quantity: str | None, granularity: str | None, out_of_service: str | None, is_default: bool | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Make a pool, or change what is named of one (operators).
+
+    A pool may shrink below what is in use: then nothing of it is free, and nothing is taken from who holds it.
+    """
+    _check("--quantity", quantity, parse_size)
+    _check("--granularity", granularity, parse_size)
+    _check("--out-of-service", out_of_service, parse_size, zero=True)
+
+    async def change(client: Client) -> PoolView:
+        known = next((pool for pool in (await client.pools()).pools if pool.name == name), None)
+        if known is None and (quantity is None or granularity is None):
+            raise Failure(
+                ExitCode.NOT_FOUND,
+                f"there is no pool {name!r} yet",
+                "correct the name, or make it with --quantity and --granularity",
+            )
+        request = PoolRequest(
+            command_id=client.new_command_id(),
+            quantity=_chosen(quantity, known.quantity_bytes if known else 0),
+            granularity=_chosen(granularity, known.granularity_bytes if known else 0),
+            default=(known is not None and known.is_default) if is_default is None else is_default,
+            out_of_service=_chosen(out_of_service, known.out_of_service_bytes if known else 0),
+        )
+        return await client.set_pool(name, request)
+
+    pool = session().ask(change)
+    rest_bytes = pool.quantity_bytes % pool.granularity_bytes
+    if rest_bytes:
+        note(
+            f"forebay: warning: {size(pool.quantity_bytes)} is no multiple of {size(pool.granularity_bytes)}: "
+            f"the last {size(rest_bytes)} cannot be given to anybody"
+        )
+    line = (
+        f"Pool {plain(pool.name)}: total {size(pool.quantity_bytes)}, free {size(pool.free_bytes)}, "
+        f"granularity {size(pool.granularity_bytes)}" + (", default" if pool.is_default else "")
+    )
+    present(pool, as_json, lambda: line)
+
+
+def _chosen(given: str | None, present_bytes: int) -> str:
+    return given if given is not None else str(present_bytes)
+
 
 ALL = "all"
 
-_NAME = click.argument("name")
 _DEFAULT = click.option("--default", "is_default", is_flag=True, help="Make it the pool of requests that name none.")
 
 
@@ -48,8 +119,8 @@ def remarks(pool: PoolView) -> list[str]:
     return found
 
 
-@click.command("show")
-@_NAME
+@pool_group.command("show")
+@NAME
 @JSON_OPTION
 def show_pool(name: str, as_json: bool) -> None:
     """Show one pool."""
@@ -57,12 +128,12 @@ def show_pool(name: str, as_json: bool) -> None:
     answer = current.ask(lambda client: client.pools(stale=current.stale))
     pool = next((row for row in answer.pools if row.name == name), None)
     if pool is None:
-        raise _unknown(name)
+        raise Failure(ExitCode.NOT_FOUND, f"there is no pool {name!r}", "`forebay pool list` shows the pools")
     _show(pool, as_json)
 
 
-@click.command("add")
-@_NAME
+@pool_group.command("add")
+@NAME
 @click.option("--quantity", required=True, metavar="SIZE", help="What it has in all, e.g. 96GiB, or 40N of nodes.")
 @click.option("--granularity", metavar="SIZE", help="Requests are rounded up to this.  [default: Granularity]")
 @click.option(
@@ -74,7 +145,7 @@ def add_pool(
     name: str, quantity: str, granularity: str | None, unit: UnitWord, is_default: bool, as_json: bool
 ) -> None:
     """Make a pool that is not there (operators)."""
-    counted = unit_of(unit) or PoolUnit.BYTES
+    counted = partial(parse_amount, unit=unit_of(unit) or PoolUnit.BYTES)
     _check("--quantity", quantity, counted, zero=True)
     _check("--granularity", granularity, counted)
 
@@ -91,8 +162,8 @@ def add_pool(
     _show(session().ask(add), as_json)
 
 
-@click.command("resize")
-@_NAME
+@pool_group.command("resize")
+@NAME
 @click.argument("size")
 @JSON_OPTION
 def resize_pool(name: str, size: str, as_json: bool) -> None:
@@ -103,8 +174,8 @@ def resize_pool(name: str, size: str, as_json: bool) -> None:
     _change(name, as_json, quantity=size)
 
 
-@click.command("drain")
-@_NAME
+@pool_group.command("drain")
+@NAME
 @click.argument("size", default=ALL)
 @JSON_OPTION
 def drain_pool(name: str, size: str, as_json: bool) -> None:
@@ -112,16 +183,16 @@ def drain_pool(name: str, size: str, as_json: bool) -> None:
     _change(name, as_json, out_of_service=size)
 
 
-@click.command("resume")
-@_NAME
+@pool_group.command("resume")
+@NAME
 @JSON_OPTION
 def resume_pool(name: str, as_json: bool) -> None:
     """Put all of a pool back into service (operators)."""
     _change(name, as_json, out_of_service="0")
 
 
-@click.command("granularity")
-@_NAME
+@pool_group.command("granularity")
+@NAME
 @click.argument("size")
 @JSON_OPTION
 def set_granularity(name: str, size: str, as_json: bool) -> None:
@@ -129,8 +200,8 @@ def set_granularity(name: str, size: str, as_json: bool) -> None:
     _change(name, as_json, granularity=size)
 
 
-@click.command("default")
-@_NAME
+@pool_group.command("default")
+@NAME
 @click.option("--off", is_flag=True, help="Let it no longer be the default pool.")
 @JSON_OPTION
 def set_default(name: str, off: bool, as_json: bool) -> None:
@@ -138,8 +209,8 @@ def set_default(name: str, off: bool, as_json: bool) -> None:
     _change(name, as_json, default=not off)
 
 
-@click.command("unit")
-@_NAME
+@pool_group.command("unit")
+@NAME
 @click.argument("unit", type=click.Choice(UNIT_WORDS))
 @JSON_OPTION
 def set_unit(name: str, unit: UnitWord, as_json: bool) -> None:
@@ -147,16 +218,15 @@ def set_unit(name: str, unit: UnitWord, as_json: bool) -> None:
     _change(name, as_json, unit=unit)
 
 
-@click.command("remove")
-@_NAME
+@pool_group.command("remove")
+@NAME
 @JSON_OPTION
 def remove_pool(name: str, as_json: bool) -> None:
     """Remove a pool that nobody holds a part of or waits for (operators); else refused with who does."""
     answer = session().ask(lambda client: client.remove_pool(name))
-    if as_json:
-        show_json(answer)
-        return
-    show(table(("POOL", "TOTAL", "FREE"), (_row(pool) for pool in answer.pools), right=frozenset({"TOTAL", "FREE"})))
+    columns = ("POOL", "TOTAL", "FREE")
+    rows = (_row(pool) for pool in answer.pools)
+    present(answer, as_json, lambda: table(columns, rows, right=frozenset({"TOTAL", "FREE"})))
 
 
 def _row(pool: PoolView) -> tuple[str, str, str]:
@@ -164,62 +234,23 @@ def _row(pool: PoolView) -> tuple[str, str, str]:
     return (pool.name, format_amount(pool.quantity_bytes, unit), format_amount(pool.free_bytes, unit))
 
 
-def _change(
-    name: str,
-    as_json: bool,
-    *,
-    quantity: str | None = None,
-    granularity: str | None = None,
-    out_of_service: str | None = None,
-    unit: UnitWord | None = None,
-    default: bool | None = None,
-) -> None:
+def _change(name: str, as_json: bool, **changes: Any) -> None:
     async def change(client: Client) -> PoolView:
-        request = PoolChangeRequest(
-            command_id=client.new_command_id(),
-            quantity=quantity,
-            granularity=granularity,
-            out_of_service=out_of_service,
-            unit=unit,
-            default=default,
-        )
-        return await client.change_pool(name, request)
+        return await client.change_pool(name, PoolChangeRequest(command_id=client.new_command_id(), **changes))
 
     _show(session().ask(change), as_json)
 
 
-def _check(option: str, text: str | None, unit: PoolUnit, *, zero: bool = False) -> None:
+def _check(option: str, text: str | None, read: Callable[[str], int], *, zero: bool = False) -> None:
     if text is None or (zero and text == "0"):
         return
     try:
-        parse_amount(text, unit)
+        read(text)
     except SizeError as error:
-        place = f"{option}, character {error.offset + 1}"
-        raise Failure(ExitCode.BAD_INPUT, error.sentence, error.remedy, place=place) from None
+        raise bad_input(error.sentence, error.remedy, place=f"{option}, character {error.offset + 1}") from None
 
 
 def _show(pool: PoolView, as_json: bool) -> None:
     for remark in remarks(pool):
         note(f"forebay: warning: {remark}")
-    if as_json:
-        show_json(pool)
-    else:
-        click.echo(pool_line(pool))
-
-
-def _unknown(name: str) -> Failure:
-    return Failure(ExitCode.NOT_FOUND, f"there is no pool {name!r}", "`forebay pool list` shows the pools")
-
-
-POOL_COMMANDS = (
-    show_pool,
-    add_pool,
-    resize_pool,
-    drain_pool,
-    resume_pool,
-    set_granularity,
-    set_default,
-    set_unit,
-    remove_pool,
-)
-"""What is added to `forebay pool`."""
+    present(pool, as_json, lambda: pool_line(pool))

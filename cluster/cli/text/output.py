@@ -7,7 +7,7 @@ terminal would obey are shown as escapes.
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import click
@@ -79,6 +79,16 @@ def show(*renderables: RenderableType) -> None:
 def show_json(value: Any) -> None:
     """Print one JSON value to stdout, indented, the fields in the order of its view."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def present(answer: Any, as_json: bool, text: Callable[[], RenderableType]) -> None:
+    """Print an answer: as JSON, or what `text` makes of it for people, a string as it is."""
+    if as_json:
+        show_json(answer)
+    elif isinstance(made := text(), str):
+        click.echo(made)
+    else:
+        show(made)
 
 
 def note(sentence: str) -> None:

@@ -1,20 +1,15 @@
-"""`forebay queue`: the jobs as squeue lists them, in its columns, its order and its formats."""
+"""squeue's listing: its columns, its order and its formats."""
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
-import click
 import msgspec
 
 from cluster.cli.exits import bad_input
-from cluster.cli.job_block import shown_node
-from cluster.cli.jobs import JSON_OPTION, LIMIT, LIMIT_MAX, UNFINISHED, listed, states_of
-from cluster.cli.moments import format_duration, format_elapsed
-from cluster.cli.output import note, show_json
-from cluster.cli.session import session
-from cluster.cli.tables import job_number, run_time_s, state_code
+from cluster.cli.text.job import shown_node
+from cluster.cli.text.moments import format_duration, format_elapsed
+from cluster.cli.text.tables import job_number, run_time_s, state_code
 from cluster.schemas import NO_DETAILS, NO_VALUE, JobDetailsView, JobView, local_time
 from replica.model import JobState
 from replica.values import Instant, plain
@@ -22,16 +17,22 @@ from replica.values import Instant, plain
 STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 """Squeue's own format: each column right-aligned, and cut to its width."""
 
+
 FORMAT_CHARACTERS_MAX: Final = 1_000
+
+
 WIDTH_MAX: Final = 1_000
 """Characters of one column: a width is a number somebody types."""
 
+
 _FIELD: Final = re.compile(r"%(?P<right>\.?)(?P<width>[0-9]{0,6})(?P<letter>[A-Za-z%])", re.ASCII)
+
 
 _WITH_REASON: Final = frozenset(
     {JobState.PENDING.name, JobState.STAGE_OUT.name, JobState.FAILED.name, JobState.TIMEOUT.name}
 )
 """States whose last column is the reason in parentheses; for the others it is the node."""
+
 
 _ORDER: Final = {
     state.name: place
@@ -68,16 +69,16 @@ def nodes_or_reason(job: JobView) -> str:
 FIELDS: Final = {
     "i": Field("JOBID", lambda job, now: job_number(job)),
     "A": Field("JOBID", lambda job, now: str(job.job_id)),
-    "F": Field("ARRAY_JOB_ID", lambda job, now: str(_details(job).array_job_id or job.job_id)),
-    "K": Field("ARRAY_TASK_ID", lambda job, now: _or(_details(job).array_task_id, "N/A")),
-    "P": Field("PARTITION", lambda job, now: _or(_details(job).partition)),
+    "F": Field("ARRAY_JOB_ID", lambda job, now: str(details_of(job).array_job_id or job.job_id)),
+    "K": Field("ARRAY_TASK_ID", lambda job, now: _or(details_of(job).array_task_id, "N/A")),
+    "P": Field("PARTITION", lambda job, now: _or(details_of(job).partition)),
     "j": Field("NAME", lambda job, now: job.name),
     "u": Field("USER", lambda job, now: job.user),
     "t": Field("ST", lambda job, now: state_code(job.state)),
     "T": Field("STATE", lambda job, now: job.state),
     "M": Field("TIME", lambda job, now: format_elapsed(run_time_s(job, now))),
     "l": Field("TIME_LIMIT", lambda job, now: format_duration(job.time_limit_s)),
-    "D": Field("NODES", lambda job, now: str(_details(job).nodes)),
+    "D": Field("NODES", lambda job, now: str(details_of(job).nodes)),
     "C": Field("CPUS", lambda job, now: str(job.cpus)),
     "R": Field("NODELIST(REASON)", lambda job, now: nodes_or_reason(job)),
     "r": Field("REASON", lambda job, now: job.reason),
@@ -87,22 +88,22 @@ FIELDS: Final = {
     "e": Field("END_TIME", lambda job, now: _time(job.end_time)),
     "V": Field("SUBMIT_TIME", lambda job, now: _time(job.submit_time)),
     "Q": Field("PRIORITY", lambda job, now: str(0 if job.hold else job.priority)),
-    "a": Field("ACCOUNT", lambda job, now: _or(_details(job).account)),
-    "q": Field("QOS", lambda job, now: _or(_details(job).qos)),
+    "a": Field("ACCOUNT", lambda job, now: _or(details_of(job).account)),
+    "q": Field("QOS", lambda job, now: _or(details_of(job).qos)),
     "E": Field("DEPENDENCY", lambda job, now: _dependency(job)),
-    "k": Field("COMMENT", lambda job, now: _or(_details(job).comment)),
-    "W": Field("LICENSES", lambda job, now: ",".join(_details(job).licenses) or NO_VALUE),
-    "v": Field("RESERVATION", lambda job, now: _or(_details(job).reservation)),
+    "k": Field("COMMENT", lambda job, now: _or(details_of(job).comment)),
+    "W": Field("LICENSES", lambda job, now: ",".join(details_of(job).licenses) or NO_VALUE),
+    "v": Field("RESERVATION", lambda job, now: _or(details_of(job).reservation)),
     "Z": Field("WORK_DIR", lambda job, now: job.workdir),
 }
 """The letters of squeue that mean something here."""
 
 
 def _dependency(job: JobView) -> str:
-    return ("?" if _details(job).dependency_any else ",").join(job.dependencies) or NO_VALUE
+    return ("?" if details_of(job).dependency_any else ",").join(job.dependencies) or NO_VALUE
 
 
-def _details(job: JobView) -> JobDetailsView:
+def details_of(job: JobView) -> JobDetailsView:
     return job.details or NO_DETAILS
 
 
@@ -171,55 +172,3 @@ def line(columns: tuple[Column, ...], cell: Callable[[Field], str]) -> str:
 def in_order(jobs: tuple[JobView, ...]) -> list[JobView]:
     """Return the jobs in squeue's order: by state, then the highest priority first, then as they were submitted."""
     return sorted(jobs, key=lambda job: (_ORDER.get(job.state, len(_ORDER)), -job.priority, job.job_id))
-
-
-@click.command("queue")
-@click.option("-t", "--states", metavar="STATE,…", help="Only these states, e.g. PENDING or PD,R; all: every state.")
-@click.option("-u", "--user", "owner", metavar="NAME", help="Only the jobs of one user.")
-@click.option("-j", "--jobs", "numbers", metavar="JOB,…", help="Only these jobs, by number, e.g. 12,10_3.")
-@click.option("-o", "--format", "layout", default=STANDARD, show_default=True, help="Columns, as for squeue.")
-@click.option("--noheader", is_flag=True, help="Without the heading.")
-@click.option(
-    "--limit", type=click.IntRange(1, LIMIT_MAX), default=LIMIT, show_default=True, help="At most so many, the newest."
-)
-@JSON_OPTION
-def queue(
-    states: str | None,
-    owner: str | None,
-    numbers: str | None,
-    layout: str,
-    noheader: bool,
-    limit: int,
-    as_json: bool,
-) -> None:
-    """List jobs as squeue does, by default those that have not ended.
-
-    Columns are squeue's, cut to their width; `forebay job list` shows buffers, pools and sizes as well.
-    """
-    columns = read_format(layout)
-    wanted = UNFINISHED
-    if states is not None:
-        wanted = () if states.strip().lower() == "all" else states_of(states, "--states")
-    current = session()
-    answer = current.ask(lambda client: listed(client, wanted, owner, limit, stale=current.stale))
-    chosen = None if numbers is None else frozenset(part.strip() for part in numbers.split(","))
-    jobs = tuple(job for job in answer.jobs if chosen is None or _is_chosen(job, chosen))
-    if as_json:
-        show_json(msgspec.structs.replace(answer, jobs=jobs))
-        return
-    now = current.clock.now()
-    lines = [] if noheader else [line(columns, lambda field: field.heading)]
-    lines += [line(columns, partial(_cell, job, now)) for job in in_order(jobs)]
-    for text in lines:
-        click.echo(text)
-    if answer.truncated:
-        note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, --states or a --user.")
-
-
-def _cell(job: JobView, now: Instant, field: Field) -> str:
-    return field.shows(job, now)
-
-
-def _is_chosen(job: JobView, chosen: frozenset[str]) -> bool:
-    array = _details(job).array_job_id
-    return bool(chosen & {job_number(job), str(job.job_id), str(array)})

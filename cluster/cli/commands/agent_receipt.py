@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import note, readable_size
 from cluster.cli.session import Session, config_failure, session
+from cluster.cli.text import note, readable_size
 from cluster.config import AgentConfig, ConfigError
 from cluster.system import SystemClock
 from replica.values import plain

@@ -7,11 +7,11 @@ from typing import Final
 
 import click
 
+from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
-from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import note, show_json
 from cluster.cli.session import exit_code_of, session
 from cluster.cli.submission import CommandLine, Prepared, located, prepare, read_bounded
+from cluster.cli.text import note, present
 from cluster.client import ApiError, Client
 from cluster.schemas import JobView, SubmitRequest, instant_of
 from replica.values import SCRIPT_BYTES_MAX
@@ -110,10 +110,7 @@ def submit(
     job = current.ask(send)
     for warning in job.warnings:
         note(f"forebay: warning: {warning}")
-    if as_json:
-        show_json(job)
-    else:
-        click.echo(f"Submitted batch job {job.job_id}")
+    present(job, as_json, lambda: f"Submitted batch job {job.job_id}")
 
 
 def _check_command_id(command_id: str) -> None:

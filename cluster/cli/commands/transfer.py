@@ -7,11 +7,20 @@ from typing import Final
 import click
 from rich.live import Live
 
+from cluster.cli.commands.options import JOB_ID, JSON_OPTION, WATCH_PERIOD_S
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.jobs import JOB_ID, JSON_OPTION, WATCH_PERIOD_S
-from cluster.cli.output import note, show, show_json, stdout_console
 from cluster.cli.session import session
-from cluster.cli.transfer_text import drawing, job_transfers_text, receipt_text, transfers_table
+from cluster.cli.text import (
+    drawing,
+    job_transfers_text,
+    note,
+    present,
+    receipt_text,
+    show,
+    show_json,
+    stdout_console,
+    transfers_table,
+)
 from cluster.client import Client
 from cluster.schemas import TransferView
 
@@ -62,10 +71,7 @@ def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
         current.ask(lambda client: _draw(lambda: ask(client)))
         return
     answer = current.ask(lambda client: client.job_transfers(job_id))
-    if as_json:
-        show_json(answer)
-    else:
-        click.echo(job_transfers_text(answer))
+    present(answer, as_json, lambda: job_transfers_text(answer))
 
 
 @transfer_group.command("receipt")

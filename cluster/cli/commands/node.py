@@ -1,15 +1,13 @@
-"""`forebay partition list|set|delete` and `forebay usage show|reset`."""
+"""`forebay node …` and `forebay partition …`: who does the work, and which jobs may run where."""
 
 from typing import Any, Final
 
 import click
 
-from cluster.cli.exits import bad_input
-from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.kinds import Kind, add_show_and_delete, names, print_records
-from cluster.cli.moments import format_duration, parse_duration
-from cluster.cli.output import show, show_json, size, table
+from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, add_show_and_delete, names, print_records
+from cluster.cli.exits import bad_input, converted
 from cluster.cli.session import session
+from cluster.cli.text import format_duration, nodes_table, parse_duration, present, show, table
 from cluster.client import Client
 from cluster.schemas import accounts as v
 from replica.values import NODES_MAX, plain
@@ -27,7 +25,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 @partition_group.command("set")
-@click.argument("name")
+@NAME
 @click.option("--nodes", metavar="LIST", help="E.g. n[1-4],n7; ALL for every node.  [default: ALL]")
 @click.option(
     "--state",
@@ -49,7 +47,9 @@ def set_partition(
     if state is not None:
         changes["state"] = state.upper()
     if max_time is not None:
-        changes["max_time_s"] = None if max_time.upper() == UNLIMITED else _duration(max_time)
+        changes["max_time_s"] = (
+            None if max_time.upper() == UNLIMITED else converted(max_time, parse_duration, "--max-time")
+        )
     if max_nodes is not None:
         changes["max_nodes"] = None if max_nodes.upper() == UNLIMITED else _count(max_nodes)
 
@@ -62,14 +62,6 @@ def set_partition(
         return await client.set_partition(name, request)
 
     print_records(PARTITIONS, session().ask(change), as_json, name)
-
-
-def _duration(text: str) -> int:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        sentence, _, remedy = str(error).partition("; ")
-        raise bad_input(sentence, remedy, place="--max-time") from None
 
 
 def _count(text: str) -> int:
@@ -111,57 +103,34 @@ add_show_and_delete(
 )
 
 
-# What was used -------------------------------------------------------------------------------------------------------
+@click.group("node")
+def node_group() -> None:
+    """List, drain and resume nodes."""
 
 
-@click.group("usage")
-def usage_group() -> None:
-    """Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits."""
-
-
-@usage_group.command("show")
-@click.option("--account", metavar="NAME", help="Only of this account.")
-@click.option("--qos", metavar="NAME", help="Only of this QOS.")
+@node_group.command("list")
 @JSON_OPTION
-def show_usage(account: str | None, qos: str | None, as_json: bool) -> None:
-    """List the space that was held, times the minutes that it was."""
-    stale = session().stale
-    answer = session().ask(lambda client: client.usage(stale=stale))
-    rows = tuple(row for row in answer.usage if account in (None, row.account) and qos in (None, row.qos))
-    _print_usage(v.UsageAnswer(revision=answer.revision, usage=rows), as_json)
+def list_nodes(as_json: bool) -> None:
+    """List nodes, their state and what they run."""
+    current = session()
+    answer = current.ask(lambda client: client.nodes(stale=current.stale))
+    present(answer, as_json, lambda: nodes_table(answer.nodes))
 
 
-@usage_group.command("reset")
-@click.option("--account", metavar="NAME", help="Of this account, with all its users.")
-@click.option("--qos", metavar="NAME", help="Of this QOS.")
-@JSON_OPTION
-def reset_usage(account: str | None, qos: str | None, as_json: bool) -> None:
-    """Have what an account, or a QOS, has used count as nothing from here on (operators)."""
-    if (account is None) == (qos is None):
-        raise bad_input("it is not said whose usage", "name an account, or a QOS", place="--account")
-
-    async def reset(client: Client) -> v.UsageAnswer:
-        request = v.UsageResetRequest(command_id=client.new_command_id(), account=account, qos=qos)
-        return await client.reset_usage(request)
-
-    _print_usage(session().ask(reset), as_json)
+@node_group.command("drain")
+@NAME
+@click.option("--reason", required=True, metavar="TEXT", help="Why, for whoever looks next.")
+def drain(name: str, reason: str) -> None:
+    """Keep new work away from a node (operators); what it has goes on."""
+    if not reason.strip():
+        raise bad_input("the reason is empty", 'say why, for example --reason "new disks"', place="--reason")
+    node = session().ask(lambda client: client.drain(name, reason=reason))
+    click.echo(f"NodeName={plain(node.name)} State={plain(node.state)} Reason={plain(node.reason)}")
 
 
-def _print_usage(answer: v.UsageAnswer, as_json: bool) -> None:
-    if as_json:
-        show_json(answer)
-        return
-    rows = [
-        (
-            plain(row.account or "-"),
-            plain(row.qos or "-"),
-            plain(row.user or "-"),
-            plain(row.pool or "all"),
-            f"{size(row.byte_minutes)}-minutes",
-        )
-        for row in answer.usage
-    ]
-    show(table(("ACCOUNT", "QOS", "USER", "POOL", "USED"), rows, right=frozenset({"USED"})))
-
-
-GROUPS = (partition_group, usage_group)
+@node_group.command("resume")
+@NAME
+def resume(name: str) -> None:
+    """Give a drained node new work again (operators)."""
+    node = session().ask(lambda client: client.resume(name))
+    click.echo(f"NodeName={plain(node.name)} State={plain(node.state)}")

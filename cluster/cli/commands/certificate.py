@@ -6,11 +6,10 @@ from typing import Final
 import click
 import msgspec
 
+from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import note, show, show_json, table
 from cluster.cli.session import session
-from cluster.cli.tables import moment
+from cluster.cli.text import moment, note, show, show_json, table
 from cluster.config import OPERATOR_NAME, Config, replica_hosts
 from cluster.security import (
     AUTHORITY_NAME,

@@ -1,16 +1,48 @@
-"""What the commands about accounts, QOS, licences, reservations and partitions have in common: list, show, delete."""
+"""What several commands share: options and arguments, and how records that a site keeps are listed and deleted."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
 
 from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.jobs import JSON_OPTION
-from cluster.cli.output import show_json
 from cluster.cli.session import session
+from cluster.cli.text import show_json
 from cluster.client import Client
+from replica.decide import parse_reference, shown_reference
+from replica.model import ArrayFault
+
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+
+JOB_ID_MAX: Final = 2**63 - 1
+REVISION_MAX: Final = 2**63 - 1
+
+PAGE_JOBS: Final = 10_000
+"""Jobs asked for in one request, count: what the API answers at most."""
+
+WATCH_PERIOD_S: Final = 1.0
+"""Seconds between two listings of --watch: fast enough to follow by eye, no load for a leader."""
+
+
+class JobReference(click.ParamType):  # type: ignore[type-arg]
+    """`12`, `12_3` for a task of an array, `12_[1-4,7]` for several."""
+
+    name = "job"
+
+    def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        """Return the reference without leading zeros."""
+        try:
+            job_id, tasks = parse_reference(value)
+        except ArrayFault as fault:
+            self.fail(str(fault), parameter, context)
+        if not 1 <= job_id <= JOB_ID_MAX:
+            self.fail(f"{value!r} names no job; numbers of jobs begin at 1", parameter, context)
+        return shown_reference(job_id, tasks)
+
+
+JOB_ID = JobReference()
+
 
 NAME = click.argument("name")
 
