@@ -20,7 +20,7 @@ from replica.scheduler.index import Agenda
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.values.units import Instant
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
-from tests.cluster.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
+from tests.cluster.server.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.world import SCRIPT as TRUE

@@ -19,7 +19,7 @@ from replica.messages import features
 from replica.messages.features import LEVELS, Level, ReleaseNeeded
 from snapshots import Image, load_snapshot, write_snapshot
 from tests.cluster.rig import Rig, story
-from tests.cluster.test_controller import installed, submit_many
+from tests.cluster.server.test_controller import installed, submit_many
 
 ABOVE = features.FEATURE_LEVEL_KNOWN + 1
 
