@@ -238,11 +238,11 @@ async def test_a_silent_node_is_marked_down_and_taken_back_when_it_is_heard(
     clock = ManualClock(Instant(1_750_000_000_000_000))
     async with Rig(config, clock=clock) as rig:
         await register(rig)
-        look = rig.controller._look
+        poll_duties = rig.controller._duties.poll
         for _ in range(int(NODE_DOWN_S) + 2):
             assert not rig.controller.state.nodes["n1"].down
             clock.advance(1)
-            look()
+            poll_duties()
             await asyncio.sleep(0)
         await until(lambda: rig.controller.state.nodes["n1"].down)
         nodes = (await rig.ask("GET", "/v1/nodes", who="bob")).body["nodes"]

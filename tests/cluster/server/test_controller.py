@@ -435,7 +435,7 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
     config: Config, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """What it would promise from then on, nobody would find after a restart."""
-    monkeypatch.setattr("cluster.server.controller.LOOK_PERIOD_S", 0.05)
+    monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 0.05)
     async with Rig(config) as rig:
         await submit_many(rig, 1)
         await asyncio.sleep(0.2)
@@ -447,4 +447,4 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
         await until(lambda: bool(rig.failures))
         assert f"{file} is another one than this replica has open" in str(rig.failures[0])
         rig.failures.clear()
-        monkeypatch.setattr("cluster.server.controller.LOOK_PERIOD_S", 60.0)
+        monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 60.0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.server.operation_restart import Restarting
+from cluster.server.operation_restart import OperationRestart
 from cluster.server.pending import Answer, QueueFull, Settled
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
@@ -24,7 +24,7 @@ class Led:
         self.full = 0
         self.leads = True
         self.term = 0
-        self.restarting = Restarting(
+        self.restarting = OperationRestart(
             state=lambda: self.world.state, leads=lambda: self.leads, term=lambda: self.term, submit=self.submit
         )
 
