@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import random
 import shutil
@@ -30,7 +31,6 @@ from cluster.server import duties as duties_module
 from cluster.server import storage as storage_module
 from cluster.server.duties import POLL_PERIOD_S
 from cluster.system.address import Address
-from replica.fold import settle as settle_module
 from replica.messages import features
 from replica.state.state import State
 from snapshots import store as store_module
@@ -43,6 +43,9 @@ from tests.simulation.members import Operator
 from tests.simulation.network import Network, SimLinks
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicas import SimReplica
+
+settle_module: Final = importlib.import_module("replica.fold.settle")
+"""The face of the room has the function of the same name."""
 
 CLUSTER_ID: Final = "5a" * 16
 CONFIGURATION: Final = """
