@@ -234,7 +234,7 @@ class Replica:
 
     async def start(self) -> None:
         """Listen and take part; Refused if an address cannot be used."""
-        # What was loaded is looked through before this replica answers to anybody.
+        # What was loaded is collected once before this replica answers to anybody.
         self.collector.start()
         try:
             await self.server.start()

@@ -40,21 +40,21 @@ class Bootstrap:
         self._leads = leads
         self._submit = submit
         self._raises = raises
-        self._founding: Answer | None = None
+        self._answer: Answer | None = None
         self._founded_here = False
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Found the cluster if this replica leads and nobody has founded it."""
-        if not self._leads() or self._state().revision or self._founding is not None:
+        if not self._leads() or self._state().revision or self._answer is not None:
             return
         config = self._config
         command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
         try:
-            self._founding = self._submit(Request(b"", CONTROLLER, command))
+            self._answer = self._submit(Request(b"", CONTROLLER, command))
         except (QueueFull, NotLeading):
             return
-        self._founding.add_done_callback(self._founded)
+        self._answer.add_done_callback(self._founded)
 
     def poll(self) -> None:
         """Begin to raise the level if it is this replica's to raise and nothing is under way."""
@@ -69,7 +69,7 @@ class Bootstrap:
             self._task.cancel()
 
     def _founded(self, answer: Answer) -> None:
-        self._founding = None
+        self._answer = None
         if answer.cancelled() or answer.exception() is not None:
             return
         refusal = answer.result().refusal

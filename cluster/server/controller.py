@@ -4,8 +4,9 @@ Lifecycle: `open_storage` rebuilds the state from snapshot and ledger; `start` b
 committed entry comes to `apply`, once and in order; `stop` ends it. The controller is the machine that consensus
 drives, and the face that the API asks: for the state, for proof that it is current, and for a command to be settled.
 
-What happens to an entry: decode, fence and fold (`settle`), chain (`record_applied`), swap the State reference, tell
-who waits. None of it may fail for an entry that a correct leader made; whatever does stops the replica (law 10).
+What happens to an entry: decode, check the base and apply (`settle`), chain (`record_applied`), swap the State
+reference, notify who waits. None of it may fail for an entry that a correct leader made; whatever does stops the
+replica (law 10).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NoReturn
 from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.engine import Engine
-from cluster.server.applied_log import Applied, Chronicle, read_batch, read_configuration
+from cluster.server.applied_log import Applied, AppliedLog, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
 from cluster.server.divergence import Checkpoints
 from cluster.server.duties import Duties, Duty
@@ -30,9 +31,9 @@ from cluster.server.membership import Membership
 from cluster.server.operation_restart import OperationRestart
 from cluster.server.pending import Answer, Asker, NotLeading
 from cluster.server.proposer import Proposer
-from cluster.server.snapshot_install import Installing, call_soon
+from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
-from cluster.server.time_travel import Past
+from cluster.server.time_travel import TimeTravel
 from cluster.system import Clock
 from replica.fold import settle
 from replica.messages import Batch, FoundCluster, Request, SubmitJob
@@ -50,7 +51,7 @@ JOURNAL_FILL_MAX = 0.9
 stops its replica, and all replicas are full at about the same entry."""
 
 READY_POLL_S = 0.02
-"""How often a read looks whether a new leader is ready, seconds."""
+"""How often a read polls whether a new leader is ready, seconds."""
 
 COMPACTION_MARGIN_ENTRIES = 1024
 COMPACTION_MARGIN_PERIODS = 2
@@ -106,10 +107,12 @@ class Controller:
         self._digest = storage.journal.applied_digest
         self._placed = storage.configuration
         """Who is a member as of the last applied entry."""
-        self.chronicle = Chronicle(
+        self.applied_log = AppliedLog(
             storage.journal, storage.ledger, index=storage.index, revision=storage.state.revision
         )
-        self.past = Past(self.chronicle, base=storage.state, base_index=storage.index, snapshots=storage.snapshots)
+        self.time_travel = TimeTravel(
+            self.applied_log, base=storage.state, base_index=storage.index, snapshots=storage.snapshots
+        )
         self.liveness = Liveness(clock, node_down_s=node_down_s)
         self.orders = OrderWatch(storage.state.revision)
         self.transfer_totals = TransferTotals()
@@ -201,7 +204,7 @@ class Controller:
         return self.proposer.submit(request)
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Have a command settled for somebody who is told the answer; raises what `submit` raises."""
+        """Have a command settled for somebody who is notified of the answer; raises what `submit` raises."""
         self._check_room(request)
         self.proposer.queue(request, asker)
 
@@ -271,9 +274,9 @@ class Controller:
             raise BrokenInvariant(f"entry {index} came to be applied after entry {self._index}")
         before, void = self._state, False
         batch: Batch | None
-        foreseen = self.proposer.foreseen(before, data)
-        if foreseen is not None:
-            batch, after = foreseen
+        precomputed = self.proposer.precomputed(before, data)
+        if precomputed is not None:
+            batch, after = precomputed
         else:
             batch, after = read_batch(data), before
             if batch is not None:
@@ -287,12 +290,12 @@ class Controller:
         self._state, self._index, self._term, self._digest = after, index, term, digest
         self.entries_applied += 1
         self.entries_void += void
-        self.past.applied(index, after)
+        self.time_travel.applied(index, after)
         if batch is not None and not void:
             self.orders.applied(before, batch, after)
             if before.transfers is not after.transfers:
                 self.transfer_totals.applied(batch)
-        self.chronicle.append(
+        self.applied_log.append(
             Applied(index, term, digest, before.revision, after.revision, batch, void, len(data), configuration)
         )
         self.proposer.applied(index, term, after, void=void)
@@ -321,7 +324,7 @@ class Controller:
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
         """Return what takes a snapshot from the leader."""
-        return Installing(self.snapshots, index, term, installed=self.installed)
+        return SnapshotInstall(self.snapshots, index, term, installed=self.installed)
 
     def installed(self, image: Image) -> None:
         """Continue from a received snapshot that was verified."""
@@ -333,10 +336,10 @@ class Controller:
         self._digest = image.chain_digest
         self._placed = image.configuration
         self._snapshot_index = self._attempted_index = image.index
-        self.past.installed(image.index, image.state)
+        self.time_travel.installed(image.index, image.state)
         self.orders.installed(image.state.revision)
         self.proposer.installed()
-        self.chronicle.reset(image.index, image.state.revision)
+        self.applied_log.reset(image.index, image.state.revision)
         self._release_appliers()
         LOGGER.info("caught up by a snapshot of entry %d, revision %d", image.index, image.state.revision)
         # Only now: before the journal stood on this one, an older one was what a restart would have needed.
@@ -357,7 +360,7 @@ class Controller:
     def _check_storage(self) -> None:
         """Is what is written still to be found? StorageFailed stops the replica."""
         try:
-            self._storage.environment.look_around()
+            self._storage.environment.check_files()
         except StorageFailed as error:
             self._fail(error)
 

@@ -49,7 +49,7 @@ POLLS_MAX = 4096
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """How far one operation is, as its agent said at `updated_at`."""
+    """How far one operation is, as its agent reported at `updated_at`."""
 
     job: int
     attempt: int
@@ -71,7 +71,7 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 class Liveness:
-    """Who was heard of when, and what they said of their operations; meaningful on the leader only."""
+    """Contacts and reported progress of the agents; meaningful on the leader only."""
 
     def __init__(self, clock: Clock, *, node_down_s: float = NODE_DOWN_S) -> None:
         self._clock = clock
@@ -93,7 +93,7 @@ class Liveness:
         self._progress.clear()
 
     def heard(self, node: str) -> None:
-        """Note that the node's agent has just said something."""
+        """Note that the node's agent has just sent something."""
         self._contacts_s[node] = self._clock.monotonic_s()
 
     def last_contact_s(self, node: str) -> float | None:
@@ -246,7 +246,7 @@ class OrderWatch:
         return self._changed.get(node, self._floor) > seen
 
     def wake_all(self) -> None:
-        """Have every poll look again: leadership has changed, or the server stops."""
+        """Have every poll check again: leadership has changed, or the server stops."""
         for node in list(self._waiting):
             self._wake(node)
 

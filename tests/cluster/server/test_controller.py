@@ -170,9 +170,9 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             newest = rig.controller.newest_snapshot()
             assert newest is not None and newest.index == saved.body["index"]
             with pytest.raises(LookupError):
-                await rig.controller.past.state_at(rig.controller.state.revision - 1)
+                await rig.controller.time_travel.state_at(rig.controller.state.revision - 1)
             # The history continues with what the leader sends next.
-            for applied in leader.controller.chronicle.read(rig.controller.applied_index + 1, limit=10):
+            for applied in leader.controller.applied_log.read(rig.controller.applied_index + 1, limit=10):
                 assert applied.batch is not None
                 rig.storage.journal.set_term(max(applied.term, rig.storage.journal.term), rig.storage.journal.voted_for)
                 entry = leader.storage.journal.entry(applied.index)
@@ -192,7 +192,7 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             assert [line for line in events.splitlines() if line.startswith("id: ")] == [f"id: {own}"]
             assert comment == f"revisions after {own} are not held here; ask another replica\n\n"
             # Nothing after it is taken for void, which the fence would have refused.
-            entries = list(rig.controller.chronicle.read(1, limit=100))
+            entries = list(rig.controller.applied_log.read(1, limit=100))
             assert not any(applied.void for applied in entries)
             assert entries[-1].revision == rig.controller.state.revision
             why = await rig.ask("GET", f"/v1/jobs/1/why?at={own + 1}", who="alice")
@@ -392,9 +392,9 @@ async def test_the_states_that_are_kept_for_the_past_are_bounded_and_still_answe
 ) -> None:
     monkeypatch.setattr("cluster.server.time_travel.POINT_ENTRIES", 1)
     async with Rig(config) as rig:
-        rig.controller.past._stride = 1
+        rig.controller.time_travel._stride = 1
         await submit_many(rig, POINTS_MAX + 20)
-        past = rig.controller.past
+        past = rig.controller.time_travel
         assert past.points <= POINTS_MAX + 1
         for revision in range(1, rig.controller.state.revision + 1, 7):
             assert (await past.state_at(revision)).revision == revision

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cluster.config.config import Config
-from cluster.server.pass_timer import PassPacer
+from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
 from cluster.system.clock import ManualClock, SystemClock
@@ -600,14 +600,14 @@ async def test_a_look_that_was_due_from_before_does_not_slow_down_passes_that_fo
     def fail(error: BaseException) -> NoReturn:
         raise error
 
-    pacer = PassPacer(
+    pass_timer = PassTimer(
         next_due=lambda _: None, idle=lambda: True, wake=lambda: woken.append(None), clock=SystemClock(), fail=fail
     )
-    pacer.rest()
-    pacer.passed(Instant(1), cost_s=0.0, found=True, decided=False)
+    pass_timer.rest()
+    pass_timer.passed(Instant(1), cost_s=0.0, found=True, decided=False)
     await until(lambda: bool(woken))
-    assert pacer.due and not pacer.sleeping
-    pacer.stop()
+    assert pass_timer.due and not pass_timer.sleeping
+    pass_timer.stop()
 
 
 @story
@@ -624,7 +624,7 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
         monkeypatch.setattr("cluster.server.planner.events_of_pass", lambda agenda, at: (NodeResumed("n1"),))
         before = rig.engine.last_index
         rig.controller.proposer.schedule()
-        await until(lambda: rig.controller.proposer.pacer.sleeping)
+        await until(lambda: rig.controller.proposer.pass_timer.sleeping)
         assert 5 <= rig.engine.last_index - before <= 7
         # A command is carried out all the same.
         assert (await rig.submit(hold=True)).status == 201
@@ -666,22 +666,22 @@ async def test_what_the_leader_foresaw_is_what_settling_its_entries_comes_to(
 ) -> None:
     async with manual(config) as rig:
         proposer, compared = rig.controller.proposer, 0
-        foresee = proposer.foreseen
+        foresee = proposer.precomputed
 
         def compare(before: State, data: bytes) -> tuple[Batch, State] | None:
             nonlocal compared
-            foreseen = foresee(before, data)
-            if foreseen is not None:
-                batch, after = foreseen
+            precomputed = foresee(before, data)
+            if precomputed is not None:
+                batch, after = precomputed
                 decoded = decode_batch(data)
                 settled = settle(before, decoded)
                 assert decoded == batch
                 assert settled == after
                 assert settled is not None and state_digest(settled) == state_digest(after)
                 compared += 1
-            return foreseen
+            return precomputed
 
-        monkeypatch.setattr(proposer, "foreseen", compare)
+        monkeypatch.setattr(proposer, "precomputed", compare)
         answers = [submit(rig, script=SCRIPT, hold=Hold.NONE) for _ in range(9)]
         await until(lambda: rig.engine.uncommitted > 0)
         rig.engine.commit()
@@ -699,9 +699,9 @@ async def test_nothing_is_foreseen_for_other_bytes_or_another_state(config: Conf
         await until(lambda: rig.engine.uncommitted == 1)
         proposer, before = rig.controller.proposer, rig.controller.state
         data = rig.engine.journal.entry(rig.engine.last_index).data
-        assert proposer.foreseen(before, data) is not None
-        assert proposer.foreseen(before, data + b"\0") is None
-        assert proposer.foreseen(msgspec.structs.replace(before), data) is None
+        assert proposer.precomputed(before, data) is not None
+        assert proposer.precomputed(before, data + b"\0") is None
+        assert proposer.precomputed(msgspec.structs.replace(before), data) is None
         rig.engine.commit()
-        assert proposer.foreseen(before, data) is None
+        assert proposer.precomputed(before, data) is None
         assert (await answer).job == 1

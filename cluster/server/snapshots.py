@@ -1,17 +1,24 @@
-"""A snapshot that comes from the leader: chunks are taken, the whole is verified beside the loop, and stood on."""
+"""Snapshots at a replica: installed when one comes from the leader, and shown as the API and the command line do.
+
+Chunks are taken, the whole is verified beside the loop, and stood on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
-from snapshots import Image, SnapshotStore
+from cluster.schemas import SnapshotPoolView, SnapshotView
+from cluster.system import format_instant
+from replica.values import Instant
+from snapshots import Image, SnapshotStore, Summary
 from wal import BrokenInvariant, Placed
 
 
-class Installing:
+class SnapshotInstall:
     """What consensus writes a snapshot to (cluster.consensus.SnapshotSink); the store holds the bytes."""
 
     def __init__(self, snapshots: SnapshotStore, index: int, term: int, *, installed: Callable[[Image], None]) -> None:
@@ -60,3 +67,22 @@ def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *argum
     # The loop may be closed when a replica stops while its snapshot is being given up.
     if not loop.is_closed():
         loop.call_soon_threadsafe(call, *arguments)
+
+
+def snapshot_view(path: Path, summary: Summary) -> SnapshotView:
+    """Return what a snapshot's summary says in the shape of the API."""
+    return SnapshotView(
+        path=str(path),
+        index=summary.index,
+        term=summary.term,
+        revision=summary.revision,
+        at=format_instant(Instant(summary.at)),
+        size_bytes=summary.size_bytes,
+        ledger_digest=summary.digest,
+        jobs=summary.jobs,
+        buffers=summary.buffers,
+        pools=tuple(
+            SnapshotPoolView(name=pool.name, quantity_bytes=pool.quantity_bytes, free_bytes=pool.free_bytes)
+            for pool in summary.pools
+        ),
+    )
