@@ -126,7 +126,7 @@ class Service:
         self.clock = controller.clock
         self.version = version
         self.fail = fail
-        self.verdicts = Verdicts(controller.chronicle)
+        self.verdicts = Verdicts(controller.applied_log)
         self.identities = Identities(controller.clock)
         self.providing = Providing(controller.config.provider)
         self.metrics = Metrics(controller)
@@ -262,7 +262,7 @@ class Service:
         return settled
 
     def problem_of(self, error: BaseException) -> Problem | Redirect:
-        """Return what a client is told of a command that got no answer. What is not foreseen is raised again."""
+        """Return what a client is told of a command that got no answer. What is not precomputed is raised again."""
         match error:
             case OutcomeUnknown() | TimeoutError():
                 return outcome_unknown()

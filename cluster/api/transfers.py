@@ -23,7 +23,7 @@ from cluster.schemas import (
     TransferState,
     TransferView,
 )
-from cluster.server import PastBusy, Transfer, settled_at
+from cluster.server import TimeTravelBusy, Transfer, settled_at
 from cluster.system import format_instant
 from replica.messages import events as e
 from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_slot
@@ -92,7 +92,7 @@ async def receipts(call: Call) -> Reply:
                 view = receipt_view(event.job, event.node, event.receipt, names=names)
                 found.append(msgspec.structs.replace(view, revision=revision))
                 complete = complete and len(found) <= RECEIPTS_LISTED_MAX
-    except PastBusy as error:
+    except TimeTravelBusy as error:
         raise Problem(503, "too_busy", str(error), "try again in a moment", headers={"Retry-After": "1"}) from error
     except LookupError:
         complete = False  # what this replica holds does not begin early enough
@@ -106,8 +106,8 @@ async def _events_of(call: Call, state: State, job_id: int) -> AsyncIterator[tup
     """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
     controller = call.service.controller
     submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
-    first = first_revision_at(controller.chronicle, state.revision, submitted_at)
-    async for applied in controller.past.entries(first):
+    first = first_revision_at(controller.applied_log, state.revision, submitted_at)
+    async for applied in controller.time_travel.entries(first):
         batch = applied.batch
         if batch is None or applied.void:
             continue

@@ -22,15 +22,14 @@ from cluster.consensus import Role as RaftRole
 from cluster.providers.interface import NO_LOCAL
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.identity import Identity, Role
-from cluster.server.applied_log import Applied, Chronicle
-from cluster.server.liveness import Liveness, OrderWatch
+from cluster.server.applied_log import Applied, AppliedLog
+from cluster.server.liveness import Liveness, OrderWatch, TransferTotals
 from cluster.server.pending import Asker, Settled, resolve
 from cluster.server.time_travel import Step
-from cluster.server.transfer_totals import TransferTotals
 from replica.fold.settle import receipt_for, settle
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
-from replica.scheduler.index import Agenda
+from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
@@ -99,10 +98,10 @@ class InMemory(World):
     """A world with the API in front of it. Requests are sent one after the other, inside of a running loop."""
 
     def __init__(self, **founding: Any) -> None:
-        self._index: Agenda | None = None
+        self._index: SchedulingIndex | None = None
         self._entries = 0
         self.timeline = Timeline()
-        self.chronicle = Chronicle(
+        self.applied_log = AppliedLog(
             SimpleNamespace(),  # type: ignore[arg-type]  # only asked for what is no longer in memory
             SimpleNamespace(first_index=1),  # type: ignore[arg-type]
             index=0,
@@ -151,7 +150,7 @@ class InMemory(World):
         self._entries += 1
         self.ledger.append(batch)
         applied = Applied(self._entries, 1, b"", Revision(before.revision), Revision(after.revision), batch, False, 1)
-        self.chronicle.append(applied)
+        self.applied_log.append(applied)
         self.timeline.append(Step(applied, before, after))
         self.orders_watch.applied(before, batch, after)
         if before.transfers is not after.transfers:
@@ -169,9 +168,9 @@ class InMemory(World):
             self.commit_pass(events)
         raise AssertionError(f"the scheduler has not settled after {PASSES_MAX} passes")
 
-    def _indexed(self) -> Agenda:
+    def _indexed(self) -> SchedulingIndex:
         if self._index is None or self._index.state is not self.state:
-            self._index = Agenda(self.state)
+            self._index = SchedulingIndex(self.state)
         while not self._index.prepare(JOBS_INDEXED):
             pass
         return self._index
@@ -188,14 +187,14 @@ class InMemory(World):
 
             @property
             def applied_index(self) -> int:
-                return house.chronicle.last_index
+                return house.applied_log.last_index
 
         return Controller(
             name="r1",
             config=SimpleNamespace(provider=NO_LOCAL),
             clock=self,
-            chronicle=self.chronicle,
-            past=self.timeline,
+            applied_log=self.applied_log,
+            time_travel=self.timeline,
             liveness=self.liveness,
             orders=self.orders_watch,
             transfer_totals=self.transfer_totals,
@@ -203,7 +202,7 @@ class InMemory(World):
             leads=True,
             current=self._current,
             queue=self._queue,
-            node_heard=self.liveness.heard,
+            node_watch=SimpleNamespace(heard=self.liveness.heard),
         )
 
     async def _current(self) -> State:

@@ -25,7 +25,7 @@ from cluster.api.routes import ROUTES, Route
 from cluster.api.web.problems import STATUS_OF
 from cluster.cli.app import cli
 from cluster.cli.exits import BBF_LINE, INVALID_REQUEST_LINE, MEANINGS, NODE_COUNT_LINE, PERMISSION_LINE, SERVE_MEANINGS
-from cluster.cli.sbatch import OPTIONS
+from cluster.cli.submission.sbatch import OPTIONS
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError
 from cluster.schemas.requests import BulkCommand

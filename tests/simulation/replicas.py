@@ -218,9 +218,9 @@ class SimReplica:
             clock=self.clock,
             fail=self._fail,
             node_down_s=world.config.timing.node_down_s,
+            ask=self._ask_level,
         )
         controller.world, controller.place = world, self.name
-        controller.levels.ask = self._ask_level
         self.controller = controller
         self.serves = True
         self.loop.create_task(controller.start())

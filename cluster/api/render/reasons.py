@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from cluster.server import Chronicle
+from cluster.server import AppliedLog
 from replica.messages import Event
 from replica.model import JobState
 from replica.scheduler import (
@@ -46,9 +46,9 @@ KEPT_S = 60.0
 class Verdicts:
     """What holds back each job."""
 
-    def __init__(self, chronicle: Chronicle | None = None) -> None:
-        """`chronicle`: where the ledger is read; without it every state is new."""
-        self._chronicle = chronicle
+    def __init__(self, applied_log: AppliedLog | None = None) -> None:
+        """`applied_log`: where the ledger is read; without it every state is new."""
+        self._applied_log = applied_log
         self._index: SchedulingIndex | None = None
         self._kept: list[tuple[State, dict[int, Verdict]]] = []
         self._walked: list[tuple[State, Mapping[int, Verdict]]] = []
@@ -135,13 +135,13 @@ class Verdicts:
 
     def _between(self, first: int, last: int) -> list[Event] | None:
         """Return the events of the commands after `first` up to `last`; None where that is too many, or not held."""
-        if self._chronicle is None or last - first > FOLLOWED_MAX:
+        if self._applied_log is None or last - first > FOLLOWED_MAX:
             return None
         events: list[Event] = []
         try:
-            index = self._chronicle.index_of(first + 1) if last > first else 0
+            index = self._applied_log.index_of(first + 1) if last > first else 0
             while first < last:
-                chunk = list(islice(self._chronicle.read(index, limit=ENTRIES_READ), ENTRIES_READ))
+                chunk = list(islice(self._applied_log.read(index, limit=ENTRIES_READ), ENTRIES_READ))
                 for applied in chunk:
                     if first == last:
                         break

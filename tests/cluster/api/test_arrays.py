@@ -61,7 +61,7 @@ async def test_what_names_no_task_is_refused_in_words(config: Config) -> None:
 async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(config: Config) -> None:
     async with Rig(config) as rig:
         await ready(rig)
-        verdicts = Verdicts(rig.controller.chronicle)
+        verdicts = Verdicts(rig.controller.applied_log)
         built = 0
         for number in range(12):
             await rig.submit(
@@ -77,7 +77,7 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
                 assert verdicts.of(state, job_id) == verdict_of(state, job_id)
                 assert verdicts.reason(state, job_id) == str(verdict_of(state, job_id).reason)
         assert built == 1  # made once, then it followed the ledger
-        older = await rig.controller.past.state_at(int(state.revision) - 3)
+        older = await rig.controller.time_travel.state_at(int(state.revision) - 3)
         for job_id in older.jobs:
             assert verdicts.of(older, job_id) == verdict_of(older, job_id)
         verdicts.drop()
@@ -92,7 +92,7 @@ async def test_an_index_that_cannot_follow_is_made_anew(
     async with Rig(config) as rig:
         await ready(rig)
         monkeypatch.setattr("cluster.api.render.reasons.FOLLOWED_MAX", gap)
-        verdicts = Verdicts(rig.controller.chronicle)
+        verdicts = Verdicts(rig.controller.applied_log)
         await rig.submit(script=SCRIPT)
         verdicts.of(rig.controller.state, 1)
         first = verdicts._index

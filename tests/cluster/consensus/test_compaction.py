@@ -10,7 +10,7 @@ from cluster.consensus.interface import Role
 from cluster.server import controller as controller_module
 from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.rig import Rig, story
-from tests.cluster.test_controller import small_snapshots, submit_until
+from tests.cluster.server.test_controller import small_snapshots, submit_until
 
 RATE_HZ = 200
 PERIOD_ENTRIES = 200
