@@ -18,19 +18,16 @@ from cluster.schemas.requests import SubmitRequest
 from cluster.server.storage import first_start_mark
 from cluster.system.clock import SystemClock
 from tests.cluster.rig import PATIENCE_S, PLAIN, story
+from tests.ports import free_ports
 from tests.repo.tree import ROOT
 from wal.sync_log import LOG_BYTES
-
-sys.path.append(str(ROOT / "scripts"))
-
-from exercises.ports import claim_base_port
 
 
 def make(directory: Path, replicas: int) -> Config:
     founding = Founding(
         replicas=replicas,
         agents=1,
-        base_port=claim_base_port((*range(14),)),
+        base_port=free_ports(14)[0],
         pools=(PoolSpec("fast", "96MiB", "8MiB", True),),
         users=("alice",),
         destination_roots=(directory,),
