@@ -3,16 +3,12 @@
 import asyncio
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from cluster.schemas.jobs import JobView
 from cluster.schemas.requests import SubmitRequest
+from tests.faults import drill, verify
 from tests.repo.tree import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
-from exercises import drill, verify
 
 ROUNDS = 4
 """Kills, count: minutes of CI buy more with scripts/drill run by hand; this many show that the whole path works."""

@@ -1,6 +1,7 @@
 """The data mover under attack: killed, cut off from power, lied to by the kernel, by its disks and by its own user.
 
-Each attack is a small share of what scripts/transfers does, and is first done to a naive mover, which it has to catch.
+Each attack is a small share of what scripts/transfers does, and is first done to a reference mover, its negative
+control, which it has to catch.
 """
 
 from functools import cache
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.exercise import Exercised, exercise
+from tests.e2e.scripts import ScriptEnded, run_script
 
 ATTACKS = (
     "kills", "cuts", "links", "bits", "refusals", "late", "disks", "moves", "trees", "resume", "endings",
@@ -19,9 +20,9 @@ SEED = "7"
 
 
 @cache
-def attacks() -> Exercised:
+def attacks() -> ScriptEnded:
     """Do all of them once."""
-    return exercise("transfers", *ATTACKS, "--size", "tiny", "--seed", SEED)
+    return run_script("transfers", *ATTACKS, "--size", "tiny", "--seed", SEED)
 
 
 def found(name: str) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def found(name: str) -> dict[str, Any]:
         pytest.skip(done.summary["left_out"][name])
     result: dict[str, Any] = done.summary["attacks"][name]
     assert "broken" not in result, done.said
-    assert result.get("naive", "caught") == "caught", done.said
+    assert result.get("reference", "caught") == "caught", done.said
     return result
 
 
