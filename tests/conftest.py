@@ -1,8 +1,13 @@
-"""Hooks of all tests: what a worker reports reaches the terminal, whatever bytes a test was about."""
+"""What holds for all tests: no bound on speed, and what a worker reports reaches the terminal whatever it contains."""
 
 from typing import Any
 
+import hypothesis
 import pytest
+
+# Workers share the cores: how long an example takes says nothing.
+hypothesis.settings.register_profile("workers", deadline=None)
+hypothesis.settings.load_profile("workers")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 """Seconds that one run may take at most: a bound against hanging, not a measure of speed."""
 
 UNABLE = 77

@@ -16,7 +16,7 @@ ROUNDS = 4
 
 def test_killing_any_process_at_any_moment_loses_nothing_and_runs_nothing_twice() -> None:
     line = [str(ROOT / "scripts" / "drill"), "--rounds", str(ROUNDS)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=600, cwd=ROOT)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=1800, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["rounds"], summary["failed"]) == (ROUNDS, 0)

@@ -18,6 +18,9 @@ CUTS = {"ext4": 3, "xfs": 2}
 ATTEMPTS = 3
 """A replica may notice a lying disk before any client does: then it is tried again, as often as this."""
 
+LOST = ("are lost", "; acknowledged: ", "exited 66", "is not linearizable")
+"""What the checks say of a disk that lied: what was acknowledged is gone, or a replica finds out by itself."""
+
 WHOLE = 6
 """Three loop devices and three replicas, count: the run is at work."""
 
@@ -53,7 +56,7 @@ def test_the_power_cuts_find_out_a_disk_that_only_says_that_it_has_synced() -> N
     assert done.code == 1, done.said
     assert done.summary["failed"] == 1
     assert "powercut: FAILED" in done.said
-    assert any(words in done.said for words in ("are lost", "exited 66", "is not linearizable")), done.said
+    assert any(words in done.said for words in LOST), done.said
     remove_kept("powercut", done.said)
 
 

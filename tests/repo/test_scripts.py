@@ -9,7 +9,7 @@ import pytest
 
 from tests.repo.tree import ROOT, repository_files, scripts, text_of
 
-HELP_WAIT_S = 60
+HELP_WAIT_S = 600
 """Seconds that `--help` may take at most: a bound against hanging, not a measure of speed."""
 
 SCRIPT_LINES_MAX = 140
