@@ -18,7 +18,23 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from replica.messages import Receipt, features
-from replica.model import Buffer, BufferRequest, Dependency, Job, JobSpec, Node, Policy, Pool, Transfer, free_bytes
+from replica.model import (
+    ArrayTask,
+    Buffer,
+    BufferRequest,
+    CreatePersistent,
+    Dependency,
+    DestroyPersistent,
+    Job,
+    JobOptions,
+    JobRequest,
+    ListTransfer,
+    Node,
+    Policy,
+    Pool,
+    Transfer,
+    free_bytes,
+)
 from replica.state import LATER_MAPS, LATER_SHAPED, LaterMap, State
 from replica.values import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX, Refusal
 from wal import Change, Configuration, Member, Placed
@@ -80,7 +96,6 @@ class Section(IntEnum):
     RECEIPTS = 6
     CAPACITY = 7
     END = 8
-    OPTIONS = 9
     PERSISTENT = 10
     SITES = 11
     POOL_UNITS = 12
@@ -97,7 +112,6 @@ class Section(IntEnum):
     TRANSFERS = 51
     PARTITIONS = 60
     CONSUMED = 61
-    TERMS = 62
 
     @property
     def word(self) -> str:
@@ -179,11 +193,16 @@ SHAPED: tuple[type[msgspec.Struct], ...] = (
     Pool,
     Node,
     Job,
-    JobSpec,
+    JobRequest,
+    JobOptions,
     Dependency,
+    ArrayTask,
     Buffer,
     BufferRequest,
     Transfer,
+    ListTransfer,
+    CreatePersistent,
+    DestroyPersistent,
     Receipt,
     Refusal,
     Policy,

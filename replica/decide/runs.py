@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import NO_EXTRA, NO_OPTIONS, BufferState, Hold, Job, JobOptions, JobState
+from replica.model import NO_EXTRA, BufferState, Hold, Job, JobState
 from replica.operations import gone, unwound
 from replica.state import Facts
 from replica.values import RESTARTED_MAX, Refusal, RefusalCode
@@ -22,13 +20,6 @@ Events = tuple[e.Event, ...]
 
 _RESTARTED = (BufferState.PRE_RUN, BufferState.POST_RUN, BufferState.STAGING_OUT, BufferState.TEARDOWN)
 _STAGED_AGAIN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
-
-
-def with_operator_noted(actor: c.Actor, options: JobOptions) -> JobOptions:
-    """Return the options with who asks for them: an operator's job may destroy other users' persistent buffers."""
-    destroys = options.buffer is not None and bool(options.buffer.destroys)
-    by_operator = destroys and actor.role is c.ActorRole.OPERATOR
-    return options if options.by_operator == by_operator else replace(options, by_operator=by_operator)
 
 
 def _wrong(job: Job, sentence: str, remedy: str) -> Refusal:
@@ -68,7 +59,7 @@ def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
     refusal = _below(state, "requeueing a job")
     if refusal is not None:
         return refusal
-    if not state.options.get(job.id, NO_OPTIONS).requeue:
+    if not job.request.asked.requeue:
         return Refusal(
             RefusalCode.WRONG_STATE,
             f"job {job.id} was submitted with --no-requeue",

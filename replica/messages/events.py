@@ -13,14 +13,11 @@ import msgspec
 from replica.model import (
     Access,
     Account,
-    BufferOptions,
     BufferRequest,
     Hold,
     JobChange,
-    JobOptions,
-    JobSpec,
+    JobRequest,
     JobState,
-    JobTerms,
     License,
     Partition,
     Policy,
@@ -65,27 +62,6 @@ class BufferRequestChanged(msgspec.Struct, frozen=True, array_like=True, gc=Fals
     request: BufferRequest
     pool: str
     granted_bytes: int
-    options: BufferOptions | None = None
-
-
-class ArraySubmitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=50):
-    """A job array exists: task number n of `tasks` is job `job` + n, PENDING. What the tasks share is written once."""
-
-    job: int
-    """The array, and its first task."""
-    tasks: tuple[int, ...]
-    """Ascending."""
-    spec: JobSpec
-    request: BufferRequest | None
-    pool: str
-    granted_bytes: int
-    hold: Hold
-    options: JobOptions
-    """Those of each task, but for `array_job` and `array_task`."""
-    outputs: tuple[str, ...] = ()
-    """Where the output of each task goes; empty: all of them where `spec` says."""
-    transfers: tuple[tuple[tuple[Transfer, ...], tuple[Transfer, ...]], ...] = ()
-    """What each task stages in and out; empty: all of them what `request` says."""
 
 
 class JobPurged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=25):
@@ -187,14 +163,6 @@ class RevokedFor(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=71)
 
     job: int
     beneficiary: int
-
-
-class JobTermsGiven(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=112):
-    """How a job's conditions are to be read, said in the same entry that makes the job, or `tasks` jobs from it on."""
-
-    job: int
-    terms: JobTerms
-    tasks: int = 1
 
 
 class TransferRecorded(msgspec.Struct, frozen=True, array_like=True, tag=96):
@@ -339,13 +307,6 @@ class PolicySet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     policy: Policy
 
 
-class JobOptionsGiven(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31):
-    """What the job asked for beyond its JobSpec; in the entry that submitted it."""
-
-    job: int
-    options: JobOptions
-
-
 class BufferCleared(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=44):
     """An operator took a buffer that could not be removed out of the list: its space is free."""
 
@@ -465,15 +426,30 @@ class TransferCheckpointed(msgspec.Struct, frozen=True, array_like=True, tag=97)
 # ---- facts about jobs from submit to purge, but for what is done for them on nodes (`replica.messages.events`)
 
 
+class SubmittedTasks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The tasks of an array that is submitted, and in what they differ."""
+
+    tasks: tuple[int, ...]
+    """Ascending."""
+    throttle: int = 0
+    """How many may be active at once; 0: all."""
+    outputs: tuple[str, ...] = ()
+    """Where the output of each task goes; empty: all of them where the request says."""
+    transfers: tuple[tuple[tuple[Transfer, ...], tuple[Transfer, ...]], ...] = ()
+    """What each task stages in and out; empty: all of them what the request says."""
+
+
 class JobSubmitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
-    """A job exists, PENDING. `request` is None where it asked for no buffer."""
+    """A job exists, PENDING, or an array of jobs: then task number n is job `job` + n."""
 
     job: int
-    spec: JobSpec
-    request: BufferRequest | None
-    pool: str
-    granted_bytes: int
+    request: JobRequest
+    """What was asked; of an array, what is asked of each task, without its `array`."""
+    pool: str = ""
+    granted_bytes: int = 0
     hold: Hold = Hold.NONE
+    array: SubmittedTasks | None = None
+    """None: one job."""
 
 
 class RunEnded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18):
@@ -650,7 +626,6 @@ Event = (
     | JobBecameEligible
     | DeadlineMissed
     | FeatureLevelRaised
-    | JobOptionsGiven
     | PersistentReserved
     | PersistentCreated
     | PersistentDeletionStarted
@@ -664,7 +639,6 @@ Event = (
     | RunRequeued
     | OperationsRestarted
     | BufferCleared
-    | ArraySubmitted
     | OperationQueued
     | OperationOrdered
     | SiteConfigured
@@ -687,7 +661,6 @@ Event = (
     | PartitionSet
     | PartitionDeleted
     | UsageReset
-    | JobTermsGiven
     | JobUpdated
     | BufferRequestChanged
     | TransferRulesSet
@@ -703,9 +676,7 @@ def job_of(event: Event) -> int | None:
 
 def jobs_of(event: Event) -> Sequence[int]:
     """Return the jobs an event is about."""
-    if type(event) is ArraySubmitted:
-        return range(event.job, event.job + len(event.tasks))
-    if type(event) is JobTermsGiven:
-        return range(event.job, event.job + event.tasks)
+    if type(event) is JobSubmitted and event.array is not None:
+        return range(event.job, event.job + len(event.array.tasks))
     job = job_of(event)
     return () if job is None else (job,)

@@ -52,7 +52,6 @@ wait."""
 
 EVENT_LEVELS: Mapping[type, int] = {
     e.FeatureLevelRaised: 2,
-    e.JobOptionsGiven: BURST_BUFFERS_WHOLE,
     e.PersistentReserved: BURST_BUFFERS_WHOLE,
     e.PersistentCreated: BURST_BUFFERS_WHOLE,
     e.PersistentDeletionStarted: BURST_BUFFERS_WHOLE,
@@ -66,7 +65,6 @@ EVENT_LEVELS: Mapping[type, int] = {
     e.RunRequeued: BURST_BUFFERS_WHOLE,
     e.OperationsRestarted: BURST_BUFFERS_WHOLE,
     e.BufferCleared: BURST_BUFFERS_WHOLE,
-    e.ArraySubmitted: BURST_BUFFERS_WHOLE,
     e.OperationQueued: BURST_BUFFERS_WHOLE,
     e.OperationOrdered: BURST_BUFFERS_WHOLE,
     e.SiteConfigured: BURST_BUFFERS_WHOLE,
@@ -90,7 +88,6 @@ EVENT_LEVELS: Mapping[type, int] = {
     e.PartitionSet: TRANSFERS_AND_PARTITIONS,
     e.PartitionDeleted: TRANSFERS_AND_PARTITIONS,
     e.UsageReset: TRANSFERS_AND_PARTITIONS,
-    e.JobTermsGiven: TRANSFERS_AND_PARTITIONS,
     e.JobUpdated: TRANSFERS_AND_PARTITIONS,
     e.BufferRequestChanged: TRANSFERS_AND_PARTITIONS,
     e.TransferRecorded: TRANSFERS_AND_PARTITIONS,

@@ -1,4 +1,4 @@
-"""Jobs: what was asked, and where each stands."""
+"""Jobs: where each stands, and what became of it. What was asked of it is a JobRequest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
+from replica.model.requests import JobRequest
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 
@@ -58,75 +59,12 @@ class Hold(IntEnum):
     """An operation failed for good; the job's user may release it."""
 
 
-class DependencyKind(IntEnum):
-    """What a job waits for in another job."""
-
-    AFTER = 1
-    AFTER_ANY = 2
-    AFTER_OK = 3
-    AFTER_NOT_OK = 4
-    AFTER_BURST_BUFFER = 5
-    # The same for a whole array (feature level 3): `job` is the array, whose first task has the same number.
-    ALL_AFTER = 11
-    ALL_AFTER_ANY = 12
-    ALL_AFTER_OK = 13
-    ALL_AFTER_NOT_OK = 14
-    ALL_AFTER_BURST_BUFFER = 15
-
-    @property
-    def word(self) -> str:
-        """As in `--dependency`, for example `afterok`."""
-        return self.name.removeprefix("ALL_").lower().replace("_", "")
-
-    @property
-    def of_array(self) -> bool:
-        """Whether it is about all tasks of an array."""
-        return self > 10
-
-    @property
-    def of_one(self) -> DependencyKind:
-        """The same kind about one job."""
-        return DependencyKind(self - 10) if self > 10 else self
-
-    @property
-    def of_all(self) -> DependencyKind:
-        """The same kind about all tasks of an array."""
-        return self if self > 10 else DependencyKind(self + 10)
-
-
-class Dependency(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One condition on one other job; all of a job's dependencies must hold."""
-
-    kind: DependencyKind
-    job: int
-
-
-class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a user asked for, apart from the buffer. Durations are whole seconds."""
-
-    name: str
-    user: str
-    script: str
-    workdir: str
-    time_limit_s: int
-    cpus: int = 1
-    priority: int = 1
-    begin_at: Instant = NEVER
-    deadline: Instant = NEVER
-    dependencies: tuple[Dependency, ...] = ()
-    output: str = ""
-    """Where standard output and error go, relative to `workdir`; empty: `forebay-%j.out`."""
-    environment: tuple[tuple[str, str], ...] = ()
-
-
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One job. Times are Instants; NEVER where it has not happened."""
 
     id: int
-    spec: JobSpec
+    request: JobRequest
     state: JobState
-    priority: int
-    has_buffer: bool
     hold: Hold = Hold.NONE
     message: str = ""
     """What the last failed operation said, shown as the reason while the job is held or stuck in stage-out."""

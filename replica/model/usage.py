@@ -13,8 +13,8 @@ from typing import NamedTuple
 import immutables
 
 from replica.model.buffers import Buffer, BufferState
-from replica.model.job_options import JobOptions
 from replica.model.jobs import ENDED, Job, JobState
+from replica.model.requests import JobRequest
 from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
 UseKey = tuple[str, str, str, str, str]
@@ -44,17 +44,15 @@ class Standing(NamedTuple):
         return bool(self.account or self.qos or self.licenses)
 
 
-def standing_of(job: Job, options: JobOptions | None) -> Standing | None:
+def standing_of(request: JobRequest) -> Standing | None:
     """Return the job's standing; None for one without account, QOS, licences, reservation and partition."""
-    return None if options is None else standing_with(job.spec.user, options)
-
-
-def standing_with(user: str, options: JobOptions) -> Standing | None:
-    """Return the standing of a job of the user with these options, as `standing_of`."""
+    options = request.options
+    if options is None:
+        return None
     account, qos, partition = options.account, options.qos, options.partition
     if not (account or qos or options.licenses or options.reservation or partition):
         return None
-    return Standing(user, account, qos, options.licenses, options.reservation, options.nodes, partition)
+    return Standing(request.user, account, qos, options.licenses, options.reservation, options.nodes, partition)
 
 
 def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
@@ -116,18 +114,18 @@ def holding_use(standing: Standing, pool: str, size_bytes: int, time_limit_s: in
             yield ("minutes", "q", qos, "", name), minutes
 
 
-def use_of(job: Job, buffer: Buffer | None, options: JobOptions | None) -> dict[UseKey, int]:
+def use_of(job: Job, buffer: Buffer | None) -> dict[UseKey, int]:
     """Return what one job counts for now."""
-    standing = standing_of(job, options)
+    standing = standing_of(job.request)
     found: dict[UseKey, int] = {}
     if standing is None:
         return found
     if job.state not in ENDED:
         found.update(submitted_use(standing))
     if is_running(job, buffer):
-        found.update(running_use(standing, job.spec.cpus))
+        found.update(running_use(standing, job.request.cpus))
     if buffer is not None and buffer.held_bytes:
-        found.update(holding_use(standing, buffer.pool, buffer.held_bytes, job.spec.time_limit_s))
+        found.update(holding_use(standing, buffer.pool, buffer.held_bytes, job.request.time_limit_s))
     return {key: amount for key, amount in found.items() if amount}
 
 

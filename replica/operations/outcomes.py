@@ -10,7 +10,6 @@ from replica.messages import events as e
 from replica.model import (
     NATIVE,
     NO_EXTRA,
-    NO_OPTIONS,
     Buffer,
     BufferState,
     Hold,
@@ -168,7 +167,7 @@ def pre_run_failed(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
         e.TeardownStarted(job.id, job.attempt + 1, result, True, reason),
     ]
     again = state.extras.get(job.id, NO_EXTRA).pre_run_failures < state.site.pre_run_requeues
-    may_requeue = state.options.get(job.id, NO_OPTIONS).requeue
+    may_requeue = job.request.asked.requeue
     if result is JobState.PENDING and not (again and may_requeue):
         events.append(e.HeldBecause(job.id, reason, comment))
     return tuple(events)
@@ -176,11 +175,10 @@ def pre_run_failed(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
 
 def _own_persistent(state: Facts, job: Job, wanted: BufferState) -> list[str]:
     """Return the persistent buffers that the job is creating or destroying and that are `wanted`."""
-    options = state.options.get(job.id)
-    if options is None or options.buffer is None:
+    asked = job.request.buffer
+    if asked is None:
         return []
-    created, destroyed = options.buffer.creates, options.buffer.destroys
-    names = dict.fromkeys((*(one.name for one in created), *(one.name for one in destroyed)))
+    names = dict.fromkeys((*(one.name for one in asked.creates), *(one.name for one in asked.destroys)))
     found = ((name, state.persistent.get(name)) for name in names)
     return [name for name, buffer in found if buffer is not None and (buffer.job, buffer.state) == (job.id, wanted)]
 
@@ -208,7 +206,7 @@ def succeeded(
         events: list[e.Event] = [e.StagedIn(job.id, files, size_bytes, digest)]
         events.extend(e.PersistentCreated(name, job.id) for name in _own_persistent(state, job, BufferState.ALLOCATING))
         events.extend(_deleted(state, job))
-        if not state.options.get(job.id, NO_OPTIONS).nodes:
+        if not job.request.asked.nodes:
             # It has nothing to run (-N0): what it was submitted for is done.
             events.append(e.TeardownStarted(job.id, job.attempt + 1, JobState.COMPLETED, True))
         return tuple(events)
@@ -244,7 +242,7 @@ def _is_requeued(state: Facts, job: Job, result: JobState) -> bool:
     if state.extras.get(job.id, NO_EXTRA).requeueing:
         return True
     by_site = result is JobState.NODE_FAIL and state.site.requeue_on_node_fail
-    return by_site and state.options.get(job.id, NO_OPTIONS).requeue and state.feature_level >= BURST_BUFFERS_WHOLE
+    return by_site and job.request.asked.requeue and state.feature_level >= BURST_BUFFERS_WHOLE
 
 
 def script_ended(

@@ -56,11 +56,11 @@ def with_turns(state: Facts, turns: Turns, events: Iterable[e.Event]) -> tuple[e
         allocated = isinstance(event, e.BufferAllocated)
         node = event.node if isinstance(event, e.BufferAllocated) else job.node
         full = not allocated and turns.get(stage, 0) >= state.policy.operations_per_stage_max
-        full = full or (stage in TRANSFERS and not may_begin(state, turns.begun, job.spec.user, node))
+        full = full or (stage in TRANSFERS and not may_begin(state, turns.begun, job.request.user, node))
         if full and state.feature_level >= BURST_BUFFERS_WHOLE:
             found.append(e.OperationQueued(job.id, stage))
         else:
-            turns.take(stage, job.spec.user, node)
+            turns.take(stage, job.request.user, node)
     return tuple(found)
 
 

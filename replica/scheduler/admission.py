@@ -127,13 +127,13 @@ class Wish(NamedTuple):
     @property
     def queue(self) -> tuple[str, int, Standing | None]:
         """What it shares with those that gates treat alike."""
-        return self.pool, self.job.spec.cpus, self.standing
+        return self.pool, self.job.request.cpus, self.standing
 
 
 def wish_of(state: State, job: Job, buffer: Buffer) -> Wish:
     """Return what a job that waits for space asks for."""
     size_bytes = buffer.granted_bytes
-    return Wish(job, buffer.pool if size_bytes else "", size_bytes, standing_of(job, state.options.get(job.id)))
+    return Wish(job, buffer.pool if size_bytes else "", size_bytes, standing_of(job.request))
 
 
 def available(turn: Turn, wish: Wish) -> int:
@@ -176,8 +176,8 @@ def limits_verdict(turn: Turn, wish: Wish) -> Verdict | None:
     if standing is None:
         return None
     return (
-        headroom.run_gate(standing, job.spec.cpus)
-        or headroom.space_gate(standing, wish.pool, wish.size_bytes, job.spec.time_limit_s)
+        headroom.run_gate(standing, job.request.cpus)
+        or headroom.space_gate(standing, wish.pool, wish.size_bytes, job.request.time_limit_s)
         or headroom.license_gate(standing)
     )
 
@@ -209,7 +209,7 @@ def space_answer(turn: Turn, wish: Wish) -> SpaceAnswer:
         return SpaceAnswer.LIMITED
     if turn.turns.get(Stage.STAGE_IN, 0) >= policy.operations_per_stage_max:
         return SpaceAnswer.STAGES_FULL
-    if wish.job.spec.cpus > turn.cpus_max_in(place_name(turn.state.partitions, wish.partition)):
+    if wish.job.request.cpus > turn.cpus_max_in(place_name(turn.state.partitions, wish.partition)):
         # Before it can become the first in line: who cannot be placed must not keep others from the pool.
         return SpaceAnswer.NO_NODE
     if wish.size_bytes > usable_in(turn.state, wish.pool):
@@ -243,7 +243,7 @@ def take_note(turn: Turn, wish: Wish, answer: SpaceAnswer) -> Head | None:
     elif answer is SpaceAnswer.NOT_ENOUGH and wish.pool not in turn.heads:
         turn.heads[wish.pool] = turn.head_of(wish.job, wish.pool, wish.size_bytes, available(turn, wish))
     elif answer is SpaceAnswer.GIVEN:
-        turn.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, wish.job.spec.time_limit_s)
+        turn.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, wish.job.request.time_limit_s)
     return head
 
 
@@ -306,14 +306,14 @@ class PlaceAnswer(Enum):
 
 def nodes_of(state: Facts, job_id: int) -> str:
     """Return the nodes that a job may run on, as the `place_name` of its partition."""
-    options = state.options.get(job_id)
+    options = state.jobs[job_id].request.options
     return "" if options is None else place_name(state.partitions, options.partition)
 
 
 def place_answer(turn: Turn, job: Job, buffer: Buffer | None) -> PlaceAnswer:
     """Return what the candidate is told: a job runs where its data is, or anywhere in its partition if it has none."""
-    state, cpus, place = turn.state, job.spec.cpus, place_of(turn.state, job)
-    if run_verdict(turn, standing_of(job, state.options.get(job.id)), cpus) is not None:
+    state, cpus, place = turn.state, job.request.cpus, place_of(turn.state, job)
+    if run_verdict(turn, standing_of(job.request), cpus) is not None:
         return PlaceAnswer.LIMITED
     if buffer is None:
         nodes = nodes_of(state, job.id)
@@ -344,10 +344,10 @@ WAITS: frozenset[PlaceAnswer] = frozenset({PlaceAnswer.NOT_ENOUGH, PlaceAnswer.P
 
 def place_verdict(turn: Turn, job: Job, buffer: Buffer | None) -> Verdict:
     """Return what is said of a candidate for CPUs at its turn."""
-    answer, cpus = place_answer(turn, job, buffer), job.spec.cpus
+    answer, cpus = place_answer(turn, job, buffer), job.request.cpus
     match answer:
         case PlaceAnswer.LIMITED:
-            verdict = run_verdict(turn, standing_of(job, turn.state.options.get(job.id)), cpus)
+            verdict = run_verdict(turn, standing_of(job.request), cpus)
             return verdict or Verdict(Reason.NONE, "nothing holds the job back")
         case PlaceAnswer.RUNS:
             return Verdict(Reason.NONE, "nothing holds the job back")

@@ -45,7 +45,7 @@ class Waiters:
         """Note what a job that was not known depends on, and return those jobs."""
         awaits = {
             (other, awaited(dependency.kind.of_one, job))
-            for dependency in job.spec.dependencies
+            for dependency in job.request.dependencies
             for other in depended_on(state, dependency)
         }
         if not awaits:
@@ -77,9 +77,9 @@ class Waiters:
         group = self._singleton_of.pop(job_id, None)
         if group is not None:
             keep_in_set(self._singletons, group, job_id, False)
-        options = None if job is None else state.options.get(job_id)
+        options = None if job is None else state.jobs[job_id].request.options
         if job is not None and options is not None and options.singleton and job.state is JobState.PENDING:
-            group = (job.spec.user, job.spec.name)
+            group = (job.request.user, job.request.name)
             first = _first(state, group)
             if first != job_id:
                 self._singleton_of[job_id] = group
@@ -110,7 +110,7 @@ class Waiters:
                 found.add(first)
         job = state.jobs.get(job_id)
         if job is not None:
-            found.add(_first(former, (job.spec.user, job.spec.name)))
+            found.add(_first(former, (job.request.user, job.request.name)))
         return {one for one in found if one in state.jobs}
 
     def contents(self) -> dict[str, object]:

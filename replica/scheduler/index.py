@@ -113,7 +113,7 @@ class Agenda:
                 self._touched_nodes.update(state.nodes)
                 self._touched.update(state.unfinished)
                 self._changed_arrays.update(self._lines)
-            elif isinstance(event, e.ArraySubmitted):
+            elif isinstance(event, e.JobSubmitted):
                 self._touched.update(e.jobs_of(event))
             elif isinstance(event, CHANGES):
                 self._touched.add(event.job)
@@ -201,7 +201,7 @@ class Agenda:
         if not enters:
             name = self._reservation_of.pop(job_id, "")
         else:
-            options = self.state.options.get(job_id)
+            options = self.state.jobs[job_id].request.options
             name = "" if options is None else options.reservation
             if name:
                 self._reservation_of[job_id] = name
@@ -273,9 +273,7 @@ class Agenda:
             shown: dict[Key, Queue] = {}
             if line is not None:
                 job = self.state.jobs[line.first[1]]
-                room = self.array_use(array).room(
-                    self.state.options[job.id].array_throttle, job.has_buffer, self.state.site.array_stage_count
-                )
+                room = self.array_use(array).room(job.request, self.state.site.array_stage_count)
                 for key in islice(line, room):
                     queue = self._parts[key[1]].queue
                     assert queue is not None
@@ -351,8 +349,7 @@ class Agenda:
             return None
         array, job = part.more.array, self.state.jobs[job_id]
         before = self._lines[array].rank(part.key)
-        throttle, stage_count = self.state.options[job_id].array_throttle, self.state.site.array_stage_count
-        return self.array_use(array).verdict(throttle, job.has_buffer, stage_count, before)
+        return self.array_use(array).verdict(job.request, self.state.site.array_stage_count, before)
 
     def next_due(self, after: Instant) -> Instant | None:
         """Return the earliest instant after `after` at which a pass could do something by time alone, or None."""
@@ -438,7 +435,7 @@ EVENTS_OF_THEIR_OWN = frozenset(
         *EVENTS_ABOUT_ALL,
         *EVENTS_ABOUT_NONE,
         *CHANGES,
-        e.ArraySubmitted,
+        e.JobSubmitted,
     )
 )
 """All events that are not simply about one job, which nearly every event of a busy cluster is: found at one look."""

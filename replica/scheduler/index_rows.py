@@ -11,7 +11,6 @@ from replica.model import (
     BufferState,
     DependencyKind,
     Job,
-    JobOptions,
     JobState,
     Standing,
     is_active,
@@ -108,33 +107,33 @@ def milestone_of(job: Job, finished: bool) -> int:
 
 def part_of(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Queue, Queue]) -> Part:
     """Return what a job that is not over puts into the index; `queue_names` has the one name of each queue."""
-    spec, options = job.spec, state.options.get(job.id)
+    request = job.request
     queue: Queue | None = None
     key: Key | None = None
     if job.state is JobState.PENDING and early_gate(state, job) is None:
-        place, standing = place_of(state, job), standing_of(job, options)
+        place, standing = place_of(state, job), standing_of(request)
         if buffer is None:
-            queue, key = ("any", nodes_of(state, job.id), spec.cpus, standing), (*place, spec.cpus)
+            queue, key = ("any", nodes_of(state, job.id), request.cpus, standing), (*place, request.cpus)
         elif buffer.state is BufferState.STAGED_IN:
-            queue, key = ("node", job.node, 0, standing), (*place, spec.cpus)
+            queue, key = ("node", job.node, 0, standing), (*place, request.cpus)
         elif waits_for_space(job, buffer):
             size_bytes = buffer.granted_bytes
             pool = buffer.pool if size_bytes else ""
-            queue, key = ("space", pool, spec.cpus, standing), (*place, size_bytes)
+            queue, key = ("space", pool, request.cpus, standing), (*place, size_bytes)
             if size_bytes > usable_in(state, pool):
                 # Nobody gives it so much, so no pass looks at it until its pool has grown.
                 queue = ("large", pool, 0, None)
-            if names_of(state, job.id) is not None:
+            if names_of(job) is not None:
                 queue, key = ("named", "", 0, None), (*place, 0)
     if queue is not None:
         queue = queue_names.setdefault(queue, queue)
-    more = _more_of(state, job, buffer, options, queued=queue is not None)
+    more = _more_of(state, job, buffer, queued=queue is not None)
     holds = buffer is not None and buffer.state in HOLDING and buffer.granted_bytes > 0
     return Part(
         queue=queue,
         key=key,
         node=job.node,
-        cpus=spec.cpus if takes_cpus(job, buffer) else 0,
+        cpus=request.cpus if takes_cpus(job, buffer) else 0,
         due_at=due_at(state, job, buffer),
         pool=buffer.pool if holds and buffer is not None else "",
         hold=(run_until(job, buffer), buffer.granted_bytes, job.id) if holds and buffer is not None else None,
@@ -143,21 +142,22 @@ def part_of(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Que
     )
 
 
-def _more_of(state: State, job: Job, buffer: Buffer | None, options: JobOptions | None, *, queued: bool) -> More:
+def _more_of(state: State, job: Job, buffer: Buffer | None, *, queued: bool) -> More:
     """Return what most jobs have nothing of."""
-    if options is None and (buffer is None or buffer.state is BufferState.PENDING):
+    task = job.request.array
+    if task is None and (buffer is None or buffer.state is BufferState.PENDING):
         return NO_MORE  # no array, no operation, nothing that could be taken from it
     array = 0
-    if queued and is_gated(options, job.has_buffer) and is_waiting(job, buffer) and options is not None:
-        array = options.array_job
+    if queued and task is not None and is_gated(job.request) and is_waiting(job, buffer):
+        array = task.job
     turn_of = waits_for_turn(job, buffer)
-    active_of = options.array_job if options is not None and is_active(job, buffer) else 0
+    active_of = task.job if task is not None and is_active(job, buffer) else 0
     victim = victim_of(state, job, buffer)
     return More(
         array=array,
         turn=None if turn_of is None or buffer is None else queue_place(job, buffer),
         turn_of=0 if turn_of is None else int(turn_of),
-        turn_user="" if turn_of is None else job.spec.user,
+        turn_user="" if turn_of is None else job.request.user,
         active_of=active_of,
         ahead=active_of > 0 and is_ahead(job, buffer),
         victim=victim,
@@ -171,7 +171,7 @@ def awaited(kind: DependencyKind, waiter: Job) -> int:
         return Milestone.STARTED
     if kind is DependencyKind.AFTER_BURST_BUFFER:
         return Milestone.FINISHED
-    return Milestone.ENDED if waiter.has_buffer else Milestone.RESULT
+    return Milestone.ENDED if waiter.request.buffer is not None else Milestone.RESULT
 
 
 def keep(kept: dict, name: object, key: object, enters: bool) -> None:  # type: ignore[type-arg]

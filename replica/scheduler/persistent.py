@@ -20,7 +20,7 @@ from replica.messages import events as e
 from replica.model import (
     CREATE_ERROR,
     Buffer,
-    BufferOptions,
+    BufferRequest,
     BufferState,
     CreatePersistent,
     Job,
@@ -66,16 +66,15 @@ class NamedAnswer(msgspec.Struct, frozen=True):
     """The pool that it becomes the first in line for, and what it asks of it."""
 
 
-def names_of(state: Facts, job_id: int) -> BufferOptions | None:
-    """Return the options of a job that creates, destroys or uses persistent buffers, None for any other."""
-    options = state.options.get(job_id)
-    buffer = None if options is None else options.buffer
-    return buffer if buffer is not None and (buffer.creates or buffer.destroys or buffer.uses) else None
+def names_of(job: Job) -> BufferRequest | None:
+    """Return what a job asks of buffers that creates, destroys or uses persistent ones, None for any other."""
+    asked = job.request.buffer
+    return asked if asked is not None and (asked.creates or asked.destroys or asked.uses) else None
 
 
-def serve_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOptions) -> NamedAnswer:
+def serve_named(turn: NamedTurn, job: Job, buffer: Buffer, asked: BufferRequest) -> NamedAnswer:
     """Judge the job at its turn, and note in the pass what follows; its node's use is for the caller to note."""
-    answer = judge_named(turn, job, buffer, options)
+    answer = judge_named(turn, job, buffer, asked)
     turn.named += 1
     turn.events.extend(with_turns(turn.state, turn.turns, answer.events))
     if answer.first_for is not None:
@@ -83,13 +82,13 @@ def serve_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOption
         turn.heads[pool] = turn.head_of(job, pool, size_bytes, turn.free_in(pool))
     if answer.node:
         wish = wish_of(turn.state, job, buffer)
-        turn.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, job.spec.time_limit_s)
+        turn.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, job.request.time_limit_s)
         for pool, size_bytes in answer.needs:
             turn.held[pool] = turn.held.get(pool, 0) + size_bytes
     return answer
 
 
-def judge_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOptions) -> NamedAnswer:
+def judge_named(turn: NamedTurn, job: Job, buffer: Buffer, asked: BufferRequest) -> NamedAnswer:
     """Return what the job is told at its turn. It changes nothing."""
     state = turn.state
     wish = wish_of(state, job, buffer)
@@ -103,13 +102,13 @@ def judge_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOption
         return _waits(f"{under_way} stage-ins are under way, and no more may be")
     if turn.is_full:
         return _waits("the job may have its space in the next pass")
-    refused = _refused(state, job, options)
+    refused = _refused(state, job, asked)
     if refused is not None:
         return NamedAnswer(Verdict(refused.reason, refused.comment), (refused,))
-    sentence = _waits_for_names(turn, job, options)
+    sentence = _waits_for_names(turn, job, asked)
     if sentence:
         return _waits(sentence)
-    creates = [_reserved(state, job, create) for create in options.creates if create.name not in state.persistent]
+    creates = [_reserved(state, job, create) for create in asked.creates if create.name not in state.persistent]
     needs: dict[str, int] = {buffer.pool: buffer.granted_bytes} if buffer.granted_bytes else {}
     if len(state.persistent) + len(creates) + _reserved_in_this_pass(turn) > PERSISTENT_BUFFERS_MAX:
         return _waits(f"there are {len(state.persistent)} persistent buffers, and no more may be")
@@ -117,7 +116,7 @@ def judge_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOption
         if reserved is None:
             return _waits("there is no such pool for a persistent buffer that the job creates")
         needs[reserved.pool] = needs.get(reserved.pool, 0) + reserved.granted_bytes
-    node = _node(turn, job, options)
+    node = _node(turn, job, asked)
     if isinstance(node, Verdict):
         return NamedAnswer(node)
     for pool, needed in sorted(needs.items()):
@@ -137,7 +136,7 @@ def judge_named(turn: NamedTurn, job: Job, buffer: Buffer, options: BufferOption
     events.extend(msgspec.structs.replace(reserved, node=node) for reserved in creates if reserved is not None)
     events.extend(
         e.PersistentDeletionStarted(destroy.name, job.id, destroy.hurry)
-        for destroy in options.destroys
+        for destroy in asked.destroys
         if destroy.name in state.persistent
     )
     verdict = _waits("the job may have its space now").verdict
@@ -148,16 +147,16 @@ def _waits(sentence: str) -> NamedAnswer:
     return NamedAnswer(Verdict(Reason.BURST_BUFFER_RESOURCES, sentence))
 
 
-def _refused(state: Facts, job: Job, options: BufferOptions) -> e.HeldBecause | None:
+def _refused(state: Facts, job: Job, asked: BufferRequest) -> e.HeldBecause | None:
     """Return the failure that no waiting can cure: another user's name, or another user's buffer to destroy."""
-    for create in options.creates:
+    for create in asked.creates:
         known = state.persistent.get(create.name)
-        if known is not None and known.user != job.spec.user:
+        if known is not None and known.user != job.request.user:
             return e.HeldBecause(job.id, CREATE_ERROR, duplicate_name(state.site.provider))
-    asked = state.options[job.id]
-    for destroy in options.destroys:
+    by_operator = job.request.asked.by_operator
+    for destroy in asked.destroys:
         known = state.persistent.get(destroy.name)
-        if known is not None and known.user != job.spec.user and not asked.by_operator:
+        if known is not None and known.user != job.request.user and not by_operator:
             denied = delete_denied(state.site.provider, destroy.name)
             return e.HeldBecause(job.id, denied, denied)
     return None
@@ -173,19 +172,19 @@ def _given_in_this_pass(turn: NamedTurn) -> Iterator[str]:
             yield event.name
 
 
-def _waits_for_names(turn: NamedTurn, job: Job, options: BufferOptions) -> str:
+def _waits_for_names(turn: NamedTurn, job: Job, asked: BufferRequest) -> str:
     """Return why a persistent buffer keeps the job back, empty if none does."""
     state, moving = turn.state, set(_given_in_this_pass(turn))
-    own = {create.name for create in options.creates}
-    for name in (*own, *(destroy.name for destroy in options.destroys), *options.uses):
+    own = {create.name for create in asked.creates}
+    for name in (*own, *(destroy.name for destroy in asked.destroys), *asked.uses):
         known = state.persistent.get(name)
         if name in moving or (known is not None and known.state is not BufferState.ALLOCATED):
             word = "coming or going" if known is None or name in moving else known.state.word
             return f"the persistent buffer {name} is {word}"
-    for name in options.uses:
+    for name in asked.uses:
         if name not in own and name not in state.persistent:
             return f"there is no persistent buffer {name} yet"
-    for destroy in options.destroys:
+    for destroy in asked.destroys:
         using = len(state.using.get(destroy.name, ()))
         starting = sum(
             isinstance(event, e.BufferAllocated) and _uses(state, event.job, destroy.name) for event in turn.events
@@ -196,8 +195,8 @@ def _waits_for_names(turn: NamedTurn, job: Job, options: BufferOptions) -> str:
 
 
 def _uses(state: Facts, job_id: int, name: str) -> bool:
-    options = names_of(state, job_id)
-    return options is not None and name in options.uses
+    asked = names_of(state.jobs[job_id])
+    return asked is not None and name in asked.uses
 
 
 def _reserved(state: Facts, job: Job, create: CreatePersistent) -> e.PersistentReserved | None:
@@ -207,8 +206,8 @@ def _reserved(state: Facts, job: Job, create: CreatePersistent) -> e.PersistentR
     return e.PersistentReserved(
         name=create.name,
         job=job.id,
-        user=job.spec.user,
-        gid=state.options[job.id].gid,
+        user=job.request.user,
+        gid=job.request.asked.gid,
         pool=pool.name,
         granted_bytes=round_up(create.capacity_bytes, pool.granularity_bytes),
         access=create.access,
@@ -223,12 +222,12 @@ def _pool(state: Facts, name: str) -> Pool | None:
     return next((pool for pool in state.pools.values() if pool.is_default), None)
 
 
-def _node(turn: NamedTurn, job: Job, options: BufferOptions) -> str | Verdict:
+def _node(turn: NamedTurn, job: Job, asked: BufferRequest) -> str | Verdict:
     """Return the node whose agent does the work, or why there is none. Native buffers are where they were made."""
-    state, cpus = turn.state, job.spec.cpus
+    state, cpus = turn.state, job.request.cpus
     places: dict[str, str] = {}
     if state.site.provider == "native":
-        for name in (*options.uses, *(destroy.name for destroy in options.destroys)):
+        for name in (*asked.uses, *(destroy.name for destroy in asked.destroys)):
             known = state.persistent.get(name)
             if known is not None:
                 places.setdefault(known.node, name)

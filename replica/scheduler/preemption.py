@@ -35,8 +35,8 @@ def victim_of(state: State, job: Job, buffer: Buffer | None) -> Victim | None:
         return None
     if state.revocations.get(job.id, 0) >= rules_of(state).revocations_max:
         return None
-    options = state.options.get(job.id)
-    if options is not None and options.buffer is not None and (options.buffer.creates or options.buffer.destroys):
+    asked = job.request.buffer
+    if asked is not None and (asked.creates or asked.destroys):
         return None
     if buffer.state is not BufferState.STAGED_IN and (
         buffer.state is not BufferState.STAGING_IN or early_gate(state, job) is None
@@ -58,7 +58,7 @@ def victims_for(
     if wanted <= 0 or not rules.revocations_max or state.feature_level < BURST_BUFFERS_WHOLE:
         return ()
     nodes = place_name(state.partitions, wish.partition)
-    if turn.any_node.first_in(nodes) or not turn.has_node_for(wish.job.spec.cpus, place, nodes):
+    if turn.any_node.first_in(nodes) or not turn.has_node_for(wish.job.request.cpus, place, nodes):
         return ()
     found = _enough(turn.state, rules, turn.at, place, candidates, wanted, frozenset(done))
     return found if len(found) * EVENTS_PER_REVOCATION <= room else ()

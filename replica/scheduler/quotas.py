@@ -16,7 +16,6 @@ from replica.model import (
     QOS_REASONS,
     Buffer,
     Job,
-    JobOptions,
     Limit,
     LimitKind,
     Qos,
@@ -73,11 +72,11 @@ class Over(NamedTuple):
         return Verdict(self.scope.reason(self.limit.kind), f"{self.scope.words} {what}", figures)
 
 
-def standing_gate(state: Facts, job: Job, buffer: Buffer | None, options: JobOptions | None) -> Verdict | None:
+def standing_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
     """Return why the records of account and QOS alone keep a job back, or None. Space is asked for only once: what
     a job holds already was allowed.
     """
-    standing = standing_of(job, options)
+    standing = standing_of(job.request)
     if standing is None:
         return None
     user, account, qos = standing.user, standing.account, standing.qos
@@ -94,7 +93,7 @@ def standing_gate(state: Facts, job: Job, buffer: Buffer | None, options: JobOpt
     if buffer is not None and buffer.held_bytes:
         return None
     pool, size = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
-    over = alone_over(state, standing, pool, size, job.spec.time_limit_s, job.spec.cpus)
+    over = alone_over(state, standing, pool, size, job.request.time_limit_s, job.request.cpus)
     return None if over is None else over.verdict
 
 

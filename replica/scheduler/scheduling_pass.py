@@ -183,10 +183,10 @@ class AgendaPass:
                 continue
             verdict = self.agenda.gate_verdict(job_id)
             if verdict is None:
-                options = names_of(self.state, job_id)
+                asked = names_of(job)
                 waits = buffer is not None and waits_for_space(job, buffer)
-                if options is not None and waits and buffer is not None:
-                    self.verdicts[job_id] = judge_named(self, job, buffer, options).verdict
+                if asked is not None and waits and buffer is not None:
+                    self.verdicts[job_id] = judge_named(self, job, buffer, asked).verdict
                     continue
                 verdict = space_verdict(self, job, buffer) if waits and buffer else place_verdict(self, job, buffer)
             self.verdicts[job_id] = verdict
@@ -322,7 +322,7 @@ class AgendaPass:
             self._revoke_for(wish)
         if answer is SpaceAnswer.GIVEN:
             counted = head is not None and head.let_pass(size_bytes, end_of(self, wish), self.at)
-            node = self.fewest_jobs(job.spec.cpus, nodes_of(self.state, job_id))
+            node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job_id))
             cpus, cpus_free, jobs = self.agenda.nodes.up[node]
             self._give(node, (cpus, cpus_free, jobs + 1))
             self.held[pool] = self.held.get(pool, 0) + size_bytes
@@ -348,9 +348,10 @@ class AgendaPass:
 
     def _reserve_named(self, job_id: int) -> _Follows:
         """As `_reserve`, for a job that creates, destroys or uses persistent buffers."""
-        job, buffer, options = self.state.jobs[job_id], self.state.buffers[job_id], names_of(self.state, job_id)
-        assert options is not None
-        answer = serve_named(self, job, buffer, options)
+        job, buffer = self.state.jobs[job_id], self.state.buffers[job_id]
+        asked = names_of(job)
+        assert asked is not None
+        answer = serve_named(self, job, buffer, asked)
         if answer.node:
             cpus, cpus_free, jobs = self.agenda.nodes.up[answer.node]
             self._give(answer.node, (cpus, cpus_free, jobs + 1))

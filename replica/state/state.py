@@ -20,8 +20,6 @@ from replica.model import (
     Consumed,
     Job,
     JobExtra,
-    JobOptions,
-    JobTerms,
     JobTransfers,
     License,
     Mail,
@@ -87,8 +85,6 @@ class Facts(Protocol):
     @property
     def receipts(self) -> Lookup[bytes, Receipt]: ...
     @property
-    def options(self) -> Lookup[int, JobOptions]: ...
-    @property
     def persistent(self) -> immutables.Map[str, PersistentBuffer]: ...
     @property
     def extras(self) -> Lookup[int, JobExtra]: ...
@@ -120,8 +116,6 @@ class Facts(Protocol):
     def partitions(self) -> immutables.Map[str, Partition]: ...
     @property
     def consumed(self) -> Consumed: ...
-    @property
-    def terms(self) -> Lookup[int, JobTerms]: ...
     @property
     def transfer_rules(self) -> immutables.Map[str, TransferRules]: ...
     @property
@@ -166,11 +160,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     receipts_horizon_ms: int = 0
     """The latest client time among the dropped receipts: an unknown id that is not newer may be one of them."""
 
-    options: immutables.Map[int, JobOptions] = immutables.Map()
-    """What jobs asked for beyond their JobSpec; a job that asked for nothing has no record. From here to the derived
-    maps, each has a row in `replica.state.tables`."""
     persistent: immutables.Map[str, PersistentBuffer] = immutables.Map()
-    """Persistent buffers by name, from allocating to deleted."""
+    """Persistent buffers by name, from allocating to deleted. From here to the derived maps, each has a row in
+    `replica.state.tables`."""
     extras: immutables.Map[int, JobExtra] = immutables.Map()
     """What is known of jobs beyond their Job record; a job about which there is nothing has no record."""
     sites: immutables.Map[str, Site] = immutables.Map()
@@ -193,8 +185,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     partitions: immutables.Map[str, Partition] = immutables.Map()
     consumed: Consumed = immutables.Map()
     """What accounts, their users and QOS have used of burst buffers (`replica.model.usage`)."""
-    terms: immutables.Map[int, JobTerms] = immutables.Map()
-    """How the conditions of jobs are to be read, where that is not as for most."""
     transfer_rules: immutables.Map[str, TransferRules] = immutables.Map()
     """How data is moved, under TRANSFER_RULES_KEY; nothing while nobody has said. Read as `governing.rules_of`."""
     transfers: immutables.Map[int, JobTransfers] = immutables.Map()

@@ -11,17 +11,11 @@ import msgspec
 from replica.model import (
     Account,
     AccountUser,
-    BufferOptions,
-    CreatePersistent,
-    DestroyPersistent,
     JobExtra,
-    JobOptions,
-    JobTerms,
     JobTransfers,
     LeftOut,
     License,
     Limit,
-    ListTransfer,
     Mail,
     Measured,
     Partition,
@@ -65,7 +59,6 @@ class LaterMap(msgspec.Struct, frozen=True):
 
 
 LATER_MAPS: tuple[LaterMap, ...] = (
-    LaterMap("options", 9, int, JobOptions, JOBS_IN_STATE_MAX),
     LaterMap("persistent", 10, str, PersistentBuffer, PERSISTENT_BUFFERS_MAX),
     LaterMap("sites", 11, str, Site, 1),
     LaterMap("pool_units", 12, str, PoolUnit, POOLS_MAX),
@@ -82,15 +75,9 @@ LATER_MAPS: tuple[LaterMap, ...] = (
     LaterMap("transfers", 51, int, JobTransfers, JOBS_IN_STATE_MAX, level=4),
     LaterMap("partitions", 60, str, Partition, PARTITIONS_MAX, level=4),
     LaterMap("consumed", 61, str, int, CONSUMED_MAX, level=4),
-    LaterMap("terms", 62, int, JobTerms, JOBS_IN_STATE_MAX, level=4),
 )
 
 LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
-    JobOptions,
-    BufferOptions,
-    CreatePersistent,
-    DestroyPersistent,
-    ListTransfer,
     PersistentBuffer,
     Site,
     Limit,
@@ -111,6 +98,5 @@ LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
     LeftOut,
     TransferCheckpoint,
     Partition,
-    JobTerms,
 )
 """Every kind of record in those maps. Append only: positions are wire numbers (law 12)."""

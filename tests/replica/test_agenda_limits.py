@@ -15,10 +15,10 @@ from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
-from replica.model.buffers import BufferRequest, BufferState
-from replica.model.job_options import JobChange, JobOptions, JobTerms
-from replica.model.jobs import Dependency, DependencyKind, JobSpec, JobState
+from replica.model.buffers import BufferState
+from replica.model.jobs import JobState
 from replica.model.partitions import Partition, PartitionState
+from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
 from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.index import Agenda
@@ -100,7 +100,7 @@ def change(random: Random, state: State, at: Instant) -> tuple[e.Event, ...]:
 
 
 def with_options(random: Random, submit: e.JobSubmitted) -> tuple[e.Event, ...]:
-    submit = msgspec.structs.replace(submit, spec=msgspec.structs.replace(submit.spec, user=random.choice(USERS)))
+    submit = msgspec.structs.replace(submit, request=msgspec.structs.replace(submit.request, user=random.choice(USERS)))
     if not random.randrange(4):
         return (submit,)
     options = JobOptions(
@@ -111,9 +111,9 @@ def with_options(random: Random, submit: e.JobSubmitted) -> tuple[e.Event, ...]:
         nice=random.randrange(-2, 3),
         partition=f"t{random.randrange(3)}" if random.randrange(3) else "",
         singleton=not random.randrange(8),
+        any_of=not random.randrange(4),
     )
-    terms = (e.JobTermsGiven(submit.job, JobTerms(any_of=True)),) if not random.randrange(4) else ()
-    return (submit, e.JobOptionsGiven(submit.job, options), *terms)
+    return (msgspec.structs.replace(submit, request=msgspec.structs.replace(submit.request, options=options)),)
 
 
 def update(random: Random, state: State) -> tuple[e.Event, ...]:
@@ -249,11 +249,17 @@ class LimitedAgendas(Agendas):
     )
     def submits_with_a_standing(self, seed: int, bb: str, priority: int) -> None:
         random = Random(seed)
-        spec = JobSpec("job", "alan", SCRIPT, "/out", random.choice((10, 60, 3_600)), priority=priority)
-        events = with_options(random, e.JobSubmitted(1, spec, None, "", 0))
-        given = events[1].options if len(events) > 1 and isinstance(events[1], e.JobOptionsGiven) else JobOptions()
-        request = parse_request(SCRIPT, bb) if bb else None
-        self.world.settle(c.SubmitJob(spec, request, options=given), user())
+        spec = JobRequest("job", "alan", SCRIPT, "/out", random.choice((10, 60, 3_600)), priority=priority)
+        (event,) = with_options(random, e.JobSubmitted(1, spec))
+        assert isinstance(event, e.JobSubmitted)
+        given = event.request.options
+        asked = msgspec.structs.replace(
+            event.request,
+            user=spec.user,
+            buffer=parse_request(SCRIPT, bb) if bb else None,
+            options=given if given is None else msgspec.structs.replace(given, any_of=False),
+        )
+        self.world.settle(c.SubmitJob(asked), user())
 
     @rule(data=st.data(), seed=st.integers(0, 10_000), bb=st.sampled_from(["", "capacity=5", "capacity=90"]))
     def changes_a_job(self, data: st.DataObject, seed: int, bb: str) -> None:
@@ -291,7 +297,7 @@ class LimitedAgendas(Agendas):
         for name in sorted(world.state.partitions):
             world.settle(c.SetPartition(Partition(name, every_node=True)))
         for job in sorted(world.state.unfinished):
-            options = world.state.options.get(job)
+            options = world.state.jobs[job].request.options
             if options is not None and (options.reservation or options.partition not in {"", *world.state.partitions}):
                 world.settle(c.CancelJob(job), user())
         super().teardown()

@@ -9,8 +9,8 @@ import pytest
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import features
-from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
+from replica.model.requests import JobOptions
 from replica.values.errors import Refusal
 from tests.replica.world import World, user
 
@@ -138,7 +138,7 @@ def test_a_requeued_job_that_is_cancelled_is_cancelled_and_not_run_again() -> No
 
 
 def test_a_dependency_on_a_requeued_job_waits_for_its_next_run() -> None:
-    from replica.model.jobs import Dependency, DependencyKind
+    from replica.model.requests import Dependency, DependencyKind
 
     here = site()
     job = running(here)

@@ -20,6 +20,7 @@ from replica.scheduler import (
     early_gate,
     estimate,
     later_reason,
+    names_of,
     verdicts_of,
     waits_for_space,
 )
@@ -73,7 +74,8 @@ class Verdicts:
             gate = early_gate(state, job)
             if gate is not None:
                 return str(gate.reason)
-        if job_id in state.options or job.state is not JobState.PENDING or not waits_for_space(job, buffer):
+        simple = job.request.options is None and job.request.array is None and names_of(job) is None
+        if not simple or job.state is not JobState.PENDING or not waits_for_space(job, buffer):
             return str(self.of(state, job_id).reason)
         return "BurstBufferResources"
 
