@@ -25,6 +25,7 @@ from replica.model import (
     CreatePersistent,
     Dependency,
     DestroyPersistent,
+    Interruptions,
     Job,
     JobOptions,
     JobRequest,
@@ -105,8 +106,6 @@ class Section(IntEnum):
     RESERVATIONS = 16
     SCHEDULING_RULES = 17
     RATES = 18
-    REVOCATIONS = 19
-    EXTRAS = 30
     MAILS = 40
     TRANSFER_RULES = 50
     TRANSFERS = 51
@@ -193,6 +192,7 @@ SHAPED: tuple[type[msgspec.Struct], ...] = (
     Pool,
     Node,
     Job,
+    Interruptions,
     JobRequest,
     JobOptions,
     Dependency,

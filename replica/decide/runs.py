@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import NO_EXTRA, BufferState, Hold, Job, JobState
+from replica.model import BufferState, Hold, Job, JobState
 from replica.operations import gone, unwound
 from replica.state import Facts
 from replica.values import RESTARTED_MAX, Refusal, RefusalCode
@@ -39,7 +39,7 @@ def suspended(state: Facts, job: Job) -> Events | Refusal:
         return ()
     if job.state is not JobState.RUNNING:
         return _wrong(job, f"is {job.state.name}", "only running jobs can be suspended")
-    if job.cancelled or state.extras.get(job.id, NO_EXTRA).requeueing:
+    if job.cancelled or job.interrupted.requeueing:
         return _wrong(job, "is being ended", "nothing is left to suspend")
     return (e.JobSuspended(job.id),)
 
@@ -76,7 +76,7 @@ def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
         return _wrong(job, f"is {job.state.name}", "only jobs that wait or run can be requeued; submit it again")
     if job.cancelled:
         return _wrong(job, "is being cancelled", "submit it again")
-    if state.extras.get(job.id, NO_EXTRA).requeueing:
+    if job.interrupted.requeueing:
         return ()
     return (e.RequeueRequested(job.id, reason),)
 

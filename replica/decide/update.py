@@ -22,6 +22,7 @@ from replica.messages import events as e
 from replica.model import (
     NATIVE,
     NO_CHANGE,
+    BufferRequest,
     BufferState,
     Job,
     JobChange,
@@ -77,11 +78,11 @@ def _updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs:
         partition = require(chosen_partition(state.partitions, change.partition, after.user, options.account))
         change, after = replace(change, partition=partition), with_options(after, replace(options, partition=partition))
     asked = _request_changed(state, actor, job, after, command)
-    pool, granted = (asked.pool, asked.granted_bytes) if asked is not None else _held(state, job)
-    if change != NO_CHANGE or asked is not None:
-        check_limits(state, after, pool, granted)
-    updates: Events = (e.JobUpdated(job.id, change),) if change != NO_CHANGE else ()
-    return (*updates, asked) if asked is not None else updates
+    if change == NO_CHANGE and asked is None:
+        return ()
+    buffer, pool, granted = (None, *_held(state, job)) if asked is None else asked
+    check_limits(state, after, pool, granted)
+    return (e.JobUpdated(job.id, change) if asked is None else e.JobUpdated(job.id, change, buffer, pool, granted),)
 
 
 def _held(state: Facts, job: Job) -> tuple[str, int]:
@@ -170,8 +171,10 @@ def _awaited(
 
 def _request_changed(
     state: Facts, actor: c.Actor, job: Job, after: JobRequest, command: c.UpdateJob
-) -> e.BufferRequestChanged | None:
-    """Return the event that another burst-buffer request leads to; None where none is asked for."""
+) -> tuple[BufferRequest, str, int] | None:
+    """Return what the job asks of burst buffers from here on, the pool and what it is to hold there; None where that
+    stays as it is.
+    """
     if command.buffer is None:
         return None
     if state.site.provider != NATIVE:
@@ -193,4 +196,4 @@ def _request_changed(
     check_buffer_user(state, after.user)
     asked, pool, granted = space_resolved(state, after, asked, job.id)
     same = buffer is not None and job.request.buffer == asked and (buffer.pool, buffer.granted_bytes) == (pool, granted)
-    return None if same else e.BufferRequestChanged(job.id, asked, pool, granted)
+    return None if same else (asked, pool, granted)

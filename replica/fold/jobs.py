@@ -9,7 +9,6 @@ import immutables
 from msgspec.structs import replace
 
 from replica.fold.accounts import _partition_deleted, _partition_set, _usage_reset, measure
-from replica.fold.runs import note
 from replica.messages import events as e
 from replica.messages import features
 from replica.model import (
@@ -23,6 +22,8 @@ from replica.model import (
     JobRequest,
     JobState,
     Stage,
+    commented,
+    interrupted,
     requested,
 )
 from replica.state import Draft, shared_buffer_request, shared_request
@@ -74,13 +75,20 @@ def _new_buffer(job: Job, pool: str, granted_bytes: int, at: Instant) -> Buffer:
 
 
 def _job_held(draft: Draft, event: e.JobHeld) -> None:
-    draft.change(event.job, None, hold=event.hold, held_at=Instant(draft.at))
+    job = draft.job(event.job)
+    draft.change(
+        event.job,
+        None,
+        hold=Hold.ADMIN if job.hold is Hold.ADMIN else event.hold,  # what an operator holds, only one releases
+        held_at=Instant(draft.at),
+        comment=commented(job.comment, event.comment, Instant(draft.at)),
+        interruptions=interrupted(job, held_because=event.reason) if event.reason else job.interruptions,
+    )
 
 
 def _job_released(draft: Draft, event: e.JobReleased) -> None:
-    draft.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0)
-    if event.job in draft.extras:
-        note(draft, event.job, held_because="", pre_run_failures=0)
+    released = interrupted(draft.job(event.job), held_because="", pre_run_failures=0)
+    draft.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0, interruptions=released)
 
 
 def _buffer_allocated(draft: Draft, event: e.BufferAllocated) -> None:
@@ -120,15 +128,16 @@ def _staged_in(draft: Draft, event: e.StagedIn) -> None:
 
 
 def _stage_failed(draft: Draft, event: e.StageFailed) -> None:
-    happening = BufferInput.TEARDOWN_FAILED if event.stage is Stage.TEARDOWN else BufferInput.STAGE_FAILED
+    job = draft.job(event.job)
     draft.change(
         event.job,
-        happening,
-        failures=draft.job(event.job).failures + 1,
-        message=event.message,
-        comment=event.message,
+        BufferInput.TEARDOWN_FAILED if event.stage is Stage.TEARDOWN else BufferInput.STAGE_FAILED,
+        failures=job.failures + 1,
+        message=event.reason,
+        comment=commented(job.comment, event.comment, Instant(draft.at)),
         retry_at=event.retry_at,
         stuck=event.retry_at == NEVER,
+        interruptions=interrupted(job, operation=event.operation),
     )
 
 
@@ -243,12 +252,8 @@ def _job_purged(draft: Draft, event: e.JobPurged) -> None:
     job = draft.job(event.job)
     del draft.jobs[event.job]
     del draft.finished[event.job]
-    if event.job in draft.revocations:
-        draft.revocations = draft.revocations.delete(event.job)
     if event.job in draft.buffers:
         del draft.buffers[event.job]
-    if event.job in draft.extras:
-        del draft.extras[event.job]
     if event.job in draft.transfers:
         del draft.transfers[event.job]
     array = job.request.array
@@ -261,7 +266,9 @@ def _job_purged(draft: Draft, event: e.JobPurged) -> None:
 
 
 def _allocation_revoked(draft: Draft, event: e.AllocationRevoked) -> None:
-    draft.change(event.job, BufferInput.ALLOCATION_REVOKED)
+    job = draft.job(event.job)
+    revocations = job.interrupted.revocations + (event.beneficiary > 0)
+    draft.change(event.job, BufferInput.ALLOCATION_REVOKED, interruptions=interrupted(job, revocations=revocations))
 
 
 def _job_requeued(draft: Draft, event: e.JobRequeued) -> None:
@@ -336,15 +343,14 @@ def _job_updated(draft: Draft, event: e.JobUpdated) -> None:
         changed = replace(changed, eligible_at=at if change.begin_at <= at else NEVER)
     if change.deadline is not None or change.time_limit_s is not None:
         changed = replace(changed, late=False)  # whether it still is, the next pass says
-    draft.put(changed, draft.buffers.get(job.id))
-
-
-def _buffer_request_changed(draft: Draft, event: e.BufferRequestChanged) -> None:
-    job, before = _waiting(draft, event.job), draft.buffers.get(event.job)
-    if before is not None and before.state is not BufferState.PENDING:
-        raise LedgerViolation(f"the request of job {job.id} was changed though its buffer is {before.state.word}")
-    job = replace(job, request=replace(job.request, buffer=shared_buffer_request(event.request)))
-    draft.put(job, _new_buffer(job, event.pool, event.granted_bytes, Instant(draft.at)))
+    buffer = draft.buffers.get(job.id)
+    if event.buffer is not None:
+        if buffer is not None and buffer.state is not BufferState.PENDING:
+            raise LedgerViolation(f"the request of job {job.id} was changed though its buffer is {buffer.state.word}")
+        asked = shared_buffer_request(event.buffer)
+        changed = replace(changed, request=replace(changed.request, buffer=asked))
+        buffer = _new_buffer(changed, event.pool, event.granted_bytes, at)
+    draft.put(changed, buffer)
 
 
 CHANGE_FOLDS: Mapping[type, Callable[[Draft, Any], None]] = {
@@ -352,6 +358,5 @@ CHANGE_FOLDS: Mapping[type, Callable[[Draft, Any], None]] = {
     e.PartitionDeleted: _partition_deleted,
     e.UsageReset: _usage_reset,
     e.JobUpdated: _job_updated,
-    e.BufferRequestChanged: _buffer_request_changed,
 }
 """What each event does; `replica.fold.fold` has them all."""

@@ -16,7 +16,6 @@ class Drafted(Protocol):
     """What these folds need of a Draft."""
 
     at: int
-    extras: Any
     jobs: Any
     mails: immutables.Map[str, Mail]
 
@@ -31,8 +30,10 @@ def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
             return
         if len(draft.mails) >= MAILS_OWED_MAX:
             return
-        extra = draft.extras.get(event.job)
-        mail = mail_of(event, before, Instant(draft.at), requeueing=extra is not None and extra.requeueing)
+        # As it is afterwards: a requeue is said once, when it is asked for.
+        after: Job | None = draft.jobs.get(event.job)
+        requeueing = after is not None and after.interrupted.requeueing
+        mail = mail_of(event, before, Instant(draft.at), requeueing=requeueing)
         if mail is not None:
             draft.mails = draft.mails.set(mail.key, mail)
 

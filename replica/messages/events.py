@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from replica.model import (
+    NO_CHANGE,
     Access,
     Account,
     BufferRequest,
@@ -55,15 +56,6 @@ class TornDown(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
     job: int
 
 
-class BufferRequestChanged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=114):
-    """A job that has no space yet asks for this from here on; it may not have asked for a buffer before."""
-
-    job: int
-    request: BufferRequest
-    pool: str
-    granted_bytes: int
-
-
 class JobPurged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=25):
     """A finished job left the state; its history stays in the ledger."""
 
@@ -96,14 +88,6 @@ class TeardownStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, ta
     result: JobState
     hurry: bool
     reason: str = ""
-
-
-class HeldBecause(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=36):
-    """The system holds a pending job, and says why: `reason` is what is shown, `comment` the SystemComment."""
-
-    job: int
-    reason: str
-    comment: str = ""
 
 
 class NodeRegistered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
@@ -154,15 +138,6 @@ class SchedulingRulesSet(msgspec.Struct, frozen=True, array_like=True, gc=False,
     """The site's rules of scheduling were changed."""
 
     rules: SchedulingRules
-
-
-class RevokedFor(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=71):
-    """The buffer of `job` is taken back so that `beneficiary` may start sooner: it counts against how often that may
-    happen to a job. AllocationRevoked and TeardownStarted follow in the same entry.
-    """
-
-    job: int
-    beneficiary: int
 
 
 class TransferRecorded(msgspec.Struct, frozen=True, array_like=True, tag=96):
@@ -287,10 +262,15 @@ class NodeResumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6)
 
 
 class JobUpdated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=113):
-    """Somebody changed a job that waits."""
+    """Somebody changed a job that waits. `buffer`: what it asks of burst buffers from here on, with the pool and what
+    it is to hold there; None: that stays as it is. It has no space yet, and may have had no buffer before.
+    """
 
     job: int
-    change: JobChange
+    change: JobChange = NO_CHANGE
+    buffer: BufferRequest | None = None
+    pool: str = ""
+    granted_bytes: int = 0
 
 
 class RunOrdered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=16):
@@ -342,22 +322,14 @@ class MailDropped(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=88
 
 
 class JobHeld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
-    """A pending job is held back."""
+    """A pending job is held back: by whom, and where the system does it, why: `reason` is what is shown, `comment` the
+    SystemComment. What an operator holds stays held by an operator.
+    """
 
     job: int
     hold: Hold
-
-
-class StageOperationFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=37):
-    """The `operation` of a stage failed, for example `setup` of stage-in. `retry_at` as in StageFailed."""
-
-    job: int
-    stage: Stage
-    operation: str
-    attempt: int
-    reason: str
-    comment: str
-    retry_at: Instant
+    reason: str = ""
+    comment: str = ""
 
 
 class PersistentDeletionStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=34):
@@ -389,13 +361,17 @@ class ClusterFounded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
 
 
 class StageFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=14):
-    """An operation failed. `retry_at` NEVER: no retry is planned, somebody must release or cancel the job."""
+    """An operation of a stage failed, for example `setup` of stage-in: `reason` is what is shown, `comment` the
+    SystemComment. `retry_at` NEVER: no retry is planned, somebody must release or cancel the job.
+    """
 
     job: int
     stage: Stage
     attempt: int
-    message: str
+    reason: str
     retry_at: Instant
+    operation: str = ""
+    comment: str = ""
 
 
 class PreRunFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=38):
@@ -526,11 +502,15 @@ class StageRetried(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1
 
 
 class AllocationRevoked(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=26):
-    """A buffer is taken back before its job ran; the job stays PENDING and will stage again after the teardown."""
+    """A buffer is taken back before its job ran; the job stays PENDING and will stage again after the teardown.
+
+    `beneficiary` is the job that may start sooner for that, 0 for none: it counts against how often that may happen.
+    """
 
     job: int
     attempt: int
     reason: str
+    beneficiary: int = 0
 
 
 class NodeDrained(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
@@ -630,8 +610,6 @@ Event = (
     | PersistentCreated
     | PersistentDeletionStarted
     | PersistentDeleted
-    | HeldBecause
-    | StageOperationFailed
     | PreRunFailed
     | JobSuspended
     | JobResumed
@@ -655,14 +633,12 @@ Event = (
     | ReservationStarted
     | ReservationEnded
     | SchedulingRulesSet
-    | RevokedFor
     | MailDropped
     | MailSent
     | PartitionSet
     | PartitionDeleted
     | UsageReset
     | JobUpdated
-    | BufferRequestChanged
     | TransferRulesSet
     | TransferRecorded
     | TransferCheckpointed

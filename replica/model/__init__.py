@@ -76,7 +76,7 @@ from replica.model.failure_texts import (
     operation_of,
 )
 from replica.model.job_names import NameGroup, Several, first_of, members_of
-from replica.model.jobs import ENDED, NO_EXTRA, Hold, Job, JobExtra, JobState, commented
+from replica.model.jobs import ENDED, Hold, Interruptions, Job, JobState, commented, interrupted
 from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_name, wants
 from replica.model.nodes import Node, NodeState
 from replica.model.operations import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -59,6 +60,30 @@ class Hold(IntEnum):
     """An operation failed for good; the job's user may release it."""
 
 
+class Interruptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What has kept a job from going straight to its end. Times are Instants, durations microseconds."""
+
+    held_because: str = ""
+    """The reason that is shown while the job is held by the system, in Slurm's form; it outlives the teardown."""
+    operation: str = ""
+    """The operation that failed last, for example `setup`."""
+    pre_run_failures: int = 0
+    """Failures of pre-run since somebody released the job last."""
+    requeues: int = 0
+    """How often the job was requeued (SLURM_RESTART_COUNT)."""
+    requeueing: bool = False
+    """The present run is being ended, or its results staged out, and the job waits again afterwards."""
+    revocations: int = 0
+    """How often its staged buffer was taken back for another job."""
+    suspended_at: Instant = NEVER
+    suspended_us: int = 0
+    """When the job was suspended, NEVER if it is not; and for how long in all before: its time limit stands still."""
+
+
+NO_INTERRUPTIONS = Interruptions()
+"""The interruptions of a job that had none: its record has None instead."""
+
+
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One job. Times are Instants; NEVER where it has not happened."""
 
@@ -101,31 +126,19 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ended_at: Instant = NEVER
     exit_code: int = 0
     signal: int = 0
+    interruptions: Interruptions | None = None
+    """None, which most have: NO_INTERRUPTIONS."""
+
+    @property
+    def interrupted(self) -> Interruptions:
+        """The interruptions, NO_INTERRUPTIONS where there were none."""
+        return NO_INTERRUPTIONS if self.interruptions is None else self.interruptions
 
 
-# ---- what is known of a job beyond its Job record, from feature level 3 on: Job itself must not grow (law 12)
-
-
-class JobExtra(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """More of one job. Times are Instants, durations microseconds."""
-
-    held_because: str = ""
-    """The reason that is shown while the job is held by the system, in Slurm's form; it outlives the teardown."""
-    operation: str = ""
-    """The operation that failed last, for example `setup`."""
-    pre_run_failures: int = 0
-    """Failures of pre-run since somebody released the job last."""
-    requeues: int = 0
-    """How often the job was requeued (SLURM_RESTART_COUNT)."""
-    requeueing: bool = False
-    """The present run is being ended, or its results staged out, and the job waits again afterwards."""
-    suspended_at: Instant = NEVER
-    suspended_us: int = 0
-    """When the job was suspended, NEVER if it is not; and for how long in all before: its time limit stands still."""
-
-
-NO_EXTRA = JobExtra()
-"""What a job without a record is."""
+def interrupted(job: Job, **changes: Any) -> Interruptions | None:
+    """Return a job's interruptions with these fields changed, as its record keeps them."""
+    after = msgspec.structs.replace(job.interrupted, **changes)
+    return None if after == NO_INTERRUPTIONS else after
 
 
 # ---- systemComment: what went wrong in a job's life, a line each with the time, as Slurm keeps it

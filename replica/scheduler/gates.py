@@ -13,7 +13,6 @@ import immutables
 
 from replica.model import (
     ENDED,
-    NO_EXTRA,
     Buffer,
     BufferState,
     Dependency,
@@ -63,7 +62,7 @@ def _reservation(state: Facts, job: Job, options: JobOptions) -> Verdict | None:
 def _hold(state: State, job: Job) -> Verdict | None:
     if job.hold is Hold.NONE:
         return None
-    because = state.extras.get(job.id, NO_EXTRA).held_because
+    because = job.interrupted.held_because
     if because:
         return Verdict(because, "an operation failed; release the job to try again, or cancel it", ())
     if job.stuck and job.message:

@@ -101,6 +101,8 @@ class Agenda:
             if type(event) not in EVENTS_OF_THEIR_OWN:
                 # What it does to other jobs, such as being passed, is not kept here but looked up.
                 self._touched.add(event.job)  # type: ignore[union-attr]  # all others have one (test_agenda)
+            elif isinstance(event, e.JobSubmitted):
+                self._touched.update(e.jobs_of(event))
             elif isinstance(event, NODE_EVENTS):
                 self._touched_nodes.add(event.node)
                 if isinstance(event, e.NodeCameBack):
@@ -113,12 +115,10 @@ class Agenda:
                 self._touched_nodes.update(state.nodes)
                 self._touched.update(state.unfinished)
                 self._changed_arrays.update(self._lines)
-            elif isinstance(event, e.JobSubmitted):
-                self._touched.update(e.jobs_of(event))
-            elif isinstance(event, CHANGES):
+            elif isinstance(event, e.JobUpdated):
                 self._touched.add(event.job)
                 self._changed.add(event.job)
-                if isinstance(event, e.JobUpdated) and event.change.name is not None:
+                if event.change.name is not None:
                     self._touched |= self._waiters.renamed(former, state, event.job)
             elif isinstance(event, POOL_EVENTS):
                 pool = event.pool.name if isinstance(event, e.PoolSet) else event.pool
@@ -424,9 +424,6 @@ EVENTS_ABOUT_NONE = (
 )
 """Events that are not about one job: about a node, a pool, every job, or about nothing that is kept here."""
 
-CHANGES = (e.JobUpdated, e.BufferRequestChanged)
-"""Events after which a job may depend on others than before."""
-
 EVENTS_OF_THEIR_OWN = frozenset(
     (
         *NODE_EVENTS,
@@ -434,8 +431,8 @@ EVENTS_OF_THEIR_OWN = frozenset(
         *POOL_EVENTS,
         *EVENTS_ABOUT_ALL,
         *EVENTS_ABOUT_NONE,
-        *CHANGES,
         e.JobSubmitted,
+        e.JobUpdated,
     )
 )
 """All events that are not simply about one job, which nearly every event of a busy cluster is: found at one look."""

@@ -23,6 +23,7 @@ from replica.model import (
     BufferRequest,
     BufferState,
     CreatePersistent,
+    Hold,
     Job,
     Pool,
     Stage,
@@ -147,18 +148,18 @@ def _waits(sentence: str) -> NamedAnswer:
     return NamedAnswer(Verdict(Reason.BURST_BUFFER_RESOURCES, sentence))
 
 
-def _refused(state: Facts, job: Job, asked: BufferRequest) -> e.HeldBecause | None:
+def _refused(state: Facts, job: Job, asked: BufferRequest) -> e.JobHeld | None:
     """Return the failure that no waiting can cure: another user's name, or another user's buffer to destroy."""
     for create in asked.creates:
         known = state.persistent.get(create.name)
         if known is not None and known.user != job.request.user:
-            return e.HeldBecause(job.id, CREATE_ERROR, duplicate_name(state.site.provider))
+            return e.JobHeld(job.id, Hold.SYSTEM, CREATE_ERROR, duplicate_name(state.site.provider))
     by_operator = job.request.asked.by_operator
     for destroy in asked.destroys:
         known = state.persistent.get(destroy.name)
         if known is not None and known.user != job.request.user and not by_operator:
             denied = delete_denied(state.site.provider, destroy.name)
-            return e.HeldBecause(job.id, denied, denied)
+            return e.JobHeld(job.id, Hold.SYSTEM, denied, denied)
     return None
 
 

@@ -19,7 +19,7 @@ from replica.scheduler.priority import rules_of
 from replica.state import State
 from replica.values import REVOKED_PER_PASS_MAX, Instant, seconds
 
-EVENTS_PER_REVOCATION = 4
+EVENTS_PER_REVOCATION = 3
 
 Victim = tuple[int, int, int]
 """A job whose buffer may be taken back: what it is sorted by, negated, its number, negated, and its size, bytes: the
@@ -33,7 +33,7 @@ def victim_of(state: State, job: Job, buffer: Buffer | None) -> Victim | None:
         return None
     if state.feature_level < BURST_BUFFERS_WHOLE or job.stuck or job.retry_at or job.hold is Hold.SYSTEM:
         return None
-    if state.revocations.get(job.id, 0) >= rules_of(state).revocations_max:
+    if job.interrupted.revocations >= rules_of(state).revocations_max:
         return None
     asked = job.request.buffer
     if asked is not None and (asked.creates or asked.destroys):
@@ -100,7 +100,6 @@ def revocation_events(state: State, job_id: int, beneficiary: int) -> tuple[e.Ev
     job = state.jobs[job_id]
     reason = f"job {beneficiary} should start sooner, and this one did not start"
     return (
-        e.RevokedFor(job_id, beneficiary),
-        e.AllocationRevoked(job_id, job.attempt, reason),
+        e.AllocationRevoked(job_id, job.attempt, reason, beneficiary),
         e.TeardownStarted(job_id, job.attempt + 1, JobState.PENDING, True, reason),
     )

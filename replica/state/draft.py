@@ -22,7 +22,6 @@ from replica.model import (
     Consumed,
     IllegalTransition,
     Job,
-    JobExtra,
     JobTransfers,
     License,
     Mail,
@@ -85,7 +84,6 @@ class Draft:
     reservations: immutables.Map[str, Reservation]
     scheduling_rules: immutables.Map[str, SchedulingRules]
     rates: immutables.Map[str, Rates]
-    revocations: immutables.Map[int, int]
     mails: immutables.Map[str, Mail]
     partitions: immutables.Map[str, Partition]
     consumed: Consumed
@@ -94,7 +92,6 @@ class Draft:
     jobs: immutables.MapMutation[int, Job]
     buffers: immutables.MapMutation[int, Buffer]
     receipts: ReceiptsDraft
-    extras: immutables.MapMutation[int, JobExtra]
     transfers: immutables.MapMutation[int, JobTransfers]
     using: immutables.MapMutation[str, immutables.Map[int, bool]]
     held_bytes: immutables.MapMutation[str, int]

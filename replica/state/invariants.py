@@ -53,8 +53,6 @@ def _later_faults(state: State) -> list[str]:
     faults.extend(f"the partition {own!r} is kept under the name {name!r}" for name, own in named if own != name)
     if sum(one.is_default for one in state.partitions.values()) > 1:
         faults.append("there are several default partitions")
-    unknown = (job_id for job_id in state.extras if job_id not in state.jobs)
-    faults.extend(f"there is more of job {job_id}, which does not exist" for job_id in unknown)
     for name, buffer in state.persistent.items():
         if buffer.name != name:
             faults.append(f"the persistent buffer {buffer.name!r} is kept under the name {name!r}")

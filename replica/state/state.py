@@ -19,7 +19,6 @@ from replica.model import (
     Buffer,
     Consumed,
     Job,
-    JobExtra,
     JobTransfers,
     License,
     Mail,
@@ -87,8 +86,6 @@ class Facts(Protocol):
     @property
     def persistent(self) -> immutables.Map[str, PersistentBuffer]: ...
     @property
-    def extras(self) -> Lookup[int, JobExtra]: ...
-    @property
     def using(self) -> Lookup[str, immutables.Map[int, bool]]: ...
     @property
     def sites(self) -> immutables.Map[str, Site]: ...
@@ -108,8 +105,6 @@ class Facts(Protocol):
     def scheduling_rules(self) -> immutables.Map[str, SchedulingRules]: ...
     @property
     def rates(self) -> immutables.Map[str, Rates]: ...
-    @property
-    def revocations(self) -> Lookup[int, int]: ...
     @property
     def mails(self) -> immutables.Map[str, Mail]: ...
     @property
@@ -163,8 +158,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     persistent: immutables.Map[str, PersistentBuffer] = immutables.Map()
     """Persistent buffers by name, from allocating to deleted. From here to the derived maps, each has a row in
     `replica.state.tables`."""
-    extras: immutables.Map[int, JobExtra] = immutables.Map()
-    """What is known of jobs beyond their Job record; a job about which there is nothing has no record."""
     sites: immutables.Map[str, Site] = immutables.Map()
     """The site's configuration under SITE_KEY; nothing as long as nobody configured anything. Read it as `site`."""
     pool_units: immutables.Map[str, PoolUnit] = immutables.Map()
@@ -178,8 +171,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The site's rules of scheduling under RULES_KEY; nothing while nobody has set any. Read as `priority.rules_of`."""
     rates: immutables.Map[str, Rates] = immutables.Map()
     """Pool -> what was measured of its transfers."""
-    revocations: immutables.Map[int, int] = immutables.Map()
-    """Job -> how often its staged buffer was taken back for another one, where it was."""
     mails: immutables.Map[str, Mail] = immutables.Map()
     """Mails that are owed (`replica.model.mail`), by their key."""
     partitions: immutables.Map[str, Partition] = immutables.Map()

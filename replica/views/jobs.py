@@ -8,7 +8,6 @@ import msgspec
 
 from replica.model import (
     ENDED,
-    NO_EXTRA,
     Buffer,
     BufferRequest,
     BufferState,
@@ -65,7 +64,7 @@ def buffer_word(state: State, job_id: int) -> str | None:
     if buffer is None:
         return None
     gone = buffer.state is BufferState.PENDING and job.state is JobState.PENDING and job.hold is not Hold.NONE
-    if gone and job.attempt and state.extras.get(job_id, NO_EXTRA).held_because:
+    if gone and job.attempt and job.interrupted.held_because:
         return BufferState.COMPLETE.word
     return buffer.state.word
 

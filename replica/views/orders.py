@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from replica.model import (
     NATIVE,
-    NO_EXTRA,
     NOTHING_SPECIAL,
     TRANSFERS,
     Access,
@@ -81,7 +80,6 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         timeout_s = cap_s(state, stage) or timeout_s
     running = stage is Stage.RUN
     provision = None if buffer is None else provision_of(state)
-    extra = state.extras.get(job.id, NO_EXTRA)
     works = stage in (Stage.STAGE_IN, Stage.TEARDOWN)
     creates, destroys = persistent_work(state, job) if works else ((), ())
     return Order(
@@ -102,7 +100,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         environment=request.environment if running else (),
         time_limit_s=request.time_limit_s if running or provision is not None else 0,
         cpus=request.cpus,
-        cancel=running and (job.cancelled or extra.requeueing),
+        cancel=running and (job.cancelled or job.interrupted.requeueing),
         started=running and job.state in (JobState.RUNNING, JobState.SUSPENDED),
         suspend=running and job.state is JobState.SUSPENDED,
         hurry=job.hurry,

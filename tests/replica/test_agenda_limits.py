@@ -126,7 +126,8 @@ def update(random: Random, state: State) -> tuple[e.Event, ...]:
     if not random.randrange(4) and (buffer is None or buffer.state is BufferState.PENDING):
         size = random.choice((0, 10, 200))
         request = BufferRequest("", size, (), "scratch", (), (), "")
-        return (e.BufferRequestChanged(job_id, request, random.choice(POOLS) if size else "", size),)
+        pool = random.choice(POOLS) if size else ""
+        return (e.JobUpdated(job_id, buffer=request, pool=pool, granted_bytes=size),)
     kinds = [kind for kind in DependencyKind if not kind.of_array]
     before = [other for other in (job_id // 2, job_id - 1) if other > 0]
     others = tuple(Dependency(random.choice(kinds), other) for other in before[: random.randrange(3)])

@@ -193,7 +193,16 @@ def _allocated(event: e.BufferAllocated) -> str:
 
 def _stage_failed(event: e.StageFailed) -> str:
     when = f"tried again at {format_instant(event.retry_at)}" if event.retry_at else "waiting for a release"
-    return f"{_words(event.stage)} failed: {event.message}; {when}"
+    return f"{_words(event.stage)} failed: {event.reason}; {when}"
+
+
+def _held(event: e.JobHeld) -> str:
+    return f"held: {event.reason}" if event.reason else f"held {_HELD[event.hold]}"
+
+
+def _revoked(event: e.AllocationRevoked) -> str:
+    sooner = f", so that job {event.beneficiary} may start sooner" if event.beneficiary else ""
+    return f"the buffer is taken back before the job ran{sooner}: {event.reason}"
 
 
 def _run_ended(event: e.RunEnded) -> str:
@@ -246,7 +255,11 @@ def _updated(event: e.JobUpdated) -> str:
         elif isinstance(value, tuple):
             value = ",".join(":".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value)
         changes.append(f"{field} {value if value not in ('', None) else 'none'}")
-    return f"changed: {'; '.join(changes)}"
+    words = [f"changed: {'; '.join(changes)}"] if changes else []
+    if event.buffer is not None:
+        size = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "a buffer of no capacity"
+        words.append(f"it asks for {size} now")
+    return "; ".join(words)
 
 
 def _mail(key: str) -> str:
@@ -280,13 +293,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
         f"what {'account' if event.whose == 'a' else 'QOS'} {event.name} used of burst buffers counts as nothing"
     ),
     e.JobUpdated: _updated,
-    e.BufferRequestChanged: lambda event: (
-        f"it asks for {format_size(event.granted_bytes)} of pool {event.pool} now"
-        if event.pool
-        else "it asks for a buffer of no capacity now"
-    ),
     e.SchedulingRulesSet: lambda event: "the rules of scheduling were changed",
-    e.RevokedFor: lambda event: f"its buffer is taken back so that job {event.beneficiary} may start sooner",
     e.PoolUnitSet: lambda event: f"pool {event.pool} counts {event.unit.word}",
     e.NodeRegistered: lambda event: f"the agent of {event.node} registered with {event.cpus} CPUs",
     e.NodeDrained: lambda event: f"{event.node} was drained: {event.reason}",
@@ -296,7 +303,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.JobSubmitted: _submitted,
     e.OperationQueued: lambda event: f"{_words(event.stage)} waits for its turn",
     e.OperationOrdered: lambda event: f"it is the turn of {_words(event.stage)}",
-    e.JobHeld: lambda event: f"held {_HELD[event.hold]}",
+    e.JobHeld: _held,
     e.JobReleased: lambda event: "released",
     e.BufferAllocated: _allocated,
     e.StagedIn: lambda event: _moved("staged in", event, NATIVE),
@@ -312,7 +319,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.CancelRequested: lambda event: "cancelling" + (", in a hurry" if event.hurry else ""),
     e.JobCancelled: lambda event: "cancelled before it held anything",
     e.JobPurged: lambda event: "left the list of finished jobs; its history stays in the ledger",
-    e.AllocationRevoked: lambda event: f"the buffer is taken back before the job ran: {event.reason}",
+    e.AllocationRevoked: _revoked,
     e.JobRequeued: lambda event: "waits for a new buffer",
     e.JobBecameEligible: lambda event: "its begin time has come",
     e.MailSent: lambda event: f"mail was sent: {_mail(event.mail)}",
@@ -324,11 +331,6 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.PersistentDeletionStarted: lambda event: f"persistent buffer {event.name} is being removed",
     e.PersistentDeleted: lambda event: (
         f"persistent buffer {event.name} is gone" + (f" ({event.reason})" if event.reason else "")
-    ),
-    e.HeldBecause: lambda event: f"held: {event.reason}",
-    e.StageOperationFailed: lambda event: (
-        f"{_words(event.stage)} failed: {event.reason}; "
-        + (f"tried again at {format_instant(event.retry_at)}" if event.retry_at else "waiting for a release")
     ),
     e.PreRunFailed: lambda event: f"what comes before the script failed: {event.reason}",
     e.JobSuspended: lambda event: "suspended",

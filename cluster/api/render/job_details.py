@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.schemas import NO_DETAILS, JobDetailsView
 from cluster.system import format_instant
-from replica.model import NO_EXTRA, NO_OPTIONS, Job
+from replica.model import NO_OPTIONS, Job
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND
 
@@ -22,9 +22,9 @@ def task_words(state: State, job_id: int) -> str | None:
 
 def details_of(state: State, job: Job) -> JobDetailsView | None:
     """Return the details of a job at `state`; None where there are none, as for most."""
-    request, extra = job.request, state.extras.get(job.id, NO_EXTRA)
+    request, before = job.request, job.interrupted
     options, array = request.asked, request.array
-    if options is NO_OPTIONS and array is None and extra is NO_EXTRA and not request.deadline:
+    if options is NO_OPTIONS and array is None and job.interruptions is None and not request.deadline:
         return None
     details = JobDetailsView(
         nodes=options.nodes,
@@ -39,14 +39,14 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
         array_task_id=None if array is None else array.task,
         array_throttle=0 if array is None else array.throttle,
         requeue=options.requeue,
-        restarts=extra.requeues,
+        restarts=before.requeues,
         singleton=options.singleton,
         dependency_any=options.any_of,
         mail_types=options.mail_types,
         mail_user=options.mail_user or None,
         comment=options.comment or None,
         deadline=format_instant(request.deadline),
-        suspend_time=format_instant(extra.suspended_at),
-        suspended_s=extra.suspended_us // MICROSECONDS_PER_SECOND,
+        suspend_time=format_instant(before.suspended_at),
+        suspended_s=before.suspended_us // MICROSECONDS_PER_SECOND,
     )
     return None if details == NO_DETAILS else details

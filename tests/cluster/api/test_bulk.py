@@ -42,7 +42,7 @@ async def test_runs_are_suspended_resumed_and_requeued_many_at_once(config: Conf
             assert [(result["status"], result["job"]["state"]) for result in results] == [(200, state)] * 2
         results = await all_of(rig, {"type": "requeue_job", "job_id": str(jobs[0])}, {"type": "hold_job", "job_id": 99})
         assert [result["status"] for result in results] == [200, 404]
-        assert rig.controller.state.extras[jobs[0]].requeueing
+        assert rig.controller.state.jobs[jobs[0]].interrupted.requeueing
 
 
 @story

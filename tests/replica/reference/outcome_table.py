@@ -163,14 +163,14 @@ def _shown(before: State, after: State) -> str:
     words = buffer.state.word
     if (buffer.state, job.state) != (before.buffers[1].state, before.jobs[1].state):
         return f"{words}, {job.state.name}" + (", held" if job.hold is not Hold.NONE else "")
-    was, extra = before.jobs[1], after.extras.get(1)
+    was = before.jobs[1]
     notes = [
         word
         for word, true in (
             ("changed", job.request != was.request),
             ("held", job.hold is not was.hold and job.hold is not Hold.NONE),
             ("failed", job.stuck and not was.stuck),
-            ("ending", (job.cancelled or (extra is not None and extra.requeueing)) and not was.cancelled),
+            ("ending", (job.cancelled or job.interrupted.requeueing) and not was.cancelled),
             ("a new attempt", job.attempt != was.attempt),
         )
         if true
