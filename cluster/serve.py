@@ -24,8 +24,7 @@ import uvloop
 from cluster.api import ChannelServer, Server, Service
 from cluster.client import Client
 from cluster.config import Config, ConfigError
-from cluster.consensus import Consensus, Machine, PromisesForgotten, RemovedFromCluster, Timing
-from cluster.engine import Engine
+from cluster.consensus import Consensus, Engine, LostDurableState, Machine, RemovedFromCluster, Timing
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
 from cluster.schemas import HandedView, StatusView
@@ -167,14 +166,14 @@ class Replica:
             machine: Machine, on_change: Callable[[], None], stop: Callable[[BaseException], NoReturn]
         ) -> Engine:
             def stop_for(error: BaseException) -> NoReturn:
-                if isinstance(error, PromisesForgotten):
+                if isinstance(error, LostDurableState):
                     note_forgotten(config, name, str(error))
                 stop(error)
 
             return Consensus(
                 me=storage.identity,
                 members=config.members,
-                founding=founding_of(config, storage.identity),
+                bootstrap=founding_of(config, storage.identity),
                 configuration=storage.configuration,
                 cluster_id=config.cluster.id,
                 journal=storage.journal,
@@ -187,6 +186,7 @@ class Replica:
             )
 
         try:
+            self._client = Client.from_config(config, name, clock=clock, deadline_s=PEER_ANSWER_S)
             self.controller = Controller(
                 name=name,
                 config=config,
@@ -195,12 +195,13 @@ class Replica:
                 clock=clock,
                 fail=fail,
                 node_down_s=config.timing.node_down_s,
+                ask=self._status_of,
+                version=release(),
+                checkpoints=Checkpoints(name, self._peers, self._digests_of, fail),
             )
         except (ValueError, TlsRefused, BrokenInvariant, RemovedFromCluster) as error:
             storage.close()
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
-        self._client = Client.from_config(config, name, clock=clock, deadline_s=PEER_ANSWER_S)
-        self.controller.checkpoints = Checkpoints(name, self._peers, self._digests_of, fail)
         self.backfill = Backfill(
             self.controller.ledger,
             fill=self.controller.fill_history,
@@ -209,8 +210,6 @@ class Replica:
             ask=self._history_of,
             fail=fail,
         )
-        self.controller.levels.ask = self._status_of
-        self.controller.levels.version = release()
         self.controller.register(mailer_of(self.controller, config))
         self.service = Service(self.controller, version=release(), fail=fail)
         self.controller.register(
@@ -234,15 +233,13 @@ class Replica:
 
     async def start(self) -> None:
         """Listen and take part; Refused if an address cannot be used."""
-        assert self.controller.checkpoints is not None
-        # What was loaded is looked through before this replica answers to anybody.
+        # What was loaded is collected once before this replica answers to anybody.
         self.collector.start()
         try:
             await self.server.start()
             if self.channel is not None:
                 await self.channel.start()
             await self.controller.start()
-            self.controller.checkpoints.start()
             self.backfill.start()
         except OSError as error:
             await self.stop()
@@ -254,10 +251,8 @@ class Replica:
 
     async def stop(self) -> None:
         """Hand the leadership over, stop accepting, write what is known."""
-        assert self.controller.checkpoints is not None
         await self.controller.membership.hand_over()
         self.collector.stop()
-        await self.controller.checkpoints.stop()
         await self.backfill.stop()
         if self.channel is not None:
             await self.channel.stop()

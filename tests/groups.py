@@ -35,7 +35,7 @@ WAITING = (
     "tests/cluster/agent",
     "tests/cluster/audit",
     "tests/cluster/providers",
-    "tests/cluster/test_membership.py",
+    "tests/cluster/server/test_membership.py",
     "tests/cluster/test_serve.py",
     "tests/conformance",
     "tests/e2e",

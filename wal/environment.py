@@ -240,7 +240,7 @@ class Environment:
         """
         self.check()
         assert self._environment is not None
-        self.look_around()
+        self.check_files()
         try:
             transaction = self._environment.begin(write=True)
             try:
@@ -299,7 +299,7 @@ class Environment:
         info = self._environment.info()
         return float((info["last_pgno"] + 1) * self._environment.stat()["psize"] / info["map_size"])
 
-    def look_around(self) -> None:
+    def check_files(self) -> None:
         """Stop if the files are not those that were opened any more; let go of the pages of readers that were killed.
 
         Some calls of a microsecond each, beside a transaction. Raises StorageFailed.

@@ -19,15 +19,15 @@ from cluster.agent.limits import (
     PROVIDED_WORKERS_MAX,
     WORKERS_MAX,
 )
-from cluster.agent.log_sentences import order_named, result_said
+from cluster.agent.messages import failure, order_named, result_said
 from cluster.agent.operation import MOVING, Operation
 from cluster.agent.processes import Mode
-from cluster.agent.provided_step import ProvidedStep
 from cluster.agent.rate_follower import Follower
 from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, Suspend, plan
-from cluster.agent.scripts import Step, StepRecord, recorded_jobs, remove_record
+from cluster.agent.script_run import ProvidedStep, Step
+from cluster.agent.scripts import StepRecord, recorded_jobs, remove_record
 from cluster.agent.transfer import PHASES, Rate, workspace
-from cluster.agent.worker import SWEEP, failure, jobs_with_leftovers
+from cluster.agent.worker import SWEEP, jobs_with_leftovers
 from cluster.providers.interface import NO_LOCAL, Local
 from cluster.schemas import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.system import Clock

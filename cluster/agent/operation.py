@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import FileRefused, is_disk_full, write_all
-from cluster.agent.home import GivenUp, Home
+from cluster.agent.home import Bounds, End, GivenUp, Home, see_through, whereabouts
 from cluster.agent.limits import (
     LOCK_RETRY_S,
     LOCK_WAIT_S,
@@ -22,12 +22,11 @@ from cluster.agent.limits import (
     SWEEP_TIMEOUT_S,
     WORKER_GRACE_S,
 )
-from cluster.agent.log_sentences import count, figure, order_named
+from cluster.agent.messages import count, failure, figure, order_named
 from cluster.agent.processes import OPERATION_VARIABLE, Mode, kill_operation, spawn
 from cluster.agent.rate_governor import Governor
 from cluster.agent.transfer import Control, Counters, SharedCounters
-from cluster.agent.worker import Left, Outcome, Work, failure, leftovers
-from cluster.agent.worker_watch import Bounds, End, see_through, whereabouts
+from cluster.agent.worker import Left, Outcome, Work, leftovers
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.messages import OperationDone, OperationFailed
 from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend

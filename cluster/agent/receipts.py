@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 from cluster.agent.files import BUFFERS, PathRefused, Target, inside_target, open_directory
+from cluster.agent.processes import persistent_variables
 from cluster.agent.transfer import (
     RECEIPTS,
     STAGES,
@@ -24,7 +25,6 @@ from cluster.agent.transfer import (
     read_places,
     recheck,
 )
-from cluster.agent.worker import variables
 
 ALGORITHMS: Final = ("xxh3-128", "blake3")
 
@@ -119,7 +119,7 @@ def _anchor(home: Path, job: int, root: str) -> Target:
         except OSError as error:
             raise PathRefused(f"the destination {root} cannot be opened on this node: {error.strerror}") from error
     match = _PERSISTENT.fullmatch(root)
-    lakes = variables(str(home), () if match is None else (match[1],))
+    lakes = persistent_variables(str(home), () if match is None else (match[1],))
     try:
         buffer = open_directory(home / BUFFERS / str(job)) if match is None else open_directory("/")
     except OSError as error:

@@ -24,7 +24,7 @@ from cluster.agent.limits import (
     POLL_WAIT_S,
     POLL_WHILE_MOVING_S,
 )
-from cluster.agent.log_sentences import named
+from cluster.agent.messages import named
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError
 from cluster.schemas import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cluster.api.http import Problem, bad
 from cluster.api.privacy import check_sight, only_user
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem, bad
 from cluster.schemas import accounts as v
 from cluster.system import format_instant, parse_instant
 from replica.grammar import TextFault, format_limits, format_reserved, parse_limits, parse_reserved

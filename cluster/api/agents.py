@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cluster.api import wire
-from cluster.api.http import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
 from cluster.api.service import NO_ID, Call, Reply
+from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
 from cluster.schemas import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas import requests as r
 from cluster.server import POLLS_MAX, Answer, Transfer
@@ -24,7 +24,7 @@ async def register(call: Call) -> Reply:
     permit_node(call.identity, node)
     body: r.RegisterRequest = call.body
     settled = await call.service.settle(call, c.RegisterNode(node, body.cpus, body.instance, body.storage_id))
-    call.service.controller.node_heard(node)
+    call.service.controller.node_watch.heard(node)
     return Reply(settled.state.revision, RegisterAnswer(revision=settled.state.revision))
 
 
@@ -92,7 +92,7 @@ async def _checked(call: Call, node: str, body: r.PollRequest) -> State:
         )
     transport = call.request.transport
     if transport is not None and not transport.is_closing():
-        call.service.controller.node_heard(node)
+        call.service.controller.node_watch.heard(node)
     return state
 
 
@@ -102,7 +102,7 @@ async def reports(call: Call) -> Reply:
     permit_node(call.identity, node)
     service = call.service
     await service.lead()
-    service.controller.node_heard(node)
+    service.controller.node_watch.heard(node)
     answers: list[Answer] = []
     for report in call.body.reports:
         answers.append(service.begin(call.identity, _report_id(call, report), wire.report_operation(node, report)))

@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from cluster.api import wire
-from cluster.api.http import Problem, actor_of, bad
 from cluster.api.privacy import only_user
 from cluster.api.render import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem, actor_of, bad
 from cluster.providers import OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.limits import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX

@@ -16,7 +16,8 @@ from typing import cast
 
 import msgspec
 
-from cluster.api.http import (
+from cluster.api.service import COMMIT_WAIT_S, Service
+from cluster.api.web import (
     PEOPLE,
     Problem,
     Redirect,
@@ -28,7 +29,6 @@ from cluster.api.http import (
     refused,
     unforeseen,
 )
-from cluster.api.service import COMMIT_WAIT_S, Service
 from cluster.eventloop import Acceptor, ReadingProtocol, read_buffer
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.api.http import refused
 from cluster.api.service import Call, Reply
+from cluster.api.web import refused
 from cluster.schemas import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingBody, SettingView
 from replica.decide import (
     DEFAULT_POLICY,

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import msgspec
 from aiohttp import web
 
-from cluster.api.http import Problem, bad
 from cluster.api.privacy import may_see
 from cluster.api.render import event_views
 from cluster.api.service import Call
+from cluster.api.web import Problem, bad
 from cluster.schemas import EventView
 from cluster.server import Applied, settled_at
 
@@ -117,17 +117,17 @@ def _index_after(call: Call, revision: int) -> int:
     """Return where the events after `revision` begin, or will; LookupError where this replica does not hold them."""
     controller = call.service.controller
     if revision < controller.state.revision:
-        return controller.chronicle.index_of(revision + 1)
-    return controller.chronicle.last_index + 1
+        return controller.applied_log.index_of(revision + 1)
+    return controller.applied_log.last_index + 1
 
 
 async def _follow(call: Call, response: web.StreamResponse, index: int, after: int) -> None:
-    chronicle, stopping = call.service.controller.chronicle, call.service.stopping
+    applied_log, stopping = call.service.controller.applied_log, call.service.stopping
     complete = after
     while not stopping.is_set():
         first = index
         parts: list[bytes] = []
-        for applied in chronicle.read(index, limit=READ_ENTRIES):
+        for applied in applied_log.read(index, limit=READ_ENTRIES):
             if applied.index > index and applied.base > complete:
                 # Entries in between came with a snapshot: this replica cannot send what happened there.
                 await _send(call, response, b"".join([*parts, _gap(complete)]), complete)
@@ -139,7 +139,7 @@ async def _follow(call: Call, response: web.StreamResponse, index: int, after: i
         payload = b"".join(parts)
         if payload and not await _send(call, response, payload, complete):
             return
-        if chronicle.last_index >= index:
+        if applied_log.last_index >= index:
             if index > first:
                 await asyncio.sleep(0)
                 continue
@@ -165,7 +165,7 @@ def _gap(complete: int) -> bytes:
 async def _more(call: Call, index: int) -> bool:
     """Wait for an entry after `index`, for the end of the server, or for the time of a sign of life."""
     stop = asyncio.ensure_future(call.service.stopping.wait())
-    more = asyncio.ensure_future(call.service.controller.chronicle.more(index, KEEP_ALIVE_S))
+    more = asyncio.ensure_future(call.service.controller.applied_log.more(index, KEEP_ALIVE_S))
     try:
         done, _ = await asyncio.wait({stop, more}, return_when=asyncio.FIRST_COMPLETED)
         return stop in done or more.result()

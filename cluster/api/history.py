@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-from cluster.api.http import Problem
 from cluster.api.privacy import check_sight, owns
 from cluster.api.render import actor_words, as_json, event_name, job_words, sentence_of, task_words, verdict_words
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem
 from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
-from cluster.server import Chronicle, PastBusy, Step, settled_at
+from cluster.server import AppliedLog, Step, TimeTravelBusy, settled_at
 from cluster.system import format_instant
 from replica.fold import settle_entry
 from replica.messages import Entry, JobSubmitted, jobs_of
@@ -35,16 +35,16 @@ async def history(call: Call) -> Reply:
     if not 0 < job_id < state.next_job:
         raise Problem(404, "unknown_job", f"there is no job {job_id}", "see /v1/jobs", "job id")
     check_sight(call, state, job_id)
-    chronicle, past = call.service.controller.chronicle, call.service.controller.past
+    applied_log, past = call.service.controller.applied_log, call.service.controller.time_travel
     submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
     rows: list[HistoryRow] = []
     names = owns(call, state, job_id)
     try:
-        async for step in past.history(first_revision_at(chronicle, state.revision, submitted_at)):
+        async for step in past.history(first_revision_at(applied_log, state.revision, submitted_at)):
             rows.extend(_rows(step, job_id, names=names))
             if len(rows) >= ROWS_MAX or step.after.revision >= state.revision:
                 break
-    except PastBusy as error:
+    except TimeTravelBusy as error:
         raise _busy(error) from error
     except LookupError:
         # What this replica holds no longer begins early enough to fold anything.
@@ -74,8 +74,8 @@ async def why(call: Call) -> Reply:
                 "query at",
             )
         try:
-            state = await call.service.controller.past.state_at(revision)
-        except PastBusy as error:
+            state = await call.service.controller.time_travel.state_at(revision)
+        except TimeTravelBusy as error:
             raise _busy(error) from error
         except LookupError as error:
             raise Problem(
@@ -151,12 +151,12 @@ def _entry_rows(
     ]
 
 
-def first_revision_at(chronicle: Chronicle, last: Revision, at: Instant) -> int:
+def first_revision_at(applied_log: AppliedLog, last: Revision, at: Instant) -> int:
     """Return the first revision of a batch that is not older than `at`, by bisection; the first one held for NEVER."""
     low, high = 1, int(last)
     while low < high:
         middle = (low + high) // 2
-        found = _at(chronicle, middle)
+        found = _at(applied_log, middle)
         if found is None or found < at:
             low = middle + 1
         else:
@@ -164,10 +164,10 @@ def first_revision_at(chronicle: Chronicle, last: Revision, at: Instant) -> int:
     return low
 
 
-def _at(chronicle: Chronicle, revision: int) -> Instant | None:
+def _at(applied_log: AppliedLog, revision: int) -> Instant | None:
     """Return when a revision was settled; None where this replica does not hold it."""
     try:
-        for applied in chronicle.read(chronicle.index_of(revision), limit=1):
+        for applied in applied_log.read(applied_log.index_of(revision), limit=1):
             return None if applied.batch is None else applied.batch.at
     except LookupError:
         pass

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import msgspec
 
 from cluster.api import wire
-from cluster.api.http import Problem, Redirect, bad, no_leader, refused
 from cluster.api.privacy import may_see, shown
 from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
 from cluster.api.service import Call, Reply
 from cluster.api.transfers import with_transfers
+from cluster.api.web import Problem, Redirect, bad, no_leader, refused
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PersistentCleared
 from cluster.schemas import requests as r

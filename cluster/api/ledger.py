@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.api.http import Problem, bad
 from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.render import configuration_record, record_view
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem, bad
 from cluster.consensus import Role
 from cluster.schemas import (
     DigestsAnswer,
@@ -51,11 +51,11 @@ async def read(call: Call) -> Reply:
     """Read entries of the ledger that this replica holds, with their digests."""
     controller = call.service.controller
     limit = call.integer("limit", ENTRIES_READ, least=1, most=ENTRIES_READ_MAX)
-    chronicle = controller.chronicle
-    first = max(call.integer("from", 1, least=0, most=INDEX_MAX), chronicle.first_index)
+    applied_log = controller.applied_log
+    first = max(call.integer("from", 1, least=0, most=INDEX_MAX), applied_log.first_index)
     rows: list[LedgerEntryView] = []
     size_bytes = 0
-    for applied in chronicle.read(first, limit=limit):
+    for applied in applied_log.read(first, limit=limit):
         rows.append(_entry(applied))
         size_bytes += applied.size_bytes
         if size_bytes >= ENTRIES_BYTES_MAX:
@@ -65,7 +65,7 @@ async def read(call: Call) -> Reply:
     revision = controller.state.revision
     answer = LedgerAnswer(
         revision=revision,
-        first_index=chronicle.first_index,
+        first_index=applied_log.first_index,
         applied_index=controller.applied_index,
         entries=tuple(rows),
     )
@@ -219,7 +219,7 @@ async def status(call: Call) -> Reply:
         commit_index=engine.commit_index,
         applied_index=index,
         last_index=engine.last_index,
-        first_index=controller.chronicle.first_index,
+        first_index=controller.applied_log.first_index,
         revision=state.revision,
         at=format_instant(state.at),
         state_digest=state_hex,

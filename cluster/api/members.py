@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.api.http import Problem, bad, no_leader, outcome_unknown
 from cluster.api.ledger import members
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem, bad, no_leader, outcome_unknown
 from cluster.consensus import ChangeRefused, Wanted
 from cluster.schemas import FeatureLevelAnswer, MemberLevelView, TransferAnswer
 from cluster.security import NAME_RULE, is_name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster.api.http import Problem
 from cluster.api.service import Call
+from cluster.api.web import Problem
 from cluster.schemas import JobView
 from cluster.security import Role
 from replica.model import private_data

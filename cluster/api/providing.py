@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from cluster.api.http import Problem, queue_full
+from cluster.api.web import Problem, queue_full
 from cluster.providers import OperationError, Subject
 from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local

@@ -17,8 +17,8 @@ from cluster.api import capacity as pools
 from cluster.api import jobs as runs
 from cluster.api import jobs as updates
 from cluster.api import members as levels
-from cluster.api.http import PEOPLE, Problem
 from cluster.api.service import Call, Reply
+from cluster.api.web import PEOPLE, Problem
 from cluster.schemas import (
     BurstAnswer,
     EventView,

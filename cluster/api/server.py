@@ -10,7 +10,10 @@ import ssl
 import msgspec
 from aiohttp import web
 
-from cluster.api.http import (
+from cluster.api.openapi import document
+from cluster.api.routes import Route, check_query, find_route
+from cluster.api.service import Call, Reply, Service
+from cluster.api.web import (
     FIXED_HEADERS,
     HEADERS_MAX,
     IDLE_S_MAX,
@@ -28,9 +31,6 @@ from cluster.api.http import (
     read_body,
     unforeseen,
 )
-from cluster.api.openapi import document
-from cluster.api.routes import Route, check_query, find_route
-from cluster.api.service import Call, Reply, Service
 from cluster.eventloop import Acceptor
 from cluster.security import Identity
 from cluster.system import Address

@@ -11,7 +11,10 @@ import msgspec
 from aiohttp import web
 
 from cluster.api import wire
-from cluster.api.http import (
+from cluster.api.metrics import Metrics
+from cluster.api.providing import Providing
+from cluster.api.render import Verdicts
+from cluster.api.web import (
     COMMAND_TOO_OLD,
     PEOPLE,
     Problem,
@@ -24,9 +27,6 @@ from cluster.api.http import (
     queue_full,
     refused,
 )
-from cluster.api.metrics import Metrics
-from cluster.api.providing import Providing
-from cluster.api.render import Verdicts
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop import Identities
 from cluster.schemas import BulkCommand, bytes_of, instant_in
@@ -126,7 +126,7 @@ class Service:
         self.clock = controller.clock
         self.version = version
         self.fail = fail
-        self.verdicts = Verdicts(controller.chronicle)
+        self.verdicts = Verdicts(controller.applied_log)
         self.identities = Identities(controller.clock)
         self.providing = Providing(controller.config.provider)
         self.metrics = Metrics(controller)
@@ -262,7 +262,7 @@ class Service:
         return settled
 
     def problem_of(self, error: BaseException) -> Problem | Redirect:
-        """Return what a client is told of a command that got no answer. What is not foreseen is raised again."""
+        """Return what a client is told of a command that got no answer. What is not precomputed is raised again."""
         match error:
             case OutcomeUnknown() | TimeoutError():
                 return outcome_unknown()

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from cluster.api.history import first_revision_at
-from cluster.api.http import Problem, bad
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.render import task_words
 from cluster.api.service import Call, Reply
+from cluster.api.web import Problem, bad
 from cluster.schemas import (
     CheckpointView,
     JobTransfersView,
@@ -23,10 +23,10 @@ from cluster.schemas import (
     TransferState,
     TransferView,
 )
-from cluster.server import PastBusy, Transfer, settled_at
+from cluster.server import TimeTravelBusy, Transfer, settled_at
 from cluster.system import format_instant
 from replica.messages import events as e
-from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_turn
+from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_slot
 from replica.operations import node_bytes_s, rules_in_force, shares_of
 from replica.state import State
 from replica.values import NEVER
@@ -92,7 +92,7 @@ async def receipts(call: Call) -> Reply:
                 view = receipt_view(event.job, event.node, event.receipt, names=names)
                 found.append(msgspec.structs.replace(view, revision=revision))
                 complete = complete and len(found) <= RECEIPTS_LISTED_MAX
-    except PastBusy as error:
+    except TimeTravelBusy as error:
         raise Problem(503, "too_busy", str(error), "try again in a moment", headers={"Retry-After": "1"}) from error
     except LookupError:
         complete = False  # what this replica holds does not begin early enough
@@ -106,8 +106,8 @@ async def _events_of(call: Call, state: State, job_id: int) -> AsyncIterator[tup
     """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
     controller = call.service.controller
     submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
-    first = first_revision_at(controller.chronicle, state.revision, submitted_at)
-    async for applied in controller.past.entries(first):
+    first = first_revision_at(controller.applied_log, state.revision, submitted_at)
+    async for applied in controller.time_travel.entries(first):
         batch = applied.batch
         if batch is None or applied.void:
             continue
@@ -160,7 +160,7 @@ def transfer_view(call: Call, state: State, job_id: int, said: Transfer | None) 
     of_node = None if rules is None else node_bytes_s(state, rules, job.node)
     shares = NO_SHARES if rules is None else shares_of(state, rules, job.request.user, job.node, of_node)
     limits = (shares.transfer_bytes_s, shares.user_bytes_s, shares.node_bytes_s)
-    words = _word(job, queued=waits_for_turn(job, buffer) is not None)
+    words = _word(job, queued=waits_for_slot(job, buffer) is not None)
     view = TransferView(
         job_id=job_id,
         task=task_words(state, job_id),

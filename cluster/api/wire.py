@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cluster.api.http import Problem, bad
+from cluster.api.web import Problem, bad
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant

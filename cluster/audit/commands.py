@@ -14,9 +14,8 @@ from cluster.audit.replay import ReplayFailed, ReplayRefused, replay
 from cluster.cli.audit_commands import audit_commands
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup
-from cluster.cli.output import fields_table, show, show_json, stderr_console
 from cluster.cli.session import load_config
-from cluster.cli.tables import moment, snapshot_fields
+from cluster.cli.text import fields_table, moment, show, show_json, snapshot_fields, stderr_console
 from cluster.server import snapshot_view
 from cluster.system import format_instant
 from replica.messages import ReleaseNeeded

@@ -2,43 +2,42 @@
 
 import importlib.metadata
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import click
 from click.shell_completion import get_completion_class
 
-from cluster.cli.accounting import (
-    account_group,
-    estimate,
-    license_group,
-    qos_group,
-    reservation_group,
-    scheduling_group,
-)
-from cluster.cli.audit_commands import audit_commands, words_of
-from cluster.cli.bbstat import bbstat
-from cluster.cli.burst import burst
-from cluster.cli.capacity import buffer_group, node_group, pool_group
-from cluster.cli.certificates import certificate_group
-from cluster.cli.configuration import config_group
 from cluster.cli.exits import bad_input
-from cluster.cli.group import SETTINGS, ForebayGroup
-from cluster.cli.jobs import job_group
-from cluster.cli.levels import cluster_group
-from cluster.cli.local import agent, init, serve, start_audit, up
-from cluster.cli.members import member_group, save_snapshot
-from cluster.cli.partitions import GROUPS
-from cluster.cli.pools import POOL_COMMANDS
-from cluster.cli.runs import BUFFER_COMMANDS, JOB_COMMANDS
-from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session, session
-from cluster.cli.squeue import queue
-from cluster.cli.submit import submit
-from cluster.cli.transfers import transfer_group
-from cluster.cli.updates import update
+from cluster.cli.group import SETTINGS, ForebayGroup, LazyCommands
+from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session
 from cluster.config import OPERATOR_NAME
 
 COMPLETE_VARIABLE = "_FOREBAY_COMPLETE"
 """Environment variable through which a shell asks for completions."""
+
+_MODULES: Final = {
+    "account": "account_group qos_group license_group reservation_group scheduling_group usage_group",
+    "buffer": "buffer_group burst bbstat",
+    "certificate": "certificate_group",
+    "cluster": "cluster_group",
+    "config": "config_group",
+    "job": "job_group",
+    "local": "init up serve agent ledger_group snapshot_group",
+    "member": "member_group",
+    "node": "node_group partition_group",
+    "pool": "pool_group",
+    "squeue": "queue",
+    "submit": "submit",
+    "transfer": "transfer_group",
+}
+"""Module of `cluster.cli.commands` -> the commands and groups of it that the outermost group has."""
+
+COMMANDS: Final = {
+    name.removesuffix("_group"): f"cluster.cli.commands.{module}:{name}"
+    for module, names in _MODULES.items()
+    for name in names.split()
+}
+"""Name of a command -> where it is: imported when it is used, since most of a start is imports."""
 
 
 def _version() -> str:
@@ -48,7 +47,7 @@ def _version() -> str:
         return "of a source tree"
 
 
-@click.group(cls=ForebayGroup, context_settings=SETTINGS)
+@click.group(cls=ForebayGroup, commands=LazyCommands(COMMANDS), context_settings=SETTINGS)
 @click.option(
     "--config",
     "config_path",
@@ -88,21 +87,6 @@ def cli(context: click.Context, config_path: Path | None, identity: str, stale: 
         context.obj = Session(config_path=config_path, identity=identity, stale=stale, deadline_s=deadline_s)
 
 
-@cli.group("ledger")
-def ledger_group() -> None:
-    """Verify, replay and print a replica's ledger, offline."""
-
-
-@cli.group("snapshot")
-def snapshot_group() -> None:
-    """Save and inspect snapshots."""
-
-
-def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
-    command = click.get_current_context().command
-    start_audit(session(), [*words, *words_of(command, options)])
-
-
 @cli.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
@@ -113,39 +97,6 @@ def completion(shell: str) -> None:
     # The class's own source() would run the shell to look at its version; the template is all that is wanted here.
     source = found(cli, {}, "forebay", COMPLETE_VARIABLE)
     click.echo(source.source_template % source.source_vars())
-
-
-_ledger_commands, _inspect = audit_commands(_perform_audit)
-for _command in _ledger_commands:
-    ledger_group.add_command(_command)
-snapshot_group.add_command(save_snapshot)
-snapshot_group.add_command(_inspect)
-for _command in (init, up, serve, agent, submit, burst, bbstat, queue):
-    cli.add_command(_command)
-for _command in (*JOB_COMMANDS, estimate, update):
-    job_group.add_command(_command)
-for _command in BUFFER_COMMANDS:
-    buffer_group.add_command(_command)
-for _command in POOL_COMMANDS:
-    pool_group.add_command(_command)
-for _group in (
-    job_group,
-    pool_group,
-    buffer_group,
-    transfer_group,
-    node_group,
-    member_group,
-    cluster_group,
-    config_group,
-    certificate_group,
-    account_group,
-    qos_group,
-    license_group,
-    reservation_group,
-    scheduling_group,
-    *GROUPS,
-):
-    cli.add_command(_group)
 
 
 def main() -> None:

@@ -4,9 +4,12 @@ An error that a person sees is one sentence that says what is wrong, and one tha
 both; only the outermost function prints it, so nothing below can end in a traceback.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 
 class ExitCode(IntEnum):
@@ -104,3 +107,15 @@ class Failure(Exception):
 def bad_input(sentence: str, remedy: str, *, place: str = "", last: str = "") -> Failure:
     """Return the failure for something that the user wrote wrongly."""
     return Failure(ExitCode.BAD_INPUT, sentence, remedy, place=place, last=last)
+
+
+def converted(text: str, convert: Callable[[str], T], place: str) -> T:
+    """Return what a text that the user wrote says; bad input at `place` where `convert` raises ValueError.
+
+    The error's text is a sentence and a remedy, with "; " between them.
+    """
+    try:
+        return convert(text)
+    except ValueError as error:
+        sentence, _, remedy = str(error).partition("; ")
+        raise bad_input(sentence, remedy, place=place) from None

@@ -1,16 +1,17 @@
 """The outermost function of a command line: whatever happens below ends in a sentence and an exit code."""
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, NoReturn
 
 import click
 
 from cluster.cli.exits import MEANINGS, ExitCode, Failure
-from cluster.cli.output import note
+from cluster.cli.text import note
 
 TRACEBACK_VARIABLE: Final = "FOREBAY_TRACEBACK"
 """Environment variable that shows the traceback of a fault, for whoever repairs it."""
@@ -63,6 +64,34 @@ class ForebayGroup(click.Group):
         if ctx.parent is None:
             with formatter.section("Exit codes"):
                 formatter.write_dl([(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
+
+
+class LazyCommands(MutableMapping[str, click.Command]):
+    """The commands of a group by name, each imported when it is used first."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        """`places`: name of a command -> `module:attribute`."""
+        self._known: dict[str, str | click.Command] = dict(places)
+
+    def __getitem__(self, name: str) -> click.Command:
+        known = self._known[name]
+        if isinstance(known, str):
+            module, _, attribute = known.partition(":")
+            known = self._known[name] = getattr(importlib.import_module(module), attribute)
+            assert isinstance(known, click.Command)
+        return known
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._known[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 class _ReaderGone(Exception):

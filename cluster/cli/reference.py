@@ -9,7 +9,7 @@ import click
 
 from cluster.cli.app import cli
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
-from cluster.cli.sbatch import OPTIONS
+from cluster.cli.submission import OPTIONS
 
 
 def render() -> str:
@@ -52,8 +52,7 @@ def _value(takes_value: bool, only: str) -> str:
 
 
 def _sections(group: click.Group, context: click.Context, level: int) -> Iterator[str]:
-    for name in sorted(group.commands):
-        command = group.commands[name]
+    for name, command in sorted(group.commands.items()):
         inner = click.Context(command, info_name=name, parent=context)
         yield _section(command, inner, level)
         if isinstance(command, click.Group):

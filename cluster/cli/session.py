@@ -93,7 +93,7 @@ def load_config(path: Path | None) -> Config:
 
 def config_failure(error: ConfigError) -> Failure:
     """Return the failure for a configuration that cannot be used."""
-    place = f"{error.file}, {error.key}" if error.key else str(error.file)
+    place = f"{error.place}, {error.key}" if error.key else error.place
     if isinstance(error.__cause__, PermissionError):
         return Failure(ExitCode.PERMISSION_DENIED, error.sentence, "ask its owner for a copy", place=place)
     return bad_input(error.sentence, error.remedy, place=place)

@@ -1,26 +1,26 @@
 """The configuration of a cluster: one TOML file, read once, checked whole, never guessed at.
 
 Unknown keys, duplicate names and addresses, sizes and numbers out of bounds are refused before anything starts. Paths
-are relative to the file. What the cluster is founded with is read in `founding_config`.
+are relative to the file. Each table is a struct, which says of each key its kind, bounds and default.
 """
 
 import os
-import re
-import tomllib
 from pathlib import Path
-from typing import Final, Literal, TypeVar, cast
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta, field
+from msgspec.structs import force_setattr
 
-from cluster.config.initial_state import read_name, read_policy, read_pools
-from cluster.config.mail import NO_MAIL, MailConfig, read_mail
-from cluster.config.provider import read_provider
-from cluster.config.toml import ConfigError, Table, near
+from cluster.config.initial_state import PolicyTable, PoolTable, StagingTable, policy_of, pools_of
+from cluster.config.mail import NO_MAIL, MailConfig
+from cluster.config.provider import ProviderTable
+from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name, Size, Text, Written, key_text, near
 from cluster.providers.interface import NO_LOCAL, Local
 from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
-from cluster.system import Address, AddressError
+from cluster.system import Address
 from replica.model import Policy, Pool
-from replica.values import CPUS_MAX, NODES_MAX
+from replica.values import CPUS_MAX, NODES_MAX, POOLS_MAX
 
 __all__ = [
     "AgentConfig",
@@ -63,66 +63,144 @@ OPERATOR_NAME: Final = "operator"
 """Name of the certificate that `forebay init` makes for the operator."""
 
 _T = TypeVar("_T", str, Address, Path)
+_Table = TypeVar("_Table", bound=msgspec.Struct)
 
-_CLUSTER_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+CLUSTER_ID_DIGITS: Final = 32
+
+_BY_NAME: Final = Path("NAME")
+"""Directory of an agent whose table does not say: it is called as the agent is."""
+
+_WITH_THE_OTHERS: Final = Path("CERTIFICATES", f"{AUTHORITY_NAME}.pem")
+"""The authority's certificate where [tls] does not say."""
 
 
-class ClusterConfig(msgspec.Struct, frozen=True):
+class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which cluster: its name for people and its id for frames, snapshots and certificates."""
 
-    name: str
-    id: str
+    name: Annotated[Written[Name], Meta(examples=["demo"])]
+    id: Annotated[Text, Meta(examples=["32 hexadecimal digits made by forebay init"])]
+
+    def __post_init__(self) -> None:
+        """Refuse an id that is none; InvalidValue."""
+        if len(self.id) != CLUSTER_ID_DIGITS or not set(self.id) <= set("0123456789abcdef"):
+            remedy = f"write the {CLUSTER_ID_DIGITS} hexadecimal digits that `forebay init` made"
+            raise InvalidValue(f"found {self.id!r:.60}", remedy, "id")
 
 
-class ReplicaConfig(msgspec.Struct, frozen=True):
+class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One replica: where its peers and where its clients reach it."""
 
-    name: str
-    peer: Address
-    api: Address
-    channel: Address | None = None
+    name: Annotated[Written[Name], Meta(examples=["r1"])]
+    peer: Annotated[Written[Address], Meta(examples=["127.0.0.1:7401"])]
+    api: Annotated[Written[Address], Meta(examples=["127.0.0.1:7411"])]
+    channel: Annotated[Written[Address], Meta(examples=["127.0.0.1:7421"])] | None = None
     """Where programs reach its pipelined channel; None: it offers none."""
     joins: bool = False
     """Whether it is not one of the founders, but was added to the cluster, or will be."""
 
 
-class AgentConfig(msgspec.Struct, frozen=True):
+class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One node's agent. `accounts`: run all as the agent's `own` account, or `switch` to the job's user (root only)."""
 
-    name: str
-    directory: Path
-    cpus: int
-    accounts: Literal["own", "switch"]
-    copy_rate_bytes_s: int = 0
-    """What one operation may copy in a second, bytes (`copy_rate`); 0 is no limit."""
-    kill_wait_s: int = 30
+    name: Annotated[Written[Name], Meta(examples=["n1"])]
+    cpus: Annotated[int, Meta(ge=1, le=CPUS_MAX)]
+    directory: Path = _BY_NAME
+    accounts: Literal["own", "switch"] = "own"
+    copy_rate_bytes_s: Bytes = field(default=Size(0), name="copy_rate")
+    """What one operation may copy in a second, bytes; 0, which cannot be written, is no limit."""
+    kill_wait_s: Annotated[int, Meta(ge=0, le=KILL_WAIT_S_MAX)] = 30
     """Seconds between SIGTERM and SIGKILL of a script that is cancelled or over its time limit (Slurm's KillWait)."""
 
+    def __post_init__(self) -> None:
+        """Call the directory as the agent where nothing is said of it."""
+        if self.directory is _BY_NAME:
+            force_setattr(self, "directory", Path(self.name))
 
-class TlsConfig(msgspec.Struct, frozen=True):
+
+class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the authority's certificate and everybody's `<name>.pem` and `<name>.key` are."""
 
-    authority: Path
-    certificates: Path
+    authority: Path = _WITH_THE_OTHERS
+    certificates: Path = Path("tls")
+
+    def __post_init__(self) -> None:
+        """Look for the authority's certificate among the others where nothing is said of it."""
+        if self.authority is _WITH_THE_OTHERS:
+            force_setattr(self, "authority", self.certificates / self.authority.name)
 
 
-class StorageConfig(msgspec.Struct, frozen=True):
+class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where and how a replica keeps its journal and snapshots."""
 
-    directory: Path
-    map_size_bytes: int
-    snapshot_every_entries: int
-    snapshots_kept: int
+    directory: Path = Path()
+    map_size_bytes: Bytes = field(default=Size(16 * GIB), name="map_size")
+    snapshot_every_entries: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 10_000
+    snapshots_kept: Annotated[int, Meta(ge=1, le=1_000)] = 2
+
+    def __post_init__(self) -> None:
+        """Refuse a map that is too small for a journal or too large for an address space; InvalidValue."""
+        if not MAP_SIZE_BYTES_MIN <= self.map_size_bytes <= MAP_SIZE_BYTES_MAX:
+            sentence = f"found {self.map_size_bytes} bytes"
+            raise InvalidValue(sentence, "write a size from 16MiB to 16TiB", "map_size")
 
 
-class TimingConfig(msgspec.Struct, frozen=True):
-    """How long replicas wait for each other, seconds."""
+class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long replicas wait for each other, milliseconds; 0, which cannot be written: what fits `election_min_ms`."""
 
-    election_min_s: float
-    election_max_s: float
-    heartbeat_s: float
-    node_down_s: int = 30
+    election_min_ms: Annotated[int, Meta(ge=20, le=TIMING_MS_MAX)] = 300
+    election_max_ms: Annotated[int, Meta(ge=20, le=2 * TIMING_MS_MAX)] = 0
+    heartbeat_ms: Annotated[int, Meta(ge=1, le=TIMING_MS_MAX)] = 0
+    node_down_s: Annotated[int, Meta(ge=1, le=86_400)] = 30
     """Seconds of an agent's silence after which the leader marks its node down."""
+
+    def __post_init__(self) -> None:
+        """Complete what is not said, and refuse times that do not fit together; InvalidValue."""
+        least = self.election_min_ms
+        most = self.election_max_ms or 2 * least
+        # As seldom as HEARTBEATS_PER_ELECTION allows, nearly: what an idle cluster costs is its heartbeats.
+        heartbeat = self.heartbeat_ms or max(1, least * 3 // 10)
+        if most <= least:
+            sentence = f"found {most}, not more than election_min_ms {least}"
+            remedy = f"write {2 * least}: chance must decide who stands first"
+            raise InvalidValue(sentence, remedy, "election_max_ms")
+        if heartbeat * HEARTBEATS_PER_ELECTION >= least:
+            bound = (least - 1) // HEARTBEATS_PER_ELECTION
+            sentence = f"found {heartbeat}, too close to election_min_ms {least}"
+            remedy = f"write at most {bound}: one lost heartbeat must not cost an election"
+            raise InvalidValue(sentence, remedy, "heartbeat_ms")
+        force_setattr(self, "election_max_ms", most)
+        force_setattr(self, "heartbeat_ms", heartbeat)
+
+    @property
+    def election_min_s(self) -> float:
+        """The shortest election timeout, seconds."""
+        return self.election_min_ms / 1000
+
+    @property
+    def election_max_s(self) -> float:
+        """The longest election timeout, seconds."""
+        return self.election_max_ms / 1000
+
+    @property
+    def heartbeat_s(self) -> float:
+        """The time between two heartbeats, seconds."""
+        return self.heartbeat_ms / 1000
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tables of the file, as they are written."""
+
+    cluster: ClusterConfig
+    replica: Annotated[tuple[ReplicaConfig, ...], Meta(max_length=REPLICAS_MAX)] = ()
+    agent: Annotated[tuple[AgentConfig, ...], Meta(max_length=NODES_MAX)] = ()
+    pool: Annotated[tuple[PoolTable, ...], Meta(max_length=POOLS_MAX)] = ()
+    tls: TlsConfig = TlsConfig()
+    storage: StorageConfig = StorageConfig()
+    timing: TimingConfig = TimingConfig()
+    staging: StagingTable = StagingTable()
+    policy: PolicyTable = PolicyTable()
+    mail: MailConfig = NO_MAIL
+    provider: ProviderTable = ProviderTable()
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -145,7 +223,7 @@ class Config(msgspec.Struct, frozen=True):
     def load(cls, path: Path) -> "Config":
         """Read and check the file; ConfigError names file, key, what was found and what would be right."""
         file = Path(os.path.abspath(path))
-        return _read(file, _parse(file))
+        return _read(file, Document.load(file, bytes_max=CONFIG_BYTES_MAX))
 
     def replica(self, name: str) -> ReplicaConfig:
         """Return the replica of that name; ConfigError names the near one."""
@@ -213,178 +291,57 @@ class Config(msgspec.Struct, frozen=True):
         )
 
 
-def _parse(file: Path) -> Table:
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(CONFIG_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(
-            file,
-            "",
-            f"the configuration cannot be read ({error.strerror})",
-            "make one with `forebay init`, or name it with --config",
-        ) from error
-    if len(data) > CONFIG_BYTES_MAX:
-        raise ConfigError(
-            file, "", f"the file has more than {CONFIG_BYTES_MAX} bytes", "this is not a configuration of Forebay"
-        )
-    try:
-        return Table(file, "", tomllib.loads(data.decode("utf-8")))
-    except UnicodeDecodeError as error:
-        raise ConfigError(file, "", f"byte {error.start} is not UTF-8", "save the file as UTF-8") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(file, "", f"this is not TOML: {error}", "correct the line named") from error
-
-
-def _read(file: Path, top: Table) -> Config:
-    base = file.parent
+def _read(file: Path, document: Document) -> Config:
+    tables, base = document.decode(_File), file.parent
+    founders = sum(1 for replica in tables.replica if not replica.joins)
+    if founders not in REPLICA_COUNTS:
+        remedy = "write 1, 3 or 5 tables [[replica]] without joins"
+        raise document.refuse(("replica",), f"found {founders} replicas", remedy)
     config = Config(
         file=file,
-        cluster=_cluster(top.table("cluster", required=True)),
-        replicas=_replicas(top),
-        agents=_agents(top, base),
-        pools=read_pools(top),
-        tls=_tls(top.table("tls"), base),
-        storage=_storage(top.table("storage"), base),
-        timing=_timing(top.table("timing")),
-        policy=read_policy(top, base),
-        mail=read_mail(top.table("mail")),
-        provider=read_provider(top.table("provider"), base),
+        cluster=tables.cluster,
+        replicas=tables.replica,
+        agents=tuple(_absolute(agent, base) for agent in tables.agent),
+        pools=pools_of(document, tables.pool),
+        tls=_absolute(tables.tls, base),
+        storage=_absolute(tables.storage, base),
+        timing=tables.timing,
+        policy=policy_of(document, tables.policy, tables.staging, base),
+        mail=tables.mail,
+        provider=tables.provider.local(base),
     )
-    top.finish()
-    _refuse_shared(file, config)
-    _refuse_unsafe_keys(file, config.tls)
+    _refuse_shared(document, config)
+    found = find_unsafe_keys(config.tls.certificates)
+    if found is not None:
+        raise document.refuse(("tls", "certificates"), *found)
     return config
 
 
-def _cluster(table: Table) -> ClusterConfig:
-    name = read_name(table, "name", "demo")
-    cluster_id = table.text("id", example="32 hexadecimal digits made by forebay init")
-    if _CLUSTER_ID.fullmatch(cluster_id) is None:
-        raise table.refuse("id", f"found {cluster_id!r}", "write the 32 hexadecimal digits that `forebay init` made")
-    table.finish()
-    return ClusterConfig(name=name, id=cluster_id)
+def _absolute(table: _Table, base: Path) -> _Table:
+    """Return the table with its paths absolute; in the file they are relative to `base`."""
+    values = msgspec.structs.asdict(table)
+    paths = {key: Path(os.path.normpath(base / value)) for key, value in values.items() if isinstance(value, Path)}
+    return msgspec.structs.replace(table, **paths)
 
 
-def _replicas(top: Table) -> tuple[ReplicaConfig, ...]:
-    tables = top.tables("replica", most=REPLICAS_MAX)
-    replicas = []
-    for table in tables:
-        replica = ReplicaConfig(
-            read_name(table, "name", "r1"),
-            _address(table, "peer", "7401"),
-            _address(table, "api", "7411"),
-            _address(table, "channel", "7421") if table.has("channel") else None,
-            table.boolean("joins", False),
-        )
-        table.finish()
-        replicas.append(replica)
-    founders = sum(1 for replica in replicas if not replica.joins)
-    if founders not in REPLICA_COUNTS:
-        raise top.refuse("replica", f"found {founders} replicas", "write 1, 3 or 5 tables [[replica]] without joins")
-    return tuple(replicas)
-
-
-def _agents(top: Table, base: Path) -> tuple[AgentConfig, ...]:
-    agents = []
-    for table in top.tables("agent", most=NODES_MAX):
-        name = read_name(table, "name", "n1")
-        accounts = cast(Literal["own", "switch"], table.choice("accounts", ("own", "switch"), "own"))
-        agents.append(
-            AgentConfig(
-                name,
-                _path(table, "directory", name, base),
-                table.integer("cpus", least=1, most=CPUS_MAX),
-                accounts,
-                table.size("copy_rate", 0),
-                table.integer("kill_wait_s", 30, least=0, most=KILL_WAIT_S_MAX),
-            )
-        )
-        table.finish()
-    return tuple(agents)
-
-
-def _tls(table: Table, base: Path) -> TlsConfig:
-    certificates = _path(table, "certificates", "tls", base)
-    authority = _path(table, "authority", str(certificates / f"{AUTHORITY_NAME}.pem"), base)
-    table.finish()
-    return TlsConfig(authority=authority, certificates=certificates)
-
-
-def _storage(table: Table, base: Path) -> StorageConfig:
-    map_size = table.size("map_size", 16 * GIB)
-    if not MAP_SIZE_BYTES_MIN <= map_size <= MAP_SIZE_BYTES_MAX:
-        raise table.refuse("map_size", f"found {map_size} bytes", "write a size from 16MiB to 16TiB")
-    storage = StorageConfig(
-        directory=_path(table, "directory", ".", base),
-        map_size_bytes=map_size,
-        snapshot_every_entries=table.integer("snapshot_every_entries", 10_000, least=1, most=1_000_000_000),
-        snapshots_kept=table.integer("snapshots_kept", 2, least=1, most=1_000),
-    )
-    table.finish()
-    return storage
-
-
-def _timing(table: Table) -> TimingConfig:
-    least = table.integer("election_min_ms", 300, least=20, most=TIMING_MS_MAX)
-    most = table.integer("election_max_ms", 2 * least, least=20, most=2 * TIMING_MS_MAX)
-    # As seldom as HEARTBEATS_PER_ELECTION allows, nearly: what an idle cluster costs is its heartbeats.
-    heartbeat = table.integer("heartbeat_ms", max(1, least * 3 // 10), least=1, most=TIMING_MS_MAX)
-    if most <= least:
-        raise table.refuse(
-            "election_max_ms",
-            f"found {most}, not more than election_min_ms {least}",
-            f"write {2 * least}: chance must decide who stands first",
-        )
-    if heartbeat * HEARTBEATS_PER_ELECTION >= least:
-        raise table.refuse(
-            "heartbeat_ms",
-            f"found {heartbeat}, too close to election_min_ms {least}",
-            f"write at most {(least - 1) // HEARTBEATS_PER_ELECTION}: one lost heartbeat must not cost an election",
-        )
-    node_down_s = table.integer("node_down_s", 30, least=1, most=86_400)
-    table.finish()
-    return TimingConfig(
-        election_min_s=least / 1000, election_max_s=most / 1000, heartbeat_s=heartbeat / 1000, node_down_s=node_down_s
-    )
-
-
-def _path(table: Table, key: str, default: str, base: Path) -> Path:
-    return Path(os.path.normpath(base / table.text(key, default)))
-
-
-def _address(table: Table, key: str, example_port: str) -> Address:
-    text = table.text(key, example=f"127.0.0.1:{example_port}")
-    try:
-        return Address.parse(text)
-    except AddressError as error:
-        raise table.refuse(key, error.sentence, error.remedy) from error
-
-
-def _refuse_shared(file: Path, config: Config) -> None:
+def _refuse_shared(document: Document, config: Config) -> None:
     """Refuse a name or an address that two have: their certificate files, directories or sockets would be the same."""
     names: dict[str, str] = {AUTHORITY_NAME: "the authority", OPERATOR_NAME: "the operator"}
     addresses: dict[Address, str] = {}
     directories: dict[Path, str] = {config.tls.certificates: "tls.certificates"}
-    for number, replica in enumerate(config.replicas, start=1):
-        _claim(file, names, replica.name, f"replica[{number}].name")
-        _claim(file, addresses, replica.peer, f"replica[{number}].peer")
-        _claim(file, addresses, replica.api, f"replica[{number}].api")
+
+    def claim(taken: dict[_T, str], value: _T, *path: str | int) -> None:
+        if value in taken:
+            raise document.refuse(path, f"{str(value)!r} is taken by {taken[value]}", "write another one")
+        taken[value] = key_text(path)
+
+    for number, replica in enumerate(config.replicas):
+        claim(names, replica.name, "replica", number, "name")
+        claim(addresses, replica.peer, "replica", number, "peer")
+        claim(addresses, replica.api, "replica", number, "api")
         if replica.channel is not None:
-            _claim(file, addresses, replica.channel, f"replica[{number}].channel")
-        _claim(file, directories, config.storage.directory / replica.name, f"replica[{number}].name")
-    for number, agent in enumerate(config.agents, start=1):
-        _claim(file, names, agent.name, f"agent[{number}].name")
-        _claim(file, directories, agent.directory, f"agent[{number}].directory")
-
-
-def _claim(file: Path, taken: dict[_T, str], value: _T, place: str) -> None:
-    if value in taken:
-        raise ConfigError(file, place, f"{str(value)!r} is taken by {taken[value]}", "write another one")
-    taken[value] = place
-
-
-def _refuse_unsafe_keys(file: Path, tls: TlsConfig) -> None:
-    found = find_unsafe_keys(tls.certificates)
-    if found is not None:
-        raise ConfigError(file, "tls.certificates", *found)
+            claim(addresses, replica.channel, "replica", number, "channel")
+        claim(directories, config.storage.directory / replica.name, "replica", number, "name")
+    for number, agent in enumerate(config.agents):
+        claim(names, agent.name, "agent", number, "name")
+        claim(directories, agent.directory, "agent", number, "directory")

@@ -5,83 +5,93 @@ Afterwards they are replicated state that commands change (law 3); what the file
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
-from cluster.config.toml import Table
-from cluster.security import NAME_RULE, is_name
+from cluster.config.toml import Bytes, Document, InvalidValue, KeyPath, Name, Size, Text, Written
 from replica.model import Policy, Pool, check_policy
-from replica.values import POOLS_MAX
 
 ROOTS_MAX: Final = 256
 """Staging roots of a kind, count: each is compared with each path of a job."""
 
-
-def read_name(table: Table, key: str, example: str) -> str:
-    """Return the name of something; ConfigError says what a name is."""
-    name = table.text(key, example=example)
-    if not is_name(name):
-        raise table.refuse(key, f"found {name!r}", NAME_RULE)
-    return name
+_Roots = Annotated[tuple[Text, ...], Meta(max_length=ROOTS_MAX)]
 
 
-def read_pools(top: Table) -> tuple[Pool, ...]:
-    """Return the tables [[pool]], sizes in bytes; ConfigError names the key that cannot be used."""
+class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Table [[pool]], sizes in bytes."""
+
+    name: Annotated[Written[Name], Meta(examples=["fast"])]
+    quantity: Bytes
+    granularity: Bytes = Size(1)
+    default: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a pool that could not give a single grain; InvalidValue."""
+        if self.granularity > self.quantity:
+            sentence = f"found {self.granularity} bytes, more than the pool's quantity of {self.quantity}"
+            raise InvalidValue(sentence, "write a smaller one", "granularity")
+
+
+class StagingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Table [staging]: directories that jobs may stage in from and out to; `%u` is the job's user."""
+
+    sources: _Roots = ()
+    destinations: _Roots = ()
+
+    def __post_init__(self) -> None:
+        """Refuse roots that would not be what they seem; InvalidValue."""
+        for key in self.__struct_fields__:
+            for number, root in enumerate(getattr(self, key)):
+                if "%" in root.replace("%u", ""):
+                    raise InvalidValue(f"found {root!r}", "the only symbol here is %u, the job's user", key, number)
+                if ".." in Path(root).parts:
+                    raise InvalidValue(f"found '..' in {root!r}", "write the directory itself", key, number)
+
+
+if TYPE_CHECKING:
+    PolicyTable = Policy
+else:
+    PolicyTable = msgspec.defstruct(
+        "PolicyTable",
+        [
+            (name, type(default), default)
+            for name, default in zip(Policy.__struct_fields__, Policy.__struct_defaults__, strict=True)
+            if name not in StagingTable.__struct_fields__
+        ],
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
+    """Table [policy]: what a policy has, but for what [staging] says."""
+
+
+def pools_of(document: Document, tables: tuple[PoolTable, ...]) -> tuple[Pool, ...]:
+    """Return the founding pools; ConfigError for a name that two have, or a second default."""
     pools: list[Pool] = []
     default = ""
-    for table in top.tables("pool", most=POOLS_MAX):
-        name, quantity, granularity = (
-            read_name(table, "name", "fast"),
-            table.size("quantity"),
-            table.size("granularity", 1),
-        )
-        if granularity > quantity:
-            raise table.refuse(
-                "granularity",
-                f"found {granularity} bytes, more than the pool's quantity of {quantity}",
-                "write a smaller one",
-            )
-        is_default = table.boolean("default", False)
-        table.finish()
-        if name in {pool.name for pool in pools}:
-            raise table.refuse("name", f"there is already a pool {name!r}", "give each pool a name of its own")
-        if is_default and default:
-            raise table.refuse("default", f"pool {default!r} is the default already", "make one pool the default")
-        default = name if is_default else default
-        pools.append(Pool(name=name, quantity_bytes=quantity, granularity_bytes=granularity, is_default=is_default))
+    for number, table in enumerate(tables):
+        if table.name in {pool.name for pool in pools}:
+            sentence = f"there is already a pool {table.name!r}"
+            raise document.refuse(("pool", number, "name"), sentence, "give each pool a name of its own")
+        if table.default and default:
+            sentence = f"pool {default!r} is the default already"
+            raise document.refuse(("pool", number, "default"), sentence, "make one pool the default")
+        default = table.name if table.default else default
+        pools.append(Pool(table.name, table.quantity, table.granularity, table.default))
     return tuple(pools)
 
 
-def read_policy(top: Table, base: Path) -> Policy:
-    """Return [policy] and [staging], paths relative to `base`; ConfigError names the key that cannot be used."""
-    staging, table = top.table("staging"), top.table("policy")
-    sources, destinations = _roots(staging, "sources", base), _roots(staging, "destinations", base)
-    staging.finish()
-    settings: dict[str, int | bool] = {}
-    standard = Policy()
-    for field in Policy.__struct_fields__:
-        value = getattr(standard, field)
-        if isinstance(value, bool):
-            settings[field] = table.boolean(field, value)
-        elif isinstance(value, int):
-            settings[field] = table.integer(field, value)
-    table.finish({"sources": "[staging]", "destinations": "[staging]"})
-    policy = msgspec.structs.replace(standard, sources=sources, destinations=destinations, **settings)
+def policy_of(document: Document, table: PolicyTable, staging: StagingTable, base: Path) -> Policy:
+    """Return the founding policy, paths relative to `base`; ConfigError names the key that cannot be used."""
+    roots = {
+        key: tuple(os.path.normpath(base / root) for root in getattr(staging, key))
+        for key in StagingTable.__struct_fields__
+    }
+    policy = Policy(**msgspec.structs.asdict(table) | roots)
     refusal = check_policy(policy)
     if refusal is not None:
         key = refusal.place.removeprefix("policy.")
-        place = staging if key in ("sources", "destinations") else table
-        raise place.refuse(key, refusal.sentence, refusal.remedy)
+        path: KeyPath = ("staging" if key in roots else "policy", key)
+        raise document.refuse(path, refusal.sentence, refusal.remedy)
     return policy
-
-
-def _roots(table: Table, key: str, base: Path) -> tuple[str, ...]:
-    roots = []
-    for number, text in enumerate(table.texts(key, (), most=ROOTS_MAX), start=1):
-        if "%" in text.replace("%u", ""):
-            raise table.refuse(f"{key}[{number}]", f"found {text!r}", "the only symbol here is %u, the job's user")
-        if ".." in Path(text).parts:
-            raise table.refuse(f"{key}[{number}]", f"found '..' in {text!r}", "write the directory itself")
-        roots.append(os.path.normpath(base / text))
-    return tuple(roots)

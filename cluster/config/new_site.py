@@ -14,11 +14,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from cluster.config.config import OPERATOR_NAME, REPLICA_COUNTS, Config
+from cluster.config.config import OPERATOR_NAME, REPLICA_COUNTS, Config, StorageConfig, TimingConfig
 from cluster.config.toml import ConfigError
 from cluster.security import AUTHORITY_NAME, NAME_RULE, Authority, PkiRefused, Role, create_authority, is_name, issue
 from cluster.system import Address, AddressError, Clock
-from replica.values import SizeError, parse_size
+from replica.values import SizeError, format_size, parse_size
 
 CONFIG_NAME: Final = "forebay.toml"
 TLS_NAME: Final = "tls"
@@ -150,6 +150,8 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
 
 def render(founding: Founding, cluster_id: str) -> str:
     """Return the text of `forebay.toml`, with comments for whoever edits it."""
+    storage, timing = StorageConfig(), TimingConfig()
+    map_size = quote(format_size(storage.map_size_bytes))
     has_default = any(pool.is_default for pool in founding.pools)
     lines = [
         "# Forebay: one file for the whole cluster; every machine has the same copy. Paths are relative to this file.",
@@ -198,15 +200,15 @@ def render(founding: Founding, cluster_id: str) -> str:
         f'certificates = "{TLS_NAME}"',
         "",
         "[storage]",
-        'directory = "."  # replica r1 keeps ./r1/wal and ./r1/snapshots',
-        'map_size = "16GiB"  # address space, not disk: the journal can grow up to it',
-        "snapshot_every_entries = 10000",
-        "snapshots_kept = 2",
+        f"directory = {quote(str(storage.directory))}  # replica r1 keeps ./r1/wal and ./r1/snapshots",
+        f"map_size = {map_size}  # address space, not disk: the journal can grow up to it",
+        f"snapshot_every_entries = {storage.snapshot_every_entries}",
+        f"snapshots_kept = {storage.snapshots_kept}",
         "",
         "[timing]",
-        "election_min_ms = 300",
-        "election_max_ms = 600",
-        "heartbeat_ms = 90",
+        f"election_min_ms = {timing.election_min_ms}",
+        f"election_max_ms = {timing.election_max_ms}",
+        f"heartbeat_ms = {timing.heartbeat_ms}",
         "",
         "# Directories that jobs may stage in from and stage out to; %u is the job's user. None: staging is refused.",
         "[staging]",

@@ -8,43 +8,52 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from cluster.config.toml import Table
+import msgspec
+
+from cluster.config.toml import InvalidValue, Text, check_line
 from cluster.providers.interface import Local
 from cluster.providers.limits import LOCAL_VARIABLES_MAX
 
 LUA_SCRIPT_NAME: Final = "burst_buffer.lua"
 """Name of the lua provider's script beside forebay.toml, as Slurm looks for it beside slurm.conf."""
 
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
-def read_provider(table: Table, base: Path) -> Local:
-    """Return what the table says; ConfigError names the key that cannot be used. Paths are relative to `base`."""
-    environment = table.table("environment")
-    names = environment.keys()
-    if len(names) > LOCAL_VARIABLES_MAX:
-        raise table.refuse(
-            "environment", f"found {len(names)} variables", f"at most {LOCAL_VARIABLES_MAX} are possible"
+class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Table [provider]; `Local` says what each key is."""
+
+    lua_script: Text = ""
+    get_sys_state: Text = ""
+    get_sys_status: Text = ""
+    environment: dict[str, Any] = {}
+    status_identity: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse variables that cannot be set; InvalidValue."""
+        count = len(self.environment)
+        if count > LOCAL_VARIABLES_MAX:
+            remedy = f"at most {LOCAL_VARIABLES_MAX} are possible"
+            raise InvalidValue(f"found {count} variables", remedy, "environment")
+        for name, value in self.environment.items():
+            if re.fullmatch(_VARIABLE, name) is None or name.startswith("FOREBAY_"):
+                remedy = "use letters, digits and _; names that begin FOREBAY_ are taken"
+                raise InvalidValue("this is no name for a variable", remedy, "environment", name)
+            check_line(value, "environment", name)
+
+    def local(self, base: Path) -> Local:
+        """Return where this machine has the provider's programs; paths are relative to `base`."""
+        return Local(
+            lua_script=_program(self.lua_script, base),
+            lua_script_beside=str(base / LUA_SCRIPT_NAME),
+            get_sys_state=_program(self.get_sys_state, base),
+            get_sys_status=_program(self.get_sys_status, base),
+            environment=tuple(self.environment.items()),
+            status_identity=self.status_identity,
         )
-    for name in names:
-        if _VARIABLE.fullmatch(name) is None or name.startswith("FOREBAY_"):
-            raise environment.refuse(
-                name, "this is no name for a variable", "use letters, digits and _; names that begin FOREBAY_ are taken"
-            )
-    local = Local(
-        lua_script=_program(table, "lua_script", base),
-        lua_script_beside=str(base / LUA_SCRIPT_NAME),
-        get_sys_state=_program(table, "get_sys_state", base),
-        get_sys_status=_program(table, "get_sys_status", base),
-        environment=tuple((name, environment.text(name)) for name in names),
-        status_identity=table.boolean("status_identity", False),
-    )
-    table.finish()
-    return local
 
 
-def _program(table: Table, key: str, base: Path) -> str:
-    path = table.text(key, "")
+def _program(path: str, base: Path) -> str:
     return os.path.normpath(base / path) if path else ""

@@ -1,19 +1,37 @@
-"""How a TOML table is read so that nothing in it is ignored and every mistake names its place.
+"""TOML files decoded into structs, and each mistake in them as file, line, column, key and remedy.
 
-Each value is asked for by key and kind; whatever nobody asked for is an unknown key. Options taken without that are the
-ones that a misspelling silently turns off (hazard H22).
+msgspec decodes, and the structs forbid unknown keys: a key that is ignored is one that a misspelling silently turns off
+(hazard H22). What stands here is what msgspec does not say: where in the text a key is, and what would be right.
 """
 
 import difflib
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, NewType, TypeVar, get_args
 
+import msgspec
+from msgspec import Meta, inspect
+
+from cluster.security import NAME_RULE, is_name
+from cluster.system import Address, AddressError
+from replica.grammar import place_in
 from replica.values import SizeError, parse_size
 
-INTEGER_MAX: Final = 2**63 - 1
-"""Largest integer: TOML's own bound."""
+TEXT_CHARACTERS_MAX: Final = 16 * 1024
+"""Characters of a text: a path has at most 4,096 bytes, a variable for a site's programs may have more."""
 
+INTEGER_MAX: Final = 2**63 - 1
+"""Largest integer that messages repeat: TOML's own bound, which tomllib does not keep."""
+
+SHOWN_CHARACTERS_MAX: Final = 60
+"""Characters of a key or value that a message repeats."""
+
+KeyPath = tuple[str | int, ...]
+"""Keys, and positions in lists from 0, that lead to a value: `("replica", 1, "peer")` is `replica[2].peer`."""
+
+_ONE_LINE: Final = "a non-empty text of one line"
 _KINDS: Final[tuple[tuple[type, str], ...]] = (
     (bool, "true or false"),
     (int, "a whole number"),
@@ -23,149 +41,244 @@ _KINDS: Final[tuple[tuple[type, str], ...]] = (
     (dict, "a table"),
 )
 
+# Only errors need these: `re` compiles them when they are used, since every command pays for what an import does.
+_BARE_KEY: Final = r"[A-Za-z0-9_-]+"
+_ERROR_PATH: Final = r" - at `\$([^`]*)`\Z"
+_STEP: Final = r"\.([^.\[]+)|\[([0-9]+)\]"
+_TOML_PLACE: Final = r" \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)\Z"
+
+# A string that is not closed reaches to the end of its line or of the text: a part of a file is scanned in linear time.
+_TOKEN: Final = r'''(?xs)
+    (?P<blank>[ \t\r]+|\#[^\n]*)
+    |(?P<word>"""(?:\\.?|[^\\])*?(?:"""(?!")|\Z) | \'\'\'.*?(?:\'\'\'(?!\')|\Z) | "(?:\\.|[^"\\\n])*"? | '[^'\n]*'?
+        | [^\s"'\[\]{}=,\#]+)
+    |(?P<mark>.)'''
+
+_T = TypeVar("_T")
+
+if TYPE_CHECKING:
+    Written = Annotated[_T, "in TOML as a text"]
+    Name = str
+else:
+    Name = NewType("Name", str)
+    """What is the name of a file and in a certificate, too (`cluster.security.identity`)."""
+
+    class _Open(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return True
+
+    class Written(Generic[_T], metaclass=_Open):
+        """Field that is written in a form of its own (`_DECODERS`) and is a `_T` afterwards.
+
+        msgspec asks its hook about such a class only, and takes as its instance whatever the hook returns.
+        """
+
+
+Size = NewType("Size", int)
+"""Bytes, written as a text with a suffix or as a whole number."""
+
+
+Bytes = Annotated[Written[Size], Meta(title="a size", examples=["96MiB"])]
+Text = Written[str]
+"""One line that is not empty; a default may be."""
+
 
 class ConfigError(Exception):
-    """A configuration that cannot be used.
+    """Configuration that cannot be used.
 
-    It names `file`, `key` (a path like `replica[2].peer`), what was found (`sentence`), what would be right (`remedy`).
+    It names `file`, `line` and `column` (from 1; 0 where no text is to blame), `key` (a path like `replica[2].peer`),
+    what was found (`sentence`), what would be right (`remedy`).
     """
 
-    def __init__(self, file: Path, key: str, sentence: str, remedy: str) -> None:
-        super().__init__(": ".join(part for part in (str(file), key, f"{sentence}; {remedy}") if part))
+    def __init__(self, file: Path, key: str, sentence: str, remedy: str, line: int = 0, column: int = 0) -> None:
+        self.place = place_in(str(file), line, column) if line else str(file)
+        super().__init__(": ".join(part for part in (self.place, key, f"{sentence}; {remedy}") if part))
         self.file = file
+        self.line = line
+        self.column = column
         self.key = key
         self.sentence = sentence
         self.remedy = remedy
 
 
-class Table:
-    """One table of a TOML file, with the path that leads to it."""
+class InvalidValue(ValueError):
+    """Value of the right kind that cannot be, raised in `__post_init__`; `key` leads to it from the struct's table."""
 
-    def __init__(self, file: Path, path: str, values: Mapping[str, Any]) -> None:
+    def __init__(self, sentence: str, remedy: str, *key: str | int) -> None:
+        super().__init__(f"{sentence}; {remedy}")
+        self.sentence = sentence
+        self.remedy = remedy
+        self.key: KeyPath = key
+
+
+class Document:
+    """One TOML file: its text, its values, and errors that name their place in it."""
+
+    def __init__(self, file: Path, text: str) -> None:
+        """Parse the text; ConfigError where it is not TOML."""
         self._file = file
-        self._path = path
-        self._values = values
-        self._asked: list[str] = []
-
-    def has(self, key: str) -> bool:
-        """Say whether the key is written, whatever its value."""
-        return key in self._values
-
-    def keys(self) -> tuple[str, ...]:
-        """Return the keys that are written: for a table whose keys are free."""
-        return tuple(self._values)
-
-    def place(self, key: str) -> str:
-        """Return the path of a key of this table, as errors name it."""
-        return f"{self._path}.{key}" if self._path else key
-
-    def refuse(self, key: str, sentence: str, remedy: str) -> ConfigError:
-        """Return the error for a key of this table, to be raised."""
-        return ConfigError(self._file, self.place(key) if key else self._path, sentence, remedy)
-
-    def text(self, key: str, default: str | None = None, *, example: str = "") -> str:
-        """Return a non-empty text; `default` may be empty."""
-        value = self._take(key, str, default, f'write {key} = "{example or "…"}"')
-        if not value and self.has(key):
-            raise self.refuse(key, "the text is empty", f'write {key} = "{example or "…"}" or leave the key out')
-        if "\x00" in value or "\n" in value:
-            raise self.refuse(key, "the text has a line break or a NUL character", "write one line")
-        return str(value)
-
-    def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = INTEGER_MAX) -> int:
-        """Return a whole number from `least` to `most`."""
-        remedy = f"write a whole number from {least} to {most}" if most < INTEGER_MAX else f"write at least {least}"
-        value = int(self._take(key, int, default, remedy))
-        if not least <= value <= most:
-            raise self.refuse(key, f"found {value}", remedy)
-        return value
-
-    def boolean(self, key: str, default: bool | None = None) -> bool:
-        """Return true or false."""
-        return bool(self._take(key, bool, default, "write true or false, without quotes"))
-
-    def choice(self, key: str, choices: tuple[str, ...], default: str | None = None) -> str:
-        """Return one of the texts in `choices`."""
-        value = self.text(key, default, example=choices[0])
-        if value not in choices:
-            raise self.refuse(
-                key, f"found {value!r}", f"write one of {', '.join(map(repr, choices))}{near(value, choices)}"
-            )
-        return value
-
-    def texts(self, key: str, default: tuple[str, ...] | None = None, *, most: int) -> tuple[str, ...]:
-        """Return a list of at most `most` non-empty texts."""
-        value = self._take(key, list, default, f'write {key} = ["…", "…"]')
-        if len(value) > most:
-            raise self.refuse(key, f"found {len(value)} entries", f"at most {most} are possible")
-        for number, item in enumerate(value):
-            if not isinstance(item, str) or not item or "\x00" in item or "\n" in item:
-                raise self.refuse(f"{key}[{number + 1}]", f"found {_kind(item)}", "write a non-empty text of one line")
-        return tuple(value)
-
-    def size(self, key: str, default_bytes: int | None = None) -> int:
-        """Return a size in bytes, written as a text with a suffix (`96MiB`) or as a whole number of bytes."""
-        self._ask(key)
-        value = self._values.get(key)
-        if value is None and default_bytes is not None:
-            return default_bytes
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if value is None:
-            raise self.refuse(key, "the key is missing", f'write a size, for example {key} = "96MiB"')
-        if not isinstance(value, str):
-            raise self.refuse(key, f"found {_kind(value)}", f'write a size, for example {key} = "96MiB"')
+        self._text = text
         try:
-            return parse_size(value)
-        except SizeError as error:
-            raise self.refuse(key, error.sentence, error.remedy) from error
+            self._values = tomllib.loads(text)
+        # A plain ValueError is Python's bound on the digits of a number.
+        except (ValueError, RecursionError) as error:
+            raise self._not_toml(error) from error
 
-    def table(self, key: str, *, required: bool = False) -> "Table":
-        """Return the table `[key]`; an empty one where it is not written."""
-        value = self._take(key, dict, None if required else {}, f"write a table [{self.place(key)}]")
-        return Table(self._file, self.place(key), value)
+    @classmethod
+    def load(cls, file: Path, *, bytes_max: int) -> "Document":
+        """Read and parse a file of at most `bytes_max` bytes; ConfigError."""
+        try:
+            with file.open("rb") as stream:
+                data = stream.read(bytes_max + 1)
+        except OSError as error:
+            sentence = f"the configuration cannot be read ({error.strerror})"
+            raise ConfigError(file, "", sentence, "make one with `forebay init`, or name it with --config") from error
+        if len(data) > bytes_max:
+            remedy = "this is not a configuration of Forebay"
+            raise ConfigError(file, "", f"the file has more than {bytes_max} bytes", remedy)
+        try:
+            return cls(file, data.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            before = data[: error.start].decode("utf-8")
+            sentence = f"byte {error.start} is not UTF-8"
+            place = _line_and_column(before, len(before))
+            raise ConfigError(file, "", sentence, "save the file as UTF-8", *place) from error
 
-    def tables(self, key: str, *, most: int) -> "list[Table]":
-        """Return the tables `[[key]]`, at most `most`, in the order of the file; errors count them from 1."""
-        value = self._take(key, list, (), f"write tables [[{self.place(key)}]]")
-        if len(value) > most:
-            raise self.refuse(key, f"found {len(value)} tables", f"at most {most} are possible")
-        rows = []
-        for number, item in enumerate(value, start=1):
-            place = f"{self.place(key)}[{number}]"
-            if not isinstance(item, dict):
-                raise ConfigError(self._file, place, f"found {_kind(item)}", f"write a table [[{self.place(key)}]]")
-            rows.append(Table(self._file, place, item))
-        return rows
+    def decode(self, kind: type[_T]) -> _T:
+        """Return the values as the struct `kind`; ConfigError for the first that it does not take."""
+        try:
+            return msgspec.convert(self._values, kind, dec_hook=_decode)
+        except msgspec.ValidationError as error:
+            raise self._explain(error, kind) from error
 
-    def finish(self, elsewhere: Mapping[str, str] | None = None) -> None:
-        """Refuse keys that nobody asked for; `elsewhere` says of some where they belong."""
-        for key in self._values:
-            if key in self._asked:
-                continue
-            if elsewhere and key in elsewhere:
-                raise self.refuse(key, "this key does not belong here", f"write it in {elsewhere[key]}")
-            hint = near(key, tuple(self._asked))
-            remedy = f"{hint.strip(' ()')} known keys here: {', '.join(self._asked)}"
-            raise self.refuse(key, "unknown key", remedy if hint else f"remove it;{remedy}")
+    def refuse(self, path: KeyPath, sentence: str, remedy: str, *, at: KeyPath | None = None) -> ConfigError:
+        """Return the error for the value at `path`, to be raised; `at`: where the text is, if that is elsewhere."""
+        place = _line_and_column(self._text, _find(self._text, path if at is None else at))
+        return ConfigError(self._file, key_text(path), sentence, remedy, *place)
 
-    def _ask(self, key: str) -> None:
-        if key not in self._asked:
-            self._asked.append(key)
+    def _not_toml(self, error: Exception) -> ConfigError:
+        message = str(error)
+        found = re.search(_TOML_PLACE, message)
+        if found is None:
+            return ConfigError(self._file, "", f"this is not TOML: {message}", "write shorter and flatter values")
+        line, column = _line_and_column(self._text, len(self._text))
+        if found.group(1):
+            line, column = int(found.group(1)), int(found.group(2))
+        seen: dict[KeyPath, int] = {}
+        begin = 0
+        for _ in range(line - 1):
+            begin = self._text.index("\n", begin) + 1
+        for path, offset in _keys(self._text[: begin + column]):
+            if path in seen and isinstance(path[-1], str):
+                first, _ = _line_and_column(self._text, seen[path])
+                place = _line_and_column(self._text, offset)
+                sentence = f"the key is written twice, first in line {first}"
+                return ConfigError(self._file, key_text(path), sentence, "leave one of the two out", *place)
+            seen[path] = offset
+        sentence = f"this is not TOML: {message[: found.start()]}"
+        return ConfigError(self._file, "", sentence, "correct the text here or just before", line, column)
 
-    def _take(self, key: str, kind: type, default: Any, remedy: str) -> Any:
-        self._ask(key)
-        if key not in self._values:
-            if default is None:
-                resembling = difflib.get_close_matches(key, self._values, n=1, cutoff=0.6)
-                instead = f" (found {resembling[0]!r} instead)" if resembling else ""
-                raise self.refuse(key, f"the key is missing{instead}", remedy)
-            return default
-        value = self._values[key]
-        # bool is an int in Python, but `cpus = true` is a mistake.
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.refuse(key, f"found {_kind(value)}", remedy)
-        return value
+    def _explain(self, error: msgspec.ValidationError, kind: type) -> ConfigError:
+        root = inspect.type_info(kind)
+        assert isinstance(root, inspect.StructType)
+        # First these: an unknown key among them may be spelt so that msgspec's message seems to end in a path.
+        refusal = self._explain_keys((), root, self._values, root)
+        if refusal is not None:
+            return refusal
+        found = re.search(_ERROR_PATH, str(error))
+        path: KeyPath = ()
+        form = _Form(root)
+        value: Any = self._values
+        for step in re.finditer(_STEP, found.group(1) if found else ""):
+            following = form.inside(step.group(1))
+            if following is None:
+                break
+            name = step.group(1) or int(step.group(2))
+            path, form, value = (*path, name), following, value[name]
+        cause = error.__cause__
+        if isinstance(cause, InvalidValue):
+            return self.refuse((*path, *cause.key), cause.sentence, cause.remedy)
+        if isinstance(cause, (AddressError, SizeError)):
+            return self.refuse(path, cause.sentence, cause.remedy)
+        if isinstance(form.kind, inspect.StructType) and isinstance(value, dict):
+            refusal = self._explain_keys(path, form.kind, value, root)
+        return refusal or self.refuse(path, *form.explain(path, value))
+
+    def _explain_keys(
+        self, path: KeyPath, table: inspect.StructType, values: dict[str, Any], root: inspect.StructType
+    ) -> ConfigError | None:
+        known = {field.encode_name: field for field in table.fields}
+        missing = [name for name, field in known.items() if field.required and name not in values]
+        for key in (key for key in values if key not in known):
+            # Half of it suffices: `id` has two letters.
+            (resembled,) = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5) or ("",)
+            if resembled in missing:
+                sentence = f"the key is missing (found {_shown(key)} instead)"
+                remedy = _Form(known[resembled].type).remedy((*path, resembled))
+                return self.refuse((*path, resembled), sentence, remedy, at=(*path, key))
+            homes = _headers_with(root, key)
+            if len(homes) == 1:
+                return self.refuse((*path, key), "this key does not belong here", f"write it in {homes[0]}")
+            hint = f"did you mean {resembled!r}?" if resembled else "remove it;"
+            return self.refuse((*path, key), "unknown key", f"{hint} known keys here: {', '.join(known)}")
+        for name in missing:
+            remedy = _Form(known[name].type).remedy((*path, name))
+            return self.refuse((*path, name), "the key is missing", remedy)
+        return None
+
+
+class _Form:
+    """What may be written in one place: its type, and what the struct notes about it (`Meta`)."""
+
+    def __init__(self, kind: inspect.Type) -> None:
+        self.notes: dict[str, Any] = {}
+        while isinstance(kind, (inspect.Metadata, inspect.UnionType)):
+            if isinstance(kind, inspect.Metadata):
+                self.notes |= kind.extra_json_schema or {}
+                kind = kind.type
+            else:
+                kind = next(one for one in kind.types if not isinstance(one, inspect.NoneType))
+        self.kind = kind
+
+    def inside(self, name: str | None) -> "_Form | None":
+        """Return what may be written under a key, or in a list (None); None where nothing may."""
+        if isinstance(self.kind, inspect.StructType):
+            return next((_Form(field.type) for field in self.kind.fields if field.encode_name == name), None)
+        return _Form(self.kind.item_type) if isinstance(self.kind, inspect.VarTupleType) and name is None else None
+
+    def remedy(self, path: KeyPath) -> str:
+        """Return what to write at `path`."""
+        kind, key = self.kind, path[-1]
+        match kind:
+            case inspect.StructType() | inspect.DictType():
+                is_row = isinstance(key, int)
+                return f"write a table [[{key_text(path[:-1])}]]" if is_row else f"write a table [{key_text(path)}]"
+            case inspect.VarTupleType():
+                is_tables = isinstance(_Form(kind.item_type).kind, inspect.StructType)
+                return f"write tables [[{key}]]" if is_tables else f'write {key} = ["…", "…"]'
+            case inspect.IntType():
+                return f"write a whole number from {kind.ge} to {kind.le}"
+            case inspect.BoolType():
+                return "write true or false, without quotes"
+            case inspect.LiteralType():
+                return f"write one of {', '.join(map(repr, kind.values))}"
+        title, example = self.notes.get("title", ""), self.notes.get("examples", ["…"])[0]
+        if isinstance(key, int):
+            return f"write {_ONE_LINE}"
+        return f'write {title}, for example {key} = "{example}"' if title else f'write {key} = "{example}"'
+
+    def explain(self, path: KeyPath, value: Any) -> tuple[str, str]:
+        """Return what is wrong with a value, and the remedy."""
+        remedy = self.remedy(path)
+        match self.kind, value:
+            case inspect.VarTupleType(max_length=most), list():
+                things = "tables" if remedy.startswith("write tables") else "entries"
+                return f"found {len(value)} {things}", f"at most {most} are possible"
+            case inspect.IntType(), int() if not isinstance(value, bool):
+                return f"found {_shown(value)}", remedy
+            case inspect.LiteralType(values=values), str():
+                return f"found {_shown(value)}", remedy + near(value, tuple(map(str, values)))
+        return f"found {_kind(value)}", remedy
 
 
 def near(word: str, known: tuple[str, ...]) -> str:
@@ -174,8 +287,161 @@ def near(word: str, known: tuple[str, ...]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
+def key_text(path: KeyPath) -> str:
+    """Return a path as errors name it: positions count from 1, and a key is quoted where TOML would want that."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step + 1}]"
+        else:
+            text += ("." if text else "") + (step if re.fullmatch(_BARE_KEY, step) else _shown(step))
+    return text
+
+
+def check_line(value: object, *key: str | int) -> str:
+    """Return a value that is a text as `Text` is; InvalidValue for `key`."""
+    if not isinstance(value, str) or not value or "\x00" in value or "\n" in value:
+        raise InvalidValue(f"found {_kind(value)}", f"write {_ONE_LINE}", *key)
+    if len(value) > TEXT_CHARACTERS_MAX:
+        raise InvalidValue(f"found {len(value)} characters", f"at most {TEXT_CHARACTERS_MAX} are possible", *key)
+    return value
+
+
+def _size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError
+    if isinstance(value, int) and abs(value) > INTEGER_MAX:
+        raise InvalidValue(f"found {_shown(value)}", f"write at most {INTEGER_MAX} bytes")
+    return parse_size(str(value))
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise InvalidValue(f"found {_shown(text)}", NAME_RULE)
+    return text
+
+
+def _from_text(read: Callable[[str], object]) -> Callable[[object], object]:
+    def decode(value: object) -> object:
+        if not isinstance(value, str):
+            raise TypeError
+        return read(check_line(value))
+
+    return decode
+
+
+def _decode(form: Any, value: object) -> object:
+    """Read a value of a type that TOML does not have; ValueError, or TypeError for one of a kind that it never is."""
+    return _DECODERS[(get_args(form) or (form,))[0]](value)
+
+
+_DECODERS: Final[dict[Any, Callable[[Any], object]]] = {
+    Size: _size,
+    str: _from_text(str),
+    Name: _from_text(_name),
+    Path: _from_text(Path),
+    Address: _from_text(Address.parse),
+}
+"""Readers of the values whose types TOML does not have, by type."""
+
+
+def _headers_with(root: inspect.StructType, key: str) -> list[str]:
+    """Return the headers of the tables that have this key."""
+    found = []
+    for field in root.fields:
+        form, header = _Form(field.type), f"[{field.encode_name}]"
+        if isinstance(form.kind, inspect.VarTupleType):
+            form, header = _Form(form.kind.item_type), f"[{header}]"
+        if isinstance(form.kind, inspect.StructType) and key in {one.encode_name for one in form.kind.fields}:
+            found.append(header)
+    return found
+
+
 def _kind(value: object) -> str:
     for kind, phrase in _KINDS:
         if isinstance(value, kind):
-            return phrase if isinstance(value, (list, dict)) else f"{phrase} ({value!r:.60})"
-    return f"{value!r:.60}"
+            return phrase if isinstance(value, (list, dict)) else f"{phrase} ({_shown(value)})"
+    return _shown(value)
+
+
+def _shown(value: object) -> str:
+    # Python refuses to write a number of thousands of digits, which may be read in hexadecimal.
+    if isinstance(value, int) and abs(value) > INTEGER_MAX:
+        return "a number of more than 63 bits"
+    return f"{value!r:.{SHOWN_CHARACTERS_MAX}}"
+
+
+def _line_and_column(text: str, offset: int) -> tuple[int, int]:
+    """Return the place of a character, both from 1."""
+    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+
+
+def _find(text: str, path: KeyPath) -> int:
+    """Return where the key, table or list element at `path` begins, or what is nearest around it."""
+    nearest, depth = 0, 0
+    for found, offset in _keys(text):
+        if found[: len(path)] == path:
+            return offset
+        if len(found) > depth and found == path[: len(found)]:
+            nearest, depth = offset, len(found)
+    return nearest
+
+
+def _keys(text: str) -> Iterator[tuple[KeyPath, int]]:
+    """Yield each key, table header and list element of a TOML text with its offset, in the order of the text."""
+    base: KeyPath = ()  # of the last header
+    rows: dict[KeyPath, int] = {}  # tables [[…]]: the position of the last one
+    path: KeyPath = ("",)  # of the value that follows, or of the element of a list
+    around: list[KeyPath] = []  # lists and inline tables that are open
+    names: list[str] = []  # of the key that is being read
+    start, brackets, in_key = 0, 0, True
+    for token in re.finditer(_TOKEN, text):
+        kind, word, offset = token.lastgroup, token.group(), token.start()
+        if kind == "blank" or (word == "\n" and around):
+            continue
+        if word == "\n":
+            names, brackets, in_key = [], 0, True
+        elif in_key and kind == "word":
+            start = start if names else offset
+            names += _names(word)
+        elif in_key and word == "=":
+            path, names, in_key = (*(around[-1] if around else base), *(names or [""])), [], False
+            yield path, start
+        elif in_key and word == "[":
+            brackets += 1
+        elif in_key and word == "]" and names:
+            base, names = _header(names, rows, is_row=brackets > 1), []
+            yield base, start
+        elif word in "]}":
+            path, in_key = around.pop() if around else path, False
+        elif word == "," and not in_key:
+            last = path[-1]
+            path, in_key = ((*path[:-1], last + 1), False) if isinstance(last, int) else (path, True)
+        elif not in_key:
+            if isinstance(path[-1], int):
+                yield path, offset
+            if word in "[{":
+                around.append(path)
+                path, in_key = ((*path, 0), False) if word == "[" else (path, True)
+
+
+def _header(names: list[str], rows: dict[KeyPath, int], *, is_row: bool) -> KeyPath:
+    """Return the path of the table whose header has these names."""
+    path: KeyPath = ()
+    for number, name in enumerate(names, start=1):
+        path = (*path, name)
+        if is_row and number == len(names):
+            rows[path] = rows.get(path, -1) + 1
+        if path in rows:
+            path = (*path, rows[path])
+    return path
+
+
+def _names(word: str) -> list[str]:
+    """Return the names in one word of a key: one that is quoted, or several with dots between them."""
+    if word[0] not in "\"'":
+        return [name for name in word.split(".") if name]
+    try:
+        return [str(tomllib.loads(f"name = {word}")["name"])]
+    except ValueError:
+        return [word]

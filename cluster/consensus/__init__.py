@@ -1,41 +1,22 @@
-"""How the replicas agree: Raft, with PySyncObj as the engine behind a seam. DESIGN.md here has the hazards."""
+"""Consensus of the replicas: Raft, with PySyncObj behind one adapter. DESIGN.md here has the hazards."""
 
-from cluster.consensus.changes import Wanted
+from cluster.consensus.configurations import Wanted
 from cluster.consensus.driver import Consensus
 from cluster.consensus.frames import MAX_ENTRY_BYTES
 from cluster.consensus.interface import (
     NO_OP,
     ChangeRefused,
     EntryTooLarge,
+    LostDurableState,
     Machine,
     NotLeader,
     PeerStatus,
-    PromisesForgotten,
     RemovedFromCluster,
     Role,
     SnapshotRef,
     SnapshotSink,
     Timing,
 )
-from cluster.consensus.leading import HELD_BACK_ENTRIES
+from cluster.consensus.log_compaction import HELD_BACK_ENTRIES
+from cluster.consensus.service import Engine, Peer
 from cluster.security import TlsFiles as PeerTls
-
-__all__ = [
-    "HELD_BACK_ENTRIES",
-    "MAX_ENTRY_BYTES",
-    "NO_OP",
-    "ChangeRefused",
-    "Consensus",
-    "EntryTooLarge",
-    "Machine",
-    "NotLeader",
-    "PeerStatus",
-    "PeerTls",
-    "PromisesForgotten",
-    "RemovedFromCluster",
-    "Role",
-    "SnapshotRef",
-    "SnapshotSink",
-    "Timing",
-    "Wanted",
-]

@@ -1,18 +1,36 @@
-"""Which configuration is in force at which entry of the journal (thesis 4.1): from when it is appended (H13).
+"""Configurations: which one is in force at which entry (H13), and which comes next for a change (H12; thesis 4.1).
 
-What is kept: the last configuration that is known to be committed, and those after it, which a truncation may undo. At
-a start they are read again: the caller gives what snapshot and ledger say as of the applied index, the rest is in the
-journal.
+A configuration is in force from when it is appended. What is kept: the last one that is known to be committed, and
+those after it, which a truncation may undo. At a start they are read again: the caller gives what snapshot and ledger
+have as of the applied index, the rest is in the journal.
 """
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Final
 
-from wal import BrokenInvariant, Configuration, Entry, Placed, decode_configuration, incarnation_of, is_configuration
+import msgspec
+
+from cluster.consensus.interface import ChangeRefused
+from wal import (
+    LEARNERS_MAX,
+    VOTERS_MAX,
+    Action,
+    BrokenInvariant,
+    Change,
+    Configuration,
+    Entry,
+    Member,
+    Placed,
+    decode_configuration,
+    identity_of,
+    incarnation_of,
+    is_configuration,
+)
 
 
 class Configurations:
-    """The configurations of one replica's journal, oldest first; the last one is in force."""
+    """Configurations of one replica's journal, oldest first; the last one is in force."""
 
     def __init__(self, base: Placed) -> None:
         """Begin with `base`, which nothing in the journal can undo."""
@@ -30,14 +48,14 @@ class Configurations:
 
     def committed(self, commit_index: int) -> Configuration:
         """The newest that is known to be committed."""
-        return next(known.configuration for known in reversed(self._placed) if self._is_settled(known, commit_index))
+        return next(known.configuration for known in reversed(self._placed) if self._is_committed(known, commit_index))
 
     def known(self) -> Iterable[Configuration]:
         """From the newest committed one on: a truncation may bring any of these into force."""
         return [placed.configuration for placed in self._placed]
 
     def appended(self, entries: Iterable[Entry], *, read_back: bool = False) -> bool:
-        """Take note of entries that were appended; say whether another configuration is in force now.
+        """Note entries that were appended; return whether another configuration is in force now.
 
         `read_back`: they were accepted before this replica started, so what its file says does not matter any more.
         CodecError for one that this release cannot read, BrokenInvariant for what no leader may append.
@@ -49,22 +67,22 @@ class Configurations:
         for one, two in pairwise(self._placed[before - 1 :]):
             if one.configuration.version == 0:
                 if not read_back:
-                    _check_founders(one.configuration, two.configuration)
+                    _check_bootstrap(one.configuration, two.configuration)
             else:
                 _check_step(one.configuration, two)
         return len(self._placed) != before
 
     def truncated_from(self, index: int) -> bool:
-        """Take note that the entries from `index` on are gone; say whether another configuration is in force now."""
+        """Note that the entries from `index` on are gone; return whether another configuration is in force now."""
         kept = [placed for placed in self._placed[1:] if placed.index < index]
         changed = len(kept) + 1 != len(self._placed)
         self._placed[1:] = kept
         return changed
 
     def installed(self, index: int, placed: Placed | None, last_index: int) -> bool:
-        """Take note of a snapshot at `index` with the configuration `placed`, after which the journal has `last_index`.
+        """Note a snapshot at `index` with the configuration `placed`, after which the journal has `last_index`.
 
-        Say whether another configuration is in force now.
+        Return whether another configuration is in force now.
         """
         before = self._placed[-1]
         if placed is None:  # a machine that does not keep them: what was there up to the snapshot is all that is known
@@ -74,10 +92,10 @@ class Configurations:
 
     def forget_before(self, commit_index: int) -> None:
         """Drop those that a newer committed one has replaced."""
-        settled = [at for at, known in enumerate(self._placed) if self._is_settled(known, commit_index)]
-        del self._placed[: settled[-1]]
+        committed = [at for at, known in enumerate(self._placed) if self._is_committed(known, commit_index)]
+        del self._placed[: committed[-1]]
 
-    def _is_settled(self, placed: Placed, commit_index: int) -> bool:
+    def _is_committed(self, placed: Placed, commit_index: int) -> bool:
         return placed is self._placed[0] or placed.index <= commit_index
 
 
@@ -86,8 +104,8 @@ def may_be_later(identity: str, committed: Configuration) -> bool:
     return incarnation_of(identity) > committed.version
 
 
-def _check_founders(file: Configuration, founded: Configuration) -> None:
-    """Refuse to be one of other founders than the file says: two clusters could come of one."""
+def _check_bootstrap(file: Configuration, founded: Configuration) -> None:
+    """Refuse a bootstrap by other members than the file names: two clusters could come of one."""
     if file.voters and founded.version == 1 and file.voter_ids != founded.voter_ids:
         raise BrokenInvariant(
             f"the cluster was founded with the replicas {', '.join(founded.voter_ids)}, but this replica's "
@@ -103,3 +121,93 @@ def _check_step(one: Configuration, two: Placed) -> None:
             f"entry {two.index} has version {new.version} of the configuration with the voters "
             f"{', '.join(new.voter_ids)}; before it is version {one.version} with {', '.join(one.voter_ids)}"
         )
+
+
+# ---- the next configuration: one member at a time ----
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of the members as it is asked for. `name` is a member's name, or its id."""
+
+    action: Action
+    name: str
+    peer: str = ""
+    api: str = ""
+    actor: str = "leader"
+    id: bytes = b""
+
+
+def next_configuration(current: Configuration, wanted: Wanted, *, at: int) -> Configuration:
+    """Return the configuration after `current`; ChangeRefused says why there is none."""
+    return _RULES[wanted.action](current, wanted, at)
+
+
+def _add(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+    known = current.member(wanted.name)
+    if known is not None:
+        raise ChangeRefused("member_exists", f"{known.name} is a member already", "choose another name, or replace it")
+    for member in current.members():
+        for address in (wanted.peer, wanted.api):
+            if address and address in (member.peer, member.api):
+                raise ChangeRefused(
+                    "address_taken", f"{address} is the address of {member.name}", "give the new replica its own"
+                )
+    if len(current.voters) + len(current.learners) >= VOTERS_MAX:
+        raise ChangeRefused("too_many", f"there are {VOTERS_MAX} replicas already", "remove one first")
+    version = current.version + 1
+    added = Member(identity_of(wanted.name, version), wanted.peer, wanted.api)
+    return _successor(current, wanted, at, current.voters, (*current.learners, added), added.id)
+
+
+def _promote(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+    member = _member(current, wanted.name)
+    if current.votes(member.id):
+        raise ChangeRefused("already_votes", f"{member.name} votes already", "nothing needs to be done")
+    learners = tuple(other for other in current.learners if other is not member)
+    return _successor(current, wanted, at, (*current.voters, member), learners, member.id)
+
+
+def _remove(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+    member = _member(current, wanted.name)
+    voters = tuple(other for other in current.voters if other is not member)
+    if not voters:
+        raise ChangeRefused("last_voter", f"{member.name} is the only one that votes", "add another replica first")
+    learners = tuple(other for other in current.learners if other is not member)
+    return _successor(current, wanted, at, voters, learners, member.id)
+
+
+def _replace(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+    """One entry: whoever voted under the old id does no more, and whoever has the new one learns first."""
+    member = _member(current, wanted.name)
+    smaller = _remove(current, wanted, at)
+    returning = Member(identity_of(member.name, smaller.version), wanted.peer or member.peer, wanted.api or member.api)
+    return _successor(current, wanted, at, smaller.voters, (*smaller.learners, returning), returning.id)
+
+
+_RULES: Final = {Action.ADD: _add, Action.PROMOTE: _promote, Action.REMOVE: _remove, Action.REPLACE: _replace}
+
+
+def _successor(
+    current: Configuration,
+    wanted: Wanted,
+    at: int,
+    voters: tuple[Member, ...],
+    learners: tuple[Member, ...],
+    subject: str,
+) -> Configuration:
+    if len(learners) > LEARNERS_MAX:
+        raise ChangeRefused("too_many", f"{LEARNERS_MAX} replicas are learning already", "wait for one to catch up")
+    change = Change(wanted.action, subject, wanted.actor, at, wanted.id)
+    return Configuration(current.version + 1, _sorted(voters), _sorted(learners), change)
+
+
+def _sorted(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    return tuple(sorted(members, key=lambda member: member.id))
+
+
+def _member(current: Configuration, name: str) -> Member:
+    found = current.member(name)
+    if found is None:
+        known = ", ".join(member.name for member in current.members()) or "none"
+        raise ChangeRefused("unknown_member", f"there is no replica {name!r}", f"members are {known}")
+    return found

@@ -1,4 +1,4 @@
-"""The engine on the asyncio loop: ticked by proposals, frames and due timers, never by a fixed period (H19, H23)."""
+"""Engine on the asyncio loop: ticked by proposals, frames and due timers, never by a fixed period (H19, H23)."""
 
 import asyncio
 import random
@@ -8,13 +8,20 @@ from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
-from cluster.consensus.changes import Wanted
-from cluster.consensus.core import NEVER
+from cluster.consensus.configurations import Wanted
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import AnyMessage
-from cluster.consensus.interface import ChangeRefused, Machine, NotLeader, PeerStatus, Role, Timing
-from cluster.consensus.journal_adapter import JournalLike
-from cluster.consensus.seam import Uniform
+from cluster.consensus.interface import (
+    ChangeRefused,
+    JournalLike,
+    Machine,
+    NotLeader,
+    PeerStatus,
+    Role,
+    Timing,
+    Uniform,
+)
+from cluster.consensus.state import NEVER
 from cluster.consensus.transport import TlsLinks
 from cluster.security import TlsFiles
 from cluster.system import Clock
@@ -51,14 +58,14 @@ class Consensus:
         on_change: Callable[[], None],
         fail: Callable[[BaseException], NoReturn],
         uniform: Uniform | None = None,
-        founding: Configuration | None = None,
+        bootstrap: Configuration | None = None,
         configuration: Placed | None = None,
     ) -> None:
         """Take over the journal from its applied index on.
 
         `me` is this replica's id; `members` are names and peer addresses, this replica's own included: where it
-        listens, and where to find those of whom a configuration does not say it. `founding` and `configuration` as
-        `cluster.consensus.core.Core` takes them; without both, `members` are the members, for ever.
+        listens, and where to find those for whom a configuration has no address. `bootstrap` and `configuration` as
+        `cluster.consensus.engine.Engine` takes them; without both, `members` are the members, for ever.
 
         Raises ValueError if this replica is not in `members`, BrokenInvariant if the journal's marks are out of order,
         TlsRefused, RemovedFromCluster.
@@ -78,7 +85,7 @@ class Consensus:
         self._engine: Final = Engine(
             me=me,
             peers=sorted(members),
-            founding=founding,
+            bootstrap=bootstrap,
             configuration=configuration,
             journal=journal,
             machine=machine,
@@ -98,7 +105,7 @@ class Consensus:
         self._soon = False
         self._timer: asyncio.Handle | None = None
         self._timer_at_s = 0.0
-        """The loop's time for which the timer is set: uvloop's handle does not say it if that is within 1 ms."""
+        """The loop's time for which the timer is set: uvloop's handle does not have it if that is within 1 ms."""
         self._running = False
         self._failed = False
 
@@ -211,7 +218,7 @@ class Consensus:
         Waits at most three of the longest election timeouts. NotLeader, also if this replica stops meanwhile;
         ChangeRefused, also if nobody took over.
         """
-        heir = self._ask(lambda: self._engine.transfer(target))
+        chosen = self._ask(lambda: self._engine.transfer(target))
         self._wake()
         # After a pause the first tick can end the hand-over: nothing is another then than it was at the tick before.
         with suppress(TimeoutError):
@@ -221,7 +228,7 @@ class Consensus:
         if not self._running:
             raise NotLeader(None, sentence="this replica stopped while it handed the leadership over")
         if self._engine.role is Role.LEADER:
-            raise ChangeRefused("not_taken", f"{name_of(heir)} did not take over in time", "try again")
+            raise ChangeRefused("not_taken", f"{name_of(chosen)} did not take over in time", "try again")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timing.election_max_s):
                 while self._running and self._engine.leader is None:
@@ -239,7 +246,7 @@ class Consensus:
         with self._guard():
             self._journal.compact_to(self._engine.compactable_to(index))
 
-    # ---- what the links tell ----
+    # ---- events of the links ----
 
     def on_frame(self, peer: str, message: AnyMessage) -> None:
         """A frame of an authenticated peer."""
@@ -254,26 +261,23 @@ class Consensus:
 
     def on_up(self, peer: str) -> None:
         """The link to a peer is there."""
-        if self._running:
-            with self._guard():
-                self._engine.connected(peer)
-            self._wake()
+        self._link(self._engine.connected, peer)
 
     def on_down(self, peer: str) -> None:
         """The link to a peer broke."""
-        if self._running:
-            with self._guard():
-                self._engine.disconnected(peer)
-            self._wake()
+        self._link(self._engine.disconnected, peer)
 
     def on_lost_sight(self, peer: str) -> None:
         """The link from a peer broke."""
-        if self._running:
-            with self._guard():
-                self._engine.lost_sight(peer)
-            self._wake()
+        self._link(self._engine.lost_sight, peer)
 
     # ---- inside ----
+
+    def _link(self, note: Callable[[str], None], peer: str) -> None:
+        if self._running:
+            with self._guard():
+                note(peer)
+            self._wake()
 
     def _ask(self, ask: Callable[[], _Answer]) -> _Answer:
         """Ask the engine for something that it may refuse; whatever makes it stop stops this replica."""
@@ -300,7 +304,7 @@ class Consensus:
         self._on_change()
 
     def _release(self) -> None:
-        """Have everybody look again who waits for a change."""
+        """Wake everybody who waits for a change."""
         watching, self._watching = self._watching, set()
         for future in watching:
             if not future.done():
@@ -350,7 +354,7 @@ class Consensus:
             self._wake()
             return
         at_s = self._loop.time() + wait_s
-        # A timer that is too early costs a look that finds nothing to do; most are moved later many times first.
+        # A timer that is too early costs a check that finds nothing to do; most are moved later many times first.
         if self._timer is None or self._timer_at_s > at_s + TIMER_SLACK_S:
             if self._timer is not None:
                 self._timer.cancel()

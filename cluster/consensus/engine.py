@@ -1,167 +1,257 @@
-"""One replica's Raft as a synchronous, deterministic object: time, randomness, links and disk are given to it.
+"""Engine: one replica's Raft as a synchronous, deterministic object; time, randomness, links and disk are given to it.
 
 The asyncio driver and the simulators drive it in the same way: `receive`, `propose`, `read`, then `tick`;
-`next_due_s` says when to tick although nothing happened.
+`next_due_s` says when to tick although nothing happened. It composes the modules of rules over one `RaftState`.
 """
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from cluster.consensus.changes import Wanted
-from cluster.consensus.changing import Changing
-from cluster.consensus.core import NEVER
+from cluster.consensus import (
+    leader_election,
+    leadership_transfer,
+    log_compaction,
+    log_replication,
+    membership_change,
+    raft_log,
+)
+from cluster.consensus.configurations import Configurations, Wanted
 from cluster.consensus.frames import (
-    APPEND_ENTRIES,
-    MAX_ENTRY_BYTES,
     AnyMessage,
     AppendReply,
     AppendRequest,
-    Forgotten,
     Heartbeat,
     Removed,
     SnapshotChunk,
     SnapshotReply,
+    StateLost,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from cluster.consensus.interface import EntryTooLarge, PeerStatus
+from cluster.consensus.interface import JournalLike, Links, Machine, PeerStatus, Role, Timing, Uniform
+from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.consensus.progress import Phase, Progress
-from cluster.consensus.reads import ReadWaiter
-from wal import BrokenInvariant, Entry, is_configuration
+from cluster.consensus.read_index import ReadWaiter
+from cluster.consensus.snapshots import SnapshotReceiver
+from cluster.consensus.state import NEVER, Outbox, RaftState
+from cluster.consensus.stock import StockNode
+from cluster.system import Clock
+from wal import BrokenInvariant, Configuration, Member, Placed, initial
 
-APPLY_SLICE_S: Final = 0.02
-"""Seconds of applying after which a tick gives the loop back: less than half of the shortest sensible heartbeat."""
-
-APPLY_BYTES: Final = 4 << 20
-"""Bytes of entries read from the journal at once for applying."""
-
-SYNC_POSTPONED_BYTES: Final = 32 << 10
-"""What a leader has proposed since its last sync, bytes, from which on it lets its followers commit it alone: so much
-at once means that the leader's processor is what everybody waits for, and a sync would hold it up."""
-
-SYNC_POSTPONED_S: Final = 0.003
-"""How long it does so, seconds: several round trips, and little for a client if one of the followers is slow."""
-
-READY_LAG_ENTRIES: Final = 256
-"""Entries that a follower may be behind its leader's commit index and still call itself ready: well under a second."""
+_ROUTINE: Final = (Heartbeat, AppendReply)
+"""Nearly all that an idle cluster sends."""
 
 
-class Engine(Changing):
+class Engine:
     """The rules together. Never re-entered, except that `apply` may propose.
 
-    Takes me, peers, journal, machine, timing, clock, uniform, links, founding and configuration as Core does;
     `on_change` is called when role, term, leader or readiness is another, `on_members` when the members are, `on_due`
     when there is something to tick for although nothing was called. An exception out of `receive`, `tick`, or a
     proposal that reached the journal means that the replica must stop: `stopped` is set, its unsent promises are
-    forgotten, and every further call is refused. Raises RemovedFromCluster for a replica that knows already that it is
-    no member any more.
+    dropped, and every further call is refused.
     """
 
     def __init__(
         self,
         *,
+        me: str,
+        peers: Sequence[str] = (),
+        journal: JournalLike,
+        machine: Machine,
+        timing: Timing,
+        clock: Clock,
+        uniform: Uniform,
+        links: Links,
+        bootstrap: Configuration | None = None,
+        configuration: Placed | None = None,
         on_change: Callable[[], None] = lambda: None,
         on_members: Callable[[], None] = lambda: None,
         on_due: Callable[[], None] = lambda: None,
-        **given: Any,
     ) -> None:
-        self._on_members: Callable[[], None] = lambda: None
+        """Take part as the member with the id `me`, over `journal`.
+
+        `configuration`: what snapshot and ledger say of the members as of `journal.applied_index`; later entries are
+        read here. None if nothing does: then the whole journal is read, and before its first configuration
+        `bootstrap` is in force. Without that either, `peers` and `me` are: no entry says so, for tests.
+
+        Raises RemovedFromCluster for a replica that knows already that it is no member any more; BrokenInvariant where
+        the journal's marks are out of order.
+        """
+        if not journal.base_index <= journal.applied_index <= journal.commit_index <= journal.last_index:
+            raise BrokenInvariant(
+                f"the journal's marks are out of order: base {journal.base_index}, applied {journal.applied_index}, "
+                f"commit {journal.commit_index}, last {journal.last_index}"
+            )
+        members = tuple(Member(identity) for identity in {*peers, me})
+        self.raft: Final = RaftState(
+            me=me,
+            journal=journal,
+            machine=machine,
+            timing=timing,
+            clock=clock,
+            uniform=uniform,
+            outbox=Outbox(links),
+            configurations=Configurations(configuration or Placed(0, bootstrap or initial(members))),
+            bootstrap=bootstrap,
+            receiver=SnapshotReceiver(machine),
+            limiter=LogRateLimiter(clock.monotonic_s),
+        )
+        raft = self.raft
+        raft_log.read_configurations(raft, journal.base_index if configuration is None else journal.applied_index)
+        raft_log.follow_configuration(raft)
+        self.stock: Final = StockNode(raft, peers=raft.progress, on_tick=self._tick, on_message=self._dispatch)
+        raft.transitions = self.stock
+        raft.applied_index = journal.applied_index
+        raft.checked_index = raft.commit_index
+        leader_election.draw_election_timeout(raft)
+        leader_election.postpone_election(raft)
+        raft.on_members = on_members
+        raft.receiver.on_verified = on_due
         self._on_change: Final = on_change
-        self._shown: tuple[object, ...] = ()
-        self._stirred = False
-        """Whether a message or a proposal came since the last tick, after which a tick may have something to do."""
-        super().__init__(**given)
-        self._on_members = on_members
-        self._receiver.on_verified = on_due
         self._shown = self._status()
-        self._leave_if_removed()
+        raft_log.leave_if_removed(raft)
+
+    # ---- what it shows ----
+
+    @property
+    def role(self) -> Role:
+        """What this replica is in its term."""
+        return self.raft.role
+
+    @property
+    def term(self) -> int:
+        """The current term."""
+        return self.raft.term
+
+    @property
+    def leader(self) -> str | None:
+        """Who leads this term, as far as is known."""
+        return self.raft.leader
+
+    @property
+    def commit_index(self) -> int:
+        """The last index known to be committed."""
+        return self.raft.commit_index
+
+    @property
+    def applied_index(self) -> int:
+        """The last index that was applied."""
+        return self.raft.applied_index
 
     @property
     def ready(self) -> bool:
-        """Whether a leader has applied its own first entry; whether a follower is close behind a leader that has."""
-        if self._leads:
-            return super().ready
-        behind = self._leader_commit - self.applied_index
-        return self.leader is not None and self._leader_ready and behind <= READY_LAG_ENTRIES
+        """Whether a leader may take proposals; whether a follower is close behind a leader that has begun."""
+        return self.raft.ready
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether a transfer of leadership is under way."""
+        return self.raft.transfer_target is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether an exception, or `stop`, has ended this replica's part."""
+        return self.raft.stopped
+
+    @property
+    def configuration(self) -> Configuration:
+        """The members by whom this replica counts: the newest configuration in its journal, committed or not."""
+        return self.raft.configuration
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where to reach each other member, by id: of every configuration that may be in force."""
+        known = self.raft.configurations.known()
+        return {one.id: one.peer for each in known for one in each.members() if one.id != self.raft.me}
 
     def peers(self) -> list[PeerStatus]:
         """Return what is known of each peer, sorted by name."""
-        now_s, last, leads = self._clock.monotonic_s(), self._journal.last_index, self._leads
+        raft = self.raft
+        now_s, last, leads = raft.clock.monotonic_s(), raft.journal.last_index, raft.leads
         return [
             PeerStatus(
                 name=name,
-                connected=self._is_connected(name),
+                connected=name in raft.connected,
                 match_index=known.match if leads else 0,
                 next_index=known.next if leads else 0,
                 last_contact_s=None if known.last_contact_s is None else max(0.0, now_s - known.last_contact_s),
                 lag_entries=max(0, last - known.match) if leads else 0,
-                sending_snapshot=name in self._senders,
-                votes=self.configuration.votes(name),
-                forgot=known.forgot > 0,
+                sending_snapshot=name in raft.senders,
+                votes=raft.configuration.votes(name),
+                forgot=known.lost > 0,
             )
-            for name, known in self._progress.items()
+            for name, known in raft.progress.items()
         ]
+
+    def promotable(self) -> str | None:
+        """Return a learner that `change` would promote now; None if there is none."""
+        return membership_change.promotable(self.raft)
+
+    def compactable_to(self, index: int) -> int:
+        """Return up to where the journal may be compacted, where a snapshot would allow it up to `index`."""
+        return log_compaction.compactable_to(self.raft, index)
+
+    # ---- what is asked of it ----
 
     def propose(self, data: bytes) -> tuple[int, int]:
         """Append an entry as leader; return (index, term). It leaves with the next tick.
 
         NotLeader if this replica does not lead or has not applied its own first entry; EntryTooLarge; ValueError.
         """
-        self._require_ready()
-        if not data or is_configuration(data):
-            raise ValueError("what was proposed is empty or a configuration; `change` makes those (H12)")
-        if len(data) > MAX_ENTRY_BYTES:
-            raise EntryTooLarge(len(data))
-        index = self._journal.last_index + 1
-        self._unsynced_bytes += len(data)
-        with self._stopping_at_an_exception():
-            self._append([Entry(index, self.term, data)])
-        self._stirred = True
-        return index, self.term
+        return log_replication.propose(self.raft, data)
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
-        """Append the configuration that `wanted` makes, as `Changing.change` does. It leaves with the next tick."""
-        place = super().change(wanted)
-        self._stirred = True
-        return place
+        """Append the configuration that `wanted` makes; return (index, term). NotLeader, ChangeRefused.
+
+        It leaves with the next tick.
+        """
+        return membership_change.change(self.raft, wanted)
+
+    def transfer(self, target: str | None = None) -> str:
+        """Begin to hand leadership over to `target`, or to the best voter; return its id. NotLeader, ChangeRefused."""
+        return leadership_transfer.transfer(self.raft, target)
 
     def read(self, waiter: ReadWaiter) -> None:
         """Call `waiter` with the commit index once a majority, asked from now on, confirms that this replica leads.
 
         With None if it does not lead, or loses its leadership before.
         """
-        if self._leads and not self.stopped:
-            self._reads.add(waiter)
+        raft = self.raft
+        if raft.leads and not raft.stopped:
+            raft.reads.add(waiter)
         else:
             waiter(None)
 
+    # ---- what happens to it ----
+
     def next_due_s(self) -> float:
         """Return the monotonic second at which `tick` has something to do; the past if it has now."""
-        if self.stopped:
+        raft = self.raft
+        if raft.stopped:
             return NEVER
         if self._wants_tick:
             return -NEVER
-        if not self._leads:
-            return min(self._hints_due_s, max(self._election_deadline_s, self._grace_until_s))
-        if self._reads.wants_round:
+        if not raft.leads:
+            return min(raft.hints_due_s, max(raft.election_deadline_s, raft.grace_until_s))
+        if raft.reads.wants_round:
             return -NEVER
-        quorum_due_s = max(self._quorum_deadline_s(), self._grace_until_s)
         return min(
-            self._sync_due_s,
-            self._hints_due_s,
-            self._notice_due_s,
-            self._heartbeat_due_s,
-            quorum_due_s,
-            self._heir_deadline_s,
+            raft.sync_due_s,
+            raft.hints_due_s,
+            raft.notice_due_s,
+            raft.heartbeat_due_s,
+            max(log_replication.quorum_deadline_s(raft), raft.grace_until_s),
+            raft.transfer_deadline_s,
         )
 
     def tick(self) -> None:
         """Do what is due: stand, send, sync, release promises, commit, apply. Any exception is fail-stop (H23)."""
-        self._require_running()
-        with self._stopping_at_an_exception():
-            self._stirred = False
-            self.doTick()
+        raft = self.raft
+        raft.require_running()
+        with raft.fail_stop:
+            raft.stirred = False
+            self.stock.doTick()
             status = self._status()
             if status != self._shown:
                 self._shown = status
@@ -173,191 +263,134 @@ class Engine(Changing):
         What is promised in answer leaves at once if all that it rests on is durable already, or with the next tick.
         What asks for none makes nothing due sooner, so a timer that is set stays right.
         """
-        self._require_running()
-        with self._stopping_at_an_exception():
-            known = self._progress.get(peer)
+        raft = self.raft
+        raft.require_running()
+        with raft.fail_stop:
+            known = raft.progress.get(peer)
             before = None if known is None else _footing(known)
-            self._deliver(peer, message)
-            if not self._journal.dirty:
-                self._bridge.release()
-                self._bridge.flush()
-            # Nearly all that an idle cluster says: what a tick would do does not depend on it.
+            self.stock.deliver(peer, message)
+            if not raft.journal.dirty:
+                raft.outbox.release()
+                raft.outbox.flush()
+            # What a tick would do does not depend on it.
             is_routine = (
-                isinstance(message, Heartbeat | AppendReply)
+                isinstance(message, _ROUTINE)
                 and (known is None or _footing(known) == before or self._only_confirms(known))
-                and not self._reads.under_way
+                and not raft.reads.under_way
                 and self._status() == self._shown
             )
-            self._stirred = self._stirred or not is_routine
+            raft.stirred = raft.stirred or not is_routine
             return self._wants_tick
 
     def connected(self, peer: str) -> None:
         """The link to `peer` is up; what an earlier one had in flight is unknown, so its journal is probed."""
-        self._note_link(peer, is_up=True)
-        known = self._progress.get(peer)
+        self.raft.connected.add(peer)
+        known = self.raft.progress.get(peer)
         if known is not None:
             known.probe_from(known.match + 1)
 
     def disconnected(self, peer: str) -> None:
         """The link to `peer` broke, and lost everything that was in flight."""
-        self._note_link(peer, is_up=False)
-        self._end_transfer(peer)
-        known = self._progress.get(peer)
+        self.raft.connected.discard(peer)
+        self.raft.end_sending(peer)
+        known = self.raft.progress.get(peer)
         if known is not None:
-            known.link_broke(self._journal.term_of(known.match))
+            known.link_broke(self.raft.journal.term_of(known.match))
+
+    def lost_sight(self, peer: str) -> None:
+        """The link from `peer` broke."""
+        leader_election.lose_sight(self.raft, peer)
 
     def stop(self) -> None:
         """Let go of everything; readers who wait learn that leadership is lost. Nothing is written or sent."""
-        self.stopped = True
-        self._after_leading()
-        self._receiver.suspend()
-        self.destroy()
+        self.raft.stopped = True
+        self.raft.end_leadership()
+        self.raft.receiver.suspend()
+        self.raft.outbox.drop()
+        self.stock.destroy()
 
     # ---- inside ----
 
     @property
     def _wants_tick(self) -> bool:
         """Whether there is something to do whatever the time."""
+        raft = self.raft
         return (
-            self._stirred
-            or (self._journal.dirty and self._sync_due_s == NEVER)
-            or self._bridge.holds
-            or self.applied_index < self.commit_index
-            or self._receiver.verified is not None
+            raft.stirred
+            or (raft.journal.dirty and raft.sync_due_s == NEVER)
+            or raft.outbox.holds
+            or raft.applied_index < raft.commit_index
+            or raft.receiver.verified is not None
         )
 
-    def _do_tick(self) -> None:
-        self._install_verified()
-        now_s = self._clock.monotonic_s()
-        if self._leads:
-            self._check_quorum(now_s)
-        elif self._has_passed(self._election_deadline_s, now_s):
-            if self._votes_here:
-                self._ask_first()
-            else:
-                self._ask_around()
-        if self._leads:
-            self._hand_over(now_s)
-            self._send_appends()
-            self._advance_commit()  # by what the others hold: then nothing waits for this replica's disk
-        durable = self._durable_index
-        self._make_durable()
-        if self._leads and self._durable_index != durable:
-            self._advance_commit()
-        self._apply_committed()
-        if self._leads:
-            self._answer_reads()
-        if now_s >= self._hints_due_s:
-            self._hints_due_s = NEVER
-            self._journal.flush_hints()
+    def _tick(self) -> None:
+        raft = self.raft
+        log_compaction.install_verified(raft)
+        now_s = raft.clock.monotonic_s()
+        if raft.leads:
+            log_replication.check_quorum(raft, now_s)
+        else:
+            leader_election.check_election_timeout(raft, now_s)
+        if raft.leads:
+            leadership_transfer.hand_over(raft, now_s)
+            log_replication.send_appends(raft, now_s)
+            log_replication.advance_commit(raft)  # by what the others hold: then nothing waits for this replica's disk
+        durable = raft.durable_index
+        raft_log.make_durable(raft)
+        if raft.leads and raft.durable_index != durable:
+            log_replication.advance_commit(raft)
+        raft_log.apply_committed(raft)
+        if raft.reads.under_way and raft.has_begun:  # once the entries before them are known (section 8)
+            raft.reads.answer(log_replication.quorum_seq(raft), raft.commit_index)
+        if now_s >= raft.hints_due_s:
+            raft.hints_due_s = NEVER
+            raft.journal.flush_hints()
 
-    def _make_durable(self) -> None:
-        """Sync once for everything that this tick promises, then let the promises go (H1, H2)."""
-        self._bridge.flush()  # append requests promise nothing, and travel while the disk works
-        if self._journal.dirty:
-            if self._postpones_sync():
-                return
-            self._journal.sync()
-        self._sync_due_s = self._sync_owed_s = NEVER
-        self._unsynced_bytes = 0
-        self._durable_index = self._journal.last_index
-        self._bridge.release()
-        self._bridge.flush()
-
-    def _postpones_sync(self) -> bool:
-        """Say whether this leader's own copy can wait: nothing rests on it but the leader's own vote for a commit.
-
-        It always waits for the next tick: what was sent is under way, and answers may be there. It waits on, under load
-        and where the others have committed everything, while they can commit without it (thesis 10.2.1).
-        """
-        if not self._leads or self._bridge.holds:
-            return False
-        now_s = self._clock.monotonic_s()
-        voters = self.configuration.voters
-        streaming = sum(one.id != self.me and self._is_streaming(one.id) for one in voters)
-        if self._sync_owed_s == NEVER:
-            if not streaming:
-                return False
-            self._sync_owed_s = now_s + SYNC_POSTPONED_S
-        elif now_s >= self._sync_owed_s:
-            return False
-        is_spared = self._unsynced_bytes >= SYNC_POSTPONED_BYTES or self.commit_index == self._journal.last_index
-        if is_spared and streaming >= self.configuration.majority:
-            self._sync_due_s = self._sync_owed_s
-            return True
-        asked_before = self._sync_due_s <= now_s
-        self._sync_due_s = now_s
-        return not asked_before
-
-    def _only_confirms(self, known: Progress) -> bool:
-        """Whether all that a peer may have said is that it holds, too, what is committed already."""
-        last = self._journal.last_index
-        return (
-            self._leads
-            and not self.hands_over
-            and known.phase is Phase.REPLICATE
-            and known.next > last
-            and self.commit_index == last
-        )
-
-    def _is_streaming(self, peer: str) -> bool:
-        """Whether a peer takes entries as they come."""
-        return self._is_connected(peer) and self._progress[peer].phase is Phase.REPLICATE
-
-    def _apply_committed(self) -> None:
-        """Apply committed entries in order, each once; an exception stops the replica before the next (H6, H7)."""
-        began_s = self._clock.monotonic_s()
-        while (count := self.commit_index - self.applied_index) > 0:
-            first = self.applied_index + 1
-            for entry in self._journal.entries(first, max_bytes=APPLY_BYTES, max_entries=min(count, APPEND_ENTRIES)):
-                self._apply(entry)
-                if self._clock.monotonic_s() - began_s > APPLY_SLICE_S:
-                    return  # next_due_s asks for another tick at once
-
-    def _apply(self, entry: Entry) -> None:
-        if entry.index != self.applied_index + 1:
-            raise BrokenInvariant(f"entry {entry.index} came to be applied after {self.applied_index}")
-        self._machine.apply(entry.index, entry.term, entry.data)
-        if self._journal.applied_index != entry.index:
-            raise BrokenInvariant(f"the machine did not record entry {entry.index} as applied in the journal")
-        self._move_applied(entry.index)
-        self._touch_hints()
-        if is_configuration(entry.data):
-            self._leave_if_removed()
-            self._on_members()
-
-    def _on_message(self, peer: str, message: AnyMessage) -> None:
-        if not self._concerns(peer, message) or not self._may_be_reached(peer, message.term):
+    def _dispatch(self, peer: str, message: AnyMessage) -> None:
+        raft = self.raft
+        if not membership_change.concerns(raft, peer, message):
             return
-        if peer in self._progress:
-            self._progress[peer].last_contact_s = self._clock.monotonic_s()
+        if not leader_election.is_term_reachable(raft, peer, message.term):
+            return
+        known = raft.progress.get(peer)
+        if known is not None:
+            known.last_contact_s = raft.clock.monotonic_s()
         match message:
             case Removed():
-                self._on_removed(peer, message)
+                membership_change.on_removed(raft, peer, message)
                 return
             case VoteRequest():
-                self._on_vote_request(peer, message)  # it alone may leave a higher term unheeded (H14)
+                leader_election.on_vote_request(raft, peer, message)  # it alone may leave a higher term unheeded (H14)
                 return
-        if message.term > self.term:
-            self._adopt_term(message.term)
+        if message.term > raft.term:
+            leader_election.adopt_term(raft, message.term)
         match message:
             case AppendRequest() | Heartbeat() | SnapshotChunk():
-                self._on_leader_message(peer, message)
-            case VoteReply():
-                self._on_vote_reply(peer, message)
+                log_replication.on_leader_message(raft, peer, message)
             case AppendReply() | SnapshotReply():
-                self._on_reply(peer, message)
-            case Forgotten():
-                self._on_forgotten(peer, message)
+                log_replication.on_reply(raft, peer, message)
+            case VoteReply():
+                leader_election.on_vote_reply(raft, peer, message)
+            case StateLost():
+                log_replication.on_state_lost(raft, peer, message)
             case TimeoutNow():
-                self._on_timeout_now(peer, message)
+                leadership_transfer.on_timeout_now(raft, peer, message)
 
-    def _at_configuration(self, new: set[str], gone: set[str]) -> None:
-        super()._at_configuration(new, gone)
-        self._on_members()
+    def _only_confirms(self, known: Progress) -> bool:
+        """Whether all that the peer's answer may have changed is that it holds, too, what is committed already."""
+        raft = self.raft
+        last = raft.journal.last_index
+        return (
+            raft.leads
+            and raft.transfer_target is None
+            and known.phase is Phase.REPLICATE
+            and known.next > last
+            and raft.commit_index == last
+        )
 
     def _status(self) -> tuple[object, ...]:
-        return self._standing, self.ready
+        raft = self.raft
+        return raft.role, raft.term, raft.leader, raft.ready
 
 
 def _footing(known: Progress) -> tuple[object, ...]:

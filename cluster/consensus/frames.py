@@ -1,4 +1,4 @@
-"""What replicas say to each other: MessagePack frames, each bounded, each with the cluster's id, sender and term.
+"""Messages between replicas: MessagePack frames, each bounded, each with the cluster's id, sender and term.
 
 On the wire a frame is four bytes of length (big endian) and an array `[version, cluster id, sender, message]`; a
 message is an array that begins with its kind. Kinds are for ever: append-only, never reused (law 12).
@@ -54,7 +54,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class AppendRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
-    """Entries after (prev_index, prev_term); without entries it only probes where the logs agree."""
+    """AppendEntries: entries after (prev_index, prev_term); without entries it only probes where the logs agree."""
 
     prev_index: Number
     prev_term: Number
@@ -64,16 +64,17 @@ class AppendRequest(Message, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Heartbeat(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
-    """I still lead; no claim about the log, so the receiver moves its commit index over checked entries only."""
+    """Heartbeat: no claim about the log, so the receiver moves its commit index over checked entries only."""
 
     commit_index: Number
     ready: bool
 
 
 class AppendReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
-    """All entries up to `match_index` agree with this leader's and are durable; cumulative, so a later one replaces it.
+    """Answer to a leader: all entries up to `match_index` agree with its own and are durable.
 
-    A rejected request names in `hint_index` and `hint_term` where the leader should look next.
+    Cumulative, so a later one replaces it. That to a rejected request names in `hint_index` and `hint_term` where the
+    leader should look next.
     """
 
     match_index: Number
@@ -83,24 +84,24 @@ class AppendReply(Message, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class VoteRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
-    """Vote for me; a pre-vote asks only whether you would, for the term after `term`, and changes nothing."""
+    """RequestVote; a pre-vote only asks for the term after `term`, and changes nothing."""
 
     last_index: Number
     last_term: Number
     pre: bool
     transfer: bool = False
-    """The leader asked for it: it does not count that a leader lives (thesis 3.10)."""
+    """The leader wants it: it does not count that a leader lives (thesis 3.10)."""
 
 
 class VoteReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
-    """The answer to a vote or pre-vote request."""
+    """Answer to a vote or pre-vote request."""
 
     granted: bool
     pre: bool
 
 
 class SnapshotChunk(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
-    """Bytes of a snapshot at `offset`; without bytes it asks how much of this snapshot is already there."""
+    """InstallSnapshot: bytes of a snapshot at `offset`; without bytes it asks how much of it is already there."""
 
     index: Number
     snapshot_term: Number
@@ -116,7 +117,7 @@ REFUSED: Final = 3
 
 
 class SnapshotReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
-    """What became of a chunk. CONTINUE: kept. RESUME: send from `offset`. DONE: nothing more needed. REFUSED: bad."""
+    """Answer to a chunk. CONTINUE: kept. RESUME: send from `offset`. DONE: nothing more needed. REFUSED: bad."""
 
     index: Number
     snapshot_term: Number
@@ -126,17 +127,17 @@ class SnapshotReply(Message, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Removed(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
-    """You are no member: version `version` of the configuration is committed and does not have you."""
+    """Notice to who is no member: version `version` of the configuration is committed and does not have it."""
 
     version: Number
 
 
 class TimeoutNow(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
-    """Stand for election at once: this leader hands over to you, who have all that it has (thesis 3.10)."""
+    """Request of a leader to stand at once: it hands over to the receiver, which has all it has (thesis 3.10)."""
 
 
-class Forgotten(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
-    """`member` acknowledged everything up to `match_index` to this leader in this term, and says now that it lacks it.
+class StateLost(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
+    """Notice of a leader: `member` acknowledged everything up to `match_index` in this term, and now lacks it.
 
     A frame says who speaks, not to whom: a successor at the same address is not meant.
     """
@@ -155,7 +156,7 @@ AnyMessage = (
     | SnapshotReply
     | Removed
     | TimeoutNow
-    | Forgotten
+    | StateLost
 )
 
 PROMISES: Final = (AppendReply, VoteRequest, VoteReply, SnapshotReply)

@@ -1,14 +1,14 @@
-"""What consensus asks of the controller and tells it: the words of the seam, without any machinery."""
+"""Interface of consensus to controller, journal and links: protocols, values and exceptions, without any machinery."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from cluster.consensus.frames import MAX_ENTRY_BYTES
-from wal import Placed
+from cluster.consensus.frames import MAX_ENTRY_BYTES, AnyMessage
+from wal import Entry, Placed
 
 NO_OP: Final = b"\x00"
 """The entry that a new leader appends: entries of earlier terms are committed with it (Raft, section 8)."""
@@ -45,7 +45,7 @@ class ChangeRefused(Exception):
 
 
 class RemovedFromCluster(Exception):
-    """This replica is no member any more, for good: it must stop. The message tells the operator."""
+    """This replica is no member any more, for good: it must stop. The message is for the operator."""
 
     def __init__(self, me: str, version: int) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class RemovedFromCluster(Exception):
         self.version = version
 
 
-class PromisesForgotten(Exception):
+class LostDurableState(Exception):
     """This replica lacks entries that it acknowledged: it must stop, and not come back under its old name."""
 
     def __init__(self, me: str, acknowledged_index: int, last_index: int) -> None:
@@ -106,6 +106,47 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.reconnect_max_s < self.reconnect_min_s:
             raise ValueError("timing.reconnect_max_s must not be below reconnect_min_s")
+
+
+class JournalLike(Protocol):
+    """Part of `wal.journal.Journal` that consensus uses; a test may put a disk that forgets behind it."""
+
+    @property
+    def last_index(self) -> int: ...
+    @property
+    def last_term(self) -> int: ...
+    @property
+    def base_index(self) -> int: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def voted_for(self) -> str | None: ...
+    @property
+    def commit_index(self) -> int: ...
+    @property
+    def applied_index(self) -> int: ...
+    @property
+    def dirty(self) -> bool: ...
+    def term_of(self, index: int) -> int | None: ...
+    def entries(self, first: int, *, max_bytes: int, max_entries: int) -> list[Entry]: ...
+    def append(self, entries: Sequence[Entry]) -> None: ...
+    def truncate_from(self, index: int) -> None: ...
+    def set_term(self, term: int, voted_for: str | None) -> None: ...
+    def set_commit(self, index: int) -> None: ...
+    def compact_to(self, index: int) -> None: ...
+    def sync(self) -> None: ...
+    def flush_hints(self) -> None: ...
+
+
+class Links(Protocol):
+    """Carrier of messages to peers; it may lose them, never alter them, and keeps their order while a link is up."""
+
+    def send(self, peer: str, message: AnyMessage) -> None: ...
+    def flush(self) -> None: ...
+
+
+Uniform = Callable[[float, float], float]
+"""Draws a number between two bounds: `random.uniform`, or a seeded one in a simulation."""
 
 
 class SnapshotRef(msgspec.Struct, frozen=True):

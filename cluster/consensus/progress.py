@@ -1,4 +1,4 @@
-"""What a leader knows of one peer's log, and how much it may send to it: probe, replicate or snapshot (H16, H26).
+"""Progress of one peer's log as its leader knows it: probe, replicate, snapshot, and what may be sent (H16, H26).
 
 The states are those of etcd's progress: a peer whose log position is unknown gets one request at a time until one is
 accepted; then requests stream ahead of their answers inside a window; a peer that needs what is compacted gets a
@@ -31,7 +31,7 @@ class _Flight(NamedTuple):
 
 
 class Progress:
-    """One peer, in the eyes of the leader of this term."""
+    """Progress of one peer towards the log of the leader of this term."""
 
     __slots__ = (
         "_bytes",
@@ -39,9 +39,9 @@ class Progress:
         "acked_seq",
         "answered_s",
         "commit_sent",
-        "forgot",
         "held",
         "last_contact_s",
+        "lost",
         "match",
         "next",
         "phase",
@@ -66,9 +66,9 @@ class Progress:
         self.held: tuple[int, int] | None = None
         """Index and term of an entry that the peer acknowledged before its link broke: the next probe asks for it,
         even if it is compacted here by then."""
-        self.forgot = 0
-        """Up to where the peer acknowledged entries that it lacks now; 0 if it keeps its promises. Outlives a term:
-        nothing the peer says counts, until it shows that entry again."""
+        self.lost = 0
+        """Index up to which the peer acknowledged entries that it lacks now; 0 if its state is durable. Outlives a
+        term: nothing that the peer answers counts, until it shows that entry again."""
 
     def begin_term(self, next_index: int, now_s: float) -> None:
         """Forget what an earlier leadership knew."""
@@ -84,20 +84,20 @@ class Progress:
         if self.match and term is not None:
             self.held = (self.match, term)
 
-    def forget(self) -> None:
-        """Count nothing of what the peer has acknowledged: it has forgotten it."""
-        self.forgot, self.match = max(self.forgot, self.match), 0
-        self.probe_from(self.forgot + 1)
+    def lose(self) -> None:
+        """Count nothing of what the peer has acknowledged: it lacks it."""
+        self.lost, self.match = max(self.lost, self.match), 0
+        self.probe_from(self.lost + 1)
 
-    def remember(self) -> None:
-        """The peer has shown that it holds what it seemed to have forgotten."""
-        self.forgot = 0
+    def restore(self) -> None:
+        """The peer has shown that it holds what it seemed to lack."""
+        self.lost = 0
 
     def probe_from(self, next_index: int) -> None:
         """Send one request at a time from `next_index`, until one is accepted."""
         self.phase = Phase.PROBE
-        # Who has forgotten what it promised is sent nothing: it must not catch up as if nothing had happened.
-        self.next = max(next_index, self.match + 1, self.forgot + 1)
+        # A peer that lost durable state is sent nothing: it must not catch up as if nothing had happened.
+        self.next = max(next_index, self.match + 1, self.lost + 1)
         self.probe_seq = 0
         self._land_all()
 
@@ -117,7 +117,7 @@ class Progress:
         return False
 
     def sent(self, seq: int, last_index: int, size_bytes: int) -> None:
-        """Note an append request that left; `last_index` is the index up to which it tells the log."""
+        """Note an append request that left; `last_index` is that of its last entry."""
         if self.phase is Phase.PROBE:
             self.probe_seq = seq
             return
@@ -139,12 +139,12 @@ class Progress:
                 # A later request was answered before the probe: the probe or its answer is lost, so probe again.
                 self.probe_seq = 0
         elif self.phase is Phase.REPLICATE:
-            told = 0
+            sent = 0
             while self._flights and self._flights[0].seq <= seq:
                 flight = self._flights.popleft()
                 self._bytes -= flight.size_bytes
-                told = flight.last_index
-            if told > self.match:
+                sent = flight.last_index
+            if sent > self.match:
                 # Links keep order, so a request older than the answered one that the peer does not hold was lost.
                 self.probe_from(self.match + 1)
 

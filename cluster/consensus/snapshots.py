@@ -1,4 +1,4 @@
-"""How a snapshot travels (section 7): in chunks, few at a time, resumed where it stopped, with heartbeats beside it.
+"""Snapshot transfer (section 7): in chunks, few at a time, resumed where it stopped, with heartbeats beside it.
 
 The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk says from
 where on to send; a peer that loses its link keeps what it has until another snapshot is offered or entries arrive, and
@@ -26,7 +26,7 @@ RETRY_S: Final = 1.0
 
 
 class SnapshotSender:
-    """The leader's side of one transfer. The file stays open, so that pruning it does not disturb the transfer."""
+    """Leader's side of one transfer. The file stays open, so that pruning it does not disturb the transfer."""
 
     def __init__(self, ref: SnapshotRef, now_s: float) -> None:
         self.ref: Final = ref
@@ -40,7 +40,6 @@ class SnapshotSender:
         self._answered_from = 0
         self._asking = True
         self._heard_s = now_s
-        self.failed_at_s: float | None = None
 
     def pump(self, term: int, next_seq: Callable[[], int], send: Callable[[SnapshotChunk], None], now_s: float) -> None:
         """Send what may be sent now; OSError if the file cannot be read."""
@@ -84,7 +83,7 @@ class SnapshotSender:
 
 
 class SnapshotReceiver:
-    """A follower's side: at most one unfinished snapshot."""
+    """Follower's side: at most one unfinished snapshot."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -93,13 +92,13 @@ class SnapshotReceiver:
         self._received = 0
         self._verifying = False
         self._refused: tuple[int, int, int] | None = None
-        """A snapshot that did not pass, of which its sender has not been told yet."""
+        """A snapshot that did not pass, of which its sender was not notified yet."""
         self.verified: tuple[int, int] | None = None
         """Index and term of a snapshot that is to be installed, by `install`."""
         self.on_verified: Callable[[], None] = lambda: None
         """Called when `verified` has come true, perhaps while nothing else happens."""
         self.configuration: Placed | None = None
-        """What the last snapshot that was installed said of the members."""
+        """What the last snapshot that was installed has for a configuration."""
 
     @property
     def index(self) -> int:

@@ -5,6 +5,9 @@ everything in flight in one direction, order is kept, and nobody decides which o
 speaks and is not dialled, because its address is not known here (yet, or any more), is answered where it speaks.
 
 Any replica of the cluster may connect: whether it is a member is for the engine to say, by the configuration in force.
+A peer with a wrong certificate tries again every second for as long as nobody helps it. So the first message says which
+check failed, who it was as far as that is known, and what would be right; the next one comes after a while, with how
+often it has happened since.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ from typing import Any, Final, Protocol, cast
 
 from cluster.consensus.frames import AnyMessage, AppendReply, FrameReader, FrameRefused, encode_frame
 from cluster.consensus.interface import Timing
-from cluster.consensus.strangers import Strangers
+from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.eventloop import ReadingProtocol, read_buffer
 from cluster.security import NotIdentified, Role, TlsFiles, client_context, identify, server_context
 from cluster.system import Address
@@ -46,6 +49,76 @@ AT_ONCE_S: Final = 1.0
 
 LINK_STEADY_S: Final = 5.0
 """Seconds after which a connection counts as good, so that the next attempt after its end starts without back-off."""
+
+# ---- failures of connections ----
+
+_OWN_AUTHORITY: Final = "replicas need certificates of the cluster's own authority (`forebay certificate issue`)"
+
+_MESSAGES: Final = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": f"it shows no certificate; {_OWN_AUTHORITY}",
+    "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3; only replicas of Forebay may use the peer address",
+    "HTTP_REQUEST": "it speaks HTTP without TLS; people and tools use the API address",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS; only replicas of Forebay may use the peer address",
+    "TLSV1_ALERT_UNKNOWN_CA": f"it does not trust this replica's certificate; {_OWN_AUTHORITY}, all of the same",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"it wants a certificate of this replica; {_OWN_AUTHORITY}",
+}
+"""What OpenSSL calls the failure of a handshake, and what it means here."""
+
+
+def why(error: BaseException) -> str:
+    """Return which check failed and what would be right; never empty."""
+    match error:
+        case NotIdentified() | FrameRefused():
+            return str(error)
+        case ssl.SSLCertVerificationError():
+            message = getattr(error, "verify_message", None) or _reason(error)
+            return f"its certificate does not pass ({message}); {_OWN_AUTHORITY}"
+        case ssl.SSLError():
+            reason = _reason(error)
+            return _MESSAGES.get(reason) or f"the TLS handshake failed ({reason}); {_OWN_AUTHORITY}"
+        case TimeoutError():
+            return "it did not finish the TLS handshake in time; it is overloaded, or no replica"
+        case ConnectionRefusedError():
+            return "nobody listens there: it is down, or its address in the configuration is another"
+        case ConnectionError():
+            return (
+                "it closed the connection at once: it does not accept this replica's certificate or name, or it went "
+                "away; its own log says which"
+            )
+        case OSError() if error.strerror:
+            return error.strerror
+    return str(error) or type(error).__name__
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """What OpenSSL says; one that Python makes itself has no reason."""
+    return getattr(error, "reason", None) or str(error) or type(error).__name__
+
+
+def check_of(error: BaseException) -> str:
+    """Return a short name of the check that failed, of which there are few; who holds a certificate is part of it."""
+    if isinstance(error, ssl.SSLError):
+        return _reason(error)
+    return str(error) if isinstance(error, NotIdentified) else type(error).__name__
+
+
+class ConnectionFailures:
+    """Log and count of connections that failed, with one message for each peer and check in PERIOD_S."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._limiter = LogRateLimiter(now_s)
+        self.count = 0
+        """Connections that either side refused since the start."""
+
+    def note(self, peer: str, message: str, error: BaseException, *, level: int = logging.WARNING) -> None:
+        """Log `message` and why, unless the same was logged of that peer shortly before."""
+        self.count += 1
+        more = self._limiter.due(peer, check_of(error))
+        if more is not None:
+            _log.log(level, "%s: %s%s", message, why(error), more)
+
+
+# ---- links ----
 
 
 class Listener(Protocol):
@@ -93,8 +166,8 @@ class _Connection(ReadingProtocol):
                 self.member = frame.sender
                 self._links.listener.on_frame(frame.sender, frame.message)
         except FrameRefused as error:
-            sentence = f"the connection of replica {self.peer} is closed"
-            self._links.strangers.note(self.peer, sentence, error, level=logging.ERROR)
+            message = f"the connection of replica {self.peer} is closed"
+            self._links.failures.note(self.peer, message, error, level=logging.ERROR)
             self.transport.abort()
 
 
@@ -106,7 +179,7 @@ class _Inbound(_Connection):
             super().connection_made(transport)
         except NotIdentified as error:
             assert self.transport is not None
-            self._links.turned_away(transport.get_extra_info("peername"), error)
+            self._links.connection_failed(transport.get_extra_info("peername"), error)
             self.transport.abort()
             return
         self._links.entered(self)
@@ -131,7 +204,7 @@ class _Outbound(_Connection):
     def __init__(self, links: "TlsLinks", peer: str) -> None:
         super().__init__(links)
         self._wanted = name_of(peer)
-        self.stranger: NotIdentified | None = None
+        self.refusal: NotIdentified | None = None
         """Why the other end is not whom we wanted."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -141,7 +214,7 @@ class _Outbound(_Connection):
             if self.peer != self._wanted:
                 raise NotIdentified(f"replica {self.peer!r} answers at the address of {self._wanted!r}")
         except NotIdentified as error:
-            self.stranger, self.peer = error, None
+            self.refusal, self.peer = error, None
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
@@ -189,10 +262,10 @@ class _Dialler:
             try:
                 await self._connection()
             except (OSError, TimeoutError, NotIdentified) as error:
-                is_stranger = isinstance(error, ssl.SSLError | NotIdentified)
-                level = logging.WARNING if is_stranger else logging.INFO
-                sentence = f"no connection to replica {self.peer} at {self.address}"
-                self._links.strangers.note(self.peer, sentence, error, level=level)
+                is_refused = isinstance(error, ssl.SSLError | NotIdentified)
+                level = logging.WARNING if is_refused else logging.INFO
+                message = f"no connection to replica {self.peer} at {self.address}"
+                self._links.failures.note(self.peer, message, error, level=level)
             if loop.time() - began_s > LINK_STEADY_S:
                 delay_s = timing.reconnect_min_s
             self._nudge.clear()
@@ -215,8 +288,8 @@ class _Dialler:
                 server_hostname=self._address.host,
             )
         try:
-            if protocol.stranger is not None:
-                raise protocol.stranger
+            if protocol.refusal is not None:
+                raise protocol.refusal
             set_timeouts(transport.get_extra_info("socket"), self._links.timing)
             self._transport = transport
             self._links.listener.on_up(self.peer)
@@ -266,7 +339,7 @@ class TlsLinks:
         """Whether an acknowledgement is among what the next flush sends."""
         self._socket: socket.socket | None = None
         self._started = False
-        self.strangers: Final = Strangers(lambda: asyncio.get_running_loop().time())
+        self.failures: Final = ConnectionFailures(lambda: asyncio.get_running_loop().time())
         self.set_peers({name: address for name, address in members.items() if name != me})
 
     def set_peers(self, addresses: Mapping[str, str]) -> None:
@@ -358,17 +431,17 @@ class TlsLinks:
             raise NotIdentified(f"{identity} is this replica itself; each needs a certificate of its own")
         return identity.name
 
-    def turned_away(self, address: Any, error: BaseException) -> None:
+    def connection_failed(self, address: Any, error: BaseException) -> None:
         """A connection to us did not come about; `address` is a socket's."""
         host = str(address[0]) if isinstance(address, tuple) and address else "an unknown address"
-        self.strangers.note(host, f"a connection from {host} to the peer address is refused", error)
+        self.failures.note(host, f"a connection from {host} to the peer address is refused", error)
 
     def entered(self, inbound: _Inbound) -> None:
         """A peer's connection is there; an older one of the same peer is dead, or should be: each has one at most."""
         assert inbound.peer is not None and inbound.transport is not None
         if len(self._inbound) >= INBOUND_MAX and inbound.peer not in self._inbound:
-            crowd = NotIdentified(f"{INBOUND_MAX} other replicas are connected already; a cluster has fewer")
-            self.turned_away(inbound.transport.get_extra_info("peername"), crowd)
+            too_many = NotIdentified(f"{INBOUND_MAX} other replicas are connected already; a cluster has fewer")
+            self.connection_failed(inbound.transport.get_extra_info("peername"), too_many)
             inbound.transport.abort()
             return
         older = self._inbound.get(inbound.peer)
@@ -415,7 +488,7 @@ class TlsLinks:
                 lambda: _Inbound(self), connection, ssl=self._server_context, ssl_handshake_timeout=HANDSHAKE_S
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError; asyncio has closed the socket
-            self.turned_away(address, error)
+            self.connection_failed(address, error)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)

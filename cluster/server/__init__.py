@@ -1,6 +1,6 @@
 """One replica: storage, applied log, proposals, membership, and what a leader does by itself."""
 
-from cluster.server.applied_log import Applied, Chronicle
+from cluster.server.applied_log import Applied, AppliedLog
 from cluster.server.controller import Controller, JournalFull, Unavailable
 from cluster.server.divergence import Checkpoints, Verdict
 from cluster.server.feature_levels import UNHEARD, MemberLevel
@@ -10,6 +10,6 @@ from cluster.server.joining import JoiningRefused, join
 from cluster.server.liveness import POLLS_MAX, Liveness, Transfer
 from cluster.server.membership import members
 from cluster.server.pending import Answer, Asker, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
-from cluster.server.snapshot_view import snapshot_view
+from cluster.server.snapshots import snapshot_view
 from cluster.server.storage import StorageRefused, note_forgotten, open_storage
-from cluster.server.time_travel import PastBusy, Step, settled_at
+from cluster.server.time_travel import Step, TimeTravelBusy, settled_at

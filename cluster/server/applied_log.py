@@ -28,7 +28,8 @@ READ_ENTRIES = 64
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """One applied entry. `revision` is that after it; `void` if the fence refused it, `batch` None if it holds none."""
+    """One applied entry. `revision` is that after it; `void`: the base check refused it; `batch`: None if it holds
+    none."""
 
     index: int
     term: int
@@ -52,7 +53,7 @@ def read_configuration(data: bytes) -> Configuration | None:
     return decode_configuration(data) if is_configuration(data) else None
 
 
-class Chronicle:
+class AppliedLog:
     """Reads applied entries by index or by revision, and tells when there are more."""
 
     def __init__(self, journal: Journal, ledger: Ledger, *, index: int, revision: Revision) -> None:

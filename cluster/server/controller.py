@@ -4,8 +4,9 @@ Lifecycle: `open_storage` rebuilds the state from snapshot and ledger; `start` b
 committed entry comes to `apply`, once and in order; `stop` ends it. The controller is the machine that consensus
 drives, and the face that the API asks: for the state, for proof that it is current, and for a command to be settled.
 
-What happens to an entry: decode, fence and fold (`settle`), chain (`record_applied`), swap the State reference, tell
-who waits. None of it may fail for an entry that a correct leader made; whatever does stops the replica (law 10).
+What happens to an entry: decode, check the base and apply (`settle`), chain (`record_applied`), swap the State
+reference, notify who waits. None of it may fail for an entry that a correct leader made; whatever does stops the
+replica (law 10).
 """
 
 from __future__ import annotations
@@ -18,26 +19,24 @@ from pathlib import Path
 from typing import NoReturn
 
 from cluster.config import Config
-from cluster.consensus import HELD_BACK_ENTRIES, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
-from cluster.engine import Engine
-from cluster.server.applied_log import Applied, Chronicle, read_batch, read_configuration
+from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
+from cluster.server.applied_log import Applied, AppliedLog, read_batch, read_configuration
+from cluster.server.bootstrap import Bootstrap
 from cluster.server.divergence import Checkpoints
-from cluster.server.duties import Duty
-from cluster.server.feature_levels import FeatureLevels, FirstRaise
-from cluster.server.liveness import LOOK_PERIOD_S, NODE_DOWN_S, Liveness, OrderWatch
+from cluster.server.duties import Duties, Duty
+from cluster.server.feature_levels import Ask, FeatureLevels, unasked
+from cluster.server.liveness import NODE_DOWN_S, Liveness, NodeWatch, OrderWatch, TransferTotals
 from cluster.server.membership import Membership
-from cluster.server.operation_restart import Restarting
-from cluster.server.pending import Answer, Asker, NotLeading, QueueFull
+from cluster.server.operation_restart import OperationRestart
+from cluster.server.pending import Answer, Asker, NotLeading
 from cluster.server.proposer import Proposer
-from cluster.server.snapshot_install import Installing, call_soon
+from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
-from cluster.server.time_travel import Past
-from cluster.server.transfer_totals import TransferTotals
+from cluster.server.time_travel import TimeTravel
 from cluster.system import Clock
 from replica.fold import settle
-from replica.messages import CONTROLLER, Batch, FoundCluster, MarkNodeBack, MarkNodeDown, Request, SubmitJob, kind_of
+from replica.messages import Batch, FoundCluster, Request, SubmitJob
 from replica.state import State
-from replica.values import RefusalCode
 from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant, Entry, Gap, Handed, Placed, StorageFailed, fill
 
@@ -51,7 +50,7 @@ JOURNAL_FILL_MAX = 0.9
 stops its replica, and all replicas are full at about the same entry."""
 
 READY_POLL_S = 0.02
-"""How often a read looks whether a new leader is ready, seconds."""
+"""How often a read polls whether a new leader is ready, seconds."""
 
 COMPACTION_MARGIN_ENTRIES = 1024
 COMPACTION_MARGIN_PERIODS = 2
@@ -83,8 +82,16 @@ class Controller:
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
         node_down_s: float = NODE_DOWN_S,
+        ask: Ask = unasked,
+        version: str = "",
+        checkpoints: Checkpoints | None = None,
+        raises_level: bool = True,
     ) -> None:
-        """Take over the opened storage; `fail` must end the process (or, in tests, the test)."""
+        """Take over the opened storage; `fail` must end the process (or, in tests, the test).
+
+        `ask` returns the status of a peer, `version` is that of this release; `checkpoints` compares states with the
+        peers', None in a replica that has none to ask; `raises_level` as `Bootstrap` takes it.
+        """
         self.name = name
         self.config = config
         self.clock = clock
@@ -99,15 +106,17 @@ class Controller:
         self._digest = storage.journal.applied_digest
         self._placed = storage.configuration
         """Who is a member as of the last applied entry."""
-        self.chronicle = Chronicle(
+        self.applied_log = AppliedLog(
             storage.journal, storage.ledger, index=storage.index, revision=storage.state.revision
         )
-        self.past = Past(self.chronicle, base=storage.state, base_index=storage.index, snapshots=storage.snapshots)
+        self.time_travel = TimeTravel(
+            self.applied_log, base=storage.state, base_index=storage.index, snapshots=storage.snapshots
+        )
         self.liveness = Liveness(clock, node_down_s=node_down_s)
         self.orders = OrderWatch(storage.state.revision)
         self.transfer_totals = TransferTotals()
         self.engine = make_engine(self, self._on_change, fail)
-        self.levels = FeatureLevels(name, self.engine)
+        self.levels = FeatureLevels(name, self.engine, ask=ask, version=version)
         self.membership = Membership(config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied)
         self.proposer = Proposer(engine=self.engine, applied=lambda: self._state, clock=clock, fail=fail)
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
@@ -115,24 +124,24 @@ class Controller:
         self._attempted_index = self._snapshot_index
         """Where the last snapshot was tried: a full disk is not asked again before as many further entries."""
         self._saving: Future[Path] | None = None
-        self._looking: asyncio.TimerHandle | None = None
         self._leading_term = 0
-        self._founding: Answer | None = None
-        self.first_raise = FirstRaise(
-            self.levels, state=lambda: self._state, leads=lambda: self.leads, submit=self.submit
-        )
-        self.restarting = Restarting(
-            state=lambda: self._state, leads=lambda: self.leads, term=lambda: self._leading_term, submit=self.submit
-        )
-        self._commanded: set[str] = set()
-        """Nodes about which a command of the leader's own is under way."""
         self.entries_applied = 0
         self.entries_void = 0
         self.snapshots_failed = 0
         self.snapshot_at_s: float | None = None
-        self.checkpoints: Checkpoints | None = None
-        """Compares states with the peers'; None in a replica that has none to ask."""
-        self._duties: list[Duty] = [self.first_raise, self.restarting, self.membership]
+        self.checkpoints = checkpoints
+        self._duties = Duties(leads=lambda: self.leads, check=self._check_storage)
+        self._register_duties(raises_level=raises_level)
+
+    def _register_duties(self, *, raises_level: bool) -> None:
+        state, leads, submit = lambda: self._state, lambda: self.leads, self.submit
+        restart = OperationRestart(state=state, leads=leads, term=lambda: self._leading_term, submit=submit)
+        bootstrap = Bootstrap(self.config, self.levels, state=state, leads=leads, submit=submit, raises=raises_level)
+        self.node_watch = NodeWatch(self.liveness, state=state, leads=leads, submit=submit)
+        self.register(restart, on_change=restart.poll)
+        self.register(bootstrap, on_change=bootstrap.begin)
+        self.register(self.membership)
+        self.register(self.node_watch)
 
     # What others ask
 
@@ -164,14 +173,15 @@ class Controller:
     async def start(self) -> None:
         """Take part in consensus."""
         await self.engine.start()
-        self._looking = asyncio.get_running_loop().call_later(LOOK_PERIOD_S, self._look)
+        self._duties.start()
+        if self.checkpoints is not None:
+            self.checkpoints.start()
 
     async def stop(self) -> None:
         """Leave consensus without handing anything off, and close the storage with everything known written."""
-        if self._looking is not None:
-            self._looking.cancel()
-        for duty in self._duties:
-            duty.stop()
+        if self.checkpoints is not None:
+            await self.checkpoints.stop()
+        self._duties.stop()
         self.proposer.stop()
         self.orders.wake_all()
         await self.engine.stop()
@@ -182,9 +192,9 @@ class Controller:
         """How much of the journal's room is used, from 0 to 1."""
         return self._storage.environment.fill
 
-    def register(self, duty: Duty) -> None:
-        """Have a duty looked after while this replica leads."""
-        self._duties.append(duty)
+    def register(self, duty: Duty, *, on_change: Callable[[], None] | None = None) -> None:
+        """Have a duty looked after while this replica leads (`Duties.register`)."""
+        self._duties.register(duty, on_change=on_change)
 
     def submit(self, request: Request) -> Answer:
         """Have a command settled (`cluster.server.proposer`); QueueFull, JournalFull or NotLeading if it is not
@@ -193,7 +203,7 @@ class Controller:
         return self.proposer.submit(request)
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Have a command settled for somebody who is told the answer; raises what `submit` raises."""
+        """Have a command settled for somebody who is notified of the answer; raises what `submit` raises."""
         self._check_room(request)
         self.proposer.queue(request, asker)
 
@@ -238,13 +248,6 @@ class Controller:
             if waiting in self._appliers:
                 self._appliers.remove(waiting)
 
-    def node_heard(self, node: str) -> None:
-        """Note a sign of life of a node's agent, and take the node back if it was marked down."""
-        self.liveness.heard(node)
-        known = self._state.nodes.get(node)
-        if known is not None and known.down and self.leads:
-            self._command(MarkNodeBack(node))
-
     def save_snapshot(self) -> Future[Path]:
         """Write a snapshot of the present state in the background; the future gives its path or SnapshotFailed."""
         # A snapshot must not be ahead of the applied mark on disk, or it could not be used after a crash.
@@ -270,9 +273,9 @@ class Controller:
             raise BrokenInvariant(f"entry {index} came to be applied after entry {self._index}")
         before, void = self._state, False
         batch: Batch | None
-        foreseen = self.proposer.foreseen(before, data)
-        if foreseen is not None:
-            batch, after = foreseen
+        precomputed = self.proposer.precomputed(before, data)
+        if precomputed is not None:
+            batch, after = precomputed
         else:
             batch, after = read_batch(data), before
             if batch is not None:
@@ -286,12 +289,12 @@ class Controller:
         self._state, self._index, self._term, self._digest = after, index, term, digest
         self.entries_applied += 1
         self.entries_void += void
-        self.past.applied(index, after)
+        self.time_travel.applied(index, after)
         if batch is not None and not void:
             self.orders.applied(before, batch, after)
             if before.transfers is not after.transfers:
                 self.transfer_totals.applied(batch)
-        self.chronicle.append(
+        self.applied_log.append(
             Applied(index, term, digest, before.revision, after.revision, batch, void, len(data), configuration)
         )
         self.proposer.applied(index, term, after, void=void)
@@ -320,7 +323,7 @@ class Controller:
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
         """Return what takes a snapshot from the leader."""
-        return Installing(self.snapshots, index, term, installed=self.installed)
+        return SnapshotInstall(self.snapshots, index, term, installed=self.installed)
 
     def installed(self, image: Image) -> None:
         """Continue from a received snapshot that was verified."""
@@ -332,10 +335,10 @@ class Controller:
         self._digest = image.chain_digest
         self._placed = image.configuration
         self._snapshot_index = self._attempted_index = image.index
-        self.past.installed(image.index, image.state)
+        self.time_travel.installed(image.index, image.state)
         self.orders.installed(image.state.revision)
         self.proposer.installed()
-        self.chronicle.reset(image.index, image.state.revision)
+        self.applied_log.reset(image.index, image.state.revision)
         self._release_appliers()
         LOGGER.info("caught up by a snapshot of entry %d, revision %d", image.index, image.state.revision)
         # Only now: before the journal stood on this one, an older one was what a restart would have needed.
@@ -349,67 +352,16 @@ class Controller:
             self.orders.wake_all()
             LOGGER.info("%s in term %d, leader %s", self.engine.role, self.engine.term, self.engine.leader or "unknown")
         self.proposer.leadership_changed()
-        self.restarting.poll()
-        if self.proposer.leading and self._state.revision == 0 and self._founding is None:
-            self._found()
-
-    # What the leader does of its own accord
-
-    def _found(self) -> None:
-        config = self.config
-        command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
-        try:
-            self._founding = self.proposer.submit(Request(b"", CONTROLLER, command))
-        except (QueueFull, NotLeading):
-            return
-        self._founding.add_done_callback(self._founded)
-
-    def _founded(self, answer: Answer) -> None:
-        self._founding = None
-        if answer.cancelled() or answer.exception() is not None:
-            return
-        refusal = answer.result().refusal
-        if refusal is None:
-            LOGGER.info("the cluster %s was founded", self.config.cluster.name)
-            self.first_raise.founded()
-        elif refusal.code is not RefusalCode.ALREADY_FOUNDED:
-            LOGGER.error(
-                "the cluster cannot be founded from %s: %s; %s", self.config.file, refusal.sentence, refusal.remedy
-            )
-
-    def _look(self) -> None:
-        """Mark down the nodes that have been silent for too long. Before that: is what is written still to be found?"""
-        self._looking = asyncio.get_running_loop().call_later(LOOK_PERIOD_S, self._look)
-        try:
-            self._storage.environment.look_around()
-        except StorageFailed as error:
-            self._fail(error)
-        if not self.leads:
-            return
-        for duty in self._duties:
-            duty.poll()
-        for node, silence_s in self.liveness.silent(self._state):
-            self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
-
-    def _command(self, command: MarkNodeDown | MarkNodeBack) -> None:
-        if command.node in self._commanded:
-            return
-        try:
-            answer = self.submit(Request(b"", CONTROLLER, command))
-        except (QueueFull, NotLeading):
-            return
-        self._commanded.add(command.node)
-        answer.add_done_callback(lambda done: self._note(command, done))
-
-    def _note(self, command: MarkNodeDown | MarkNodeBack, answer: Answer) -> None:
-        self._commanded.discard(command.node)
-        if answer.cancelled() or answer.exception() is not None:
-            return
-        refusal = answer.result().refusal
-        if refusal is not None:
-            LOGGER.info("%s was refused: %s", kind_of(command), refusal.sentence)
+        self._duties.leadership_changed()
 
     # Inside
+
+    def _check_storage(self) -> None:
+        """Is what is written still to be found? StorageFailed stops the replica."""
+        try:
+            self._storage.environment.check_files()
+        except StorageFailed as error:
+            self._fail(error)
 
     def _release_appliers(self) -> None:
         if not self._appliers:

@@ -56,7 +56,7 @@ class Verdict(Enum):
 
 
 def judge(mine: str, theirs: Mapping[str, str], members: int) -> Verdict:
-    """Return what a checkpoint says: `theirs` are the digests of the peers that have one for the same entry."""
+    """Return what a checkpoint shows: `theirs` are the digests of the peers that have one for the same entry."""
     majority = members // 2 + 1
     votes = Counter(theirs.values())
     if votes[mine] + 1 >= majority:
@@ -139,15 +139,18 @@ class Checkpoints(Background):
             return
         verdict, decided = Verdict.UNDECIDED, common[-1]
         for index in common:
-            said = self._judged(index, theirs, len(peers) + 1)
-            if said is not Verdict.UNDECIDED:
-                verdict, decided = said, index
+            found = self._judged(index, theirs, len(peers) + 1)
+            if found is not Verdict.UNDECIDED:
+                verdict, decided = found, index
         self.verdict = verdict
         if verdict is Verdict.DISPUTED:
-            said_of = _of_index(theirs, decided)
             mine = self._digests[decided]
             LOGGER.error(
-                "states differ after entry %d and no majority agrees: %s %s, %s", decided, self._name, mine, said_of
+                "states differ after entry %d and no majority agrees: %s %s, %s",
+                decided,
+                self._name,
+                mine,
+                _of_index(theirs, decided),
             )
         newest = common[-1]
         if newest == max(self._digests) and all(newest in theirs.get(peer, ()) for peer in peers):

@@ -1,4 +1,4 @@
-"""When Python looks for garbage in cycles: often among what is new, seldom and at a chosen moment among everything.
+"""Garbage collection of cycles: often among new objects, rarely and at a chosen moment among all.
 
 A collection of everything walks over each object of the state; with 100,000 jobs that takes most of a second, in which
 a leader sends no heartbeat. The state itself is a tree and never part of a cycle, so such a collection finds nearly
@@ -15,17 +15,17 @@ from collections.abc import Callable
 from cluster.system import Clock
 
 YOUNG_OBJECTS = 20_000
-"""New objects after which the young are looked through, count: a batch of 1,024 commands makes about as many. With
+"""New objects after which the young are collected, count: a batch of 1,024 commands makes about as many. With
 Python's 700 it took a fifth of a leader's time at 1,000 clients."""
 
 MIDDLE_ROUNDS = 20
-"""Rounds among the young after which the middle-aged are looked through too, count."""
+"""Rounds among the young after which the middle-aged are collected too, count."""
 
 NEVER_ROUNDS = 1_000_000_000
-"""As good as never: the old are looked through by hand."""
+"""As good as never: the old are collected by hand."""
 
 FULL_PERIOD_S = 600.0
-"""How often everything is looked through if that is possible, seconds: cycles that grow old are rare and small."""
+"""How often everything is collected if that is possible, seconds: cycles that grow old are rare and small."""
 
 FULL_SHARE = 0.25
 """The part of the shortest election timeout that a leader may spend on it."""
@@ -46,7 +46,7 @@ class Collector:
         """How often one was due and would have been too long, since the last one."""
 
     def start(self) -> None:
-        """Take over from Python's own timing, with everything that is loaded looked through once."""
+        """Take over from Python's own timing, with everything that is loaded collected once."""
         gc.set_threshold(YOUNG_OBJECTS, MIDDLE_ROUNDS, NEVER_ROUNDS)
         self._collect()
         self._timer = asyncio.get_running_loop().call_later(FULL_PERIOD_S, self.due)

@@ -29,8 +29,8 @@ from wal import (
 
 LOGGER = logging.getLogger(__name__)
 
-LOOK_PERIOD_S = 15.0
-"""How often a replica looks whether its ledger has a gap, and asks again where nobody could help, seconds."""
+POLL_PERIOD_S = 15.0
+"""How often a replica polls its ledger for a gap, and asks again where nobody could help, seconds."""
 
 PAUSE_S = 0.05
 """Between two steps, seconds: at 1 MiB a step, 20 MB a second at most, and the disk is free most of the time."""
@@ -70,7 +70,7 @@ class Backfill(Background):
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(PAUSE_S if await self.step() else LOOK_PERIOD_S)
+            await asyncio.sleep(PAUSE_S if await self.step() else POLL_PERIOD_S)
 
     async def step(self) -> bool:
         """Fill a part of the newest gap; return whether to go on at once.
@@ -96,11 +96,11 @@ class Backfill(Background):
             except Exception as error:  # whoever cannot be asked now, or does not hold it either
                 LOGGER.debug("%s does not hand entry %d over: %s", peer, gap.last_index, error)
                 continue
-            self._tell(gap, left, peer)
+            self._log(gap, left, peer)
             return True
         return False
 
-    def _tell(self, gap: Gap, left: Gap | None, peer: str) -> None:
+    def _log(self, gap: Gap, left: Gap | None, peer: str) -> None:
         if not self._began:
             self._began = gap.last_index
             LOGGER.info("entries %d to %d, missed by a snapshot, are fetched from %s", *gap[:2], peer)
@@ -110,7 +110,7 @@ class Backfill(Background):
 
 
 def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[Handed]:
-    """Return what belongs to the gap. NotThisHistory where an entry did not settle the revisions that are said."""
+    """Return what belongs to the gap. NotThisHistory where an entry did not settle the revisions that are claimed."""
     found = []
     for view in entries:
         if view.index < gap.first_index:

@@ -7,24 +7,39 @@ own last moment of attention: a leader that was stopped for a minute must not be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system import Clock
-from replica.messages import Batch, FeatureLevelRaised, PolicySet, SiteConfigured, TransferRulesSet, job_of
+from replica.messages import (
+    CONTROLLER,
+    Batch,
+    FeatureLevelRaised,
+    MarkNodeBack,
+    MarkNodeDown,
+    PolicySet,
+    Request,
+    SiteConfigured,
+    TransferRecorded,
+    TransferRulesSet,
+    job_of,
+    kind_of,
+)
 from replica.operations import has_shares, rules_in_force
 from replica.state import State
 from replica.values import Instant, Revision
 
+LOGGER = logging.getLogger(__name__)
+
 NODE_DOWN_S = 30.0
 """Silence after which a node is marked down, seconds: long enough for a failover and an agent's restart."""
 
-LOOK_PERIOD_S = 1.0
-"""How often the leader looks for silent nodes, seconds."""
-
 INATTENTION_S = 5.0
-"""A gap between two looks that says that this process, not the nodes, was away, seconds."""
+"""A gap between two polls that says that this process, not the nodes, was away, seconds."""
 
 WAIT_PARTS = 3
 """A poll is answered at the latest after this part of the silence that is tolerated: waiting must not be silence."""
@@ -34,7 +49,7 @@ POLLS_MAX = 4096
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """How far one operation is, as its agent said at `updated_at`."""
+    """How far one operation is, as its agent reported at `updated_at`."""
 
     job: int
     attempt: int
@@ -56,13 +71,13 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 class Liveness:
-    """Who was heard of when, and what they said of their operations; meaningful on the leader only."""
+    """Contacts and reported progress of the agents; meaningful on the leader only."""
 
     def __init__(self, clock: Clock, *, node_down_s: float = NODE_DOWN_S) -> None:
         self._clock = clock
         self._node_down_s = node_down_s
         self._since_s = clock.monotonic_s()
-        self._looked_s = self._since_s
+        self._polled_s = self._since_s
         self._contacts_s: dict[str, float] = {}
         self._progress: dict[str, tuple[Transfer, ...]] = {}
 
@@ -73,12 +88,12 @@ class Liveness:
 
     def lead(self) -> None:
         """Start as a leader: nobody has been silent yet."""
-        self._since_s = self._looked_s = self._clock.monotonic_s()
+        self._since_s = self._polled_s = self._clock.monotonic_s()
         self._contacts_s.clear()
         self._progress.clear()
 
     def heard(self, node: str) -> None:
-        """Note that the node's agent has just said something."""
+        """Note that the node's agent has just sent something."""
         self._contacts_s[node] = self._clock.monotonic_s()
 
     def last_contact_s(self, node: str) -> float | None:
@@ -89,9 +104,9 @@ class Liveness:
     def silent(self, state: State) -> list[tuple[str, float]]:
         """Return the nodes that are not down yet and were not heard of for too long, with the silence in seconds."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s > INATTENTION_S:
+        if now_s - self._polled_s > INATTENTION_S:
             self._since_s = now_s
-        self._looked_s = now_s
+        self._polled_s = now_s
         found = []
         for name, node in state.nodes.items():
             silence_s = now_s - max(self._contacts_s.get(name, self._since_s), self._since_s)
@@ -118,6 +133,59 @@ class Liveness:
 def _is_current(row: Transfer, state: State) -> bool:
     job = state.jobs.get(row.job)
     return job is not None and job.node == row.node and job.attempt == row.attempt
+
+
+class NodeWatch:
+    """Marks down the nodes that have been silent for too long, and takes them back when they are heard of."""
+
+    def __init__(
+        self,
+        liveness: Liveness,
+        *,
+        state: Callable[[], State],
+        leads: Callable[[], bool],
+        submit: Callable[[Request], Answer],
+    ) -> None:
+        """`submit` as `Controller.submit`."""
+        self._liveness = liveness
+        self._state = state
+        self._leads = leads
+        self._submit = submit
+        self._commanded: set[str] = set()
+        """Nodes about which a command is under way."""
+
+    def heard(self, node: str) -> None:
+        """Note a sign of life of a node's agent, and take the node back if it was marked down."""
+        self._liveness.heard(node)
+        known = self._state().nodes.get(node)
+        if known is not None and known.down and self._leads():
+            self._command(MarkNodeBack(node))
+
+    def poll(self) -> None:
+        """Mark down the nodes that have been silent for too long."""
+        for node, silence_s in self._liveness.silent(self._state()):
+            self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
+
+    def stop(self) -> None:
+        """Give up nothing: what was commanded is in the leader's queue."""
+
+    def _command(self, command: MarkNodeDown | MarkNodeBack) -> None:
+        if command.node in self._commanded:
+            return
+        try:
+            answer = self._submit(Request(b"", CONTROLLER, command))
+        except (QueueFull, NotLeading):
+            return
+        self._commanded.add(command.node)
+        answer.add_done_callback(lambda done: self._note(command, done))
+
+    def _note(self, command: MarkNodeDown | MarkNodeBack, answer: Answer) -> None:
+        self._commanded.discard(command.node)
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        refusal = answer.result().refusal
+        if refusal is not None:
+            LOGGER.info("%s was refused: %s", kind_of(command), refusal.sentence)
 
 
 _ABOUT_EVERY_NODE = frozenset((PolicySet, SiteConfigured, TransferRulesSet, FeatureLevelRaised))
@@ -178,7 +246,7 @@ class OrderWatch:
         return self._changed.get(node, self._floor) > seen
 
     def wake_all(self) -> None:
-        """Have every poll look again: leadership has changed, or the server stops."""
+        """Have every poll check again: leadership has changed, or the server stops."""
         for node in list(self._waiting):
             self._wake(node)
 
@@ -201,3 +269,30 @@ class OrderWatch:
         future = self._waiting.pop(node, None)
         if future is not None and not future.done():
             future.set_result(None)
+
+
+class TransferTotals:
+    """Sums over receipts by (stage, outcome); every replica counts what it applies."""
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Transfers that ended; outcome: complete or failed."""
+        self.files: Counter[str] = Counter()
+        self.size_bytes: Counter[str] = Counter()
+        self.resumed_bytes: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+
+    def applied(self, batch: Batch) -> None:
+        """Count the receipts of a batch that was just applied."""
+        for entry in batch.entries:
+            for event in entry.events:
+                if type(event) is TransferRecorded:
+                    receipt, stage = event.receipt, event.receipt.stage.word
+                    self.ended[stage, "complete" if receipt.complete else "failed"] += 1
+                    self.files[stage] += receipt.files
+                    self.size_bytes[stage] += receipt.size_bytes
+                    self.resumed_bytes[stage] += receipt.resumed_bytes
+                    self.retries[stage] += receipt.retries
+                    self.left_out[stage] += receipt.left_out

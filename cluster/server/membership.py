@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from cluster.config import Config
-from cluster.consensus import ChangeRefused, NotLeader, Role, Wanted
-from cluster.engine import Engine, Peer
+from cluster.consensus import ChangeRefused, Engine, NotLeader, Peer, Role, Wanted
 from cluster.schemas import MemberView
 from cluster.server.pending import NotLeading, OutcomeUnknown
 from replica.values import Revision

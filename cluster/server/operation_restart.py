@@ -23,7 +23,7 @@ RETRY_S = 1.0
 _NOTHING_UNDER_WAY = frozenset({BufferState.RUNNING, BufferState.SUSPENDED, BufferState.TEARDOWN_FAIL})
 
 
-class Restarting:
+class OperationRestart:
     """Starts operations again once for each term that this replica leads in."""
 
     def __init__(

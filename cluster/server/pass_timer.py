@@ -1,7 +1,7 @@
 """When the leader runs its next scheduling pass: with a batch, after a rest, when something is due by time, never idly.
 
-A pass over an agenda costs what has changed, not what waits (`replica.scheduler.index`), so a lonely command has its
-pass with it; under load passes share the work of many batches, at a bounded share of the time. By itself it is run when
+A pass over the scheduling index costs what has changed, not what waits, so one sequential command has its pass with
+it; under load passes share the work of many batches, at a bounded share of the time. By itself it is run when
 the last one made more possible, and when an instant comes at which it could do something.
 """
 
@@ -24,7 +24,7 @@ slowed down to one pass in PASS_PAUSE_S rather than let fill the disk."""
 PASS_PAUSE_S = 1.0
 
 PASS_CHEAP_S = 0.0002
-"""A pass that took less than this is run with every batch, seconds: it looked at a few jobs."""
+"""A pass that took less than this is run with every batch, seconds: it examined a few jobs."""
 
 PASS_REST = 5
 """After a dearer pass the leader rests from passes for at least this many times what it took: whatever the jobs,
@@ -33,16 +33,16 @@ deciding and answering commands keep five sixths of the processor."""
 PASS_REST_LONG = 20
 PASS_REST_LONG_S = 0.1
 """It rests for this many times what it took if that is at most so many seconds: nobody notices a tenth of a second, and
-a job that changes several times meanwhile is looked at once."""
+a job that changes several times meanwhile is examined once."""
 
 ARM_DELAY_S = 0.02
-"""When nothing is under way, what is due next is looked for after this long, seconds: one look serves many batches."""
+"""When nothing is under way, what is due next is determined after this long, seconds: one check serves many batches."""
 
 TIMER_S_MAX = 30.0
-"""The longest sleep before the next due instant is looked at again, seconds: the wall clock may be set meanwhile."""
+"""The longest sleep before the next due instant is checked again, seconds: the wall clock may be set meanwhile."""
 
 
-class PassPacer:
+class PassTimer:
     """Says whether a batch has a pass in it or behind it, and wakes the pump when one is needed without a batch."""
 
     def __init__(
@@ -67,7 +67,7 @@ class PassPacer:
         self._in_a_row = 0
         self._rest_until_s = 0.0
         self._passed_at = NEVER
-        """The instant of the last pass: what was due by then was done or could not be; looking again would not help."""
+        """The instant of the last pass: what was due by then was done or could not be: no use to check again."""
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
@@ -117,7 +117,7 @@ class PassPacer:
         if self._goes_on:
             self.schedule()
         elif self._arming is None:
-            self._arming = asyncio.get_running_loop().call_later(ARM_DELAY_S, self._look)
+            self._arming = asyncio.get_running_loop().call_later(ARM_DELAY_S, self._check_due)
 
     def stop(self) -> None:
         """Forget what was planned: this replica does not lead."""
@@ -131,7 +131,7 @@ class PassPacer:
         self._resting = None
         self.schedule()
 
-    def _look(self) -> None:
+    def _check_due(self) -> None:
         """Run the pass that is due by time, or sleep until one is."""
         self._arming = None
         if self._timer is not None:
@@ -157,6 +157,6 @@ class PassPacer:
             if wait_s <= 0:
                 self.schedule()
             else:
-                self._timer = loop.call_later(min(wait_s, TIMER_S_MAX), self._look)
+                self._timer = loop.call_later(min(wait_s, TIMER_S_MAX), self._check_due)
         except Exception as error:
             self._fail(error)

@@ -93,7 +93,7 @@ class Waiter(msgspec.Struct, frozen=True):
     def is_hurried(self) -> bool:
         """Whether the answer says no more than that the command is committed: it does not wait for the pass.
 
-        Who has a future gets a state with the answer, in which the scheduler has looked at what was decided.
+        Who has a future gets a state with the answer, in which the scheduler has examined what was decided.
         """
         return not isinstance(self.answer, asyncio.Future)
 
@@ -131,7 +131,7 @@ def resolve(answer: Asker, settled: Settled) -> None:
         answer.set_result(settled)
 
 
-def tell(waiters: list[Waiter], state: State) -> None:
+def notify(waiters: list[Waiter], state: State) -> None:
     """Answer those who wait for what is applied now, in `state`."""
     for waiter in waiters:
         resolve(waiter.answer, Settled(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh))

@@ -6,13 +6,13 @@ Theory of operation
 Commands wait in one bounded queue. The pump takes as many as fit, decides them in order against the *tentative* state
 (the applied state and everything that is in flight), and proposes them as one batch (law 5). Up to
 `BATCHES_IN_FLIGHT_MAX` batches are under way at once: while they travel, the queue collects the next one, so batches
-grow with the load and a lonely command never waits for company. When the entry is applied, its waiters are told; an
+grow with the load and a lonely command never waits for company. When the entry is applied, its waiters are notified; an
 answer never precedes the commit (law 4).
 
 A pass of the scheduler follows whatever was decided. While other batches are under way it ends the batch. A batch that
 leaves alone does not wait for it: the pass comes while the others write the batch down, and what it finds follows in an
 entry of its own, to which those who wait for the batch then belong. Where nobody wants more than to know that a command
-is committed, they are told before: the pass comes when they are, or with the next command or read.
+is committed, they are notified before: the pass comes when they are, or with the next command or read.
 
 A command id that is known is answered from its receipt, without an entry (law 6): at once if the receipt is applied,
 with the batch that carries it if it is in flight.
@@ -33,9 +33,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from cluster.consensus import NotLeader, Role
-from cluster.engine import Engine
-from cluster.server.pass_timer import PassPacer
+from cluster.consensus import Engine, NotLeader, Role
+from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import (
     ENTRIES_BYTES_MAX,
     Answer,
@@ -51,9 +50,9 @@ from cluster.server.pending import (
     Waiting,
     entry_of,
     entry_too_large,
+    notify,
     reject,
     resolve,
-    tell,
     weight_bytes,
 )
 from cluster.server.planner import Planner
@@ -109,7 +108,9 @@ class Proposer:
         self._in_flight: deque[InFlight] = deque()
         self._pump_handle: asyncio.Handle | None = None
         self._planner = Planner()
-        self._pacer = PassPacer(next_due=self._next_due, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail)
+        self._pass_timer = PassTimer(
+            next_due=self._next_due, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail
+        )
         self._leading_term = 0
         self._unpassed: InFlight | None = None
         """A batch that left alone, of which the pass is still to come."""
@@ -144,9 +145,9 @@ class Proposer:
         return answer
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Queue a command of somebody who is told the answer; QueueFull or NotLeading if it cannot be taken."""
-        # As of the last change that consensus told: looking at the engine each time would cost as much as queueing. A
-        # command that comes in before the change is told is refused when it is.
+        """Queue a command of somebody who is notified of the answer; QueueFull or NotLeading if it cannot be taken."""
+        # As of the last change that consensus notified: asking the engine each time would cost as much as queueing.
+        # A command that comes in before the notification is refused with it.
         if not self._open:
             raise NotLeading(self._engine.leader)
         weight = weight_bytes(request)
@@ -158,13 +159,13 @@ class Proposer:
         self._wake()
 
     @property
-    def pacer(self) -> PassPacer:
+    def pass_timer(self) -> PassTimer:
         """When the next scheduling pass comes."""
-        return self._pacer
+        return self._pass_timer
 
     def schedule(self) -> None:
-        """Have the scheduler look at the state, with the next batch or in one of its own."""
-        self._pacer.schedule()
+        """Have a scheduling pass over the state, with the next batch or in one of its own."""
+        self._pass_timer.schedule()
 
     def pass_now(self) -> int:
         """Have the pass that is still to come; return the last entry that holds one of its own, 0 for none."""
@@ -185,9 +186,9 @@ class Proposer:
         if self._open:
             self.schedule()
         else:
-            self._pacer.stop()
+            self._pass_timer.stop()
 
-    def foreseen(self, before: State, data: bytes) -> tuple[Batch, State] | None:
+    def precomputed(self, before: State, data: bytes) -> tuple[Batch, State] | None:
         """Return the batch in `data` and the state after it, if it is the next one in flight, decided on `before`.
 
         It was folded entry by entry while it was decided; on this very state and for these very bytes `settle` would
@@ -201,7 +202,7 @@ class Proposer:
         return head.batch, head.after
 
     def applied(self, index: int, term: int, state: State, *, void: bool) -> None:
-        """Answer the waiters of the entry that was applied; `void` if the fence refused it."""
+        """Answer the waiters of the entry that was applied; `void` if the base check refused it."""
         if self._in_flight:
             head = self._in_flight[0]
             # A proposal may be applied before `propose` has returned: then it has no index yet.
@@ -210,18 +211,20 @@ class Proposer:
                     self._abandon()
                 else:
                     self._in_flight.popleft()
-                    waits = head is self._unpassed and self.leading  # not while it hands over: the heir has the pass
-                    told, head.waiters = head.by_hurry() if waits else (head.waiters, [])
-                    tell(told, state)
+                    waits = (
+                        head is self._unpassed and self.leading
+                    )  # not while it hands over: the transfer target has the pass
+                    notified, head.waiters = head.by_hurry() if waits else (head.waiters, [])
+                    notify(notified, state)
                     if waits:
                         self._wake()
             elif index > head.index:
                 self._abandon()
         if self.leading:
-            if self._queue or self._pacer.due:
+            if self._queue or self._pass_timer.due:
                 self._wake()
             elif not self._in_flight and self._unpassed is None:
-                self._pacer.rest()
+                self._pass_timer.rest()
 
     def installed(self) -> None:
         """React to a snapshot that replaced the state: nothing in flight can be followed any more."""
@@ -231,7 +234,7 @@ class Proposer:
         """Give up every waiter and every timer."""
         self._open = False
         self._abandon()
-        self._pacer.stop()
+        self._pass_timer.stop()
         if self._pump_handle is not None:
             self._pump_handle.cancel()
             self._pump_handle = None
@@ -250,10 +253,10 @@ class Proposer:
                 return
             if self._unpassed is not None:
                 self._pass_behind(self._unpassed)
-            elif self._queue or self._pacer.due:
+            elif self._queue or self._pass_timer.due:
                 self._propose_batch()
             # One batch a turn: heartbeats and other connections get their share of the loop.
-            if (self._queue or self._pacer.due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
+            if (self._queue or self._pass_timer.due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
                 self._wake()
         except Exception as error:
             self._fail(error)
@@ -285,7 +288,7 @@ class Proposer:
             entries.append(encoded)
             decided = decided or bool(entry.events)
             waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))
-        wants_pass = self._pacer.wanted(decided=decided)
+        wants_pass = self._pass_timer.wanted(decided=decided)
         if wants_pass and decided and not self._in_flight:
             self._propose(batch, entries, waiters, passed=False)
             if not all(waiter.is_hurried for waiter in waiters):
@@ -296,13 +299,13 @@ class Proposer:
             if entry_of_pass is not None:
                 encoded = encode_entry(entry_of_pass)
                 if batch.entries and size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
-                    self._pacer.due = True
+                    self._pass_timer.due = True
                 else:
                     batch.add(entry_of_pass)
                     entries.append(encoded)
         if not batch.entries:
-            if not self._in_flight and not self._pacer.due:
-                self._pacer.rest()
+            if not self._in_flight and not self._pass_timer.due:
+                self._pass_timer.rest()
             return
         self._propose(batch, entries, waiters)
 
@@ -317,9 +320,9 @@ class Proposer:
             self._propose(batch, [encode_entry(entry)], waiters)
             self._passed_index = self._in_flight[-1].index if self._in_flight else 0
         elif flight not in self._in_flight:
-            tell(flight.waiters, self._applied())
-            if not self._pacer.due:
-                self._pacer.rest()
+            notify(flight.waiters, self._applied())
+            if not self._pass_timer.due:
+                self._pass_timer.rest()
 
     def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter], *, passed: bool = True) -> None:
         agreed = Batch(batch.base.revision, batch.at, tuple(batch.entries))
@@ -408,16 +411,16 @@ class Proposer:
     def _pass(self, batch: Tentative, decided: bool) -> Entry | None:
         """Return the entry of a scheduling pass over the batch so far; None where it finds nothing or must wait."""
         if not batch.facts.feature_level:
-            self._pacer.due = False
+            self._pass_timer.due = False
             return None
         started_s = self._clock.monotonic_s()
         if not self._planner.prepare(batch):
-            # A new leader looks at all jobs once, a portion a turn of the loop: the pass comes after the last.
-            self._pacer.due = True
+            # A new leader indexes all jobs once, a portion a turn of the loop: the pass comes after the last.
+            self._pass_timer.due = True
             return None
         events = self._planner.events_of_pass(batch)
         cost_s = self._clock.monotonic_s() - started_s
-        self._pacer.passed(batch.at, cost_s=cost_s, found=bool(events), decided=decided)
+        self._pass_timer.passed(batch.at, cost_s=cost_s, found=bool(events), decided=decided)
         return Entry(b"", CONTROLLER, kind_of(RunSchedulingPass()), events) if events else None
 
     def _next_due(self, after: Instant) -> Instant | None:

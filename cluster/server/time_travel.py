@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cluster.server.applied_log import READ_ENTRIES, Applied, Chronicle
+from cluster.server.applied_log import READ_ENTRIES, Applied, AppliedLog
 from replica.fold import settle, settle_entry
 from replica.state import EMPTY, State
 from replica.values import LedgerViolation, Revision
@@ -37,11 +37,11 @@ SLICE_ENTRIES = 16
 """Entries folded before the loop gets its turn: a few milliseconds of full batches."""
 
 
-class PastBusy(Exception):
+class TimeTravelBusy(Exception):
     """Too many questions about the past wait already; ask again later."""
 
 
-class PastUnknown(LookupError):
+class RevisionNotHeld(LookupError):
     """This replica does not hold what is needed to go back that far; the sentence says from where on it does."""
 
 
@@ -58,12 +58,12 @@ class _Point(msgspec.Struct, frozen=True):
     state: State
 
 
-class Past:
+class TimeTravel:
     """Answers what was true at a revision that this replica has applied."""
 
-    def __init__(self, chronicle: Chronicle, *, base: State, base_index: int, snapshots: SnapshotStore) -> None:
+    def __init__(self, applied_log: AppliedLog, *, base: State, base_index: int, snapshots: SnapshotStore) -> None:
         """Begin with the state at hand, `base` after the entry `base_index`."""
-        self._chronicle = chronicle
+        self._applied_log = applied_log
         self._snapshots = snapshots
         self._points = [_Point(base_index, base)]
         self._stride = POINT_ENTRIES
@@ -88,7 +88,7 @@ class Past:
         """Return the state at `revision`; LookupError if it is not settled, or not held by this replica."""
         if revision == 0:
             return EMPTY
-        index = self._chronicle.index_of(revision)
+        index = self._applied_log.index_of(revision)
         async with self._turn():
             start = await self._start(index, revision)
             state = start.state
@@ -100,12 +100,12 @@ class Past:
                     if step.after.revision == revision:
                         self._keep(_Point(step.applied.index, state))
                     return state
-        raise PastUnknown(f"revision {revision} was not found in the entries up to {index}")
+        raise RevisionNotHeld(f"revision {revision} was not found in the entries up to {index}")
 
     async def history(self, from_revision: int) -> AsyncIterator[Step]:
         """Walk from the entry that settled `from_revision` to the last one that is applied when the walk begins."""
-        last_index = self._chronicle.last_index
-        index = self._chronicle.index_of(max(1, from_revision))
+        last_index = self._applied_log.last_index
+        index = self._applied_log.index_of(max(1, from_revision))
         async with self._turn():
             start = await self._start(index - 1, from_revision - 1)
             async for step in self._walk(start, last_index):
@@ -114,13 +114,14 @@ class Past:
 
     async def entries(self, from_revision: int) -> AsyncIterator[Applied]:
         """Walk over the applied entries from the one that settled `from_revision` on, without states: to the last one
-        that is applied when the walk begins. LookupError where they are not held, PastBusy as for other questions.
+        that is applied when the walk begins. LookupError where they are not held, TimeTravelBusy as for
+        other questions.
         """
-        last_index = self._chronicle.last_index
-        index = self._chronicle.index_of(max(1, from_revision))
+        last_index = self._applied_log.last_index
+        index = self._applied_log.index_of(max(1, from_revision))
         async with self._turn():
             while index <= last_index:
-                chunk = list(self._chronicle.read(index, limit=min(SLICE_ENTRIES, last_index - index + 1)))
+                chunk = list(self._applied_log.read(index, limit=min(SLICE_ENTRIES, last_index - index + 1)))
                 if not chunk:
                     return
                 for applied in chunk:
@@ -132,12 +133,12 @@ class Past:
         index, state = start.index, start.state
         done = 0
         while index < last_index:
-            chunk = list(self._chronicle.read(index + 1, limit=min(READ_ENTRIES, last_index - index)))
+            chunk = list(self._applied_log.read(index + 1, limit=min(READ_ENTRIES, last_index - index)))
             if not chunk:
-                raise PastUnknown(f"the ledger here ends at entry {index}")
+                raise RevisionNotHeld(f"the ledger here ends at entry {index}")
             for applied in chunk:
                 if applied.index != index + 1:
-                    raise PastUnknown(f"entries {index + 1} to {applied.index - 1} are not held by this replica")
+                    raise RevisionNotHeld(f"entries {index + 1} to {applied.index - 1} are not held by this replica")
                 before = state
                 if applied.batch is not None and not applied.void:
                     following = settle(state, applied.batch)
@@ -164,9 +165,11 @@ class Past:
             return stored
         if best is not None:
             return best
-        first_index = self._chronicle.first_index
+        first_index = self._applied_log.first_index
         if first_index > 1:
-            raise PastUnknown(f"this replica holds the ledger from entry {first_index} on, and no snapshot before it")
+            raise RevisionNotHeld(
+                f"this replica holds the ledger from entry {first_index} on, and no snapshot before it"
+            )
         return _Point(0, EMPTY)
 
     async def _from_snapshot(self, index: int, revision: int, better_than: int) -> _Point | None:
@@ -177,7 +180,7 @@ class Past:
                 image = await asyncio.to_thread(load_snapshot, self._snapshots.directory / str(name))
             except SnapshotRefused:
                 continue
-            if image.state.revision <= revision and image.chain_digest == self._chronicle.digest_at(image.index):
+            if image.state.revision <= revision and image.chain_digest == self._applied_log.digest_at(image.index):
                 point = _Point(image.index, image.state)
                 self._keep(point)
                 return point
@@ -199,7 +202,7 @@ class Past:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         if self._waiting >= REPLAYS_WAITING_MAX:
-            raise PastBusy(f"{self._waiting} questions about the past wait already")
+            raise TimeTravelBusy(f"{self._waiting} questions about the past wait already")
         self._waiting += 1
         try:
             await self._turns.acquire()

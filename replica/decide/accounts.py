@@ -24,7 +24,7 @@ from replica.model import (
     check_qos,
     check_reservation,
     check_rules,
-    standing_of,
+    scheduling_class_of,
     with_members_sorted,
     with_options,
 )
@@ -276,10 +276,10 @@ def _denied(place: str, sentence: str) -> Refusal:
 def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int) -> None:
     """Raise Unfit where a QOS with deny_on_limit refuses a job that one of its limits forbids by itself."""
     qos = state.qos.get(request.asked.qos) if request.asked.qos else None
-    standing = standing_of(request)
-    if qos is None or standing is None or not qos.deny_on_limit:
+    scheduling_class = scheduling_class_of(request)
+    if qos is None or scheduling_class is None or not qos.deny_on_limit:
         return
-    over = alone_over(state, standing, pool, granted_bytes, request.time_limit_s, request.cpus)
+    over = alone_over(state, scheduling_class, pool, granted_bytes, request.time_limit_s, request.cpus)
     if over is None:
         return
     verdict = over.verdict

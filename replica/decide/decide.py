@@ -19,8 +19,8 @@ from replica.messages import Accepted as Accepted
 from replica.messages import Decision as Decision
 from replica.messages import commands as c
 from replica.model import QUEUED_STAGES
-from replica.operations import BEGINNINGS, Turns, with_turns
-from replica.scheduler import Agenda, events_of_pass
+from replica.operations import BEGINNINGS, OperationSlots, with_slots
+from replica.scheduler import SchedulingIndex, events_of_pass
 from replica.state import Facts, State
 from replica.values import Instant, Refusal, RefusalCode
 
@@ -78,7 +78,7 @@ _OF_ARRAYS = frozenset((c.CancelJob, c.HoldJob, c.ReleaseJob, c.SuspendJob, c.Re
 
 
 def _in_turn(state: Facts, decision: Decision) -> Decision:
-    """Have operations wait that begin while all turns of their stage are taken."""
+    """Have operations wait that begin while all slots of their stage are taken."""
     if isinstance(decision, Refusal):
         return decision
     for event in decision.events:
@@ -86,8 +86,8 @@ def _in_turn(state: Facts, decision: Decision) -> Decision:
             break
     else:
         return decision
-    turns = Turns({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
-    return Accepted(with_turns(state, turns, decision.events))
+    slots = OperationSlots({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
+    return Accepted(with_slots(state, slots, decision.events))
 
 
 def is_by_key(command: c.Command) -> bool:
@@ -138,7 +138,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
 
 
 def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingPass, at: Instant) -> Decision:
-    return Accepted(events_of_pass(Agenda(state), at))
+    return Accepted(events_of_pass(SchedulingIndex(state), at))
 
 
 _BY_KEY = {**CLUSTER_BY_KEY, **JOBS_BY_KEY}

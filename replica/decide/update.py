@@ -87,7 +87,7 @@ def _updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs:
 
 def _held(state: Facts, job: Job) -> tuple[str, int]:
     buffer = state.buffers.get(job.id)
-    # What it holds already was allowed (`headroom.standing_gate`).
+    # What it holds already was allowed (`quotas.class_gate`).
     return ("", 0) if buffer is None or buffer.held_bytes else (buffer.pool, buffer.granted_bytes)
 
 

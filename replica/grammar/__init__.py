@@ -19,6 +19,7 @@ from replica.grammar.burst_buffer_conf import (
     include_of,
     lines_of,
     parse_lines,
+    place_in,
     values_of,
 )
 from replica.grammar.directives import NATIVE, Reading, read_request

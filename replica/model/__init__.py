@@ -87,8 +87,8 @@ from replica.model.operations import (
     counted_under,
     queue_place,
     stage_of,
-    takes_turn,
-    waits_for_turn,
+    takes_slot,
+    waits_for_slot,
 )
 from replica.model.orders import NOTHING_SPECIAL, Order, SpecialTransfers
 from replica.model.partitions import (
@@ -165,13 +165,13 @@ from replica.model.transfers import (
 )
 from replica.model.usage import (
     Consumed,
-    Standing,
-    UseKey,
+    SchedulingClass,
+    UsageKey,
     consumed_key,
-    holding_use,
+    holding_usage,
     minutes_of,
-    running_use,
-    standing_of,
+    running_usage,
+    scheduling_class_of,
     takes_cpus,
-    use_of,
+    usage_of,
 )

@@ -33,18 +33,18 @@ _TURN_OF = {
 }
 
 QUEUED_STAGES = (Stage.TEARDOWN, Stage.STAGE_OUT, Stage.STAGE_IN)
-"""Stages whose operations may be queued, in the order in which a pass gives turns: what gives space back goes first."""
+"""Stages whose operations may be queued, in the order in which a pass gives slots: what gives space back goes first."""
 
 
-def takes_turn(job: Job, buffer: Buffer | None) -> Stage | None:
-    """Return the stage that the job takes a turn of, or None. Pre-run counts as RUN."""
+def takes_slot(job: Job, buffer: Buffer | None) -> Stage | None:
+    """Return the stage that the job takes a slot of, or None. Pre-run counts as RUN."""
     if buffer is None or job.stuck or job.order_at == NEVER:
         return None
     return _TURN_OF.get(buffer.state)
 
 
-def waits_for_turn(job: Job, buffer: Buffer | None) -> Stage | None:
-    """Return the stage that the job waits for a turn of, or None."""
+def waits_for_slot(job: Job, buffer: Buffer | None) -> Stage | None:
+    """Return the stage that the job waits for a slot of, or None."""
     if buffer is None or job.stuck or job.order_at != NEVER or job.retry_at != NEVER:
         return None
     stage = _TURN_OF.get(buffer.state)
@@ -52,7 +52,7 @@ def waits_for_turn(job: Job, buffer: Buffer | None) -> Stage | None:
 
 
 def queue_place(job: Job, buffer: Buffer) -> tuple[Instant, int]:
-    """Return where the job stands among those that wait for a turn of the same stage: who came first."""
+    """Return where the job stands among those that wait for a slot of the same stage: who came first."""
     return buffer.changed_at, job.id
 
 

@@ -17,7 +17,7 @@ from replica.model.jobs import ENDED, Job, JobState
 from replica.model.requests import JobRequest
 from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
-UseKey = tuple[str, str, str, str, str]
+UsageKey = tuple[str, str, str, str, str]
 """What is counted, of whom (a: account, q: QOS, qa: account in a QOS, l: licence, r: reservation), its name, the user
 (or the account, for qa), and the pool; empty: of all users, in all pools.
 """
@@ -27,8 +27,8 @@ SECONDS_PER_MINUTE = 60
 _ON_CPUS = frozenset({JobState.CONFIGURING, JobState.RUNNING})
 
 
-class Standing(NamedTuple):
-    """On whose behalf a job is there: all jobs with the same one have the same limits. Made by `standing_of`."""
+class SchedulingClass(NamedTuple):
+    """On whose behalf a job is there: all jobs of one class have the same limits. Made by `scheduling_class_of`."""
 
     user: str
     account: str
@@ -40,19 +40,19 @@ class Standing(NamedTuple):
 
     @property
     def limits_runs(self) -> bool:
-        """Whether a limit or a licence may keep those of this standing from running, and not those behind them."""
+        """Whether a limit or a licence may keep those of this class from running, and not those behind them."""
         return bool(self.account or self.qos or self.licenses)
 
 
-def standing_of(request: JobRequest) -> Standing | None:
-    """Return the job's standing; None for one without account, QOS, licences, reservation and partition."""
+def scheduling_class_of(request: JobRequest) -> SchedulingClass | None:
+    """Return the job's scheduling class; None for one without account, QOS, licences, reservation and partition."""
     options = request.options
     if options is None:
         return None
     account, qos, partition = options.account, options.qos, options.partition
     if not (account or qos or options.licenses or options.reservation or partition):
         return None
-    return Standing(request.user, account, qos, options.licenses, options.reservation, options.nodes, partition)
+    return SchedulingClass(request.user, account, qos, options.licenses, options.reservation, options.nodes, partition)
 
 
 def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
@@ -72,15 +72,20 @@ def minutes_of(time_limit_s: int) -> int:
     return -(-time_limit_s // SECONDS_PER_MINUTE)
 
 
-def submitted_use(standing: Standing) -> Iterator[tuple[UseKey, int]]:
+def submitted_usage(scheduling_class: SchedulingClass) -> Iterator[tuple[UsageKey, int]]:
     """Yield what a job counts for as long as it is not over."""
-    if standing.qos:
-        yield ("submitted", "q", standing.qos, standing.user, ""), 1
+    if scheduling_class.qos:
+        yield ("submitted", "q", scheduling_class.qos, scheduling_class.user, ""), 1
 
 
-def running_use(standing: Standing, cpus: int) -> Iterator[tuple[UseKey, int]]:
+def running_usage(scheduling_class: SchedulingClass, cpus: int) -> Iterator[tuple[UsageKey, int]]:
     """Yield what a job counts for while it runs."""
-    user, account, qos, nodes = standing.user, standing.account, standing.qos, standing.nodes
+    user, account, qos, nodes = (
+        scheduling_class.user,
+        scheduling_class.account,
+        scheduling_class.qos,
+        scheduling_class.nodes,
+    )
     if account:
         yield ("jobs", "a", account, user, ""), 1
         yield ("nodes", "a", account, "", ""), nodes
@@ -89,15 +94,17 @@ def running_use(standing: Standing, cpus: int) -> Iterator[tuple[UseKey, int]]:
         yield ("jobs", "q", qos, user, ""), 1
         yield ("nodes", "q", qos, "", ""), nodes
         yield ("cpus", "q", qos, "", ""), cpus
-    for name, count in standing.licenses:
+    for name, count in scheduling_class.licenses:
         yield ("licenses", "l", name, "", ""), count
 
 
-def holding_use(standing: Standing, pool: str, size_bytes: int, time_limit_s: int) -> Iterator[tuple[UseKey, int]]:
+def holding_usage(
+    scheduling_class: SchedulingClass, pool: str, size_bytes: int, time_limit_s: int
+) -> Iterator[tuple[UsageKey, int]]:
     """Yield what a job counts for while it holds space."""
-    user, account, qos = standing.user, standing.account, standing.qos
-    if standing.reservation:
-        yield ("bb", "r", standing.reservation, "", pool), size_bytes
+    user, account, qos = scheduling_class.user, scheduling_class.account, scheduling_class.qos
+    if scheduling_class.reservation:
+        yield ("bb", "r", scheduling_class.reservation, "", pool), size_bytes
     if not account and not qos:
         return
     minutes = size_bytes * minutes_of(time_limit_s)
@@ -114,18 +121,18 @@ def holding_use(standing: Standing, pool: str, size_bytes: int, time_limit_s: in
             yield ("minutes", "q", qos, "", name), minutes
 
 
-def use_of(job: Job, buffer: Buffer | None) -> dict[UseKey, int]:
+def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
     """Return what one job counts for now."""
-    standing = standing_of(job.request)
-    found: dict[UseKey, int] = {}
-    if standing is None:
+    scheduling_class = scheduling_class_of(job.request)
+    found: dict[UsageKey, int] = {}
+    if scheduling_class is None:
         return found
     if job.state not in ENDED:
-        found.update(submitted_use(standing))
+        found.update(submitted_usage(scheduling_class))
     if is_running(job, buffer):
-        found.update(running_use(standing, job.request.cpus))
+        found.update(running_usage(scheduling_class, job.request.cpus))
     if buffer is not None and buffer.held_bytes:
-        found.update(holding_use(standing, buffer.pool, buffer.held_bytes, job.request.time_limit_s))
+        found.update(holding_usage(scheduling_class, buffer.pool, buffer.held_bytes, job.request.time_limit_s))
     return {key: amount for key, amount in found.items() if amount}
 
 
@@ -145,23 +152,23 @@ def consumed_key(whose: str, name: str, user: str, pool: str) -> str:
     return f"{whose}/{name}/{user}/{pool}"
 
 
-def keys_of(standing: Standing, pool: str) -> Iterator[str]:
+def keys_of(scheduling_class: SchedulingClass, pool: str) -> Iterator[str]:
     """Yield what a buffer of a job counts for."""
     for name in (pool, ""):
-        if standing.account:
-            yield consumed_key("a", standing.account, "", name)
-            yield consumed_key("a", standing.account, standing.user, name)
-        if standing.qos:
-            yield consumed_key("q", standing.qos, "", name)
+        if scheduling_class.account:
+            yield consumed_key("a", scheduling_class.account, "", name)
+            yield consumed_key("a", scheduling_class.account, scheduling_class.user, name)
+        if scheduling_class.qos:
+            yield consumed_key("q", scheduling_class.qos, "", name)
 
 
-def with_given_back(consumed: Consumed, standing: Standing, buffer: Buffer, at: int) -> Consumed:
+def with_given_back(consumed: Consumed, scheduling_class: SchedulingClass, buffer: Buffer, at: int) -> Consumed:
     """Return the records after a buffer that was held until `at` has given back its space."""
     held_us = max(0, at - buffer.created_at)
     minutes = buffer.held_bytes * held_us // MICROSECONDS_PER_MINUTE
     if not minutes:
         return consumed
-    for key in keys_of(standing, buffer.pool):
+    for key in keys_of(scheduling_class, buffer.pool):
         used = consumed.get(key)
         if used is not None or len(consumed) < CONSUMED_MAX:
             consumed = consumed.set(key, min(SIZE_BYTES_MAX, (used or 0) + minutes))

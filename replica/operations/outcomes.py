@@ -21,7 +21,7 @@ from replica.model import (
     operation_of,
     stage_of,
     teardown_on_failure,
-    waits_for_turn,
+    waits_for_slot,
 )
 from replica.operations.transfer_limits import cap_s
 from replica.state import Facts
@@ -45,9 +45,9 @@ def timeout_s(policy: Policy, stage: Stage) -> int:
 
 def active_stage(job: Job, buffer: Buffer | None) -> Stage | None:
     """Return the operation that stands ordered now: none while a failed one waits for its retry or for somebody, or
-    one that has begun waits for its turn.
+    one that has begun waits for its slot.
     """
-    if job.stuck or job.retry_at or waits_for_turn(job, buffer) is not None:
+    if job.stuck or job.retry_at or waits_for_slot(job, buffer) is not None:
         return None
     return stage_of(job, buffer)
 
@@ -77,7 +77,7 @@ def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
 
 
 def timeout_message(state: Facts, stage: Stage) -> str:
-    """Return what is said of an operation that is over its time, in Slurm's words where the time is one of Slurm's."""
+    """Return the message on an operation that is over its time, in Slurm's words where the time is one of Slurm's."""
     most_s = cap_s(state, stage)
     if most_s:
         return f"it took longer than TransferTimeMax allows, {most_s} s"

@@ -45,7 +45,7 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
         for instant in (
             job.retry_at,
             timeout_at(state, job, buffer),
-            _revocation(state, job, buffer)[0],
+            _allocation_revoked(state, job, buffer)[0],
         ):
             if instant != NEVER:
                 due.append(instant)
@@ -72,7 +72,7 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
         stage = active_stage(job, buffer)
         assert stage is not None
         return failed(state, job, stage, timeout_message(state, stage), at)
-    revoked_at, reason = _revocation(state, job, buffer)
+    revoked_at, reason = _allocation_revoked(state, job, buffer)
     if revoked_at != NEVER and revoked_at <= at:
         return (
             e.AllocationRevoked(job.id, job.attempt, reason),
@@ -88,7 +88,7 @@ def _is_down(state: Facts, job: Job) -> bool:
     return node is not None and node.down
 
 
-def _revocation(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
+def _allocation_revoked(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
     """Return from when on a pending job's buffer is to be taken back, and why; NEVER if it is not."""
     if job.state is not JobState.PENDING or buffer.state not in _REVOCABLE:
         return NEVER, ""

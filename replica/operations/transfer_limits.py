@@ -1,8 +1,8 @@
-"""What governs transfers: the rules that hold, who has how many under way, and what share of a rate each node has.
+"""Transfer limits: the rules that hold, who has how many under way, and what share of a rate each node has.
 
-`State.moving` counts transfers (stage-ins and stage-outs that have their turn) by (user, node), where an empty part
-stands for all. It is derived, so shares are a function of the State: each agent is told its own with its orders, and
-hears of a change when its orders are next asked for.
+`State.moving` counts transfers (stage-ins and stage-outs that have their slot) by (user, node), where an empty part
+stands for all. It is derived, so shares are a function of the State: each agent gets its own with its orders, and
+a change when its orders are next asked for.
 """
 
 from __future__ import annotations

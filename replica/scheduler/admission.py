@@ -1,7 +1,7 @@
-"""What a candidate is told when its turn comes in a scheduling pass: one function for what is done and what is shown.
+"""Admission of a candidate when a scheduling pass reaches it: one function for what is done and what is shown.
 
-Both passes, the walk (`scheduling`) and the one over an index (`agenda_pass`), ask here, and so does whoever explains
-why a job waits: what keeps it back and what is said of it cannot differ.
+The pass over the index and the reference of the tests, which walks over all jobs, ask here, and so does whoever
+explains why a job waits: what keeps it back and the reason that is shown cannot differ.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from replica.messages import events as e
-from replica.model import AnyNode, Buffer, Job, Stage, Standing, is_in, place_name, standing_of
-from replica.operations import Turns
-from replica.scheduler.backfill import Head, expected_end
+from replica.model import AnyNode, Buffer, Job, SchedulingClass, Stage, is_in, place_name, scheduling_class_of
+from replica.operations import OperationSlots
+from replica.scheduler.backfill import ReservationHead, expected_end
 from replica.scheduler.priority import order_of
-from replica.scheduler.quotas import Headroom
+from replica.scheduler.quotas import QuotaCheck
 from replica.state import Facts, State
-from replica.values import CANDIDATES_BEHIND_MAX, NEVER, TURNED_AWAY_MAX, Instant, Reason, Verdict, format_size
+from replica.values import CANDIDATES_BEHIND_MAX, NEVER, SKIPPED_MAX, Instant, Reason, Verdict, format_size
 
 Place = tuple[int, int]
 """Where a candidate stands in a pass: what it is sorted by, and the job."""
@@ -28,20 +28,20 @@ def place_of(state: State, job: Job) -> Place:
     return order_of(state, job, state.buffers.get(job.id)), job.id
 
 
-class Turn(Protocol):
-    """A pass as far as it has come: what was given away before the candidate's turn."""
+class PassState(Protocol):
+    """State of a pass when it reaches a candidate: what was given away before."""
 
     state: State
     at: Instant
-    heads: dict[str, Head]
-    turns: Turns
+    heads: dict[str, ReservationHead]
+    slots: OperationSlots
     """Stage -> the operations of it that are under way."""
     any_node: AnyNode
     """Who waits for CPUs of any node."""
-    headroom: Headroom
+    quotas: QuotaCheck
     """What limits, licences and reservations still allow."""
-    turned_away: dict[tuple[str, int, Standing | None], int]
-    """(pool, CPUs, standing) -> candidates of that queue that a limit or a coming reservation turned away."""
+    skipped: dict[tuple[str, int, SchedulingClass | None], int]
+    """(pool, CPUs, class) -> candidates of that queue that a limit or a coming reservation kept back: skipped."""
 
     @property
     def is_full(self) -> bool:
@@ -53,8 +53,8 @@ class Turn(Protocol):
     def free_at(self, pool: str, instant: Instant) -> int:
         """Return what of a pool is free at a later instant if everybody gives back in time, bytes."""
 
-    def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> Head:
-        """Return the job as the first in line for a pool."""
+    def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
+        """Return the reservation head that the job becomes in the queue for a pool."""
 
     def node_use(self, node: str) -> tuple[int, int] | None:
         """Return the CPUs of a node and how many of them are free; None if it is not up."""
@@ -75,8 +75,8 @@ class Turn(Protocol):
 # Space ---------------------------------------------------------------------------------------------------------------
 
 
-class SpaceAnswer(Enum):
-    """What a candidate for space is told."""
+class SpaceDecision(Enum):
+    """Decision on a candidate for space."""
 
     GIVEN = auto()
     NEXT_PASS = auto()
@@ -86,59 +86,59 @@ class SpaceAnswer(Enum):
     TOO_FAR_BEHIND = auto()
     MUST_NOT_PASS = auto()
     LIMITED = auto()
-    TURNED_AWAY = auto()
+    SKIPPED = auto()
     RESERVED = auto()
     TOO_LARGE = auto()
 
 
-NOT_IN_LINE = frozenset(
+NOT_QUEUED = frozenset(
     {
-        SpaceAnswer.NO_NODE,
-        SpaceAnswer.LIMITED,
-        SpaceAnswer.TURNED_AWAY,
-        SpaceAnswer.RESERVED,
-        SpaceAnswer.TOO_LARGE,
+        SpaceDecision.NO_NODE,
+        SpaceDecision.LIMITED,
+        SpaceDecision.SKIPPED,
+        SpaceDecision.RESERVED,
+        SpaceDecision.TOO_LARGE,
     }
 )
-"""Answers of gates: who gets one does not stand in the line for the pool."""
+"""Decisions of gates: who gets one does not stand in the queue for the pool."""
 
-GATED = frozenset({SpaceAnswer.LIMITED, SpaceAnswer.RESERVED})
-"""Answers of which only so many are given in one queue of one pass."""
+GATED = frozenset({SpaceDecision.LIMITED, SpaceDecision.RESERVED})
+"""Decisions of which only so many are made in one queue of one pass."""
 
 
-class Wish(NamedTuple):
+class SpaceRequest(NamedTuple):
     """What a candidate for space asks for, and on whose behalf."""
 
     job: Job
     pool: str
     size_bytes: int
-    standing: Standing | None
+    scheduling_class: SchedulingClass | None
 
     @property
     def reservation(self) -> str:
         """The reservation that it is of, or empty."""
-        return "" if self.standing is None else self.standing.reservation
+        return "" if self.scheduling_class is None else self.scheduling_class.reservation
 
     @property
     def partition(self) -> str:
         """The partition that it is of, or empty."""
-        return "" if self.standing is None else self.standing.partition
+        return "" if self.scheduling_class is None else self.scheduling_class.partition
 
     @property
-    def queue(self) -> tuple[str, int, Standing | None]:
+    def queue(self) -> tuple[str, int, SchedulingClass | None]:
         """What it shares with those that gates treat alike."""
-        return self.pool, self.job.request.cpus, self.standing
+        return self.pool, self.job.request.cpus, self.scheduling_class
 
 
-def wish_of(state: State, job: Job, buffer: Buffer) -> Wish:
+def space_request_of(state: State, job: Job, buffer: Buffer) -> SpaceRequest:
     """Return what a job that waits for space asks for."""
     size_bytes = buffer.granted_bytes
-    return Wish(job, buffer.pool if size_bytes else "", size_bytes, standing_of(job.request))
+    return SpaceRequest(job, buffer.pool if size_bytes else "", size_bytes, scheduling_class_of(job.request))
 
 
-def available(turn: Turn, wish: Wish) -> int:
+def available(current: PassState, request: SpaceRequest) -> int:
     """Return what of the pool the candidate may have now: what is free, less what is set aside for others, bytes."""
-    return free_for(turn, wish.pool, wish.reservation)
+    return free_for(current, request.pool, request.reservation)
 
 
 def usable_in(state: State, pool: str) -> int:
@@ -147,152 +147,160 @@ def usable_in(state: State, pool: str) -> int:
     return 0 if known is None else known.usable_bytes
 
 
-def free_for(turn: Turn, pool: str, reservation: str) -> int:
+def free_for(current: PassState, pool: str, reservation: str) -> int:
     """Return what of a pool is free for jobs of a reservation (or of none, if it is empty), bytes."""
-    free = turn.free_in(pool)
-    return max(0, free - turn.headroom.set_aside_bytes(pool, reservation)) if turn.state.reservations else free
+    free = current.free_in(pool)
+    return max(0, free - current.quotas.set_aside_bytes(pool, reservation)) if current.state.reservations else free
 
 
-def given_of(turn: Turn, events: Iterable[e.Event], pool: str) -> list[tuple[int, int]]:
+def given_of(current: PassState, events: Iterable[e.Event], pool: str) -> list[tuple[int, int]]:
     """Return when those whom a pass gave something of a pool should give it back, and how much, in ascending order."""
-    state = turn.state
+    state = current.state
     return sorted(
-        (expected_end(state, state.jobs[event.job], pool, turn.at), state.buffers[event.job].granted_bytes)
+        (expected_end(state, state.jobs[event.job], pool, current.at), state.buffers[event.job].granted_bytes)
         for event in events
         if isinstance(event, e.BufferAllocated) and state.buffers[event.job].pool == pool
     )
 
 
-def head_before(turn: Turn, wish: Wish) -> Head | None:
-    """Return the first in line whom the candidate would pass; None for one who takes what is his reservation's own."""
-    if not wish.size_bytes or wish.size_bytes <= turn.headroom.own_bytes(wish.pool, wish.reservation):
+def head_before(current: PassState, request: SpaceRequest) -> ReservationHead | None:
+    """Return the reservation head that the candidate would be backfilled past; None for one who takes what is his own
+    reservation's.
+    """
+    if not request.size_bytes or request.size_bytes <= current.quotas.own_bytes(request.pool, request.reservation):
         return None
-    return turn.heads.get(wish.pool)
+    return current.heads.get(request.pool)
 
 
-def limits_verdict(turn: Turn, wish: Wish) -> Verdict | None:
+def limits_verdict(current: PassState, request: SpaceRequest) -> Verdict | None:
     """Return which limit, or licence, keeps the candidate from staging, or None."""
-    job, standing, headroom = wish.job, wish.standing, turn.headroom
-    if standing is None:
+    job, scheduling_class, quotas = request.job, request.scheduling_class, current.quotas
+    if scheduling_class is None:
         return None
     return (
-        headroom.run_gate(standing, job.request.cpus)
-        or headroom.space_gate(standing, wish.pool, wish.size_bytes, job.request.time_limit_s)
-        or headroom.license_gate(standing)
+        quotas.run_gate(scheduling_class, job.request.cpus)
+        or quotas.space_gate(scheduling_class, request.pool, request.size_bytes, job.request.time_limit_s)
+        or quotas.license_gate(scheduling_class)
     )
 
 
-def run_verdict(turn: Turn, standing: Standing | None, cpus: int) -> Verdict | None:
-    """Return which limit, or licence, keeps everybody of this standing who needs so many CPUs from running, or None."""
-    return turn.headroom.run_gate(standing, cpus) or turn.headroom.license_gate(standing)
+def run_verdict(current: PassState, scheduling_class: SchedulingClass | None, cpus: int) -> Verdict | None:
+    """Return which limit, or licence, keeps everybody of this class who needs so many CPUs from running, or None."""
+    return current.quotas.run_gate(scheduling_class, cpus) or current.quotas.license_gate(scheduling_class)
 
 
-def coming_verdict(turn: Turn, wish: Wish) -> Verdict | None:
+def coming_verdict(current: PassState, request: SpaceRequest) -> Verdict | None:
     """Return which reservation begins before the candidate would have given back what it then needs, or None."""
-    if not turn.state.reservations:
+    if not current.state.reservations:
         return None
-    pool, until = wish.pool, end_of(turn, wish)
-    return turn.headroom.coming_gate(
-        pool, wish.reservation, wish.size_bytes, until, lambda instant: turn.free_at(pool, instant)
+    pool, until = request.pool, end_of(current, request)
+    return current.quotas.coming_gate(
+        pool, request.reservation, request.size_bytes, until, lambda instant: current.free_at(pool, instant)
     )
 
 
-def end_of(turn: Turn, wish: Wish) -> int:
+def end_of(current: PassState, request: SpaceRequest) -> int:
     """Return when a candidate that gets its space now should have given it back."""
-    return expected_end(turn.state, wish.job, wish.pool, turn.at)
+    return expected_end(current.state, request.job, request.pool, current.at)
 
 
-def space_answer(turn: Turn, wish: Wish) -> SpaceAnswer:
-    """Return what the candidate is told. It changes nothing but what the first in line knows of its own start."""
-    policy = turn.state.policy
-    if limits_verdict(turn, wish) is not None:
-        return SpaceAnswer.LIMITED
-    if turn.turns.get(Stage.STAGE_IN, 0) >= policy.operations_per_stage_max:
-        return SpaceAnswer.STAGES_FULL
-    if wish.job.request.cpus > turn.cpus_max_in(place_name(turn.state.partitions, wish.partition)):
-        # Before it can become the first in line: who cannot be placed must not keep others from the pool.
-        return SpaceAnswer.NO_NODE
-    if wish.size_bytes > usable_in(turn.state, wish.pool):
+def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
+    """Return the decision on the candidate. It changes nothing but what the reservation head knows of its own start."""
+    policy = current.state.policy
+    if limits_verdict(current, request) is not None:
+        return SpaceDecision.LIMITED
+    if current.slots.get(Stage.STAGE_IN, 0) >= policy.operations_per_stage_max:
+        return SpaceDecision.STAGES_FULL
+    if request.job.request.cpus > current.cpus_max_in(place_name(current.state.partitions, request.partition)):
+        # Before it can become the reservation head: who cannot be placed must not keep others from the pool.
+        return SpaceDecision.NO_NODE
+    if request.size_bytes > usable_in(current.state, request.pool):
         # Nor must who cannot have his space whoever gives back, since his pool has shrunk or was never that large.
-        return SpaceAnswer.TOO_LARGE
-    fits = wish.size_bytes <= available(turn, wish)
-    if not fits and wish.pool in turn.heads:
-        return SpaceAnswer.NOT_ENOUGH
-    head = head_before(turn, wish)
+        return SpaceDecision.TOO_LARGE
+    fits = request.size_bytes <= available(current, request)
+    if not fits and request.pool in current.heads:
+        return SpaceDecision.NOT_ENOUGH
+    head = head_before(current, request)
     if head is not None and head.behind >= CANDIDATES_BEHIND_MAX:
-        return SpaceAnswer.TOO_FAR_BEHIND
-    if turn.turned_away.get(wish.queue, 0) >= TURNED_AWAY_MAX:
-        return SpaceAnswer.TURNED_AWAY
+        return SpaceDecision.TOO_FAR_BEHIND
+    if current.skipped.get(request.queue, 0) >= SKIPPED_MAX:
+        return SpaceDecision.SKIPPED
     if not fits:
-        return SpaceAnswer.NOT_ENOUGH
-    if coming_verdict(turn, wish) is not None:
-        return SpaceAnswer.RESERVED
-    if head is not None and not head.may_be_passed(wish.size_bytes, end_of(turn, wish), turn.at, policy.max_passes):
-        return SpaceAnswer.MUST_NOT_PASS
-    return SpaceAnswer.NEXT_PASS if turn.is_full else SpaceAnswer.GIVEN
+        return SpaceDecision.NOT_ENOUGH
+    if coming_verdict(current, request) is not None:
+        return SpaceDecision.RESERVED
+    if head is not None and not head.may_be_backfilled(
+        request.size_bytes, end_of(current, request), current.at, policy.max_passes
+    ):
+        return SpaceDecision.MUST_NOT_PASS
+    return SpaceDecision.NEXT_PASS if current.is_full else SpaceDecision.GIVEN
 
 
-def take_note(turn: Turn, wish: Wish, answer: SpaceAnswer) -> Head | None:
-    """Note the answer that a candidate got; return whom it would pass."""
-    head = head_before(turn, wish)
-    if head is not None and answer not in NOT_IN_LINE:
+def note_decision(current: PassState, request: SpaceRequest, decision: SpaceDecision) -> ReservationHead | None:
+    """Note the decision on a candidate; return the reservation head that it would be backfilled past."""
+    head = head_before(current, request)
+    if head is not None and decision not in NOT_QUEUED:
         head.behind += 1
-    if answer in GATED and wish.size_bytes <= usable_in(turn.state, wish.pool):
-        # Those who ask for more than their pool ever has are not looked at one by one (`agenda_parts`).
-        turn.turned_away[wish.queue] = turn.turned_away.get(wish.queue, 0) + 1
-    elif answer is SpaceAnswer.NOT_ENOUGH and wish.pool not in turn.heads:
-        turn.heads[wish.pool] = turn.head_of(wish.job, wish.pool, wish.size_bytes, available(turn, wish))
-    elif answer is SpaceAnswer.GIVEN:
-        turn.headroom.give_space(wish.standing, wish.pool, wish.size_bytes, wish.job.request.time_limit_s)
+    if decision in GATED and request.size_bytes <= usable_in(current.state, request.pool):
+        # Those who ask for more than their pool ever has are not checked one by one (`index_row`).
+        current.skipped[request.queue] = current.skipped.get(request.queue, 0) + 1
+    elif decision is SpaceDecision.NOT_ENOUGH and request.pool not in current.heads:
+        current.heads[request.pool] = current.head_of(
+            request.job, request.pool, request.size_bytes, available(current, request)
+        )
+    elif decision is SpaceDecision.GIVEN:
+        current.quotas.give_space(
+            request.scheduling_class, request.pool, request.size_bytes, request.job.request.time_limit_s
+        )
     return head
 
 
-def space_verdict(turn: Turn, job: Job, buffer: Buffer) -> Verdict:
-    """Return what is said of a candidate for space at its turn."""
-    wish = wish_of(turn.state, job, buffer)
-    answer = space_answer(turn, wish)
-    gated = {SpaceAnswer.LIMITED: limits_verdict, SpaceAnswer.RESERVED: coming_verdict}.get(answer)
-    if gated is not None and (verdict := gated(turn, wish)) is not None:
+def space_verdict(current: PassState, job: Job, buffer: Buffer) -> Verdict:
+    """Return the verdict on a candidate for space when the pass reaches it."""
+    request = space_request_of(current.state, job, buffer)
+    decision = space_decision(current, request)
+    gated = {SpaceDecision.LIMITED: limits_verdict, SpaceDecision.RESERVED: coming_verdict}.get(decision)
+    if gated is not None and (verdict := gated(current, request)) is not None:
         return verdict
-    free, raw, head = available(turn, wish), turn.free_in(wish.pool), head_before(turn, wish)
-    figures = [("asked", format_size(wish.size_bytes)), ("pool", wish.pool or "-"), ("free", format_size(raw))]
+    free, raw, head = available(current, request), current.free_in(request.pool), head_before(current, request)
+    figures = [("asked", format_size(request.size_bytes)), ("pool", request.pool or "-"), ("free", format_size(raw))]
     if free != raw:
         figures.append(("set_aside", format_size(raw - free)))
     if head is not None:
         figures.append(("first_in_line", str(head.job)))
-    elif answer is SpaceAnswer.NOT_ENOUGH:
-        start_at = turn.head_of(job, wish.pool, wish.size_bytes, free).start_at
+    elif decision is SpaceDecision.NOT_ENOUGH:
+        start_at = current.head_of(job, request.pool, request.size_bytes, free).start_at
         if start_at != NEVER:
             figures.append(("expected_start_us", str(start_at)))
-    under_way = turn.turns.get(Stage.STAGE_IN, 0)
+    under_way = current.slots.get(Stage.STAGE_IN, 0)
     first = head.job if head is not None else 0
     passed = head.passed if head is not None else 0
     sentence = {
-        SpaceAnswer.GIVEN: "the job may have its space now",
-        SpaceAnswer.NEXT_PASS: "the job may have its space in the next pass",
-        SpaceAnswer.STAGES_FULL: f"{under_way} stage-ins are under way, and no more may be",
-        SpaceAnswer.NO_NODE: "no node that is up could hold the job"
-        + (f" in partition {wish.partition}" if place_name(turn.state.partitions, wish.partition) else ""),
-        SpaceAnswer.TOO_LARGE: (
-            f"it asks for more than its pool has in service now, {format_size(usable_in(turn.state, wish.pool))}"
+        SpaceDecision.GIVEN: "the job may have its space now",
+        SpaceDecision.NEXT_PASS: "the job may have its space in the next pass",
+        SpaceDecision.STAGES_FULL: f"{under_way} stage-ins are under way, and no more may be",
+        SpaceDecision.NO_NODE: "no node that is up could hold the job"
+        + (f" in partition {request.partition}" if place_name(current.state.partitions, request.partition) else ""),
+        SpaceDecision.TOO_LARGE: (
+            f"it asks for more than its pool has in service now, {format_size(usable_in(current.state, request.pool))}"
         ),
-        SpaceAnswer.NOT_ENOUGH: "its pool has not enough free space",
-        SpaceAnswer.TOO_FAR_BEHIND: (
+        SpaceDecision.NOT_ENOUGH: "its pool has not enough free space",
+        SpaceDecision.TOO_FAR_BEHIND: (
             f"at least {CANDIDATES_BEHIND_MAX} jobs are between it and job {first}, which is first in line for the pool"
         ),
-        SpaceAnswer.LIMITED: "a limit keeps the job back",
-        SpaceAnswer.RESERVED: "a reservation keeps the job back",
-        SpaceAnswer.TURNED_AWAY: f"at least {TURNED_AWAY_MAX} jobs of the same limits are before it and have to wait",
-        SpaceAnswer.MUST_NOT_PASS: f"job {first} is first in line for the pool and has been passed {passed} times",
-    }[answer]
+        SpaceDecision.LIMITED: "a limit keeps the job back",
+        SpaceDecision.RESERVED: "a reservation keeps the job back",
+        SpaceDecision.SKIPPED: f"at least {SKIPPED_MAX} jobs of the same limits are before it and have to wait",
+        SpaceDecision.MUST_NOT_PASS: f"job {first} is first in line for the pool and has been passed {passed} times",
+    }[decision]
     return Verdict(Reason.BURST_BUFFER_RESOURCES, sentence, tuple(figures))
 
 
 # CPUs ----------------------------------------------------------------------------------------------------------------
 
 
-class PlaceAnswer(Enum):
-    """What a candidate for CPUs is told."""
+class PlaceDecision(Enum):
+    """Decision on a candidate for CPUs."""
 
     RUNS = auto()
     NEXT_PASS = auto()
@@ -310,71 +318,73 @@ def nodes_of(state: Facts, job_id: int) -> str:
     return "" if options is None else place_name(state.partitions, options.partition)
 
 
-def place_answer(turn: Turn, job: Job, buffer: Buffer | None) -> PlaceAnswer:
-    """Return what the candidate is told: a job runs where its data is, or anywhere in its partition if it has none."""
-    state, cpus, place = turn.state, job.request.cpus, place_of(turn.state, job)
-    if run_verdict(turn, standing_of(job.request), cpus) is not None:
-        return PlaceAnswer.LIMITED
+def place_decision(current: PassState, job: Job, buffer: Buffer | None) -> PlaceDecision:
+    """Return the decision on the candidate: a job runs where its data is, or anywhere in its partition without data."""
+    state, cpus, place = current.state, job.request.cpus, place_of(current.state, job)
+    if run_verdict(current, scheduling_class_of(job.request), cpus) is not None:
+        return PlaceDecision.LIMITED
     if buffer is None:
         nodes = nodes_of(state, job.id)
-        could, first = cpus <= turn.cpus_max_in(nodes), turn.any_node.first_in(nodes)
-        fits = not first and turn.has_node_for(cpus, place, nodes)
+        could, first = cpus <= current.cpus_max_in(nodes), current.any_node.first_in(nodes)
+        fits = not first and current.has_node_for(cpus, place, nodes)
     else:
         node = state.nodes.get(job.node)
         if node is not None and node.down:
-            return PlaceAnswer.NODE_DOWN
-        use = turn.node_use(job.node)
+            return PlaceDecision.NODE_DOWN
+        use = current.node_use(job.node)
         could = use is not None and use[0] >= cpus
-        first = turn.any_node.first_for(job.node) or turn.waits_for_node(job.node, place)
+        first = current.any_node.first_for(job.node) or current.waits_for_node(job.node, place)
         fits = not first and use is not None and use[1] >= cpus
     if fits:
-        full = turn.turns.get(Stage.RUN, 0) >= state.policy.operations_per_stage_max
+        full = current.slots.get(Stage.RUN, 0) >= state.policy.operations_per_stage_max
         if buffer is not None and full:
-            return PlaceAnswer.PRE_RUNS_FULL
-        return PlaceAnswer.NEXT_PASS if turn.is_full else PlaceAnswer.RUNS
+            return PlaceDecision.PRE_RUNS_FULL
+        return PlaceDecision.NEXT_PASS if current.is_full else PlaceDecision.RUNS
     if not could:
         # It waits for a node to come, not for CPUs to become free: nobody is kept back for it.
-        return PlaceAnswer.NO_NODE
-    return PlaceAnswer.AFTER_OTHERS if first else PlaceAnswer.NOT_ENOUGH
+        return PlaceDecision.NO_NODE
+    return PlaceDecision.AFTER_OTHERS if first else PlaceDecision.NOT_ENOUGH
 
 
-WAITS: frozenset[PlaceAnswer] = frozenset({PlaceAnswer.NOT_ENOUGH, PlaceAnswer.PRE_RUNS_FULL})
-"""Answers after which those behind must leave the candidate the CPUs that it waits for."""
+WAITS: frozenset[PlaceDecision] = frozenset({PlaceDecision.NOT_ENOUGH, PlaceDecision.PRE_RUNS_FULL})
+"""Decisions after which those behind must leave the candidate the CPUs that it waits for."""
 
 
-def place_verdict(turn: Turn, job: Job, buffer: Buffer | None) -> Verdict:
-    """Return what is said of a candidate for CPUs at its turn."""
-    answer, cpus = place_answer(turn, job, buffer), job.request.cpus
-    match answer:
-        case PlaceAnswer.LIMITED:
-            verdict = run_verdict(turn, standing_of(job.request), cpus)
+def place_verdict(current: PassState, job: Job, buffer: Buffer | None) -> Verdict:
+    """Return the verdict on a candidate for CPUs when the pass reaches it."""
+    decision, cpus = place_decision(current, job, buffer), job.request.cpus
+    match decision:
+        case PlaceDecision.LIMITED:
+            verdict = run_verdict(current, scheduling_class_of(job.request), cpus)
             return verdict or Verdict(Reason.NONE, "nothing holds the job back")
-        case PlaceAnswer.RUNS:
+        case PlaceDecision.RUNS:
             return Verdict(Reason.NONE, "nothing holds the job back")
-        case PlaceAnswer.NEXT_PASS:
+        case PlaceDecision.NEXT_PASS:
             return Verdict(Reason.NONE, "the job runs in the next pass")
-        case PlaceAnswer.PRE_RUNS_FULL:
-            under_way = turn.turns.get(Stage.RUN, 0)
+        case PlaceDecision.PRE_RUNS_FULL:
+            under_way = current.slots.get(Stage.RUN, 0)
             return Verdict(Reason.BURST_BUFFER_OPERATION, f"{under_way} pre-runs are under way, and no more may be", ())
-        case PlaceAnswer.NODE_DOWN:
+        case PlaceDecision.NODE_DOWN:
             sentence = f"the job's data is on node {job.node}, which is down"
             return Verdict(Reason.NODE_DOWN, sentence, (("node", job.node),))
-        case PlaceAnswer.NO_NODE:
-            figures: tuple[tuple[str, str], ...] = (("cpus", str(cpus)), *_partition_figure(turn, job))
+        case PlaceDecision.NO_NODE:
+            figures: tuple[tuple[str, str], ...] = (("cpus", str(cpus)), *_partition_figure(current, job))
             return Verdict(Reason.REQ_NODE_NOT_AVAIL, "no node that is up has so many CPUs", figures)
-        case PlaceAnswer.AFTER_OTHERS:
+        case PlaceDecision.AFTER_OTHERS:
             if buffer is None:
-                first = turn.any_node.first_in(nodes_of(turn.state, job.id))
+                first = current.any_node.first_in(nodes_of(current.state, job.id))
             else:
-                first = turn.any_node.first_for(job.node) or turn.waits_for_node(job.node, place_of(turn.state, job))
+                first = current.any_node.first_for(job.node) or current.waits_for_node(
+                    job.node, place_of(current.state, job)
+                )
             return Verdict(Reason.PRIORITY, f"job {first} has priority", (("first_in_line", str(first)),))
-        case PlaceAnswer.NOT_ENOUGH:
-            partitions, nodes = turn.state.partitions, nodes_of(turn.state, job.id)
-            free = ",".join(f"{name}:{free}" for name, free in turn.free_cpus() if is_in(partitions, nodes, name))
-            figures = (("cpus", str(cpus)), ("free_cpus", free), *_partition_figure(turn, job))
+        case PlaceDecision.NOT_ENOUGH:
+            partitions, nodes = current.state.partitions, nodes_of(current.state, job.id)
+            free = ",".join(f"{name}:{free}" for name, free in current.free_cpus() if is_in(partitions, nodes, name))
+            figures = (("cpus", str(cpus)), ("free_cpus", free), *_partition_figure(current, job))
             return Verdict(Reason.RESOURCES, "no node has enough free CPUs for the job", figures)
 
 
-def _partition_figure(turn: Turn, job: Job) -> tuple[tuple[str, str], ...]:
-    nodes = nodes_of(turn.state, job.id)
+def _partition_figure(current: PassState, job: Job) -> tuple[tuple[str, str], ...]:
+    nodes = nodes_of(current.state, job.id)
     return (("partition", nodes),) if nodes else ()

@@ -1,4 +1,4 @@
-"""The first in line for a pool: when it should get its space, and who may pass it meanwhile (SPUR.md, 3)."""
+"""Backfill: when the first request in the queue of a pool should get its space, and who may go first (SPUR.md, 3)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NOBODY_KNOWS = 2**62
 _BEING_REMOVED = (BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
 
 
-class Head:
-    """The first request in line for a pool."""
+class ReservationHead:
+    """First request in the queue of a pool that does not fit: space is kept for it from its expected start on."""
 
     def __init__(self, job: Job, estimate: Callable[[], tuple[Instant, int]]) -> None:
         """`estimate` gives when it should get its space (NEVER: not known) and what is left beside it then, bytes."""
         self.job = job.id
         self.passed = job.passed
         self.behind = 0
-        """Candidates behind it that this pass has looked at."""
+        """Candidates behind it that this pass has checked."""
         self._promised_at = job.promised_at
         self._estimate: Callable[[], tuple[Instant, int]] | None = estimate
         self._start_at = NEVER
@@ -39,20 +39,20 @@ class Head:
     def start_at(self) -> Instant:
         """When it should get its space if every holder uses its time; NEVER if nobody can say."""
         if self._estimate is not None:
-            # Only now: it looks at everybody who holds a part of the pool, and often nobody asks.
+            # Only now: it goes over everybody who holds a part of the pool, and often nobody asks.
             self._start_at, self._spare_bytes = self._estimate()
             self._estimate = None
             if self._start_at != NEVER and self._promised_at != NEVER:
                 self._start_at = min(self._start_at, self._promised_at)
         return self._start_at
 
-    def may_be_passed(self, granted_bytes: int, expected_end: int, at: Instant, max_passes: int) -> bool:
-        """Whether a request that fits may go first."""
+    def may_be_backfilled(self, granted_bytes: int, expected_end: int, at: Instant, max_passes: int) -> bool:
+        """Whether a request that fits may be backfilled past the head."""
         return self._is_harmless(granted_bytes, expected_end, at) or self.passed < max_passes
 
-    def let_pass(self, granted_bytes: int, expected_end: int, at: Instant) -> bool:
-        """Let a request go first; return whether that counts. What stands beside the head by then is taken from the
-        spare.
+    def backfill(self, granted_bytes: int, expected_end: int, at: Instant) -> bool:
+        """Note a request that is backfilled past the head; return whether that counts. What it still holds when the
+        head should start is taken from the spare.
         """
         harmless = self._is_harmless(granted_bytes, expected_end, at)
         if harmless and expected_end > self.start_at:
@@ -105,18 +105,18 @@ def start_of(releases: Iterable[tuple[int, int]], free_bytes: int, wanted_bytes:
     return NEVER, 0
 
 
-# ---- when those in line for a pool should get their space where part of it is set aside for reservations
+# ---- when the requests in the queue of a pool should get their space where part of it is set aside for reservations
 
 
 STEPS_MAX: Final = 100_000
-"""Changes of the free space that one estimate looks at, count: some 100 ms, during which a replica only does that."""
+"""Changes of the free space that one estimate goes over, count: some 100 ms, during which a replica only does that."""
 
 
 class TooManySteps(Exception):
-    """Saying it would take too long."""
+    """Bound on the changes that one estimate goes over, exceeded."""
 
 
-class ReservedLine:
+class ReservedTimeline:
     """The free space of one pool as time goes on, and who has it."""
 
     def __init__(self, state: State, pool: str, at: Instant) -> None:
@@ -145,7 +145,7 @@ class ReservedLine:
     def place(self, job_id: int, wanted_bytes: int, takes_us: int, asked_at: int) -> int | None:
         """Give the job its space as soon as can be, not before `asked_at`, for `takes_us`; return when. None: never.
 
-        Raises TooManySteps where the line is too long to say.
+        Raises TooManySteps where the queue is too long to say.
         """
         own = reservation_of(self._state, job_id)
         start_at = self._start_of(own, wanted_bytes, takes_us, asked_at)

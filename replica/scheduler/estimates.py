@@ -15,15 +15,15 @@ import msgspec
 
 from replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
 from replica.scheduler.admission import nodes_of, place_of, usable_in
-from replica.scheduler.backfill import NOBODY_KNOWS, ReservedLine, TooManySteps, drain_us, release_at, run_until
+from replica.scheduler.backfill import NOBODY_KNOWS, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
 from replica.scheduler.gates import early_gate, waits_for_space
-from replica.scheduler.index import Agenda
-from replica.scheduler.index_rows import Key
+from replica.scheduler.index import SchedulingIndex
+from replica.scheduler.index_row import Key
 from replica.state import State
 from replica.values import NEVER, Instant, Reason, format_size, seconds
 
 AHEAD_MAX = 2_000
-"""Jobs before one that an estimate looks at, count; with more before it, its start is not known."""
+"""Jobs before one that an estimate goes over, count; with more before it, its start is not known."""
 
 NODES_ASKED_MAX = 100_000
 """Times that an estimate asks a node when it has CPUs, count: some 50 ms, during which a replica does nothing else."""
@@ -199,7 +199,7 @@ def _reserved(
 ) -> Step:
     """Return until when the job waits for space of a pool of which reservations have a part."""
     pool, size = buffer.pool, format_size(buffer.granted_bytes)
-    line = ReservedLine(state, pool, at)
+    line = ReservedTimeline(state, pool, at)
     until: int | None = None
     try:
         for other in (*ahead, job.id):
@@ -230,7 +230,9 @@ def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
     ahead = ahead_of(place_of(state, job), None)
     if ahead is None:
         return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for CPUs")
-    nodes = {name: _NodeLine(state, name) for name, node in state.nodes.items() if not node.down and not node.drained}
+    nodes = {
+        name: _NodeTimeline(state, name) for name, node in state.nodes.items() if not node.down and not node.drained
+    }
     if len(ahead) * len(nodes) > NODES_ASKED_MAX:
         sentence = f"{len(ahead)} jobs are before it in line for the CPUs of {len(nodes)} nodes: too many to say"
         return Step("cpus", NEVER, sentence)
@@ -257,7 +259,7 @@ def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
     raise AssertionError("the job itself is the last one")
 
 
-class _NodeLine:
+class _NodeTimeline:
     """The CPUs of one node as time goes on: who comes first gets them first."""
 
     def __init__(self, state: State, name: str) -> None:
@@ -295,28 +297,28 @@ class _NodeLine:
         self.ends.sort()
 
 
-# ---- who stands before a job in line, from an agenda: what an estimate asks, without a walk over all jobs
+# ---- who stands before a job in the queues of an index: what an estimate asks, without a walk over all jobs
 
 
-def ahead_in(agenda: Agenda) -> Ahead:
-    """Return who says which candidates are before a job; `agenda` must be prepared, and not change meanwhile."""
+def ahead_in(index: SchedulingIndex) -> Ahead:
+    """Return who says which candidates are before a job; `index` must be prepared, and not change meanwhile."""
 
     def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
-        lines = (takewhile(lambda key: key[:2] < place, keys) for keys in _lines(agenda, pool))
+        lines = (takewhile(lambda key: key[:2] < place, keys) for keys in _queues_for(index, pool))
         found = [job_id for _, job_id, _ in islice(merge(*lines), AHEAD_MAX + 1)]
         return None if len(found) > AHEAD_MAX else found
 
     return ahead
 
 
-def _lines(agenda: Agenda, pool: str | None) -> Iterator[Iterator[Key]]:
-    for (kind, name, _, _), keys in agenda.queues.items():
+def _queues_for(index: SchedulingIndex, pool: str | None) -> Iterator[Iterator[Key]]:
+    for (kind, name, _, _), keys in index.queues.queues.items():
         if (kind in ("any", "node")) if pool is None else (kind == "space" and name == pool):
             yield iter(keys)
-        elif pool is not None and kind == "named":
-            yield (key for key in keys if _wants(agenda, key[1], pool))
+        elif pool is not None and kind == "persistent":
+            yield (key for key in keys if _wants(index, key[1], pool))
 
 
-def _wants(agenda: Agenda, job_id: int, pool: str) -> bool:
-    buffer = agenda.state.buffers.get(job_id)
+def _wants(index: SchedulingIndex, job_id: int, pool: str) -> bool:
+    buffer = index.state.buffers.get(job_id)
     return buffer is not None and buffer.pool == pool and buffer.granted_bytes > 0

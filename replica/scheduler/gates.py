@@ -2,7 +2,7 @@
 
 The gate that keeps a job back and the gate that names its reason are the same call (SPUR.md), so what is shown is what
 was decided. Order: hold, deadline, begin time, partition, dependency, reservation, account and QOS limits, licences,
-burst buffer, placement. What depends on what others have in use is asked in `judging`, with a `Headroom`.
+burst buffer, placement. What depends on what others have in use is asked in `admission`, with a `QuotaCheck`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from replica.model import (
     JobState,
     first_of,
     partition_gate,
-    waits_for_turn,
+    waits_for_slot,
 )
-from replica.scheduler.quotas import standing_gate
+from replica.scheduler.quotas import class_gate
 from replica.state import Facts, State, is_finished
 from replica.values import NEVER, Reason, Verdict
 
@@ -40,7 +40,7 @@ def early_gate(state: State, job: Job) -> Verdict | None:
     if early is not None or options is None:
         return early
     buffer = state.buffers.get(job.id)
-    return _reservation(state, job, options) or standing_gate(state, job, buffer)
+    return _reservation(state, job, options) or class_gate(state, job, buffer)
 
 
 def _reservation(state: Facts, job: Job, options: JobOptions) -> Verdict | None:
@@ -189,7 +189,7 @@ def buffer_gate(buffer: Buffer | None, job: Job) -> Verdict | None:
     if buffer.state is BufferState.STAGING_IN:
         figures = (("attempt", str(job.attempt)), ("failures", str(job.failures)))
         sentence = "the job's data is being staged in"
-        if waits_for_turn(job, buffer) is not None:
+        if waits_for_slot(job, buffer) is not None:
             sentence = "staging in waits for its turn: as many operations as may be are under way"
         if job.retry_at:
             sentence = f"staging in failed ({job.message}) and will be tried again"
@@ -208,7 +208,7 @@ def later_reason(job: Job, buffer: Buffer | None, provider: str) -> Verdict:
                 else "an operation after the run failed and will be tried again",
             )
         sentence = "the job's results are being staged out"
-        if waits_for_turn(job, buffer) is not None:
+        if waits_for_slot(job, buffer) is not None:
             sentence = "staging out waits for its turn: as many operations as may be are under way"
         return Verdict(f"burst_buffer/{provider}: Stage-out in progress", sentence)
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
@@ -226,7 +226,7 @@ def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
 
 
 def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
-    """Return what is said of a job that something is due for at once."""
+    """Return the verdict on a job that something is due for at once."""
     if job.state is not JobState.PENDING:
         return later_reason(job, buffer, state.site.provider)
     return early_gate(state, job) or buffer_gate(buffer, job) or Verdict(Reason.NONE, "nothing holds the job back")

@@ -1,12 +1,16 @@
-"""The nodes in an agenda: their CPUs, and the lists of them that a pass chooses from, one for each partition."""
+"""Index of nodes: their jobs and CPUs, and the lists of them that a pass chooses from, one for each partition."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 
 from replica.model import Partitions
-from replica.scheduler.index_rows import NodeUse, keep
+from replica.scheduler.index_row import Group, IndexRow, Key, Queue, keep, keep_in_set
+from replica.state import State
 from replica.values import SortedKeys
+
+NodeUse = tuple[int, int, int]
+"""CPUs of a node that is up, how many of them are free, and how many jobs are on it."""
 
 
 class NodeList:
@@ -41,10 +45,11 @@ class NodeList:
 
 
 _NO_NODES = NodeList()
+_NO_JOBS: frozenset[int] = frozenset()
 
 
-class AgendaNodes:
-    """The nodes that are up, in a list for each partition that has not all of them, and in one with all."""
+class NodeIndex:
+    """Nodes that are up, in a list for each partition that has not all of them, and in one with all."""
 
     def __init__(self) -> None:
         self.up: dict[str, NodeUse] = {}
@@ -54,8 +59,55 @@ class AgendaNodes:
         self._lists_of: dict[str, list[NodeList]] = {}
         """Node -> the lists of partitions that have it."""
         self._partitions: Partitions | None = None
+        self.ready: set[str] = set()
+        """Nodes that are up and whose first candidate could run."""
+        self._jobs_on: dict[str, set[int]] = {}
+        self._cpus_taken: dict[str, int] = {}
+        self._changed: set[str] = set()
 
-    def follow(self, partitions: Partitions) -> None:
+    def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
+        """Count the job on its node; `refresh` then has the lists say so."""
+        if not before.node and not after.node:
+            return
+        for row, sign in ((before, -1), (after, 1)):
+            node = row.node
+            if node:
+                keep_in_set(self._jobs_on, node, job_id, sign > 0)
+                if row.cpus:
+                    taken = self._cpus_taken.get(node, 0) + sign * row.cpus
+                    self._cpus_taken[node] = taken
+                    if not taken:
+                        del self._cpus_taken[node]
+                # Also where only its place in the queue of the node is another one: `ready` goes by that.
+                self._changed.add(node)
+
+    def change(self, names: Iterable[str]) -> None:
+        """Have `refresh` check these nodes: their records have changed."""
+        self._changed.update(names)
+
+    def jobs_on(self, name: str) -> Set[int]:
+        """Return the jobs that are not over and have the node."""
+        return self._jobs_on.get(name, _NO_JOBS)
+
+    def refresh(self, state: State, heads: Mapping[Group, SortedKeys[tuple[Key, Queue]]]) -> None:
+        """Have the lists and `ready` say of each node that has changed what is so now; `heads`: those of the queues."""
+        self._follow(state.partitions)
+        for name in self._changed:
+            node = state.nodes.get(name)
+            up = node is not None and not node.down and not node.drained
+            free = node.cpus - self._cpus_taken.get(name, 0) if node is not None else 0
+            self.put(name, (node.cpus, free, len(self.jobs_on(name))) if up and node is not None else None)
+            head = heads.get(("node", name))
+            # One of this class may be kept back by a limit: then those behind it are candidates too.
+            scheduling_class = head.first[1][3] if head else None
+            limited = scheduling_class is not None and scheduling_class.limits_runs
+            if up and head and (head.first[0][2] <= free or limited):
+                self.ready.add(name)
+            else:
+                self.ready.discard(name)
+        self._changed = set()
+
+    def _follow(self, partitions: Partitions) -> None:
         """Have the lists that these partitions need."""
         if self._partitions is partitions:
             return
@@ -88,14 +140,3 @@ class AgendaNodes:
             self.up[name] = after
             for one in lists:
                 one.add(name, after)
-
-    def contents(self) -> dict[str, object]:
-        """Return it in a form that can be compared."""
-        lists = {"": self.every, **self._lists}
-        return {
-            "up": dict(self.up),
-            "by_free": {partition: list(one.by_free) for partition, one in lists.items()},
-            "by_jobs": {
-                partition: {cpus: list(keys) for cpus, keys in one.by_jobs.items()} for partition, one in lists.items()
-            },
-        }

@@ -1,6 +1,6 @@
-"""Taking back staged buffers of jobs whose start has moved away, for a job that should start sooner.
+"""Preemption: staged buffers of jobs whose start has moved away are taken back for a job that should start sooner.
 
-The first in line for a pool may have the buffers of jobs behind it taken back, if it could run at once, and they have
+The reservation head of a pool may have the buffers of jobs behind it taken back, if it could run at once, and they have
 been ready for a while and did not start, or cannot start at all. So that it comes to an end: a job gives way only to a
 strictly higher priority, its buffer is taken back only so often in its whole life, and only if enough space comes of it
 and not enough is on its way already. Source: SEMANTICS.md, Scheduling.
@@ -13,21 +13,21 @@ from collections.abc import Iterable
 from replica.messages import BURST_BUFFERS_WHOLE
 from replica.messages import events as e
 from replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, place_name
-from replica.scheduler.admission import Place, Turn, Wish, available, place_of
+from replica.scheduler.admission import PassState, Place, SpaceRequest, available, place_of
 from replica.scheduler.gates import early_gate
 from replica.scheduler.priority import rules_of
 from replica.state import State
 from replica.values import REVOKED_PER_PASS_MAX, Instant, seconds
 
-EVENTS_PER_REVOCATION = 3
+EVENTS_PER_PREEMPTION = 3
 
-Victim = tuple[int, int, int]
-"""A job whose buffer may be taken back: what it is sorted by, negated, its number, negated, and its size, bytes: the
+PreemptionCandidate = tuple[int, int, int]
+"""Job whose buffer may be taken back: what it is sorted by, negated, its number, negated, and its size, bytes: the
 last ones in the order of candidates come first.
 """
 
 
-def victim_of(state: State, job: Job, buffer: Buffer | None) -> Victim | None:
+def preemption_candidate(state: State, job: Job, buffer: Buffer | None) -> PreemptionCandidate | None:
     """Return the job as one whose buffer may be taken back when its time has come, None if it may not."""
     if buffer is None or job.state is not JobState.PENDING or not buffer.granted_bytes:
         return None
@@ -46,22 +46,28 @@ def victim_of(state: State, job: Job, buffer: Buffer | None) -> Victim | None:
     return -order, -job_id, buffer.granted_bytes
 
 
-def victims_for(
-    turn: Turn, wish: Wish, candidates: Iterable[Victim], coming_bytes: int, room: int, done: Iterable[int]
+def preempted_for(
+    current: PassState,
+    request: SpaceRequest,
+    candidates: Iterable[PreemptionCandidate],
+    coming_bytes: int,
+    room: int,
+    done: Iterable[int],
 ) -> tuple[int, ...]:
-    """Return the jobs whose buffers are taken back for the first in line, which has just become it; none if it would be
-    in vain. `coming_bytes` is what is being given back to the pool already, `room` how many events there may be.
+    """Return the jobs whose buffers are taken back for a job that has just become the reservation head; none if it
+    would be in vain. `coming_bytes` is what is being given back to the pool already, `room` how many events there may
+    be.
     """
-    state, rules = turn.state, rules_of(turn.state)
-    place = place_of(state, wish.job)
-    wanted = wish.size_bytes - available(turn, wish) - coming_bytes
+    state, rules = current.state, rules_of(current.state)
+    place = place_of(state, request.job)
+    wanted = request.size_bytes - available(current, request) - coming_bytes
     if wanted <= 0 or not rules.revocations_max or state.feature_level < BURST_BUFFERS_WHOLE:
         return ()
-    nodes = place_name(state.partitions, wish.partition)
-    if turn.any_node.first_in(nodes) or not turn.has_node_for(wish.job.request.cpus, place, nodes):
+    nodes = place_name(state.partitions, request.partition)
+    if current.any_node.first_in(nodes) or not current.has_node_for(request.job.request.cpus, place, nodes):
         return ()
-    found = _enough(turn.state, rules, turn.at, place, candidates, wanted, frozenset(done))
-    return found if len(found) * EVENTS_PER_REVOCATION <= room else ()
+    found = _enough(current.state, rules, current.at, place, candidates, wanted, frozenset(done))
+    return found if len(found) * EVENTS_PER_PREEMPTION <= room else ()
 
 
 def _enough(
@@ -69,7 +75,7 @@ def _enough(
     rules: SchedulingRules,
     at: Instant,
     place: Place,
-    candidates: Iterable[Victim],
+    candidates: Iterable[PreemptionCandidate],
     wanted: int,
     done: frozenset[int],
 ) -> tuple[int, ...]:
@@ -95,7 +101,7 @@ def _enough(
     return tuple(kept)
 
 
-def revocation_events(state: State, job_id: int, beneficiary: int) -> tuple[e.Event, ...]:
+def preemption_events(state: State, job_id: int, beneficiary: int) -> tuple[e.Event, ...]:
     """Return what happens when the buffer of a job is taken back for another one."""
     job = state.jobs[job_id]
     reason = f"job {beneficiary} should start sooner, and this one did not start"

@@ -1,8 +1,8 @@
 """What limits, licences and reservations still allow: the gates of accounts and QOS, and of licences.
 
-`standing_gate` is about one job and the records alone, so what it says changes only when they do. A `Headroom` is about
-what is in use, too, and about what one pass has given away already; it belongs to one pass. Both the pass that walks
-(`scheduling`) and the one over the index (`agenda_pass`) ask these functions, so they cannot disagree.
+`class_gate` is about one job and the records alone, so its verdict changes only when they do. A `QuotaCheck` is about
+what is in use, too, and about what one pass has given away already; it belongs to one pass. The pass over the index and
+the reference of the tests ask the same functions, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from replica.model import (
     LimitKind,
     Qos,
     Reservation,
-    Standing,
-    UseKey,
+    SchedulingClass,
+    UsageKey,
     ancestors,
     consumed_key,
-    holding_use,
+    holding_usage,
     is_of_group,
     left_of,
     limits_for_each,
     minutes_of,
-    running_use,
-    standing_of,
+    running_usage,
+    scheduling_class_of,
 )
 from replica.state import Facts
 from replica.values import Instant, Reason, Verdict
@@ -65,21 +65,21 @@ class Over(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """What is said of the job."""
+        """The verdict on the job."""
         word = "least" if self.limit.kind is LimitKind.MIN_BB else "limit"
         what = "has no more room" if self.used else "does not allow it"
         figures = (("in_use", str(self.used)), ("asked", str(self.asked)), (word, str(self.limit.value)))
         return Verdict(self.scope.reason(self.limit.kind), f"{self.scope.words} {what}", figures)
 
 
-def standing_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
+def class_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
     """Return why the records of account and QOS alone keep a job back, or None. Space is asked for only once: what
     a job holds already was allowed.
     """
-    standing = standing_of(job.request)
-    if standing is None:
+    scheduling_class = scheduling_class_of(job.request)
+    if scheduling_class is None:
         return None
-    user, account, qos = standing.user, standing.account, standing.qos
+    user, account, qos = scheduling_class.user, scheduling_class.account, scheduling_class.qos
     if account:
         found = state.accounts.get(account)
         if found is None or found.member(user) is None:
@@ -93,13 +93,15 @@ def standing_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | No
     if buffer is not None and buffer.held_bytes:
         return None
     pool, size = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
-    over = alone_over(state, standing, pool, size, job.request.time_limit_s, job.request.cpus)
+    over = alone_over(state, scheduling_class, pool, size, job.request.time_limit_s, job.request.cpus)
     return None if over is None else over.verdict
 
 
-def alone_over(state: Facts, standing: Standing, pool: str, size: int, time_limit_s: int, cpus: int) -> Over | None:
+def alone_over(
+    state: Facts, scheduling_class: SchedulingClass, pool: str, size: int, time_limit_s: int, cpus: int
+) -> Over | None:
     """Return the first limit that a job exceeds by itself, whatever others do, or None."""
-    for scope, limit in _limits_of(state, standing):
+    for scope, limit in _limits_of(state, scheduling_class):
         kind = limit.kind
         if kind.counts_space and kind is not LimitKind.MIN_BB and (not size or not limit.counts(pool)):
             continue
@@ -111,49 +113,49 @@ def alone_over(state: Facts, standing: Standing, pool: str, size: int, time_limi
         if kind in (LimitKind.GRP_BB_MINUTES, LimitKind.GRP_BB_RUN_MINUTES, LimitKind.MAX_BB_MINUTES_PER_JOB):
             asked = size * minutes_of(time_limit_s)
         elif kind is LimitKind.MAX_BB_PER_NODE:
-            asked = -(-size // max(1, standing.nodes))
+            asked = -(-size // max(1, scheduling_class.nodes))
         elif not kind.counts_space:
-            asked = {LimitKind.GRP_CPUS: cpus, LimitKind.GRP_NODES: standing.nodes}.get(kind, 0)
+            asked = {LimitKind.GRP_CPUS: cpus, LimitKind.GRP_NODES: scheduling_class.nodes}.get(kind, 0)
         if asked > limit.value:
             return Over(scope, limit, 0, asked)
     return None
 
 
-def _limits_of(state: Facts, standing: Standing) -> Iterator[tuple[Scope, Limit]]:
+def _limits_of(state: Facts, scheduling_class: SchedulingClass) -> Iterator[tuple[Scope, Limit]]:
     """Yield the limits that a job has, each with whose it is: those of the QOS first, as in Slurm."""
-    qos = state.qos.get(standing.qos) if standing.qos else None
+    qos = state.qos.get(scheduling_class.qos) if scheduling_class.qos else None
     if qos is not None:
         scope = Scope("q", qos.name)
         for limit in qos.limits:
             yield scope, limit
-    if not standing.account:
+    if not scheduling_class.account:
         return
-    scope = Scope("a", standing.account)
-    for limit in limits_for_each(state.accounts, standing.account, standing.user):
+    scope = Scope("a", scheduling_class.account)
+    for limit in limits_for_each(state.accounts, scheduling_class.account, scheduling_class.user):
         yield scope, limit
-    for number, account in enumerate(ancestors(state.accounts, standing.account)):
-        member = account.member(standing.user) if number == 0 else None
+    for number, account in enumerate(ancestors(state.accounts, scheduling_class.account)):
+        member = account.member(scheduling_class.user) if number == 0 else None
         for limit in member.limits if member is not None else ():
             if is_of_group(limit):
-                yield Scope("u", account.name, standing.user), limit
+                yield Scope("u", account.name, scheduling_class.user), limit
         for limit in account.limits:
             if is_of_group(limit):
                 yield Scope("a", account.name), limit
 
 
-class Headroom:
-    """What the limits, licences and reservations allow in one pass over `state` at `at`."""
+class QuotaCheck:
+    """Quota check: what the limits, licences and reservations allow in one pass over `state` at `at`."""
 
     def __init__(self, state: Facts, at: Instant) -> None:
         self._state = state
         self._at = at
-        self._given: dict[UseKey, int] = {}
+        self._given: dict[UsageKey, int] = {}
         self._of_trees: dict[tuple[str, str, str], int] = {}
         """(what, account, pool) -> what is counted for the account and all below it."""
         self._children: dict[str, list[str]] | None = None
-        self._checked: dict[tuple[Standing, int], Verdict | None] = {}
-        self._limits: dict[Standing, tuple[tuple[Scope, Limit], ...]] = {}
-        """What `_limits_of` says: it walks over accounts and their members, and many candidates have one standing."""
+        self._checked: dict[tuple[SchedulingClass, int], Verdict | None] = {}
+        self._limits: dict[SchedulingClass, tuple[tuple[Scope, Limit], ...]] = {}
+        """What `_limits_of` gives: it walks over accounts and their members, and many candidates are of one class."""
         self._set_aside: dict[tuple[str, str], int] = {}
         self._used_up: dict[tuple[Scope, str], int] = {}
 
@@ -183,51 +185,57 @@ class Headroom:
             yield name
             waiting += self._children.get(name, ())
 
-    def _give(self, uses: Iterable[tuple[UseKey, int]]) -> None:
+    def _give(self, uses: Iterable[tuple[UsageKey, int]]) -> None:
         for key, amount in uses:
             self._given[key] = self._given.get(key, 0) + amount
         self._of_trees.clear()
         self._checked.clear()
         self._set_aside.clear()
 
-    def _limits_for(self, standing: Standing) -> tuple[tuple[Scope, Limit], ...]:
-        known = self._limits.get(standing)
+    def _limits_for(self, scheduling_class: SchedulingClass) -> tuple[tuple[Scope, Limit], ...]:
+        known = self._limits.get(scheduling_class)
         if known is None:
-            known = self._limits[standing] = tuple(_limits_of(self._state, standing))
+            known = self._limits[scheduling_class] = tuple(_limits_of(self._state, scheduling_class))
         return known
 
-    def give_run(self, standing: Standing | None, cpus: int) -> None:
+    def give_run(self, scheduling_class: SchedulingClass | None, cpus: int) -> None:
         """Note that a job will run."""
-        if standing is not None:
-            self._give(running_use(standing, cpus))
+        if scheduling_class is not None:
+            self._give(running_usage(scheduling_class, cpus))
 
-    def give_space(self, standing: Standing | None, pool: str, size_bytes: int, time_limit_s: int) -> None:
+    def give_space(
+        self, scheduling_class: SchedulingClass | None, pool: str, size_bytes: int, time_limit_s: int
+    ) -> None:
         """Note that a job will hold space."""
-        if standing is not None:
-            self._give(holding_use(standing, pool, size_bytes, time_limit_s))
+        if scheduling_class is not None:
+            self._give(holding_usage(scheduling_class, pool, size_bytes, time_limit_s))
 
     # Gates
 
-    def run_gate(self, standing: Standing | None, cpus: int) -> Verdict | None:
+    def run_gate(self, scheduling_class: SchedulingClass | None, cpus: int) -> Verdict | None:
         """Return which limit of what runs keeps back every job of this standing that takes so much, or None."""
-        if standing is None or not (standing.account or standing.qos):
+        if scheduling_class is None or not (scheduling_class.account or scheduling_class.qos):
             return None
-        key = (standing, cpus)
+        key = (scheduling_class, cpus)
         if key not in self._checked:
             self._checked[key] = next(
-                (over.verdict for over in self._running(standing, cpus) if over.used + over.asked > over.limit.value),
+                (
+                    over.verdict
+                    for over in self._running(scheduling_class, cpus)
+                    if over.used + over.asked > over.limit.value
+                ),
                 None,
             )
         return self._checked[key]
 
-    def _running(self, standing: Standing, cpus: int) -> Iterator[Over]:
-        for scope, limit in self._limits_for(standing):
+    def _running(self, scheduling_class: SchedulingClass, cpus: int) -> Iterator[Over]:
+        for scope, limit in self._limits_for(scheduling_class):
             if limit.kind is LimitKind.MAX_JOBS_PER_USER:
-                yield Over(scope, limit, self.used("jobs", scope.kind, scope.name, standing.user), 1)
+                yield Over(scope, limit, self.used("jobs", scope.kind, scope.name, scheduling_class.user), 1)
             elif limit.kind is LimitKind.GRP_CPUS:
                 yield Over(scope, limit, self._group("cpus", scope, ""), cpus)
             elif limit.kind is LimitKind.GRP_NODES:
-                yield Over(scope, limit, self._group("nodes", scope, ""), standing.nodes)
+                yield Over(scope, limit, self._group("nodes", scope, ""), scheduling_class.nodes)
 
     def _group(self, what: str, scope: Scope, pool: str) -> int:
         """Return what all whom a limit is for have in use together."""
@@ -245,15 +253,17 @@ class Headroom:
             known = self._used_up[scope, pool] = sum(self._state.consumed.get(key, 0) for key in keys)
         return known
 
-    def space_gate(self, standing: Standing | None, pool: str, size_bytes: int, time_limit_s: int) -> Verdict | None:
+    def space_gate(
+        self, scheduling_class: SchedulingClass | None, pool: str, size_bytes: int, time_limit_s: int
+    ) -> Verdict | None:
         """Return which limit of space that is held keeps back a job that asks for so much, or None."""
-        if standing is None or not size_bytes or not (standing.account or standing.qos):
+        if scheduling_class is None or not size_bytes or not (scheduling_class.account or scheduling_class.qos):
             return None
-        for scope, limit in self._limits_for(standing):
+        for scope, limit in self._limits_for(scheduling_class):
             if not limit.kind.counts_space or not limit.counts(pool):
                 continue
             name = "" if limit.tres in PROVIDERS else pool
-            asked, qos = size_bytes, standing.qos
+            asked, qos = size_bytes, scheduling_class.qos
             if limit.kind is LimitKind.GRP_BB:
                 used = self._group("bb", scope, name)
             elif limit.kind is LimitKind.GRP_BB_RUN_MINUTES:
@@ -263,20 +273,20 @@ class Headroom:
                 used = self._consumed(scope, name) + self._group("minutes", scope, name)
                 asked = size_bytes * minutes_of(time_limit_s)
             elif limit.kind is LimitKind.MAX_BB_PER_USER:
-                used = self.used("bb", "q", qos, standing.user, name)
+                used = self.used("bb", "q", qos, scheduling_class.user, name)
             elif limit.kind is LimitKind.MAX_BB_PER_ACCOUNT:
-                used = self.used("bb", "qa", qos, standing.account, name)
+                used = self.used("bb", "qa", qos, scheduling_class.account, name)
             else:
                 continue
             if used + asked > limit.value:
                 return Over(scope, limit, used, asked).verdict
         return None
 
-    def license_gate(self, standing: Standing | None) -> Verdict | None:
+    def license_gate(self, scheduling_class: SchedulingClass | None) -> Verdict | None:
         """Return which licence keeps back every job of this standing, or None."""
-        if standing is None:
+        if scheduling_class is None:
             return None
-        for name, count in standing.licenses:
+        for name, count in scheduling_class.licenses:
             license = self._state.licenses.get(name)
             total = 0 if license is None else license.total
             used = self.used("licenses", "l", name)

@@ -15,10 +15,10 @@ from replica.model import (
     MovingKey,
     NameGroup,
     Several,
-    UseKey,
+    UsageKey,
     counted_under,
-    takes_turn,
-    use_of,
+    takes_slot,
+    usage_of,
 )
 from replica.state.state import State
 
@@ -91,7 +91,7 @@ def derive(state: State) -> State:
     named: dict[str, dict[str, dict[int, bool]]] = {}
     for job_id in unfinished:
         job = state.jobs[job_id]
-        stage = takes_turn(job, state.buffers.get(job_id))
+        stage = takes_slot(job, state.buffers.get(job_id))
         if stage is not None:
             operations[int(stage)] = operations.get(int(stage), 0) + 1
         if stage in TRANSFERS:
@@ -100,13 +100,13 @@ def derive(state: State) -> State:
         if job.state not in ENDED:
             named.setdefault(job.request.user, {}).setdefault(job.request.name, {})[job_id] = True
     arrays: dict[int, dict[int, int]] = {}
-    use: dict[UseKey, int] = {}
+    use: dict[UsageKey, int] = {}
     using: dict[str, dict[int, bool]] = {}
     for job_id, job in state.jobs.items():
         request, own = job.request, state.buffers.get(job_id)
         if request.array is not None:
             arrays.setdefault(request.array.job, {})[request.array.task] = job_id
-        for key, amount in use_of(job, own).items():
+        for key, amount in usage_of(job, own).items():
             use[key] = use.get(key, 0) + amount
         if request.buffer is not None and own is not None and own.state in HOLDING:
             for name in request.buffer.uses:

@@ -40,14 +40,14 @@ from replica.model import (
     Site,
     Stage,
     TransferRules,
-    UseKey,
+    UsageKey,
     counted_under,
     job_names,
-    standing_of,
+    scheduling_class_of,
     step,
-    takes_turn,
+    takes_slot,
     usage,
-    use_of,
+    usage_of,
 )
 from replica.state.derived import is_finished, move
 from replica.state.receipts import ReceiptsDraft
@@ -102,7 +102,7 @@ class Draft:
     operations: immutables.MapMutation[int, int]
     arrays: immutables.MapMutation[int, immutables.Map[int, int]]
     named: immutables.MapMutation[str, immutables.Map[str, NameGroup]]
-    use: immutables.MapMutation[UseKey, int]
+    use: immutables.MapMutation[UsageKey, int]
     moving: immutables.MapMutation[MovingKey, int]
 
     def __init__(self, state: State) -> None:
@@ -145,11 +145,11 @@ class Draft:
         former = self.jobs.get(job.id)
         before = self.buffers.get(job.id)
         if job.request.options is not None or (former is not None and former.request.options is not None):
-            self.count({} if former is None else use_of(former, before), use_of(job, buffer))
+            self.count({} if former is None else usage_of(former, before), usage_of(job, buffer))
         was_on = former.node if former is not None and job.id in self.unfinished else ""
-        former_stage = None if former is None else takes_turn(former, before)
+        former_stage = None if former is None else takes_slot(former, before)
         self.jobs[job.id] = job
-        stage = takes_turn(job, buffer)
+        stage = takes_slot(job, buffer)
         self._count_turn(former_stage, stage)
         moved, moves = former_stage in TRANSFERS, stage in TRANSFERS
         if moved or moves:
@@ -223,10 +223,10 @@ class Draft:
 
     def _consume(self, job: Job, given_back: Buffer) -> None:
         """Add what a buffer that has just given back its space has used of it."""
-        standing = standing_of(job.request)
+        scheduling_class = scheduling_class_of(job.request)
         # Not below the level that knows of it: members of an earlier release must have the same state.
-        if standing is not None and self.feature_level >= TRANSFERS_AND_PARTITIONS:
-            self.consumed = usage.with_given_back(self.consumed, standing, given_back, self.at)
+        if scheduling_class is not None and self.feature_level >= TRANSFERS_AND_PARTITIONS:
+            self.consumed = usage.with_given_back(self.consumed, scheduling_class, given_back, self.at)
 
     def hold(self, pool: str, difference_bytes: int) -> None:
         """Have more or less of a pool held."""
@@ -265,7 +265,7 @@ class Draft:
         except IllegalTransition as error:
             raise LedgerViolation(f"job {buffer.job}: {error}") from None
 
-    def count(self, before: dict[UseKey, int], after: dict[UseKey, int]) -> None:
+    def count(self, before: dict[UsageKey, int], after: dict[UsageKey, int]) -> None:
         """Have the index of what counts against limits say `after` where it said `before`."""
         if before == after:
             return

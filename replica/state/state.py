@@ -35,7 +35,7 @@ from replica.model import (
     SchedulingRules,
     Site,
     TransferRules,
-    UseKey,
+    UsageKey,
 )
 from replica.state.receipts import Receipts
 from replica.values import NEVER, Instant, Revision
@@ -118,7 +118,7 @@ class Facts(Protocol):
     @property
     def moving(self) -> Lookup[tuple[str, str], int]: ...
     @property
-    def use(self) -> Lookup[UseKey, int]: ...
+    def use(self) -> Lookup[UsageKey, int]: ...
     @property
     def unfinished(self) -> Lookup[int, bool]: ...
     @property
@@ -194,12 +194,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     holders: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
     """Derived: pool -> the jobs whose buffer holds a part of it."""
     operations: immutables.Map[int, int] = immutables.Map()
-    """Derived: stage -> how many turns of it are taken (`replica.operations.slots`); RUN: pre-runs."""
+    """Derived: stage -> how many slots of it are taken (`replica.operations.slots`); RUN: pre-runs."""
     arrays: immutables.Map[int, immutables.Map[int, int]] = immutables.Map()
     """Derived: array -> task -> job, of the tasks that are in `jobs`."""
     named: immutables.Map[str, immutables.Map[str, NameGroup]] = immutables.Map()
     """Derived: user -> job name -> the jobs of `unfinished` that are not over (`singleton`)."""
-    use: immutables.Map[UseKey, int] = immutables.Map()
+    use: immutables.Map[UsageKey, int] = immutables.Map()
     """Derived: what counts against limits, licences and reservations (`replica.model.usage`)."""
     moving: immutables.Map[tuple[str, str], int] = immutables.Map()
     """Derived: (user, node) -> transfers under way (`replica.operations.transfer_limits`); an empty part stands for

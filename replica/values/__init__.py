@@ -45,9 +45,9 @@ from replica.values.limits import (
     SETTING_CHARACTERS_MAX,
     SETTINGS_MAX,
     SITE_USERS_MAX,
+    SKIPPED_MAX,
     TIME_LIMIT_S_MAX,
     TRANSFERS_PER_STAGE_MAX,
-    TURNED_AWAY_MAX,
 )
 from replica.values.names import (
     EVERY_NODE,

@@ -108,8 +108,8 @@ LICENSES_PER_JOB_MAX = 32
 NICE_MAX = 2**31 - 3
 """The largest nice value, as in Slurm."""
 
-TURNED_AWAY_MAX = 500
-"""Candidates of one queue that a limit or a coming reservation turns away, which one pass looks at, count: those
+SKIPPED_MAX = 500
+"""Candidates of one queue that a limit or a coming reservation keeps back, which one pass checks, count: those
 behind them would be asked in vain, too, most of the time (compare CANDIDATES_BEHIND_MAX)."""
 
 REVOKED_PER_PASS_MAX = 32

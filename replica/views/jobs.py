@@ -18,9 +18,9 @@ from replica.model import (
     Pool,
     Stage,
     free_bytes,
-    waits_for_turn,
+    waits_for_slot,
 )
-from replica.scheduler import Agenda, later_reason, verdicts_of
+from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
 from replica.state import State
 from replica.values import NEVER, Verdict
 
@@ -44,13 +44,13 @@ def pool_use(state: State, name: str) -> PoolUse:
 
 def verdicts(state: State) -> Mapping[int, Verdict]:
     """Return what holds back each job that is not over, as of `state.at`: one scheduling pass over the state."""
-    return verdicts_of(Agenda(state), state.unfinished, state.at)
+    return verdicts_of(SchedulingIndex(state), state.unfinished, state.at)
 
 
 def verdict_of(state: State, job_id: int) -> Verdict:
     """Return what holds back one job as of `state.at`. Raises KeyError for a job that is not in the state."""
     if job_id in state.unfinished:
-        return verdicts_of(Agenda(state), (job_id,), state.at)[job_id]
+        return verdicts_of(SchedulingIndex(state), (job_id,), state.at)[job_id]
     return later_reason(state.jobs[job_id], state.buffers.get(job_id), state.site.provider)
 
 
@@ -142,4 +142,4 @@ def _why_not_yet(job: Job, buffer: Buffer) -> str:
         return f"{job.message}; it will be tried again"
     if buffer.state is BufferState.POST_RUN:
         return "stage-out has not begun"
-    return "stage-out waits for its turn" if waits_for_turn(job, buffer) is not None else "it is being staged out"
+    return "stage-out waits for its turn" if waits_for_slot(job, buffer) is not None else "it is being staged out"

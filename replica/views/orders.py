@@ -30,7 +30,7 @@ from replica.model import (
     expand_roots,
     provision_of,
     stage_of,
-    waits_for_turn,
+    waits_for_slot,
 )
 from replica.operations import cap_s, node_bytes_s, rules_in_force, shares_of
 from replica.state import State
@@ -43,7 +43,7 @@ def orders_for(state: State, node: str) -> tuple[Order, ...]:
     for job_id in sorted(state.on_node.get(node, ())):
         job = state.jobs[job_id]
         buffer = state.buffers.get(job_id)
-        if job.stuck or job.retry_at or waits_for_turn(job, buffer) is not None:
+        if job.stuck or job.retry_at or waits_for_slot(job, buffer) is not None:
             continue
         stage = stage_of(job, buffer)
         if stage is not None:

@@ -10,8 +10,8 @@ next leader is among the members that are asked, and the lost one should not be.
 Both get the same election timeout and heartbeat. What they make of them differs, and is part of what is measured:
 etcd counts in heartbeats, of which it rounds the timeout down to whole ones, and the first of which is cut short by
 chance, so that at 150 and 30 ms its members stand after 120 to 270 ms of silence; Forebay's wait for 150 ms at least,
-and draw so that they do not stand at the same time (`cluster.consensus.elections`). etcd does not ask before it stands
-(pre-vote is not its default), Forebay does.
+and draw so that they do not stand at the same time (`cluster.consensus.leader_election`). etcd does not ask before it
+stands (pre-vote is not its default), Forebay does.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest, with_options
 from replica.operations.outcomes import active_stage, script_ended, succeeded
-from replica.scheduler.index import Agenda
+from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds
@@ -66,10 +66,10 @@ def world(pending: int) -> State:
     while state.next_job <= pending:
         state = fold(state, _submission(choose, state.next_job, pending), START)
     # Until nothing more can be given: data is staged in at once, and scripts run for ever.
-    agenda = Agenda(state)
-    while events := events_of_pass(agenda, START):
+    index = SchedulingIndex(state)
+    while events := events_of_pass(index, START):
         state = fold(state, events, START)
-        agenda.advance(state, events)
+        index.advance(state, events)
         for event in events:
             follows: tuple[e.Event, ...] = ()
             if isinstance(event, e.BufferAllocated):
@@ -77,7 +77,7 @@ def world(pending: int) -> State:
             elif isinstance(event, e.RunOrdered):
                 follows = (e.RunStarted(event.job),)
             state = fold(state, follows, START)
-            agenda.advance(state, follows)
+            index.advance(state, follows)
     return state
 
 
@@ -149,8 +149,8 @@ def _running(state: State) -> list[int]:
 
 def passes(state: State) -> dict[str, float]:
     """Return the median and the 99th percentile of a pass after one completion, and of looking for what is due."""
-    agenda, at, times, looks = Agenda(state), START, [], []
-    events_of_pass(agenda, at)
+    index, at, times, looks = SchedulingIndex(state), START, [], []
+    events_of_pass(index, at)
     running, found = _running(state), 0
     for _ in range(PASSES):
         at = Instant(at + seconds(1))
@@ -160,16 +160,16 @@ def passes(state: State) -> dict[str, float]:
             break
         state, happened = _over(state, running.pop(0), at)
         started_s = time.perf_counter()
-        agenda.advance(state, happened)
-        events = events_of_pass(agenda, at)
+        index.advance(state, happened)
+        events = events_of_pass(index, at)
         times.append(time.perf_counter() - started_s)
         started_s = time.perf_counter()
-        agenda.next_due(at)
+        index.next_due(at)
         looks.append(time.perf_counter() - started_s)
         while events:
             found += len(events)
             state = fold(state, events, at)
-            agenda.advance(state, events)
+            index.advance(state, events)
             follows: list[e.Event] = []
             for event in events:
                 if isinstance(event, e.BufferAllocated):
@@ -177,13 +177,13 @@ def passes(state: State) -> dict[str, float]:
                 elif isinstance(event, e.RunOrdered):
                     follows.append(e.RunStarted(event.job))
             state = fold(state, follows, at)
-            agenda.advance(state, follows)
-            events = events_of_pass(agenda, at)
+            index.advance(state, follows)
+            events = events_of_pass(index, at)
     started_s = time.perf_counter()
     walked = reference_events(state, at)
     walk_s = time.perf_counter() - started_s
-    if walked != events_of_pass(agenda, at):
-        raise AssertionError("the agenda decides something else than walking over all jobs")
+    if walked != events_of_pass(index, at):
+        raise AssertionError("the index decides something else than walking over all jobs")
     times.sort()
     return {
         "completions": len(times),
@@ -200,8 +200,8 @@ def submits(state: State) -> dict[str, float]:
 
     The proposer runs one pass for all the submits of a batch.
     """
-    agenda, times, passes_s = Agenda(state), [], []
-    events_of_pass(agenda, START)
+    index, times, passes_s = SchedulingIndex(state), [], []
+    events_of_pass(index, START)
     actor = c.Actor(c.ActorRole.USER, "alice")
     buffer = parse_request(SCRIPT, "capacity=100")
     for number in range(SUBMITS):
@@ -217,14 +217,14 @@ def submits(state: State) -> dict[str, float]:
             raise AssertionError(f"a submit was refused: {outcome}")
         entry = Entry(request.id, actor, "submit_job", outcome.events)
         batch.add(entry)
-        agenda.advance(batch.state(), entry.events)
+        index.advance(batch.state(), entry.events)
         submitted_s = time.perf_counter()
-        events = events_of_pass(agenda, START)
+        events = events_of_pass(index, START)
         times.append(submitted_s - started_s)
         passes_s.append(time.perf_counter() - submitted_s)
         batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_pass", events))
         state = batch.state()
-        agenda.advance(state, events)
+        index.advance(state, events)
         gc.enable()
     return {
         "submit_us": round(statistics.median(times) * 1e6, 1),
@@ -233,29 +233,29 @@ def submits(state: State) -> dict[str, float]:
 
 
 def start(state: State) -> dict[str, float]:
-    """Return what a new leader's agenda takes to build, milliseconds."""
+    """Return what a new leader's index takes to build, milliseconds."""
     started_s = time.perf_counter()
-    agenda = Agenda(state)
-    events_of_pass(agenda, START)
+    index = SchedulingIndex(state)
+    events_of_pass(index, START)
     return {"build_ms": _ms(time.perf_counter() - started_s)}
 
 
 def memory(pending: int) -> dict[str, int]:
-    """Return the bytes that a job takes in the State and in the agenda, without its script."""
+    """Return the bytes that a job takes in the State and in the index, without its script."""
     gc.collect()
     tracemalloc.start()
     state = _as_from_a_snapshot(world(pending))
     gc.collect()
     in_state = tracemalloc.get_traced_memory()[0]
-    agenda = Agenda(state)
-    agenda.next_due(START)
+    index = SchedulingIndex(state)
+    index.next_due(START)
     gc.collect()
     in_both = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert agenda.state is state
+    assert index.state is state
     return {
         "state_bytes_per_job": in_state // pending,
-        "agenda_bytes_per_job": (in_both - in_state) // pending,
+        "index_bytes_per_job": (in_both - in_state) // pending,
     }
 
 
@@ -275,8 +275,8 @@ def _as_from_a_snapshot(state: State) -> State:
 
 def questions(state: State) -> dict[str, float]:
     """Return what it takes to answer an agent, to register one again, and to explain why a job waits; microseconds."""
-    agenda, choose = Agenda(state), random.Random(7)
-    agenda.next_due(START)
+    index, choose = SchedulingIndex(state), random.Random(7)
+    index.next_due(START)
     waiting = choose.sample(sorted(state.unfinished), min(QUESTIONS, len(state.unfinished)))
     nodes = sorted(state.nodes)
     orders, registrations, whys = [], [], []
@@ -294,11 +294,11 @@ def questions(state: State) -> dict[str, float]:
             raise AssertionError(f"a registration was refused: {outcome}")
         job = waiting[number % len(waiting)]
         started_s = time.perf_counter()
-        verdicts_of(agenda, (job,), START)
+        verdicts_of(index, (job,), START)
         whys.append(time.perf_counter() - started_s)
     said = plan(state, START).verdicts
-    if verdicts_of(agenda, waiting, START) != {job: said[job] for job in waiting}:
-        raise AssertionError("the agenda says something else than walking over all jobs")
+    if verdicts_of(index, waiting, START) != {job: said[job] for job in waiting}:
+        raise AssertionError("the index says something else than walking over all jobs")
     return {
         "orders_us": round(statistics.median(orders) * 1e6, 1),
         "register_us": round(statistics.median(registrations) * 1e6, 1),
@@ -316,7 +316,7 @@ def _ms(value_s: float) -> float:
 
 def report(say: Callable[[str], None], pending: Iterable[int] = PENDING) -> list[dict[str, float]]:
     """Measure with each number of jobs waiting, print one line for each, and return the figures."""
-    say("Scheduling: a pass after one completion, a submit with its pass, a new leader's agenda; no disk, no network")
+    say("Scheduling: a pass after one completion, a submit with its pass, a new leader's index; no disk, no network")
     say(f"  {POOLS} pools, {NODES} nodes; medians of {PASSES} completions and {SUBMITS} submits")
     found = []
     for count in pending:

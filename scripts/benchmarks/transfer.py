@@ -26,9 +26,9 @@ import msgspec
 
 from benchmarks.carried import EXIT_ENDED, Wanted
 from benchmarks.processes import ROOT, ServerFailed
-from cluster.agent.transfer.options import Options, Verify, chunk_bytes_of
-from cluster.agent.transfer.progress import Counters, SharedCounters
-from cluster.agent.transfer.rate_limit import Control
+from cluster.agent.transfer.copying.rate_limit import Control
+from cluster.agent.transfer.records.options import Options, Verify, chunk_bytes_of
+from cluster.agent.transfer.records.progress import Counters, SharedCounters
 
 GIB = 1024**3
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.agent.transfer.options import CHUNK_BYTES, STREAMS
+from cluster.agent.transfer.records.options import CHUNK_BYTES, STREAMS
 from exercises.tracing import Action, Calls, Plan, Tracer, build
 from exercises.transfers_kills import wait_until_gone
 from exercises.transfers_rig import STAGES, Broken, Rig, said

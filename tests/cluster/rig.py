@@ -19,6 +19,7 @@ from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.consensus import NO_OP, ChangeRefused, Machine, NotLeader, Role, Wanted
 from cluster.schemas.command_ids import new_command_id
+from cluster.schemas.jobs import StatusView
 from cluster.security.tls import client_context, server_context
 from cluster.server.controller import Controller
 from cluster.server.storage import Storage, allow_first_start, open_storage
@@ -228,7 +229,12 @@ class Rig:
         self.clock = clock or SystemClock()
         self.automatic = automatic
         self.failures: list[BaseException] = []
+        self.statuses: dict[str, StatusView] = {}
+        """What peers say when they are asked for their status; who is not named does not answer."""
         self._sessions: dict[str, aiohttp.ClientSession] = {}
+
+    async def _status_of(self, peer: str) -> StatusView:
+        return self.statuses[peer]
 
     def fail(self, error: BaseException) -> NoReturn:
         self.failures.append(error)
@@ -254,8 +260,9 @@ class Rig:
             make_engine=make_engine,
             clock=self.clock,
             fail=self.fail,
+            ask=self._status_of,
+            raises_level=self.raises,
         )
-        self.controller.first_raise.enabled = self.raises
         engine = self.controller.engine
         assert isinstance(engine, SingleEngine)
         self.engine = engine

@@ -21,7 +21,7 @@ from cluster.schemas.jobs import StatusView
 from cluster.serve import EXIT_RELEASE_NEEDED
 from replica.messages import features
 from tests.cluster.rig import PATIENCE_S, story
-from tests.cluster.test_membership import Site, members, voters
+from tests.cluster.server.test_membership import Site, members, voters
 from tests.cluster.test_serve import ROOT, ready, request
 from tests.golden.make_ledger import REPLICAS
 from tests.golden.previous import EXPECTED, previous_cluster

@@ -19,14 +19,14 @@ from replica.model.requests import CreatePersistent, Dependency, DependencyKind,
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import NODES_MAX
 from replica.values.names import NodeListFault, format_nodes, parse_nodes
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import World, beside_space, user
 
 P = PartitionState
 
 
 def world(*partitions: Partition, nodes: int = 3, cpus: int = 4) -> World:
-    made = Watched({"fast": 100}, nodes=nodes, cpus=cpus)
+    made = IndexedWorld({"fast": 100}, nodes=nodes, cpus=cpus)
     for partition in partitions:
         assert not isinstance(made.settle(c.SetPartition(partition)), Refusal)
     return made

@@ -14,7 +14,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
 from replica.messages.entries import Accepted
-from replica.model.operations import Stage, counted_under, waits_for_turn
+from replica.model.operations import Stage, counted_under, waits_for_slot
 from replica.model.transfers import (
     CHECKPOINT_BYTES,
     CHECKPOINT_PERIOD_S,
@@ -29,7 +29,7 @@ from replica.model.transfers import (
     clipped_receipt,
 )
 from replica.operations.outcomes import PROVIDER_SLACK_S
-from replica.operations.slots import Turns, turns_given
+from replica.operations.slots import OperationSlots, slots_given
 from replica.operations.transfer_limits import rules_in_force, rules_of
 from replica.state.digest import state_records
 from replica.state.state import State
@@ -37,10 +37,10 @@ from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
 from replica.views.jobs import not_exported
 from replica.views.orders import orders_for
+from tests.replica.operations.test_slots import ordered, run
 from tests.replica.reference.reference_scheduler import next_due
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
-from tests.replica.test_turns import ordered, run
 from tests.replica.world import World, agent
 
 OUT = "#!/bin/sh\n#DW jobdw capacity=10 access_mode=striped type=scratch\n#DW stage_out type=file source=$DW_JOB_STRIPED/{0} destination=/out/{0}\ntrue\n"  # noqa: E501
@@ -204,7 +204,7 @@ def test_below_its_level_nothing_of_transfers_is_written_or_ordered_and_rules_ar
 
 
 def test_raising_the_level_gives_rules_to_what_is_under_way() -> None:
-    world = Watched(level=BEFORE, stage_in_timeout_s=10)
+    world = IndexedWorld(level=BEFORE, stage_in_timeout_s=10)
     job = world.submit("capacity=10")
     assert world.order(job).rules is None
     level = features.TRANSFERS_AND_PARTITIONS
@@ -306,7 +306,7 @@ def test_a_share_is_never_the_pause_that_nobody_asked_for_and_a_pause_is_one_eve
     ("key", "under_way"), [("TransfersAtOnce", 2), ("TransfersPerUser", 4), ("TransfersPerNode", 4)]
 )
 def test_only_so_many_transfers_are_under_way_and_the_others_wait_with_their_space(key: str, under_way: int) -> None:
-    world = Watched({"fast": 1_000}, nodes=2)
+    world = IndexedWorld({"fast": 1_000}, nodes=2)
     world.configure(**{key: "2"})
     jobs = [world.submit("capacity=10", who=who) for who in ("alan", "ben") * 4]
     assert len(ordered(world, "stage_in")) == under_way
@@ -321,7 +321,7 @@ def test_only_so_many_transfers_are_under_way_and_the_others_wait_with_their_spa
 
 @pytest.mark.parametrize("key", ["TransfersAtOnce", "TransfersPerUser", "TransfersPerNode"])
 def test_one_pass_that_gives_space_to_many_lets_no_more_begin_than_may(key: str) -> None:
-    world = Watched({"fast": 1_000})
+    world = IndexedWorld({"fast": 1_000})
     world.configure(**{key: "2"})
     world.settle(c.DrainNode("n1", "x"))
     for _ in range(5):
@@ -331,7 +331,7 @@ def test_one_pass_that_gives_space_to_many_lets_no_more_begin_than_may(key: str)
 
 
 def test_new_rules_are_minded_for_what_is_under_way() -> None:
-    world = Watched({"fast": 1_000}, stage_in_timeout_s=10)
+    world = IndexedWorld({"fast": 1_000}, stage_in_timeout_s=10)
     world.submit("capacity=10")
     assert next_due(world.state, world.at) == world.at + seconds(DEFAULT_TRANSFER_RULES.hard_cap_s + PROVIDER_SLACK_S)
     world.configure(TransferTimeouts="fixed")
@@ -339,7 +339,7 @@ def test_new_rules_are_minded_for_what_is_under_way() -> None:
 
 
 def test_a_limit_of_0_lets_none_begin_and_ends_none_and_a_larger_one_gives_turns_at_once() -> None:
-    world = Watched({"fast": 1_000})
+    world = IndexedWorld({"fast": 1_000})
     first = world.submit("capacity=10")
     world.configure(TransfersAtOnce="0")
     second = world.submit("capacity=10")
@@ -351,7 +351,7 @@ def test_a_limit_of_0_lets_none_begin_and_ends_none_and_a_larger_one_gives_turns
 
 
 def test_turns_go_to_the_user_who_has_the_fewest_transfers_under_way() -> None:
-    world = Watched({"fast": 1_000})
+    world = IndexedWorld({"fast": 1_000})
     world.configure(TransfersAtOnce="2")
     greedy = [world.submit("capacity=10", who="alan") for _ in range(6)]
     modest = [world.submit("capacity=10", who="ben") for _ in range(2)]
@@ -365,7 +365,7 @@ def test_turns_go_to_the_user_who_has_the_fewest_transfers_under_way() -> None:
 
 
 def test_stage_outs_beyond_the_stage_s_own_limit_get_their_turns_fairly_too() -> None:
-    world = Watched({"fast": 1_000}, operations_per_stage_max=1)
+    world = IndexedWorld({"fast": 1_000}, operations_per_stage_max=1)
     jobs = []
     for who in ("alan", "alan", "alan", "ben"):
         jobs.append(world.submit("capacity=10", who=who))
@@ -384,14 +384,14 @@ def test_a_transfer_that_waits_for_a_full_node_does_not_keep_back_its_user_s_on_
     world.configure(TransfersPerNode="1", TransfersAtOnce="1")
     jobs = [world.submit("capacity=10") for _ in range(4)]
     on = {job: world.state.jobs[job].node for job in jobs}
-    turns = Turns()
+    slots = OperationSlots()
     for key in counted_under("other", on[jobs[0]]):
-        turns.begun[key] = 1
+        slots.begun[key] = 1
     world.configure(TransfersAtOnce="unlimited")
     state = msgspec.structs.replace(world.state, moving=type(world.state.moving)())
     line = [(Instant(number), job) for number, job in enumerate(jobs)]
-    given_turns = list(turns_given(state, turns, Stage.STAGE_IN, {"alan": line}, lambda job: True, 9))
-    assert [event.job for event in given_turns] == [next(job for job in jobs if on[job] != on[jobs[0]])]
+    given_slots = list(slots_given(state, slots, Stage.STAGE_IN, {"alan": line}, lambda job: True, 9))
+    assert [event.job for event in given_slots] == [next(job for job in jobs if on[job] != on[jobs[0]])]
 
 
 def test_several_turns_of_one_pass_go_to_users_by_turns_and_to_no_more_than_there_is_room_for() -> None:
@@ -404,8 +404,8 @@ def test_several_turns_of_one_pass_go_to_users_by_turns_and_to_no_more_than_ther
     idle = msgspec.structs.replace(world.state, moving=type(world.state.moving)())
 
     def users(room: int, stage: Stage) -> list[str]:
-        given_turns = turns_given(idle, Turns(), stage, waiting, lambda job: True, room)
-        return [world.state.jobs[event.job].request.user for event in given_turns]
+        given_slots = slots_given(idle, OperationSlots(), stage, waiting, lambda job: True, room)
+        return [world.state.jobs[event.job].request.user for event in given_slots]
 
     assert users(9, Stage.STAGE_IN) == ["alan", "ben", "carla", "alan", "ben", "alan"]
     assert users(2, Stage.STAGE_IN) == ["alan", "ben"]
@@ -507,12 +507,12 @@ def test_a_change_of_the_rules_counts_as_one_of_the_configuration() -> None:
 
 
 class Transfers(Histories):
-    """As Histories, with three users, limits that change, receipts and checkpoints; its agenda is compared at each
+    """As Histories, with three users, limits that change, receipts and checkpoints; its index is compared at each
     step with one built afresh.
     """
 
     def new_world(self) -> World:
-        return Watched({"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2)
+        return IndexedWorld({"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2)
 
     @initialize()
     def nothing_is_limited(self) -> None:
@@ -591,7 +591,7 @@ def _kind(key: tuple[str, str]) -> str:
 
 
 def _waits(state: State, job: int) -> Stage | None:
-    return waits_for_turn(state.jobs[job], state.buffers.get(job))
+    return waits_for_slot(state.jobs[job], state.buffers.get(job))
 
 
 Transfers.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

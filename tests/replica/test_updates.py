@@ -18,14 +18,14 @@ from replica.model.requests import BufferRequest, Dependency, DependencyKind, Jo
 from replica.scheduler.estimates import estimate
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import NEVER, Instant, seconds
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import OPERATOR, SCRIPT, World, user
 
 K = DependencyKind
 
 
 def world(**changes: Any) -> World:
-    return Watched({"fast": 100, "bulk": 50}, **{"nodes": 1, "cpus": 2, **changes})
+    return IndexedWorld({"fast": 100, "bulk": 50}, **{"nodes": 1, "cpus": 2, **changes})
 
 
 def update(made: World, job: int, who: c.Actor | None = None, **changes: Any) -> Refusal | int:

@@ -17,9 +17,9 @@ from replica.model.buffers import HOLDING, BufferState
 from replica.model.jobs import JobState
 from replica.model.persistent import PERSISTENT_STATES
 from replica.model.requests import CreatePersistent, DestroyPersistent
-from replica.scheduler.persistent import names_of
+from replica.scheduler.persistent import persistent_request
 from replica.state.state import EMPTY
-from tests.replica.test_agenda import Watched
+from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks
 from tests.replica.world import OPERATOR, World, beside_space, user
@@ -33,8 +33,8 @@ class WholeHistories(Histories):
     """As Histories, with all that came with feature level 3."""
 
     def new_world(self) -> World:
-        # Its agenda must at every step be as one that is built afresh, and give the passes of the walk over all jobs.
-        made = Watched({"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2)
+        # Its index must at every step be as one that is built afresh, and give the passes of the walk over all jobs.
+        made = IndexedWorld({"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2)
         made.settle(c.ConfigureSite(settings=(Setting("Flags", "EnablePersistent"),), partial=True))
         return made
 
@@ -48,7 +48,7 @@ class WholeHistories(Histories):
             return False
         kept = sum(one.granted_bytes for one in state.persistent.values() if one.pool == buffer.pool)
         crowded = buffer.pool in state.pools and kept + buffer.granted_bytes > state.pools[buffer.pool].usable_bytes
-        return crowded or names_of(state.jobs[job]) is not None
+        return crowded or persistent_request(state.jobs[job]) is not None
 
     @rule(
         create=st.sampled_from((*NAMES, "")),

@@ -1,10 +1,19 @@
-"""How long a module may be. The bound and its exceptions only ever go down."""
+"""Bounds on modules and folders, and the exceptions from them, which only tighten (tests/repo/test_style.py)."""
 
-LINES_MAX = 450
-"""Lines: STYLE.md asks at about 400 which second question a module answers; here the answer must have been given."""
+BEHAVIOUR_LINES_MAX = 800
+"""Lines in the bodies of a module's functions: past that, ask which second question the module answers.
 
-SLACK_LINES = 25
-"""Lines by which an exception's bound may lie above its module, so that a small change does not touch this file."""
+Tables and declarations count for nothing: a list of every event may be long.
+"""
 
-EXCEPTIONS: dict[str, int] = {}
-"""Modules that are longer for a reason, with their bound in lines. An entry says why in a comment beside it."""
+MODULES_MAX = 20
+"""Modules in a folder, its face left out: past that a folder is a corridor, and wants rooms."""
+
+SMALL_LINES = 60
+"""A module with fewer lines is a door of its own for little; faces are none."""
+
+SMALL_MAX = 45
+"""Modules below SMALL_LINES in the product, count: a ratchet."""
+
+CROWDED: dict[str, int] = {"cluster/agent/transfer": 33}
+"""Folders that still have more than MODULES_MAX modules, with how many; they only tighten."""

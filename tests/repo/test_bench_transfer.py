@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.records.options import Options
 from tests.repo.tree import ROOT
 
 sys.path.append(str(ROOT / "scripts"))

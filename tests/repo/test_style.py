@@ -1,10 +1,11 @@
 """Style that a machine can check. What is found says what to do instead."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 from tests.repo import rules
-from tests.repo.lengths import EXCEPTIONS, LINES_MAX, SLACK_LINES
+from tests.repo.lengths import BEHAVIOUR_LINES_MAX, CROWDED, MODULES_MAX, SMALL_LINES, SMALL_MAX
 from tests.repo.tree import PACKAGES, is_standard, modules, python_files, repository_files, text_of
 
 
@@ -46,23 +47,45 @@ def test_every_module_starts_with_a_sentence() -> None:
     assert [str(path) for path, docstring in documented.items() if not docstring] == []
 
 
-def line_count(path: Path) -> int:
-    """Return a file's number of lines."""
-    return len(text_of(path).splitlines())
+def behaviour_lines(path: Path) -> int:
+    """Return how many lines of a module stand in bodies of functions, their docstrings left out."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(text_of(path))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            if body:
+                lines.update(range(body[0].lineno, body[-1].end_lineno + 1))  # type: ignore[operator]
+    return len(lines)
 
 
 def test_no_module_grows_past_its_bound() -> None:
-    too_long = {str(path): line_count(path) for path in modules()}
-    too_long = {path: lines for path, lines in too_long.items() if lines > EXCEPTIONS.get(path, LINES_MAX)}
-    assert too_long == {}, f"past {LINES_MAX} lines ask which second question a module answers, and split it"
+    too_long = {str(path): behaviour_lines(path) for path in modules()}
+    too_long = {path: lines for path, lines in too_long.items() if lines > BEHAVIOUR_LINES_MAX}
+    assert too_long == {}, f"past {BEHAVIOUR_LINES_MAX} lines ask which second question a module answers, and split it"
 
 
-def test_exceptions_from_the_bound_only_tighten() -> None:
-    lines = {path: line_count(Path(path)) for path in EXCEPTIONS}
-    needless = [path for path, count in lines.items() if count <= LINES_MAX]
-    assert needless == [], "short enough now: remove these from tests/repo/lengths.py"
-    loose = {path: count for path, count in lines.items() if count <= EXCEPTIONS[path] - SLACK_LINES}
-    assert loose == {}, "lower their bounds in tests/repo/lengths.py"
+def folders() -> dict[str, int]:
+    """Return how many modules each folder of the product holds, its face left out."""
+    return Counter(str(path.parent) for path in modules() if path.name != "__init__.py")
+
+
+def test_no_folder_grows_past_its_bound() -> None:
+    crowded = {folder: count for folder, count in folders().items() if count > CROWDED.get(folder, MODULES_MAX)}
+    assert crowded == {}, f"a folder of more than {MODULES_MAX} modules wants rooms"
+
+
+def test_exceptions_from_the_bounds_only_tighten() -> None:
+    loose = {folder: count for folder, count in CROWDED.items() if max(folders()[folder], MODULES_MAX) < count}
+    assert loose == {}, "lower or remove these in tests/repo/lengths.py"
+
+
+def test_few_modules_are_doors_of_their_own_for_little() -> None:
+    small = [
+        str(path)
+        for path in modules()
+        if path.name not in ("__init__.py", "__main__.py") and len(text_of(path).splitlines()) < SMALL_LINES
+    ]
+    assert len(small) <= SMALL_MAX, f"merge into neighbours: {small}"
 
 
 def test_no_test_proves_nothing() -> None:

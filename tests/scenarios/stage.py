@@ -13,8 +13,8 @@ from typing import Any
 from cluster.api.capacity import burst_view
 from cluster.api.render.jobs import job_view
 from cluster.api.render.reasons import Verdicts
-from cluster.cli.job_block import job_block
-from cluster.cli.squeue import STANDARD, Field, in_order, line, read_format
+from cluster.cli.text.job import job_block
+from cluster.cli.text.squeue import STANDARD, Field, in_order, line, read_format
 from cluster.mail.text import subject_of
 from cluster.schemas.burst import burst_text
 from cluster.schemas.jobs import JobView

@@ -14,11 +14,8 @@ from unittest.mock import patch
 import lmdb
 import msgspec
 
-from cluster.consensus import Role
-from cluster.consensus.core import Core
-from cluster.consensus.following import Following
-from cluster.consensus.leading import Leading
-from cluster.consensus.seam import _Bridge
+from cluster.consensus import Role, log_compaction, log_replication, raft_log
+from cluster.consensus.state import Outbox, RaftState
 from cluster.server import controller as controller_module
 from cluster.server import storage as storage_module
 from cluster.server.applied_log import read_batch
@@ -66,114 +63,111 @@ def vote_not_stored() -> list[Any]:
 def promised_before_sync() -> list[Any]:
     """Votes and acknowledgements leave as they are made, not after the sync (H2)."""
 
-    def send(self: Any, node: Any, message: Any) -> bool:
-        self._links.send(node.id, message)
-        return True
+    def send(self: Any, peer: str, message: Any) -> None:
+        self._links.send(peer, message)
 
-    return [patch.object(_Bridge, "send", send)]
+    return [patch.object(Outbox, "send", send)]
 
 
 def counted_before_sync() -> list[Any]:
     """A leader counts its own entries, and answers, before they are on its disk (H2)."""
 
-    def hasty(self: Any) -> None:
-        self._bridge.flush()
-        self._durable_index = self._journal.last_index
-        self._bridge.release()
-        self._bridge.flush()
+    def hasty(raft: RaftState) -> None:
+        raft.outbox.flush()
+        raft.durable_index = raft.journal.last_index
+        raft.outbox.release()
+        raft.outbox.flush()
 
-    return [patch.object(Core, "_make_durable", hasty, create=True), patch.object(_engine(), "_make_durable", hasty)]
+    return [patch.object(raft_log, "make_durable", hasty)]
 
 
 def own_copy_counted_before_sync() -> list[Any]:
     """A leader that has put off its own sync counts the entries for its own vote already (H2, thesis 10.2.1)."""
-    original = _engine()._postpones_sync
+    original = raft_log.postpones_sync
 
-    def postpones(self: Any) -> bool:
-        postponed: bool = original(self)
+    def postpones(raft: RaftState) -> bool:
+        postponed = original(raft)
         if postponed:
-            self._durable_index = self._journal.last_index
+            raft.durable_index = raft.journal.last_index
         return postponed
 
-    return [patch.object(_engine(), "_postpones_sync", postpones)]
+    return [patch.object(raft_log, "postpones_sync", postpones)]
 
 
 def unconditional_truncation() -> list[Any]:
     """The journal is cut after what the request begins with, whether or not it differs (H3)."""
-    original = Following._append_what_is_missing
+    original = log_replication.append_what_is_missing
 
-    def cut(self: Any, peer: str, entries: list[Any]) -> None:
-        journal = self._journal
-        if entries and max(self.commit_index, journal.base_index) < entries[0].index <= journal.last_index:
-            self._truncate_from(entries[0].index)
-        original(self, peer, entries)
+    def cut(raft: RaftState, peer: str, entries: list[Any]) -> None:
+        journal = raft.journal
+        if entries and max(raft.commit_index, journal.base_index) < entries[0].index <= journal.last_index:
+            raft_log.truncate_from(raft, entries[0].index)
+        original(raft, peer, entries)
 
-    return [patch.object(Following, "_append_what_is_missing", cut)]
+    return [patch.object(log_replication, "append_what_is_missing", cut)]
 
 
 def stale_answer_counted() -> list[Any]:
     """An acknowledgement counts whatever its term (H4)."""
-    original = Leading._on_reply
+    original = log_replication.on_reply
 
-    def trusting(self: Any, peer: str, reply: Any) -> None:
-        known = self._progress.get(peer)
-        if self._leads and known is not None and reply.term < self.term:
-            reply = msgspec.structs.replace(reply, term=self.term, seq=max(known.acked_seq + 1, 1))
-        original(self, peer, reply)
+    def trusting(raft: RaftState, peer: str, reply: Any) -> None:
+        known = raft.progress.get(peer)
+        if raft.leads and known is not None and reply.term < raft.term:
+            reply = msgspec.structs.replace(reply, term=raft.term, seq=max(known.acked_seq + 1, 1))
+        original(raft, peer, reply)
 
-    return [patch.object(Leading, "_on_reply", trusting)]
+    return [patch.object(log_replication, "on_reply", trusting)]
 
 
 def grace_renewed() -> list[Any]:
     """An answer of any one peer has a leader whose timer was late listen again for a majority (H15)."""
-    original = Leading._on_reply
+    original = log_replication.on_reply
 
-    def patient(self: Any, peer: str, reply: Any) -> None:
-        original(self, peer, reply)
-        self._grace_given = False
+    def patient(raft: RaftState, peer: str, reply: Any) -> None:
+        original(raft, peer, reply)
+        raft.grace_given = False
 
-    return [patch.object(Leading, "_on_reply", patient)]
+    return [patch.object(log_replication, "on_reply", patient)]
 
 
 def old_terms_committed() -> list[Any]:
     """Entries of older terms are committed by counting replicas (Raft, figure 8)."""
 
-    def counting(self: Any) -> None:
-        index = self._reached(self._durable_index, lambda known: known.match)
-        if index > self.commit_index:
-            self._commit(index)
+    def counting(raft: RaftState) -> None:
+        raft_log.commit(raft, raft.reached(raft.durable_index, lambda known: known.match))
 
-    return [patch.object(Leading, "_advance_commit", counting)]
+    return [patch.object(log_replication, "advance_commit", counting)]
 
 
 def one_too_few() -> list[Any]:
     """One replica less than a majority is enough to commit."""
 
     def reached(self: Any, own: Any, of: Any) -> Any:
-        values = [own if one.id == self.me else of(self._progress[one.id]) for one in self.configuration.voters]
+        values = [own if one.id == self.me else of(self.progress[one.id]) for one in self.configuration.voters]
         return sorted(values, reverse=True)[max(0, self.configuration.majority - 2)]
 
-    return [patch.object(Core, "_reached", reached)]
+    return [patch.object(RaftState, "reached", reached)]
 
 
 def commit_unchecked() -> list[Any]:
     """A follower takes the leader's commit index for all that it holds, checked or not (H25)."""
 
-    def take(self: Any, message: Any) -> None:
-        self._leader_ready = message.ready
-        self._commit(min(message.commit_index, self._journal.last_index))
+    def take(raft: RaftState, message: Any) -> None:
+        raft.leader_ready = message.ready
+        raft_log.commit(raft, min(message.commit_index, raft.journal.last_index))
 
-    return [patch.object(Following, "_take_commit", take)]
+    return [patch.object(log_replication, "take_commit", take)]
 
 
 def stale_snapshot_installed() -> list[Any]:
     """A snapshot is installed although its entries are held, and what follows them is thrown away (H25)."""
-    original, reset = Following._on_chunk, Journal.reset_to
+    original, reset = log_compaction.on_chunk, Journal.reset_to
 
-    def on_chunk(self: Any, peer: str, chunk: Any) -> None:
-        checked, self._checked_index = self._checked_index, min(self._checked_index, self.applied_index)
-        original(self, peer, chunk)
-        self._checked_index = max(self._checked_index, min(checked, self._journal.last_index))
+    def on_chunk(raft: RaftState, peer: str, chunk: Any) -> None:
+        checked, raft.checked_index = raft.checked_index, min(raft.checked_index, raft.applied_index)
+        original(raft, peer, chunk)
+        raft.checked_index = max(raft.checked_index, min(checked, raft.journal.last_index))
 
     def reset_to(self: Any, index: int, term: int, digest: bytes, revision: int) -> None:
         if index < self.last_index:
@@ -181,12 +175,12 @@ def stale_snapshot_installed() -> list[Any]:
             self.truncate_from(index + 1)
         reset(self, index, term, digest, revision)
 
-    return [patch.object(Following, "_on_chunk", on_chunk), patch.object(Journal, "reset_to", reset_to)]
+    return [patch.object(log_compaction, "on_chunk", on_chunk), patch.object(Journal, "reset_to", reset_to)]
 
 
 def leads_too_early() -> list[Any]:
     """A leader decides and answers before it has applied its own first entry."""
-    return [patch.object(Leading, "_has_begun", property(lambda self: self._leads))]
+    return [patch.object(RaftState, "has_begun", property(lambda self: self.leads))]
 
 
 def starts_from_an_empty_state() -> list[Any]:
@@ -350,12 +344,6 @@ def answered_before_commit() -> list[Any]:
         return proposed
 
     return [patch.object(Proposer, "_propose", hasty)]
-
-
-def _engine() -> type[Any]:
-    from cluster.consensus.engine import Engine
-
-    return Engine
 
 
 PLANTS: Final[dict[str, Plant]] = {

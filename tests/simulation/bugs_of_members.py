@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cluster.consensus import NotLeader, changes
-from cluster.consensus.changing import Changing
-from cluster.consensus.configurations import Configurations
-from cluster.consensus.core import Core
-from cluster.consensus.engine import Engine
+from cluster.consensus import NotLeader, configurations, membership_change, raft_log
+from cluster.consensus.configurations import Configurations, Wanted
+from cluster.consensus.state import Outbox, RaftState
 from cluster.server import storage as storage_module
 
 
@@ -21,15 +19,15 @@ def two_changes_at_once() -> list[Any]:
 
 def changed_too_early() -> list[Any]:
     """A leader changes the members before its own first entry is committed: a known fault of thesis 4.1 as printed."""
-    original = Changing.change
+    original = membership_change.change
 
-    def change(self: Any, wanted: Any) -> tuple[int, int]:
-        if not self._leads:
-            raise NotLeader(self.leader)
-        with patch.object(Changing, "_require_ready", lambda self: None):
-            return original(self, wanted)
+    def change(raft: RaftState, wanted: Wanted) -> tuple[int, int]:
+        if not raft.leads:
+            raise NotLeader(raft.leader)
+        with patch.object(RaftState, "require_ready", lambda self: None):
+            return original(raft, wanted)
 
-    return [patch.object(Changing, "change", change)]
+    return [patch.object(membership_change, "change", change)]
 
 
 def learner_counted() -> list[Any]:
@@ -37,15 +35,15 @@ def learner_counted() -> list[Any]:
 
     def reached(self: Any, own: Any, of: Any) -> Any:
         members = list(self.configuration.members())
-        values = [own if one.id == self.me else of(self._progress[one.id]) for one in members]
+        values = [own if one.id == self.me else of(self.progress[one.id]) for one in members]
         return sorted(values, reverse=True)[self.configuration.majority - 1]
 
-    return [patch.object(Core, "_reached", reached)]
+    return [patch.object(RaftState, "reached", reached)]
 
 
 def configurations_not_read_back() -> list[Any]:
     """After a restart only what is applied says who is a member, not what the journal has after it (H13)."""
-    return [patch.object(Core, "_read_configurations", lambda *given: None)]
+    return [patch.object(raft_log, "read_configurations", lambda *given: None)]
 
 
 def starts_without_data() -> list[Any]:
@@ -62,20 +60,20 @@ def starts_without_data() -> list[Any]:
 
 def id_given_again() -> list[Any]:
     """A replica that is added, or replaced, has its bare name for an id: who has it was somebody before."""
-    return [patch.object(changes, "identity_of", lambda name, version: name)]
+    return [patch.object(configurations, "identity_of", lambda name, version: name)]
 
 
 def removed_not_told() -> list[Any]:
     """Nobody tells a removed replica that it is one, and it does not find out."""
-    original = Changing._concerns
+    original = membership_change.concerns
 
-    def concerns(self: Any, peer: str, message: Any) -> bool:
-        with patch.object(type(self), "_send", lambda *given: None):
-            return original(self, peer, message)
+    def concerns(raft: RaftState, peer: str, message: Any) -> bool:
+        with patch.object(Outbox, "send", lambda *given: None):
+            return original(raft, peer, message)
 
     return [
-        patch.object(Changing, "_concerns", concerns),
-        patch.object(Engine, "_leave_if_removed", lambda self: None),
+        patch.object(membership_change, "concerns", concerns),
+        patch.object(raft_log, "leave_if_removed", lambda raft: None),
     ]
 
 

@@ -321,7 +321,7 @@ class SimAgent(Caller):
         controller = replica.controller
         if controller is None or not replica.serves or not controller.leads:
             return
-        replica.guarded(controller.node_heard, self.node)
+        replica.guarded(controller.node_watch.heard, self.node)
         orders = orders_for(controller.state, self.node)
         self.world.timeline.after(self._latency_s(), self._take, epoch, orders)
 

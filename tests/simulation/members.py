@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from cluster.consensus import ChangeRefused, Wanted
-from cluster.consensus.changes import following
+from cluster.consensus.configurations import next_configuration
 from cluster.schemas.jobs import MemberView
 from cluster.server import joining
 from cluster.server.joining import JoiningRefused
@@ -183,7 +183,7 @@ class Operator:
 
     def _think_twice(self, known: Configuration, wanted: Wanted) -> None:
         try:
-            new = following(known, wanted, at=0)
+            new = next_configuration(known, wanted, at=0)
         except ChangeRefused:
             return  # the cluster says so itself
         well = sum(self.world.is_healthy(voter) for voter in new.voter_ids)

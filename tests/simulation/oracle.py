@@ -6,12 +6,12 @@ state that follows, folded here from the first entry on. Every replica is compar
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
 from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
-from replica.fold import settle as settle_module
 from replica.messages.entries import Entry, Receipt
 from replica.messages.events import job_of
 from replica.state.digest import state_digest
@@ -296,7 +296,9 @@ class Oracle:
 
 
 def _receipts_kept() -> int:
-    kept: int = vars(settle_module)["RECEIPTS_MAX"]  # the world binds it to another number
+    kept: int = vars(importlib.import_module("replica.fold.settle"))[
+        "RECEIPTS_MAX"
+    ]  # the world binds it to another number
     return kept
 
 

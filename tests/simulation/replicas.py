@@ -15,7 +15,8 @@ import msgspec
 
 from cluster.config.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
-from cluster.consensus.core import GRACE_HEARTBEATS
+from cluster.consensus.leader_election import GRACE_HEARTBEATS
+from cluster.consensus.log_replication import quorum_deadline_s
 from cluster.schemas.jobs import StatusView
 from cluster.serve import founding_of
 from cluster.server.controller import Controller
@@ -200,7 +201,7 @@ class SimReplica:
             return world.make_consensus(
                 self,
                 me=storage.identity,
-                founding=founding,
+                bootstrap=founding,
                 configuration=storage.configuration,
                 journal=journal,
                 machine=machine,
@@ -217,9 +218,9 @@ class SimReplica:
             clock=self.clock,
             fail=self._fail,
             node_down_s=world.config.timing.node_down_s,
+            ask=self._ask_level,
         )
         controller.world, controller.place = world, self.name
-        controller.levels.ask = self._ask_level
         self.controller = controller
         self.serves = True
         self.loop.create_task(controller.start())
@@ -352,8 +353,7 @@ class SimReplica:
         self._end()
 
     def guarded(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Do what a request asks for, as `cluster.api.server` does: what says that the storage is broken stops
-        all."""
+        """Do what a request asks for, as `cluster.api.server` does: what says that the storage is broken stops all."""
         try:
             call(*arguments)
         except (StorageFailed, BrokenInvariant) as error:
@@ -430,7 +430,7 @@ class SimReplica:
         """
         engine, now_s = consensus._engine, self.world.timeline.now_s
         heartbeat_s = self.world.timing.heartbeat_s
-        if engine.role is not Role.LEADER or now_s < engine._quorum_deadline_s():
+        if engine.role is not Role.LEADER or now_s < quorum_deadline_s(engine.raft):
             self._silent_s = 0.0
         else:
             self._silent_s += min(now_s - self._looked_s, heartbeat_s)

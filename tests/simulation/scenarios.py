@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from cluster.consensus import leading as leading_module
+from cluster.consensus import log_replication
 from cluster.consensus.frames import (
     AnyMessage,
     AppendReply,
@@ -207,7 +207,7 @@ def a_late_answer(world: World) -> None:
 
 def figure_8(world: World) -> None:
     """Entries of an older term reach a majority and are overwritten all the same (Raft, figure 8). Five replicas."""
-    with patch.object(leading_module, "APPEND_ENTRIES", 1):
+    with patch.object(log_replication, "APPEND_ENTRIES", 1):
         story = Story(world)
         a = story.elect()
         story.wait(0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.consensus.log_replication import quorum_deadline_s
 from tests.simulation.scenarios import Story
 from tests.simulation.world import World
 
@@ -16,7 +17,7 @@ def a_late_leader_of_a_minority(world: World) -> None:
     story.wait(0.3)
     b = story.others(a)[0]
     story.isolate(a, b)
-    deadline_s = a.engine._engine._quorum_deadline_s()
+    deadline_s = quorum_deadline_s(a.engine._engine.raft)
     story.wait(deadline_s - 0.001 - world.timeline.now_s)
     a.loop.hold(deadline_s + 1.6 * world.timing.heartbeat_s)
     story.wait(2 * world.timing.election_max_s)

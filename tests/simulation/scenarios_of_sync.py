@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from cluster.consensus import engine as engine_module
+from cluster.consensus import raft_log
 from cluster.consensus.frames import AnyMessage, AppendRequest
 from tests.simulation.scenarios import Story
 from tests.simulation.world import World
@@ -18,7 +18,7 @@ def a_copy_that_was_put_off(world: World) -> None:
     Only B has the entry besides, and nobody hears B afterwards; so the leader's own copy is what counts (H2).
     """
     # Always, and for long enough that B's answer comes first.
-    with patch.multiple(engine_module, SYNC_POSTPONED_BYTES=0, SYNC_POSTPONED_S=0.02):
+    with patch.multiple(raft_log, SYNC_POSTPONED_BYTES=0, SYNC_POSTPONED_S=0.02):
         story = Story(world)
         a = story.elect()
         story.wait(0.3)

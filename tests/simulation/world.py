@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import random
 import shutil
@@ -20,16 +21,15 @@ import lmdb
 import msgspec
 
 from cluster.config.config import Config
-from cluster.consensus import Consensus, Role, driver
-from cluster.consensus import engine as engine_module
+from cluster.consensus import Consensus, Role, driver, raft_log
 from cluster.consensus import snapshots as transfer_module
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.serve import founding_of, timing_of
 from cluster.server import controller as controller_module
+from cluster.server import duties as duties_module
 from cluster.server import storage as storage_module
-from cluster.server.liveness import LOOK_PERIOD_S
+from cluster.server.duties import POLL_PERIOD_S
 from cluster.system.address import Address
-from replica.fold import settle as settle_module
 from replica.messages import features
 from replica.state.state import State
 from snapshots import store as store_module
@@ -42,6 +42,9 @@ from tests.simulation.members import Operator
 from tests.simulation.network import Network, SimLinks
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicas import SimReplica
+
+settle_module: Final = importlib.import_module("replica.fold.settle")
+"""The face of the room has the function of the same name."""
 
 CLUSTER_ID: Final = "5a" * 16
 CONFIGURATION: Final = """
@@ -175,11 +178,11 @@ class World:
             (driver, "TlsLinks", self._links),
             (controller_module, "COMPACTION_MARGIN_ENTRIES", rng.choice((0, 2, 8, 64))),
             (controller_module, "COMPACTION_MARGIN_PERIODS", 0),  # or hardly anybody would need a snapshot
-            (controller_module, "LOOK_PERIOD_S", rng.choice((0.1, 0.3, LOOK_PERIOD_S))),
+            (duties_module, "POLL_PERIOD_S", rng.choice((0.1, 0.3, POLL_PERIOD_S))),
             (settle_module, "RECEIPTS_MAX", rng.choice((40, 200))),
             (transfer_module, "CHUNK_BYTES", rng.choice((700, 4000))),
             (store_module, "BREATH_S", 0),
-            (engine_module, "SYNC_POSTPONED_BYTES", rng.choice((0, 2000, engine_module.SYNC_POSTPONED_BYTES))),
+            (raft_log, "SYNC_POSTPONED_BYTES", rng.choice((0, 2000, raft_log.SYNC_POSTPONED_BYTES))),
             (lmdb, "open", self.environments.open_lmdb),
         ):
             self._stack.enter_context(patch.object(place, name, value))

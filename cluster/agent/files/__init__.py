@@ -12,6 +12,7 @@ from cluster.agent.files.durable import (
     write_all,
     write_durably,
 )
+from cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct
 from cluster.agent.files.path_names import BUFFERS, CALLS, LEFTOVERS, OPERATIONS, OUTBOX, PERSISTENT, SPARE, STEPS
 from cluster.agent.files.paths import (
     VARIABLES,

@@ -4,11 +4,11 @@ lock          held by the agent that works here
 storage-id    made once: another one means that the data is another disk's
 buffers/JOB/  striped and private: what the job sees
 operations/JOB  held by the worker of the job's operation while it lives
-steps/JOB/    one run of one script (cluster.agent.scripts.step)
+steps/JOB/    one run of one script (cluster.agent.script_run)
 outbox/       results that the controller has not acknowledged
 spare/        room for results and locks when the disk is full (cluster.agent.files.reserve_files)
 leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.worker.leftovers)
-transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.workspace)
+transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.records.workspace)
 receipts/JOB.ATTEMPT.STAGE  a line for each file that was moved
 """
 
@@ -41,8 +41,8 @@ from cluster.agent.files import (
     write_durably,
 )
 from cluster.agent.home.disk_full_retry import Room
+from cluster.agent.home.worker_watchdog import Hung
 from cluster.agent.processes import Mode
-from cluster.agent.worker_watch import Hung
 from cluster.system import Clock, SystemClock
 
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)

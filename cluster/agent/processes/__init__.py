@@ -1,5 +1,16 @@
-"""Processes of jobs: accounts, starting, waiting, ending."""
+"""Processes of jobs: accounts, what they find in their environment, starting and ending them.
+
+No event loop is imported here: workers and supervisors start with this room."""
 
 from cluster.agent.processes.accounts import Account, AccountRefused, Mode, account_for, become
+from cluster.agent.processes.environment import (
+    BASE_LANG,
+    BASE_PATH,
+    CANNOT_EXECUTE,
+    ScriptRefused,
+    become_script,
+    environment_of,
+    persistent_variables,
+)
 from cluster.agent.processes.job_processes import OPERATION_VARIABLE, STEP_VARIABLE, kill_job, kill_operation
 from cluster.agent.processes.spawning import spawn

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-_TREE = str(Path(__file__).resolve().parents[2])
+_TREE = str(Path(__file__).resolve().parents[3])
 """What the package was imported from: its own modules are started from there too."""
 
 _PASSED_ON = ("LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED")

@@ -1,4 +1,13 @@
-"""A job's script: its supervisor, its record, its step."""
+"""A job's script on its node: its durable record, and the supervisor that runs it, a process that outlives the agent.
 
-from cluster.agent.scripts.record import StepRecord, recorded_jobs, remove_record
-from cluster.agent.scripts.step import Step
+No event loop is imported here, and not the supervisor: that is started as a module of this room, and starts fast."""
+
+from cluster.agent.scripts.record import (
+    RESUME,
+    SUSPEND,
+    StepOrder,
+    StepRecord,
+    create_record,
+    recorded_jobs,
+    remove_record,
+)

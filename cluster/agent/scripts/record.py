@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 from typing import Final, TypeVar
 
 import msgspec
@@ -33,6 +34,11 @@ from cluster.agent.files import (
 from cluster.agent.processes import Account, Mode
 from replica.messages import ScriptEnded
 from replica.model import Order
+
+SUSPEND: Final = signal.SIGINT
+RESUME: Final = signal.SIGHUP
+"""What the agent sends a supervisor to have its script stand still and go on. One of an earlier release, which does not
+know them, keeps them blocked and goes on."""
 
 PREPARED_PREFIX: Final = ".new-"
 """A record that is being written has this before its name; one that is found at a start was never launched."""

@@ -19,9 +19,16 @@ import msgspec
 
 from cluster.agent.files import BUFFERS, STEPS, identity_of, is_no_room, open_directory, write_all
 from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX
-from cluster.agent.processes import AccountRefused, account_for
-from cluster.agent.scripts.record import ProcessName, StepOrder, StepRecord
-from cluster.agent.worker import CANNOT_EXECUTE, ScriptRefused, become_script, environment_of, failure
+from cluster.agent.messages import failure
+from cluster.agent.processes import (
+    CANNOT_EXECUTE,
+    AccountRefused,
+    ScriptRefused,
+    account_for,
+    become_script,
+    environment_of,
+)
+from cluster.agent.scripts.record import RESUME, SUSPEND, ProcessName, StepOrder, StepRecord
 from cluster.system import SystemClock, become_subreaper, boot_id, descendants, die_with_parent, send, start_time
 from replica.messages import ScriptEnded
 from replica.model import JobState
@@ -31,11 +38,6 @@ REFUSAL_BYTES_MAX: Final = 16 * 1024
 
 SWEEP_S: Final = 0.05
 """Seconds between two rounds of killing what is left of a script."""
-
-SUSPEND: Final = signal.SIGINT
-RESUME: Final = signal.SIGHUP
-"""What the agent sends a supervisor to have its script stand still and go on. One of an earlier release, which does not
-know them, keeps them blocked and goes on."""
 
 STOPPING_ROUNDS: Final = 3
 """Rounds in which the processes of a script are stopped: one that was made in one round is stopped in the next."""

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cluster.agent.files import join
-from cluster.agent.transfer.context import nothing
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.file_copy import open_source, sentence
-from cluster.agent.transfer.manifest import FILE, Record
-from cluster.agent.transfer.options import Algorithm
-from cluster.agent.transfer.places import Places
-from cluster.agent.transfer.plan import Item
-from cluster.agent.transfer.receipts import Line, read_lines
-from cluster.agent.transfer.verify import combine, digest_on_disk
+from cluster.agent.transfer.copying.file_copy import open_source
+from cluster.agent.transfer.planning.context import nothing
+from cluster.agent.transfer.planning.record_paths import Places
+from cluster.agent.transfer.records.digests import combine, digest_on_disk
+from cluster.agent.transfer.records.errors import TransferFailed, sentence
+from cluster.agent.transfer.records.manifest import FILE, Record
+from cluster.agent.transfer.records.options import Algorithm, Item
+from cluster.agent.transfer.records.receipts import Line, read_lines
 
 
 class Difference(NamedTuple):

@@ -1,4 +1,6 @@
-"""The one entry: plans, has everything copied, makes it durable, and says what was done. DESIGN.md says how."""
+"""Transfer from its plan to its receipt: plans, has everything copied, makes it durable, removes what is moved.
+
+Sources of a move go last, when everything is durable at its destination, and only what did not change since."""
 
 from __future__ import annotations
 
@@ -10,30 +12,26 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import is_disk_full
+from cluster.agent.files import is_disk_full, is_local
 from cluster.agent.transfer import backends
-from cluster.agent.transfer.checkpoint import EMPTY, RecordsFailed, Slots, State, write_header
-from cluster.agent.transfer.context import Context
-from cluster.agent.transfer.errors import Paused, TransferFailed, root_cause
-from cluster.agent.transfer.file_copy import MODE_BITS, discard
-from cluster.agent.transfer.kernel import is_local
-from cluster.agent.transfer.manifest import Manifest, Record
-from cluster.agent.transfer.options import Options
-from cluster.agent.transfer.places import Places, make_directory
-from cluster.agent.transfer.plan import Item
-from cluster.agent.transfer.planning import STEP_RECORDS, earlier, plan
-from cluster.agent.transfer.rate_limit import Stopped
-from cluster.agent.transfer.receipt import Receipt
-from cluster.agent.transfer.receipts import Summed, write_lines
-from cluster.agent.transfer.removing import remove_sources
-from cluster.agent.transfer.staging_directories import discard_all
-from cluster.agent.transfer.state import LOOK_RECORDS, Desk
-from cluster.agent.transfer.workspace import Workspace
+from cluster.agent.transfer.copying.file_copy import MODE_BITS
+from cluster.agent.transfer.copying.rate_limit import Stopped
+from cluster.agent.transfer.copying.transfer_state import LOOK_RECORDS, Desk
+from cluster.agent.transfer.planning.batch_directories import discard_all
+from cluster.agent.transfer.planning.context import Context
+from cluster.agent.transfer.planning.plan import STEP_RECORDS, earlier, plan
+from cluster.agent.transfer.planning.record_paths import Places, discard, is_there, make_directory
+from cluster.agent.transfer.records.errors import Paused, Receipt, TransferFailed, root_cause
+from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record
+from cluster.agent.transfer.records.options import Item, Options
+from cluster.agent.transfer.records.receipts import Summed, with_slots, write_lines
+from cluster.agent.transfer.records.status_table import EMPTY, Copied, RecordsFailed, Slots, State, write_header
+from cluster.agent.transfer.records.workspace import Workspace
 from cluster.system import sync_file_system
 
 COPYING: Final = 2
 COMMITTING: Final = 4
-"""Phases in the counters (cluster.agent.transfer.progress.PHASES)."""
+"""Phases in the counters (cluster.agent.transfer.records.progress.PHASES)."""
 
 _PASSING: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ECONNRESET})
 """What the kernel says of storage that may be back soon. Not that it is full: what is half done would fill it."""
@@ -256,3 +254,63 @@ def _at(desk: Desk, places: Sequence[int]) -> Iterator[Record]:
             desk.context.pace.check()
             desk.advance(steps=1)
         yield desk.manifest.at(place)
+
+
+def remove_sources(desk: Desk) -> int:
+    """Remove the sources of the items that are moved, and return how many files went.
+
+    A source that changed stays, and so does a directory that still has something in it. TransferFailed if the file
+    system does not let one go: everything is at its destination then.
+    """
+    removed = 0
+    directories: list[Record] = []
+    with desk.places() as places:
+
+        def leave(record: Record | None) -> None:
+            while directories and (record is None or not _lies_in(record, directories[-1])):
+                gone = directories.pop()
+                if gone.path:
+                    # Something may be in it that was not moved, or an earlier attempt removed it.
+                    with contextlib.suppress(OSError, TransferFailed):
+                        directory, name = places.source(gone)
+                        os.rmdir(name, dir_fd=directory)
+
+        for record, slot in with_slots(desk.manifest, desk.slots):
+            if not desk.items[record.item].move:
+                continue
+            leave(record)
+            try:
+                if record.kind == DIRECTORY:
+                    directories.append(record)
+                elif record.kind == FILE and slot.state is State.DONE:
+                    removed += _remove(places, record, slot.copied)
+            except FileNotFoundError:
+                removed += 1
+            except OSError as error:
+                raise desk.failed(record, error) from error
+            except TransferFailed as error:
+                if not isinstance(root_cause(error), FileNotFoundError):
+                    raise
+                removed += 1
+        leave(None)
+    return removed
+
+
+def _remove(places: Places, record: Record, copied: Copied) -> int:
+    directory, name = places.source(record)
+    now = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if (now.st_ino, now.st_dev) != (record.inode, record.device):
+        return 0
+    if (now.st_size, now.st_mtime_ns) != (copied.size, copied.mtime_ns):
+        return 0
+    if not is_there(places, record, copied):
+        # Somebody took the copy away, so this is the last one.
+        return 0
+    os.unlink(name, dir_fd=directory)
+    return 1
+
+
+def _lies_in(record: Record, directory: Record) -> bool:
+    if record.item != directory.item:
+        return False
+    return not directory.path or record.path.startswith(directory.path + b"/")

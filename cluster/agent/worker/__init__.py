@@ -1,7 +1,5 @@
 """One operation of a job in a process of its own: staging, persistent buffers, programs of a site."""
 
-from cluster.agent.worker.environment import CANNOT_EXECUTE, ScriptRefused, become_script, environment_of
 from cluster.agent.worker.leftovers import SWEEP, Left, jobs_with_leftovers
-from cluster.agent.worker.persistent import variables
 from cluster.agent.worker.provided import PRE_RUN, paths_of
-from cluster.agent.worker.work import Outcome, Work, failure
+from cluster.agent.worker.work import Outcome, Work

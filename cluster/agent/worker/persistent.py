@@ -76,8 +76,3 @@ def _check(name: str) -> None:
     fault = name_fault(name)
     if fault is not None or "/" in name or name in (".", ".."):
         raise ValueError(f"{name!r} cannot name a persistent buffer: it {fault or 'names another directory'}")
-
-
-def variables(home: str, uses: tuple[str, ...]) -> dict[str, str]:
-    """Return what a script finds its persistent buffers by, as DataWarp names it."""
-    return {f"DW_PERSISTENT_STRIPED_{name}": os.path.join(home, PERSISTENT, name) for name in uses}

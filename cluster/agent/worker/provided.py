@@ -20,8 +20,9 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import CALLS, open_directory, read_bounded, remove_tree, write_durably
+from cluster.agent.messages import failure
 from cluster.agent.processes import AccountRefused, Mode, account_for, kill_job
-from cluster.agent.worker.work import Outcome, Work, failure
+from cluster.agent.worker.work import Outcome, Work
 from cluster.providers import OperationError, Provider, Subject, provider_for
 from cluster.providers.log_lines import log_to_stderr
 from cluster.system import SystemClock, become_subreaper

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from cluster.agent.processes import Mode
 from cluster.agent.worker.leftovers import Left
 from cluster.providers.interface import NO_LOCAL, Local
 from replica.messages import OperationDone, OperationFailed
-from replica.model import Order, TransferReceipt
-from replica.values import MESSAGE_CHARACTERS_MAX
+from replica.model import Order
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +24,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     progress: int
     """Descriptor of the shared counters."""
     control: int = -1
-    """Descriptor of what the transfer may do now (cluster.agent.transfer.rate_limit); -1: it does not move data."""
+    """Descriptor of what the transfer may do now (transfer/copying/rate_limit); -1: it does not move data."""
     lock: int = -1
     """Descriptor of the lock operations/JOB: whoever may still write for the job keeps it open."""
     cluster: str = ""
@@ -44,19 +41,3 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 Outcome = OperationDone | OperationFailed
 """What a worker may say, as JSON on its standard output."""
-
-_ELLIPSIS: Final = " … "
-
-
-def failure(
-    message: str, *, final: bool = False, operation: str = "", receipt: TransferReceipt | None = None
-) -> OperationFailed:
-    """Return a failure whose message fits into the state; a `final` one is not tried again by itself.
-
-    A long one loses its middle, because its ends say what and why.
-    """
-    if len(message) > MESSAGE_CHARACTERS_MAX:
-        half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
-        message = message[:half] + _ELLIPSIS + message[-half:]
-    # Names of files need not be UTF-8; what is reported has to be.
-    return OperationFailed(message.encode("utf-8", "replace").decode(), final, operation, receipt)

@@ -31,7 +31,17 @@ from cluster.agent.files import (
     write_all,
 )
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
-from cluster.agent.processes import OPERATION_VARIABLE, Account, AccountRefused, account_for, become, kill_job
+from cluster.agent.messages import failure
+from cluster.agent.processes import (
+    OPERATION_VARIABLE,
+    Account,
+    AccountRefused,
+    account_for,
+    become,
+    environment_of,
+    kill_job,
+    persistent_variables,
+)
 from cluster.agent.transfer import (
     Context,
     Fenced,
@@ -46,14 +56,13 @@ from cluster.agent.transfer import (
     root_cause,
     workspace,
 )
-from cluster.agent.worker import persistent, provided
+from cluster.agent.worker import provided
 from cluster.agent.worker.claims import claimant_of
 from cluster.agent.worker.commands import Commands
-from cluster.agent.worker.environment import environment_of
 from cluster.agent.worker.leftovers import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.persistent import carry_out
 from cluster.agent.worker.staging import Carrier, receipt_of, stage_in, stage_out
-from cluster.agent.worker.work import Outcome, Work, failure
+from cluster.agent.worker.work import Outcome, Work
 from cluster.system import SystemClock, die_with_parent, sync_file_system
 from replica.messages import OperationDone
 
@@ -137,7 +146,7 @@ def _stage_in(work: Work) -> Outcome:
         buffer,
         carrier,
         identity,
-        persistent=persistent.variables(work.home, work.order.uses),
+        persistent=persistent_variables(work.home, work.order.uses),
         commands=_commands(work, account, identity),
     )
 
@@ -158,7 +167,7 @@ def _stage_out(work: Work) -> Outcome:
         buffer,
         carrier,
         identity,
-        persistent=persistent.variables(work.home, work.order.uses),
+        persistent=persistent_variables(work.home, work.order.uses),
         commands=_commands(work, account, identity),
     )
 
@@ -194,7 +203,7 @@ def _sweep(work: Work) -> Outcome:
     _become(account, work, home)
     assert work.left is not None
     everything = claimant_of(work.cluster, work.order.job, ANY_ATTEMPT, work.storage_id)
-    variables = persistent.variables(work.home, work.left.uses)
+    variables = persistent_variables(work.home, work.left.uses)
     return OperationDone(files=sweep(work.order.job, work.storage_id, everything, work.left, variables, identity))
 
 

@@ -1,6 +1,6 @@
-"""Why jobs wait, for those who ask: an agenda that follows the applied state, so that nobody walks over all jobs.
+"""Why jobs wait, for those who ask: a scheduling index that follows the applied state instead of a walk over all jobs.
 
-The leader decides with an agenda of its own, which is ahead of what is agreed. This one is made when somebody asks,
+The leader decides with an index of its own, which is ahead of what is agreed. This one is made when somebody asks,
 follows the ledger from question to question, and is dropped when nobody has asked for a while.
 """
 
@@ -10,17 +10,17 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from cluster.server import Chronicle
+from cluster.server import AppliedLog
 from replica.messages import Event
 from replica.model import JobState
 from replica.scheduler import (
-    Agenda,
     Estimate,
+    SchedulingIndex,
     ahead_in,
     early_gate,
     estimate,
     later_reason,
-    names_of,
+    persistent_request,
     verdicts_of,
     waits_for_space,
 )
@@ -32,7 +32,7 @@ STATES_KEPT = 4
 """States whose verdicts are kept, count: many ask about the same."""
 
 FOLLOWED_MAX = 5_000
-"""Commands that an agenda follows from one question to the next, count: beyond, making a new one is hardly slower."""
+"""Commands that an index follows from one question to the next, count: beyond, making a new one is hardly slower."""
 
 ENTRIES_READ = 64
 """Entries of the ledger read at a time, count."""
@@ -41,16 +41,16 @@ JOBS_PER_TURN = 2_000
 """Jobs that are indexed in one turn of the loop, count: some 20 ms, after which heartbeats and commands have theirs."""
 
 KEPT_S = 60.0
-"""How long an agenda is kept that nobody asks, seconds: it holds on to the state that it was last asked about."""
+"""How long an index is kept that nobody asks, seconds: it holds on to the state that it was last asked about."""
 
 
 class Verdicts:
     """What holds back each job."""
 
-    def __init__(self, chronicle: Chronicle | None = None) -> None:
-        """`chronicle`: where the ledger is read; without it every state is new."""
-        self._chronicle = chronicle
-        self._agenda: Agenda | None = None
+    def __init__(self, applied_log: AppliedLog | None = None) -> None:
+        """`applied_log`: where the ledger is read; without it every state is new."""
+        self._applied_log = applied_log
+        self._index: SchedulingIndex | None = None
         self._kept: list[tuple[State, dict[int, Verdict]]] = []
         self._walked: list[tuple[State, Mapping[int, Verdict]]] = []
         self._dropping: asyncio.TimerHandle | None = None
@@ -59,12 +59,12 @@ class Verdicts:
         """Prepare for questions about `state` without keeping others from their turn, and answer those about
         `job_ids` in one go.
         """
-        agenda = self._follow(state)
-        while agenda is not None and agenda.state is state and not agenda.prepare(JOBS_PER_TURN):
+        index = self._follow(state)
+        while index is not None and index.state is state and not index.prepare(JOBS_PER_TURN):
             await asyncio.sleep(0)
         wanted = [job_id for job_id in job_ids if job_id in state.unfinished]
-        if wanted and agenda is not None and agenda.state is state:
-            self._known(state).update(verdicts_of(agenda, wanted, state.at))
+        if wanted and index is not None and index.state is state:
+            self._known(state).update(verdicts_of(index, wanted, state.at))
 
     def reason(self, state: State, job_id: int) -> str:
         """Return what `replica.views.jobs.reason_of` returns; without looking at others where the gates alone say
@@ -74,7 +74,7 @@ class Verdicts:
             gate = early_gate(state, job)
             if gate is not None:
                 return str(gate.reason)
-        simple = job.request.options is None and job.request.array is None and names_of(job) is None
+        simple = job.request.options is None and job.request.array is None and persistent_request(job) is None
         if not simple or job.state is not JobState.PENDING or not waits_for_space(job, buffer):
             return str(self.of(state, job_id).reason)
         return "BurstBufferResources"
@@ -86,10 +86,10 @@ class Verdicts:
             return later_reason(job, state.buffers.get(job_id), state.site.provider)
         known = self._known(state)
         if job_id not in known:
-            agenda = self._follow(state)
-            if agenda is None:
+            index = self._follow(state)
+            if index is None:
                 return self._walk(state)[job_id]
-            known.update(verdicts_of(agenda, (job_id,), state.at))
+            known.update(verdicts_of(index, (job_id,), state.at))
         return known[job_id]
 
     def estimate(self, state: State, job_id: int, at: Instant) -> Estimate | None:
@@ -97,12 +97,12 @@ class Verdicts:
 
         KeyError for a job that is not in the state. It is quick after `ready`.
         """
-        agenda = self._follow(state)
-        if agenda is None:
+        index = self._follow(state)
+        if index is None:
             return None
-        while not agenda.prepare(JOBS_PER_TURN):
+        while not index.prepare(JOBS_PER_TURN):
             pass
-        return estimate(state, job_id, at, ahead_in(agenda))
+        return estimate(state, job_id, at, ahead_in(index))
 
     def _known(self, state: State) -> dict[int, Verdict]:
         for kept, found in self._kept:
@@ -121,29 +121,29 @@ class Verdicts:
         del self._walked[:-STATES_KEPT]
         return self._walked[-1][1]
 
-    def _follow(self, state: State) -> Agenda | None:
-        """Return the agenda of `state`; None for one that is older than what was asked about last."""
-        agenda = self._agenda
-        if agenda is None or agenda.state is not state:
-            if agenda is not None and state.revision < agenda.state.revision:
+    def _follow(self, state: State) -> SchedulingIndex | None:
+        """Return the index of `state`; None for one that is older than what was asked about last."""
+        index = self._index
+        if index is None or index.state is not state:
+            if index is not None and state.revision < index.state.revision:
                 return None
-            events = None if agenda is None else self._between(agenda.state.revision, state.revision)
-            if agenda is None or events is None:
-                agenda = self._agenda = Agenda(state)
+            events = None if index is None else self._between(index.state.revision, state.revision)
+            if index is None or events is None:
+                index = self._index = SchedulingIndex(state)
             else:
-                agenda.advance(state, events)
+                index.advance(state, events)
         self._drop_later()
-        return agenda
+        return index
 
     def _between(self, first: int, last: int) -> list[Event] | None:
         """Return the events of the commands after `first` up to `last`; None where that is too many, or not held."""
-        if self._chronicle is None or last - first > FOLLOWED_MAX:
+        if self._applied_log is None or last - first > FOLLOWED_MAX:
             return None
         events: list[Event] = []
         try:
-            index = self._chronicle.index_of(first + 1) if last > first else 0
+            index = self._applied_log.index_of(first + 1) if last > first else 0
             while first < last:
-                chunk = list(islice(self._chronicle.read(index, limit=ENTRIES_READ), ENTRIES_READ))
+                chunk = list(islice(self._applied_log.read(index, limit=ENTRIES_READ), ENTRIES_READ))
                 for applied in chunk:
                     if first == last:
                         break
@@ -169,6 +169,6 @@ class Verdicts:
 
     def drop(self) -> None:
         """Forget everything that was worked out."""
-        self._agenda = None
+        self._index = None
         self._kept.clear()
         self._walked.clear()

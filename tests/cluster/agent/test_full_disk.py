@@ -25,8 +25,8 @@ from cluster.agent.home.home import Home
 from cluster.agent.home.outbox import Outbox
 from cluster.agent.limits import ROOM_BYTES, ROOM_WARNING_S, SPARES
 from cluster.agent.operation import Operation
+from cluster.agent.script_run import Step
 from cluster.agent.scripts.record import StepRecord
-from cluster.agent.scripts.step import Step
 from cluster.agent.scripts.supervisor import insist
 from cluster.agent.service import Agent
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer

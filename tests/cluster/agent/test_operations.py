@@ -22,8 +22,8 @@ from cluster.agent.activities import Settings
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation
 from cluster.agent.processes.accounts import Mode
+from cluster.agent.script_run import Step
 from cluster.agent.scripts.record import StepRecord
-from cluster.agent.scripts.step import Step
 from cluster.agent.service import Agent
 from cluster.agent.worker.work import Outcome
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from cluster.agent.files.durable import open_directory
 from cluster.agent.files.paths import identity_of
-from cluster.agent.transfer import walking
-from cluster.agent.transfer.context import Context
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import Control
-from cluster.agent.transfer.workspace import Workspace
+from cluster.agent.transfer.copying.rate_limit import Control
+from cluster.agent.transfer.planning import walking
+from cluster.agent.transfer.planning.context import Context
+from cluster.agent.transfer.records.errors import TransferFailed
+from cluster.agent.transfer.records.progress import SharedCounters
+from cluster.agent.transfer.records.workspace import Workspace
 from cluster.agent.worker.claims import claimant_of
 from cluster.agent.worker.leftovers import tag
 from cluster.agent.worker.staging import Carrier, stage_in, stage_out

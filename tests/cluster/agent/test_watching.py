@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent import worker_watch
+from cluster.agent.home import worker_watchdog
+from cluster.agent.home.worker_watchdog import Bounds, End, Hung, see_through, whereabouts
 from cluster.agent.limits import KILL_WAIT_S, LOOKS_PER_STALL, WORKER_GRACE_S
-from cluster.agent.worker_watch import Bounds, End, Hung, see_through, whereabouts
 from cluster.system.processes import start_time
 
 STUBBORN = (
@@ -105,8 +105,8 @@ def test_a_worker_that_no_signal_ends_is_left_to_itself_and_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(worker_watch, "_kill_group", lambda leader: None)
-    monkeypatch.setattr(worker_watch, "KILL_WAIT_S", 0.05)
+    monkeypatch.setattr(worker_watchdog, "_kill_group", lambda leader: None)
+    monkeypatch.setattr(worker_watchdog, "KILL_WAIT_S", 0.05)
     worker, _ = start(STUBBORN)
 
     async def story() -> None:
@@ -124,8 +124,8 @@ def test_a_worker_that_no_signal_ends_is_left_to_itself_and_known(
 
 
 def test_a_helper_that_no_signal_ends_is_known_though_its_worker_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_watch, "_kill_group", lambda leader: None)
-    monkeypatch.setattr(worker_watch, "KILL_WAIT_S", 0.05)
+    monkeypatch.setattr(worker_watchdog, "_kill_group", lambda leader: None)
+    monkeypatch.setattr(worker_watchdog, "KILL_WAIT_S", 0.05)
     worker, line = start(WITH_A_HELPER)
     helper = int(line)
 
@@ -144,8 +144,8 @@ def test_a_helper_that_no_signal_ends_is_known_though_its_worker_has_ended(monke
 
 
 def test_an_agent_that_ends_does_not_wait_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_watch, "_kill_group", lambda leader: None)
-    monkeypatch.setattr(worker_watch, "KILL_WAIT_S", 0.05)
+    monkeypatch.setattr(worker_watchdog, "_kill_group", lambda leader: None)
+    monkeypatch.setattr(worker_watchdog, "KILL_WAIT_S", 0.05)
     worker, _ = start(STUBBORN)
 
     async def story() -> None:

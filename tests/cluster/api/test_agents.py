@@ -1,6 +1,7 @@
 """Agents: orders as soon as they change, reports settled once, silence noticed, progress shown."""
 
 import asyncio
+import importlib
 from typing import Any
 
 import pytest
@@ -173,7 +174,7 @@ async def test_a_report_whose_receipt_is_used_up_while_it_waits_is_sent_again_an
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proposer knows the commands under way, `_report_id` only those that were applied."""
-    monkeypatch.setattr("replica.fold.settle.RECEIPTS_MAX", 16)
+    monkeypatch.setattr(importlib.import_module("replica.fold.settle"), "RECEIPTS_MAX", 16)
     async with Rig(config) as rig:
         await register(rig)
         await rig.submit(script="#!/bin/sh\n")
@@ -238,11 +239,11 @@ async def test_a_silent_node_is_marked_down_and_taken_back_when_it_is_heard(
     clock = ManualClock(Instant(1_750_000_000_000_000))
     async with Rig(config, clock=clock) as rig:
         await register(rig)
-        look = rig.controller._look
+        poll_duties = rig.controller._duties.poll
         for _ in range(int(NODE_DOWN_S) + 2):
             assert not rig.controller.state.nodes["n1"].down
             clock.advance(1)
-            look()
+            poll_duties()
             await asyncio.sleep(0)
         await until(lambda: rig.controller.state.nodes["n1"].down)
         nodes = (await rig.ask("GET", "/v1/nodes", who="bob")).body["nodes"]

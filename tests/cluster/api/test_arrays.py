@@ -1,4 +1,4 @@
-"""Arrays over the API: one submit, references such as 1_3 and 1_[2-4], and reasons from an agenda that follows."""
+"""Arrays over the API: one submit, references such as 1_3 and 1_[2-4], and reasons from an index that follows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_what_names_no_task_is_refused_in_words(config: Config) -> None:
 async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(config: Config) -> None:
     async with Rig(config) as rig:
         await ready(rig)
-        verdicts = Verdicts(rig.controller.chronicle)
+        verdicts = Verdicts(rig.controller.applied_log)
         built = 0
         for number in range(12):
             await rig.submit(
@@ -70,14 +70,14 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
             if number % 4 == 3:
                 await rig.ask("POST", f"/v1/jobs/{number}/cancel", {"command_id": rig.new_id()}, who="alice")
             state = rig.controller.state
-            before = verdicts._agenda
+            before = verdicts._index
             await verdicts.ready(state, state.jobs)
-            built += verdicts._agenda is not before
+            built += verdicts._index is not before
             for job_id in state.jobs:
                 assert verdicts.of(state, job_id) == verdict_of(state, job_id)
                 assert verdicts.reason(state, job_id) == str(verdict_of(state, job_id).reason)
         assert built == 1  # made once, then it followed the ledger
-        older = await rig.controller.past.state_at(int(state.revision) - 3)
+        older = await rig.controller.time_travel.state_at(int(state.revision) - 3)
         for job_id in older.jobs:
             assert verdicts.of(older, job_id) == verdict_of(older, job_id)
         verdicts.drop()
@@ -86,18 +86,18 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
 
 @pytest.mark.parametrize("gap", [0, 3])
 @story
-async def test_an_agenda_that_cannot_follow_is_made_anew(
+async def test_an_index_that_cannot_follow_is_made_anew(
     config: Config, gap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Rig(config) as rig:
         await ready(rig)
         monkeypatch.setattr("cluster.api.render.reasons.FOLLOWED_MAX", gap)
-        verdicts = Verdicts(rig.controller.chronicle)
+        verdicts = Verdicts(rig.controller.applied_log)
         await rig.submit(script=SCRIPT)
         verdicts.of(rig.controller.state, 1)
-        first = verdicts._agenda
+        first = verdicts._index
         for _ in range(4):
             await rig.submit(script=SCRIPT)
         state = rig.controller.state
         assert verdicts.of(state, 5) == verdict_of(state, 5)
-        assert verdicts._agenda is not first
+        assert verdicts._index is not first

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cluster.api.http.bodies import BODY_BYTES_MAX
-from cluster.api.http.problems import STATUS_OF
+from cluster.api.web.bodies import BODY_BYTES_MAX
+from cluster.api.web.problems import STATUS_OF
 from cluster.config.config import Config
 from replica.values.errors import RefusalCode
 from replica.values.limits import SCRIPT_BYTES_MAX

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cluster.api.http.bodies
-import cluster.api.http.connections
-from cluster.api.http.bodies import AGENT_BODY_BYTES, BODY_BYTES_MAX, SMALL_BODY_BYTES, BodyBudget, Room, Rooms
-from cluster.api.http.problems import Problem
+import cluster.api.web.bodies
+import cluster.api.web.connections
+from cluster.api.web.bodies import AGENT_BODY_BYTES, BODY_BYTES_MAX, SMALL_BODY_BYTES, BodyBudget, Room, Rooms
+from cluster.api.web.problems import Problem
 from cluster.config.config import Config
 from cluster.schemas.jobs import ErrorAnswer
 from cluster.security.identity import Identity, Role
@@ -50,7 +50,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 @story
 async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.http.connections, "HEADERS_S_MAX", 0.2)
+    monkeypatch.setattr(cluster.api.web.connections, "HEADERS_S_MAX", 0.2)
     monkeypatch.setattr("cluster.api.server.SWEEP_PERIOD_S", 0.02)
     async with Rig(config):
         reader, writer = await connect(config)
@@ -67,7 +67,7 @@ async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytes
 
 @story
 async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.http.connections, "IDLE_S_MAX", 0.1)
+    monkeypatch.setattr(cluster.api.web.connections, "IDLE_S_MAX", 0.1)
     monkeypatch.setattr("cluster.api.server.SWEEP_PERIOD_S", 0.02)
     async with Rig(config):
         reader, writer = await connect(config)
@@ -77,7 +77,7 @@ async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch
 
 @story
 async def test_a_body_that_does_not_come_is_answered_408(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.http.bodies, "BODY_READ_S", 0.1)
+    monkeypatch.setattr(cluster.api.web.bodies, "BODY_READ_S", 0.1)
     async with Rig(config) as rig:
         reader, writer = await connect(config)
         writer.write(
@@ -211,7 +211,7 @@ async def test_a_body_is_invited_by_who_asks_for_it(config: Config) -> None:
 
 @story
 async def test_more_connections_than_the_bound_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.http.connections, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(cluster.api.web.connections, "CONNECTIONS_MAX", 3)
     async with Rig(config) as rig:
         held = [await connect(config) for _ in range(3)]
         assert rig.server._guarded is not None
@@ -229,7 +229,7 @@ async def test_more_connections_than_the_bound_are_refused(config: Config, monke
 async def test_one_holder_of_a_certificate_cannot_take_all_the_connections(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.http.connections, "CONNECTIONS_PER_IDENTITY_MAX", 2)
+    monkeypatch.setattr(cluster.api.web.connections, "CONNECTIONS_PER_IDENTITY_MAX", 2)
     async with Rig(config) as rig:
         held = [await connect(config) for _ in range(2)]
         guarded = rig.server._guarded
@@ -274,5 +274,6 @@ async def test_what_is_no_request_gets_the_error_of_all_others_and_no_line_of_th
         assert "xxxx" not in error.sentence
         await close(writer)
         # The cluster may be founded only now, and says so.
-        assert not [record for record in caplog.records if record.name != "cluster.server.controller"]
+        founding = {"cluster.server.controller", "cluster.server.bootstrap"}
+        assert not [record for record in caplog.records if record.name not in founding]
         assert (await rig.ask("GET", "/healthz")).status == 200

@@ -51,7 +51,7 @@ async def prepare(rig: Rig, jobs: int = 5) -> None:
 
 
 def total(rig: Rig) -> int:
-    applied = rig.controller.chronicle.read(1, limit=10_000)
+    applied = rig.controller.applied_log.read(1, limit=10_000)
     return sum(len(entry.events) for one in applied if one.batch for entry in one.batch.entries)
 
 
@@ -271,13 +271,13 @@ async def test_a_snapshot_that_settled_nothing_new_interrupts_no_stream(
     monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
     async with Rig(config) as rig:
         await prepare(rig)
-        gate, more = asyncio.Event(), rig.controller.chronicle.more
+        gate, more = asyncio.Event(), rig.controller.applied_log.more
 
         async def gated(index: int, timeout_s: float) -> bool:
             await gate.wait()
             return await more(index, timeout_s)
 
-        monkeypatch.setattr(rig.controller.chronicle, "more", gated)
+        monkeypatch.setattr(rig.controller.applied_log, "more", gated)
         async with streaming(rig) as response:
             revision = rig.controller.state.revision
             catch_up(rig, entries=1000, revisions=0)

@@ -22,13 +22,9 @@ STATUS = StatusView(
 
 def of_three(rig: Rig, monkeypatch: pytest.MonkeyPatch, answers: dict[str, StatusView]) -> None:
     """Let the replica believe that it has two peers, which answer like this; who is not named does not answer."""
-
-    async def ask(peer: str) -> StatusView:
-        return answers[peer]
-
     members = initial((Member("r1"), Member("r2"), Member("r3#4")), version=1)
     monkeypatch.setattr(type(rig.engine), "configuration", property(lambda engine: members))
-    rig.controller.levels.ask = ask
+    rig.statuses = answers
 
 
 def known(answer: Any) -> dict[str, int | None]:
@@ -153,8 +149,8 @@ async def test_a_new_cluster_with_a_member_that_knows_less_is_raised_no_further_
     async with Rig(config, raises=False) as rig:
         of_r3 = msgspec.structs.replace(STATUS, replica="r3")
         of_three(rig, monkeypatch, {"r2": STATUS, "r3": of_r3})
-        rig.controller.first_raise.enabled = True
-        rig.controller.first_raise.poll()
+        rig.raises = True
+        await rig.restart()
         await until(lambda: rig.controller.state.feature_level == 2)
         know_all = {name: msgspec.structs.replace(STATUS, replica=name, feature_level_known=3) for name in ("r2", "r3")}
         of_three(rig, monkeypatch, know_all)

@@ -90,12 +90,12 @@ async def test_the_state_at_every_revision_is_what_folding_the_ledger_to_it_give
         await rig.submit(hold=True)
         for _ in range(2):
             folded = EMPTY
-            for applied in list(rig.controller.chronicle.read(1, limit=1000)):
+            for applied in list(rig.controller.applied_log.read(1, limit=1000)):
                 if applied.batch is None:
                     continue
                 for entry in applied.batch.entries:
                     folded = settle_entry(folded, entry, applied.batch.at)
-                    assert await rig.controller.past.state_at(folded.revision) == folded
+                    assert await rig.controller.time_travel.state_at(folded.revision) == folded
             assert folded == rig.controller.state
             await rig.restart()
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cluster.api import wire
-from cluster.api.http.bodies import decode
-from cluster.api.http.problems import Problem
 from cluster.api.render.events import _SENTENCES, as_json, event_name, kind_name, sentence_of
+from cluster.api.web.bodies import decode
+from cluster.api.web.problems import Problem
 from cluster.schemas import requests as r
 from cluster.security.identity import Identity, Role
 from replica.messages import commands as c

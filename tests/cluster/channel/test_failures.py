@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from cluster.api.channel import WORDS_CHARACTERS_MAX, failed
-from cluster.api.http.problems import Problem
 from cluster.api.service import Service
+from cluster.api.web.problems import Problem
 from cluster.client.channel import ChannelError
 from cluster.config.config import Config
 from cluster.providers.limits import CALLS_MAX

@@ -5,8 +5,8 @@ import itertools
 import msgspec
 import pytest
 
-from cluster.cli import members
-from cluster.cli.agreement import Agreement, Comparison, ReplicaStatus, compare
+from cluster.cli.commands import member as members
+from cluster.cli.commands.member import Agreement, Comparison, ReplicaStatus, compare
 from cluster.cli.exits import ExitCode
 from cluster.client import Client
 from cluster.config.config import Config, ReplicaConfig

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from cluster.cli.certificates import EXPIRY_NOTICE_DAYS
+from cluster.cli.commands.certificate import EXPIRY_NOTICE_DAYS
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, found

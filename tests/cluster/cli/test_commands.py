@@ -535,7 +535,7 @@ def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_refusal_and_e
 def test_more_jobs_than_fit_into_one_request_are_changed_by_several(
     double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.cli.jobs.BULK_COMMANDS_MAX", 2)
+    monkeypatch.setattr("cluster.cli.commands.job_changes.BULK_COMMANDS_MAX", 2)
     results = tuple(CommandResult(command_id="a", status=200, job=PENDING) for _ in range(2))
     double.answer("POST", "/v1/commands", BulkAnswer(revision=5, results=results))
     assert forebay(double.config, "job", "hold", "1", "2", "3", "4").exit_code == ExitCode.OK
@@ -672,7 +672,7 @@ def test_a_fault_of_forebay_is_a_sentence_too(double: Double, monkeypatch: pytes
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("cluster.cli.jobs.job_block", fail)
+    monkeypatch.setattr("cluster.cli.commands.job.job_block", fail)
     double.answer("GET", "/v1/jobs/42", PENDING)
     result = forebay(double.config, "job", "show", "42")
     assert result.exit_code == ExitCode.FAULT

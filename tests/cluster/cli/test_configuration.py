@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.cli.config_file import FILE_BYTES_MAX, INCLUDES_MAX
+from cluster.cli.commands.config import FILE_BYTES_MAX, INCLUDES_MAX
 from cluster.cli.exits import ExitCode
 from cluster.schemas.configuration import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingView
 from tests.cluster.cli.double import Double, forebay

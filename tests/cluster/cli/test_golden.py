@@ -17,12 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cluster.cli.job_block import job_block
-from cluster.cli.job_text import spans, timeline, why_text
-from cluster.cli.output import ROWS_STYLED_MAX, Listing, show, table
-from cluster.cli.squeue import STANDARD, Column, Field, in_order, line, read_format
-from cluster.cli.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
-from cluster.cli.transfer_text import drawing, job_transfers_text, receipt_text, transfers_table
+from cluster.cli.text.job import job_block, spans, timeline, why_text
+from cluster.cli.text.output import ROWS_STYLED_MAX, Listing, show, table
+from cluster.cli.text.squeue import STANDARD, Column, Field, in_order, line, read_format
+from cluster.cli.text.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
+from cluster.cli.text.transfer import drawing, job_transfers_text, receipt_text, transfers_table
 from cluster.schemas.jobs import JobDetailsView, JobView
 from cluster.schemas.transfers import JobTransfersView
 from cluster.system.clock import parse_instant
@@ -144,7 +143,7 @@ def test_what_fits_is_written_exactly_as_rich_draws_it(
     monkeypatch.delenv("COLUMNS", raising=False)
     SHOWN[name]()
     written = capsys.readouterr().out
-    monkeypatch.setattr("cluster.cli.output.Listing.width", 10**6)
+    monkeypatch.setattr("cluster.cli.text.output.Listing.width", 10**6)
     SHOWN[name]()
     assert written == capsys.readouterr().out
 

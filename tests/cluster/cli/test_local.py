@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster.cli.app import cli
+from cluster.cli.commands.local_cluster import Child, children_of, run
 from cluster.cli.exits import ExitCode
-from cluster.cli.local_cluster import Child, children_of, run
 from cluster.config.config import Config
 from cluster.security.tls import describe_certificate
 
@@ -116,8 +116,8 @@ def test_init_tells_root_that_root_may_not_submit(
     founded = typed("init", str(tmp_path / "first"))
     assert founded.exit_code == 0
     config = Config.load(tmp_path / "first" / "forebay.toml")
-    monkeypatch.setattr("cluster.cli.local.found", lambda *_, **__: config)
-    monkeypatch.setattr("cluster.cli.local.os.geteuid", lambda: user_id)
+    monkeypatch.setattr("cluster.cli.commands.local.found", lambda *_, **__: config)
+    monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: user_id)
     assert ("root may not submit" in typed("init", str(tmp_path / "c"), *words).stderr) == warned
 
 
@@ -222,10 +222,10 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     program = (
         "import asyncio, os, sys\n"
-        "from cluster.cli.local_cluster import Child, run\n"
+        "from cluster.cli.commands.local_cluster import Child, run\n"
         f"code = 'import os, signal; os.write({write_end}, b\"u\"); signal.pause()'\n"
         "async def forever(): await asyncio.Event().wait()\n"
-        "import cluster.cli.local_cluster as module\n"
+        "import cluster.cli.commands.local_cluster as module\n"
         "start = asyncio.create_subprocess_exec\n"
         f"asyncio.create_subprocess_exec = lambda *a, **k: start(*a, **k, pass_fds=({write_end},))\n"
         "asyncio.run(run([Child('r1', 'replica', (sys.executable, '-c', code))], [], say=print, announce=forever))\n"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.moments import format_duration, format_elapsed, format_span, parse_begin, parse_duration
+from cluster.cli.text.moments import format_duration, format_elapsed, format_span, parse_begin, parse_duration
 from cluster.system.clock import parse_instant
 from replica.values.limits import TIME_LIMIT_S_MAX
 

@@ -9,10 +9,10 @@ import pytest
 import cluster.serve
 from cluster.cli.app import cli
 from cluster.cli.audit_commands import audit_commands, words_of
+from cluster.cli.commands.submit import submit
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS, ExitCode
 from cluster.cli.reference import render
-from cluster.cli.sbatch import OPTIONS
-from cluster.cli.submit import submit
+from cluster.cli.submission.sbatch import OPTIONS
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.sbatch import OPTIONS, Option, check_script, read_options
+from cluster.cli.submission.sbatch import OPTIONS, Option, check_script, read_options
 from replica.values.limits import SCRIPT_BYTES_MAX
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.cli.exits import Failure
-from cluster.cli.submission import CommandLine, Prepared, located, parse_dependencies, parse_exports, prepare
+from cluster.cli.submission.request import CommandLine, Prepared, located, parse_dependencies, parse_exports, prepare
 from cluster.system.clock import parse_instant
 from replica.values.limits import (
     CPUS_MAX,

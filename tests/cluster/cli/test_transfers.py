@@ -1,7 +1,7 @@
 """`forebay transfer …`: the words of each command, what it asks, and what it says where there is nothing."""
 
 from cluster.cli.exits import ExitCode
-from cluster.cli.transfer_text import bar, state_words
+from cluster.cli.text.transfer import bar, state_words
 from cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer, TransferView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import COPYING, OF_A_JOB, RECEIPT, TRANSFERS

@@ -32,7 +32,7 @@ class Rig:
         journal: Any = None,
         **members: Any,
     ) -> None:
-        """`members`: founding and configuration, as Core takes them."""
+        """`members`: bootstrap and configuration, as Engine takes them."""
         self.clock = SimClock()
         self.disk = disk or Disk()
         self.journal = journal or MemoryJournal(self.disk)

@@ -11,18 +11,10 @@ from typing import Any
 
 import msgspec
 
-from cluster.consensus.changes import Wanted
+from cluster.consensus.configurations import Wanted
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import PROMISES, AnyMessage, AppendRequest, decode_body, encode_frame
-from cluster.consensus.interface import (
-    NO_OP,
-    ChangeRefused,
-    NotLeader,
-    RemovedFromCluster,
-    Role,
-    SnapshotRef,
-    Timing,
-)
+from cluster.consensus.interface import NO_OP, ChangeRefused, NotLeader, RemovedFromCluster, Role, SnapshotRef, Timing
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from wal.configuration import (
     Action,
@@ -58,10 +50,10 @@ class SimClock:
 class Replica:
     """One replica: a machine that keeps what it applied, a disk, and, while it lives, an engine."""
 
-    def __init__(self, sim: "Simulation", name: str, founding: Configuration | None) -> None:
+    def __init__(self, sim: "Simulation", name: str, bootstrap: Configuration | None) -> None:
         self.sim = sim
         self.name = name
-        self.founding = founding
+        self.bootstrap = bootstrap
         self.removed: RemovedFromCluster | None = None
         self.disk = Disk()
         self.history: list[tuple[int, int, bytes]] = []
@@ -120,7 +112,7 @@ class Replica:
         return Engine(
             me=self.name,
             peers=self.sim.names,
-            founding=self.founding,
+            bootstrap=self.bootstrap,
             configuration=self.placed(),
             journal=self.journal,
             machine=self,
@@ -257,8 +249,8 @@ class Simulation:
         self._directory = tempfile.TemporaryDirectory(prefix="forebay-sim-")
         self.directory = Path(self._directory.name)
         self.membership = membership
-        founding = initial(tuple(map(Member, self.names))) if membership else None
-        self.replicas = {name: Replica(self, name, founding) for name in self.names}
+        bootstrap = initial(tuple(map(Member, self.names))) if membership else None
+        self.replicas = {name: Replica(self, name, bootstrap) for name in self.names}
         for replica in self.replicas.values():
             replica.start()
         self.connect_all()

@@ -178,9 +178,9 @@ def leader_with_snapshot(directory: Path, size_bytes: int) -> Rig:
     rig.snapshot = make_ref(directory, 11, rig.engine.term, size_bytes)
     rig.journal.compact_to(11)
     rig.engine.disconnected("r2")
-    rig.engine._progress["r2"].match = 0
+    rig.engine.raft.progress["r2"].match = 0
     rig.engine.connected("r2")
-    rig.engine._progress["r2"].probe_from(1)
+    rig.engine.raft.progress["r2"].probe_from(1)
     rig.out = []
     rig.engine.tick()
     return rig
@@ -205,7 +205,7 @@ def test_a_snapshot_goes_in_chunks_few_at_a_time_with_heartbeats_between(tmp_pat
             received += chunk.data
             if len(received) < size:
                 rig.engine.receive("r2", SnapshotReply(term, chunk.seq, 11, term, CONTINUE, len(received), 0))
-        rig.engine.receive("r3", AppendReply(term, rig.engine._seq, 11))
+        rig.engine.receive("r3", AppendReply(term, rig.engine.raft.seq, 11))
         rig.engine.tick()
     assert rig.snapshot is not None
     assert bytes(received) == rig.snapshot.path.read_bytes()
@@ -220,7 +220,7 @@ def test_a_snapshot_resumes_where_the_broken_link_stopped_it(tmp_path: Path) -> 
     rig.engine.disconnected("r2")
     assert not rig.engine.peers()[0].sending_snapshot
     rig.engine.connected("r2")
-    rig.engine._progress["r2"].probe_from(1)
+    rig.engine.raft.progress["r2"].probe_from(1)
     rig.out = []
     rig.engine.tick()
     (question,) = rig.take(SnapshotChunk, "r2")
@@ -240,12 +240,12 @@ def test_a_refused_snapshot_is_offered_again_later_and_stops_nobody(
     assert rig.take(SnapshotChunk) == []
     for _ in range(5):
         assert rig.take(SnapshotChunk, "r2") == []
-        rig.engine.receive("r3", AppendReply(term, rig.engine._seq, 11))
+        rig.engine.receive("r3", AppendReply(term, rig.engine.raft.seq, 11))
         rig.wait(RETRY_S / 5 + 0.001)
     assert len(rig.take(SnapshotChunk, "r2")) == 1
 
 
-def test_a_sender_ignores_answers_to_chunks_from_before_it_was_told_where_to_resume(tmp_path: Path) -> None:
+def test_a_sender_ignores_answers_to_chunks_from_before_it_learned_where_to_resume(tmp_path: Path) -> None:
     ref = make_ref(tmp_path, 9, 1, 20 * CHUNK_BYTES)
     sender = SnapshotSender(ref, 0.0)
     sent: list[SnapshotChunk] = []

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from cluster.config.config import Config
-from cluster.consensus import leading
+from cluster.consensus import log_compaction
 from cluster.consensus.interface import Role
 from cluster.server import controller as controller_module
 from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.rig import Rig, story
-from tests.cluster.test_controller import small_snapshots, submit_until
+from tests.cluster.server.test_controller import small_snapshots, submit_until
 
 RATE_HZ = 200
 PERIOD_ENTRIES = 200
@@ -68,7 +68,7 @@ def test_a_peer_that_is_gone_holds_nothing_back() -> None:
     with Simulation(3) as sim:
         leader, behind = one_that_fell_behind(sim)
         sim.heal()
-        assert sim.run(5.0, until=lambda: sim.engine(behind.name)._receiver._verifying)
+        assert sim.run(5.0, until=lambda: sim.engine(behind.name).raft.receiver._verifying)
         sim.isolate(behind.name)
         sim.run(4 * PERIOD_ENTRIES / RATE_HZ)
         assert leader.journal.last_index - leader.journal.base_index <= PERIOD_ENTRIES + 2 * MARGIN_ENTRIES
@@ -77,7 +77,7 @@ def test_a_peer_that_is_gone_holds_nothing_back() -> None:
 @pytest.mark.parametrize("phase", ["verifies for ever", "never answers an entry"])
 def test_a_peer_that_only_looks_alive_holds_back_a_bounded_part(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     held = 3 * PERIOD_ENTRIES
-    monkeypatch.setattr(leading, "HELD_BACK_ENTRIES", held)
+    monkeypatch.setattr(log_compaction, "HELD_BACK_ENTRIES", held)
     with Simulation(3) as sim:
         leader, behind = one_that_fell_behind(sim)
         behind.verify_s = 1000.0 if phase == "verifies for ever" else 0.0

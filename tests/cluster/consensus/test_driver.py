@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.consensus import ChangeRefused, Consensus, EntryTooLarge, NotLeader, Role
+from cluster.consensus import ChangeRefused, Consensus, EntryTooLarge, NotLeader, Role, leadership_transfer
 from cluster.system.clock import SystemClock
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, Node, until_leader, with_nodes
 from wal import StorageFailed
@@ -166,7 +166,7 @@ def test_a_transfer_that_the_first_tick_after_a_pause_ends_is_answered(tmp_path:
         await asyncio.sleep(0)
         engine = leader.consensus._engine
         assert engine.hands_over and not transfer.done()
-        engine._heir_deadline_s = 0.0  # the process stood still until it was over
+        engine.raft.transfer_deadline_s = 0.0  # the process stood still until it was over
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(ChangeRefused, match="did not take over in time"):
                 await transfer
@@ -176,12 +176,14 @@ def test_a_transfer_that_the_first_tick_after_a_pause_ends_is_answered(tmp_path:
 
 
 @pytest.mark.parametrize("ends", ["stop", "failure"])
-def test_a_replica_that_ends_while_it_hands_over_releases_who_waits_for_that(tmp_path: Path, ends: str) -> None:
+def test_a_replica_that_ends_while_it_hands_over_releases_who_waits_for_that(
+    tmp_path: Path, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         await leader.commit(b"\x01before")
         consensus = leader.consensus
-        consensus._engine._hand_over = lambda now_s: None  # type: ignore[method-assign]  # the heir is never told
+        monkeypatch.setattr(leadership_transfer, "hand_over", lambda raft, now_s: None)  # nobody is asked to stand
         transfer = asyncio.create_task(consensus.transfer())
         await asyncio.sleep(0)
         waiting = set(consensus._watching)

@@ -260,7 +260,7 @@ def test_a_leader_whose_disk_was_slow_does_not_blame_its_followers() -> None:
         rig.engine.tick()
         rig.engine.tick()
         assert rig.engine.role is Role.LEADER
-        rig.give("r2", AppendReply(rig.engine.term, rig.engine._seq, 1))
+        rig.give("r2", AppendReply(rig.engine.term, rig.engine.raft.seq, 1))
     rig.clock.now_s += 5.0
     rig.engine.tick()
     assert rig.engine.role is Role.LEADER

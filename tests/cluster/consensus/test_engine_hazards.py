@@ -13,7 +13,7 @@ from pysyncobj import SyncObj, SyncObjConf, replicated
 
 from cluster.consensus.frames import AppendReply, AppendRequest, encode_frame
 from cluster.consensus.interface import NotLeader, Timing
-from cluster.consensus.seam import stock_configuration
+from cluster.consensus.stock import stock_configuration
 from tests.cluster.consensus.rig import STAND_S, TIMING, Rig, StockRig
 from tests.cluster.consensus.simulator import CLUSTER, Simulation
 from wal.failures import BrokenInvariant, StorageFailed
@@ -89,17 +89,17 @@ def test_h18_a_command_goes_to_the_leader_only_and_the_stock_ways_in_are_closed(
         rig.engine.propose(b"\x01a")
     assert refusal.value.leader == "r2"
     for way_in in (
-        lambda: rig.engine._applyCommand(b"x", None),
-        lambda: rig.engine.setCodeVersion(0),
-        lambda: rig.engine.transferLeadership(),
-        lambda: rig.engine._SyncObj__tryLogCompaction(),
-        lambda: rig.engine._SyncObj__loadDumpFile(clearJournal=True),
-        lambda: rig.engine._SyncObj__doApplyCommand(b"\x00" + pickle.dumps(0)),
-        lambda: rig.engine._SyncObj__doChangeCluster(["add", "r9"]),
+        lambda: rig.engine.stock._applyCommand(b"x", None),
+        lambda: rig.engine.stock.setCodeVersion(0),
+        lambda: rig.engine.stock.transferLeadership(),
+        lambda: rig.engine.stock._SyncObj__tryLogCompaction(),
+        lambda: rig.engine.stock._SyncObj__loadDumpFile(clearJournal=True),
+        lambda: rig.engine.stock._SyncObj__doApplyCommand(b"\x00" + pickle.dumps(0)),
+        lambda: rig.engine.stock._SyncObj__doChangeCluster(["add", "r9"]),
     ):
         with pytest.raises(BrokenInvariant):
             way_in()
-    assert rig.engine._bridge._onUtilityMessageCallbacks == {}
+    assert rig.engine.stock._inlet._onUtilityMessageCallbacks == {}
 
 
 def test_h19_a_command_is_committed_without_waiting_for_any_timer() -> None:
@@ -133,7 +133,7 @@ def test_h20_a_frame_is_its_entries_and_a_little_more() -> None:
 
 def test_h21_there_is_no_replicated_method_whose_number_could_change() -> None:
     rig = Rig(replicas=1)
-    assert rig.engine._methodToID == {} and rig.engine._idToMethod == {}
+    assert rig.engine.stock._methodToID == {} and rig.engine.stock._idToMethod == {}
 
 
 def test_h22_a_misspelt_option_is_refused() -> None:
@@ -172,8 +172,8 @@ def test_h23_a_failed_sync_stops_the_replica_and_nothing_it_would_have_promised_
     for call in (rig.engine.tick, lambda: rig.engine.receive("r2", AppendReply(1, 1, 1))):
         with pytest.raises(RuntimeError):
             call()
-    assert rig.out == [] and not rig.engine._bridge.holds
-    assert rig.engine.conf.autoTick is False
+    assert rig.out == [] and not rig.engine.raft.outbox.holds
+    assert rig.engine.stock.conf.autoTick is False
 
 
 def test_h24_the_peers_are_asked_in_the_order_of_their_names_on_any_hash_seed() -> None:

@@ -44,7 +44,7 @@ messages: st.SearchStrategy[AnyMessage] = st.one_of(
 
 
 @given(st.lists(messages, max_size=6), st.lists(st.integers(1, 50), min_size=1, max_size=10))
-def test_frames_cut_anywhere_come_back_as_they_were_said(said: list[AnyMessage], cuts: list[int]) -> None:
+def test_frames_cut_anywhere_come_back_as_they_were_sent(said: list[AnyMessage], cuts: list[int]) -> None:
     stream = b"".join(encode_frame(CLUSTER, "r2", message) for message in said)
     reader, at, turn = FrameReader(CLUSTER), 0, 0
     heard: list[Frame] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import cluster.consensus.seam as seam
+import cluster.consensus.stock as stock
 from tests.repo.tree import ROOT
 from tests.simulation.bugs import PLANTS
 
@@ -21,14 +21,15 @@ HERE = Path(__file__).parent
 HAZARDS = [f"H{number}" for number in range(1, 27)]
 
 RULES = {
-    "core": r"section 5\.1",
-    "elections": r"sections 5\.2 and 5\.4\.1.*thesis 9\.6",
-    "following": r"section 5\.3.*section 7",
-    "leading": r"5\.3, 5\.4\.2, 7; thesis 6\.2",
-    "changing": r"thesis 4\).*thesis 3\.10",
+    "state": r"figure 2",
+    "raft_log": r"figure 2.*thesis 10\.2\.1.*thesis 4\.1",
+    "leader_election": r"sections 5\.1, 5\.2 and 5\.4\.1.*thesis 9\.6",
+    "log_replication": r"5\.3\).*5\.4\.2.*thesis 6\.2",
+    "log_compaction": r"section 7",
+    "membership_change": r"thesis 4\)",
+    "leadership_transfer": r"thesis 3\.10",
     "configurations": r"thesis 4\.1",
-    "changes": r"thesis 4\.1",
-    "reads": r"thesis 6\.4",
+    "read_index": r"thesis 6\.4",
     "snapshots": r"section 7",
 }
 """The modules that hold Raft's rules, and the sections that each must name."""
@@ -136,12 +137,22 @@ def test_every_module_of_consensus_is_in_the_table_of_modules() -> None:
     assert named >= present, f"not in the table: {sorted(present - named)}"
 
 
+def test_every_module_of_consensus_imports_only_what_stands_below_it_in_the_table() -> None:
+    order = re.findall(r"^\| `(\w+)` \|", DESIGN.read_text(), re.M)
+    for at, module in enumerate(order):
+        tree = ast.parse((DESIGN.parent / f"{module}.py").read_text())
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module is not None]
+        names = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+        used = {name.removeprefix("cluster.consensus.").split(".")[0] for name in names if "cluster.consensus." in name}
+        assert used <= set(order[at + 1 :]), f"{module} imports {sorted(used - set(order[at + 1 :]))}"
+
+
 @pytest.mark.parametrize("version", ["0.3.16", "0.3.18", "0.4.0", "0.3.17.1", ""])
-def test_the_seam_is_refused_under_any_other_version_of_the_engine(
+def test_the_adapter_is_refused_under_any_other_version_of_the_engine(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pysyncobj.version.VERSION", version)
-    spec = importlib.util.spec_from_file_location("seam_of_another_release", seam.__file__)
+    spec = importlib.util.spec_from_file_location("stock_of_another_release", stock.__file__)
     assert spec is not None and spec.loader is not None
     with pytest.raises(ImportError, match=r"overrides private methods of exactly 0\.3\.17"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -153,7 +164,7 @@ def test_private_names_of_the_engine_are_touched_nowhere_else_in_the_tree() -> N
         str(path.relative_to(ROOT))
         for package in packages
         for path in (ROOT / package).rglob("*.py")
-        if path != Path(seam.__file__)
+        if path != Path(stock.__file__)
         and re.search(r"_SyncObj__|\bpysyncobj\b.*import|import pysyncobj", path.read_text())
     ]
     assert offenders == []

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from cluster.consensus.elections import FIRST_SHARE
 from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
 from cluster.consensus.interface import Role, Timing
+from cluster.consensus.leader_election import FIRST_SHARE, election_range_s
 from tests.cluster.consensus.rig import TIMING, Rig
 from tests.cluster.consensus.simulator import Simulation
 from tests.cluster.consensus.tls_cluster import Node, certify, make_authority, make_members
@@ -222,9 +222,9 @@ def test_followers_of_one_leader_draw_their_patience_from_ranges_of_their_own(re
         for me in names:
             if me != leader:
                 engine = Rig(replicas, me=me).engine
-                assert engine._election_range_s() == (TIMING.election_min_s, TIMING.election_max_s)
+                assert election_range_s(engine.raft) == (TIMING.election_min_s, TIMING.election_max_s)
                 engine.receive(leader, Heartbeat(1, 1, 0, True))
-                ranges.append(engine._election_range_s())
+                ranges.append(election_range_s(engine.raft))
         ends_s = [round(end_s, 9) for pair in ranges for end_s in pair]
         assert ends_s == sorted(ends_s)
         assert ends_s[0] == TIMING.election_min_s

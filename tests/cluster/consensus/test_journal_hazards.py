@@ -209,7 +209,7 @@ def test_h04_an_acknowledgement_of_an_older_term_counts_for_nothing() -> None:
     # Only r3 accepts in this term; the acknowledgements of r2 and r4 are of the older term, with the same indexes.
     for peer in ("r2", "r4"):
         rig.give(peer, AppendReply(first_term, old.seq, last))
-        rig.give(peer, AppendReply(first_term, rig.engine._seq, last))
+        rig.give(peer, AppendReply(first_term, rig.engine.raft.seq, last))
     rig.give("r3", AppendReply(rig.engine.term, sent[-1].seq, last))
     assert rig.engine.commit_index == 1
     assert not rig.engine.ready
@@ -228,11 +228,11 @@ def test_h04_the_stock_engine_counts_an_acknowledgement_without_a_term() -> None
 def test_h04_a_copy_of_an_answer_and_an_older_one_are_dropped() -> None:
     rig = Rig()
     rig.lead()
-    known = rig.engine._progress["r2"]
+    known = rig.engine.raft.progress["r2"]
     seq = known.acked_seq
     before = (known.match, known.next, known.phase)
     rig.give("r2", AppendReply(rig.engine.term, seq, 0, rejected=True, hint_index=0, hint_term=0))
-    rig.give("r2", AppendReply(rig.engine.term, rig.engine._seq + 5, 0, rejected=True))
+    rig.give("r2", AppendReply(rig.engine.term, rig.engine.raft.seq + 5, 0, rejected=True))
     assert (known.match, known.next, known.phase) == before
 
 

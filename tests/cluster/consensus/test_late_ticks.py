@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from cluster.consensus.interface import Role
+from cluster.consensus.log_replication import quorum_deadline_s
 from tests.cluster.consensus.simulator import TIMING, Replica, Simulation
 from tests.cluster.consensus.test_membership_hazards import changed
 from wal.configuration import Action
@@ -25,7 +26,7 @@ def cut(sim: Simulation, pairs: Iterable[tuple[str, str]]) -> None:
 def steps_down(sim: Simulation, leader: Replica, late_s: float, within_s: float = ALL_TOGETHER_S) -> bool:
     """Let the whole machine stand still around the leader's deadline; say whether it leads no more `within_s`."""
     engine, began_s = sim.engine(leader.name), sim.clock.now_s
-    sim.run(engine._quorum_deadline_s() - 0.01 - sim.clock.now_s)
+    sim.run(quorum_deadline_s(engine.raft) - 0.01 - sim.clock.now_s)
     assert engine.role is Role.LEADER
     sim.clock.now_s += 0.01 + late_s
     return sim.run(began_s + within_s - sim.clock.now_s, until=lambda: engine.role is not Role.LEADER)

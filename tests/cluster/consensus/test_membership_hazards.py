@@ -6,20 +6,13 @@ import pytest
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 
-from cluster.consensus.changes import Wanted
-from cluster.consensus.changing import HEIR_LAG_ENTRIES, PROMOTION_LAG_ENTRIES
-from cluster.consensus.core import first_seq
+from cluster.consensus.configurations import Wanted
 from cluster.consensus.engine import Engine
-from cluster.consensus.frames import (
-    AppendReply,
-    AppendRequest,
-    Heartbeat,
-    Removed,
-    TimeoutNow,
-    VoteReply,
-    VoteRequest,
-)
+from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, Removed, TimeoutNow, VoteReply, VoteRequest
 from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
+from cluster.consensus.leadership_transfer import TARGET_LAG_ENTRIES
+from cluster.consensus.membership_change import PROMOTION_LAG_ENTRIES
+from cluster.consensus.state import first_seq
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from tests.cluster.consensus.rig import STAND_S, TIMING, Rig, StockRig
 from tests.cluster.consensus.simulator import SimClock, Simulation, carries
@@ -76,10 +69,10 @@ class Bench(Rig):
     """An engine alone, whose members are in its journal."""
 
     def __init__(self, *, me: str = "r1", disk: Disk | None = None, **given: Any) -> None:
-        super().__init__(3, me=me, disk=disk, **(given or {"founding": FOUNDERS}))
+        super().__init__(3, me=me, disk=disk, **(given or {"bootstrap": FOUNDERS}))
 
 
-# ---- founding ----
+# ---- bootstrap ----
 
 
 def test_h13_the_first_leader_puts_the_founders_into_the_journal_and_nobody_asks_a_file_again() -> None:
@@ -88,10 +81,10 @@ def test_h13_the_first_leader_puts_the_founders_into_the_journal_and_nobody_asks
         for replica in sim.replicas.values():
             first = replica.journal.entry(1).data
             assert is_configuration(first)
-            founding = decode_configuration(first)
-            assert (founding.version, founding.voter_ids) == (1, ("r1", "r2", "r3"))
+            agreed = decode_configuration(first)
+            assert (agreed.version, agreed.voter_ids) == (1, ("r1", "r2", "r3"))
             # A file that somebody edited since says nothing to a replica that starts again.
-            replica.founding = initial((Member("r1"), Member("r9")))
+            replica.bootstrap = initial((Member("r1"), Member("r9")))
             replica.crash()
         for replica in sim.replicas.values():
             replica.start()
@@ -103,7 +96,7 @@ def test_h13_the_first_leader_puts_the_founders_into_the_journal_and_nobody_asks
 
 
 def test_h12_a_founder_whose_file_names_other_founders_stops_and_says_so() -> None:
-    bench = Bench(founding=initial((Member("r1"), Member("r2"))))
+    bench = Bench(bootstrap=initial((Member("r1"), Member("r2"))))
     entry = encode_configuration(initial(FOUNDERS.voters, version=1))
     with pytest.raises(BrokenInvariant, match="founded with the replicas r1, r2, r3.*file says r1, r2"):
         bench.give("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, entry)]))
@@ -142,10 +135,10 @@ def test_h12_a_change_cannot_come_in_as_an_ordinary_proposal() -> None:
 
 def test_h12_a_leader_that_appends_two_steps_at_once_stops_whoever_receives_them() -> None:
     bench = Bench()
-    founding = encode_configuration(initial(FOUNDERS.voters, version=1))
+    first = encode_configuration(initial(FOUNDERS.voters, version=1))
     leap = encode_configuration(initial((Member("r1"), Member("r8#2"), Member("r9#2")), version=2))
     with pytest.raises(BrokenInvariant, match="version 2"):
-        bench.give("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, founding), (1, leap)]))
+        bench.give("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, first), (1, leap)]))
 
 
 def test_h12_two_leaders_that_remove_each_other_never_both_commit() -> None:
@@ -255,7 +248,7 @@ def test_h12_a_replica_that_joined_counts_once_it_votes() -> None:
 # ---- removal ----
 
 
-def test_a_removed_replica_is_told_so_and_stops_with_a_sentence() -> None:
+def test_a_removed_replica_is_notified_and_stops_with_a_message() -> None:
     with world() as sim:
         leader = sim.elect()
         gone = sim.others(leader)[0]
@@ -366,7 +359,7 @@ def test_a_notice_of_removal_that_is_meant_for_the_predecessor_at_this_address_s
     assert not bench.engine.stopped
 
 
-def test_a_stranger_changes_nothing_and_is_told_that_it_is_none_once_that_is_committed() -> None:
+def test_who_is_no_member_changes_nothing_and_is_notified_that_it_is_none_once_that_is_committed() -> None:
     bench = Bench()
     bench.lead()
     term = bench.engine.term
@@ -380,8 +373,8 @@ def test_a_stranger_changes_nothing_and_is_told_that_it_is_none_once_that_is_com
 
 def test_a_member_that_this_replica_has_not_heard_of_yet_is_followed() -> None:
     bench = Bench()
-    founding = encode_configuration(initial(FOUNDERS.voters, version=1))
-    bench.give("r2", AppendRequest(1, 1, 0, 0, 1, True, [(1, founding)]))
+    first = encode_configuration(initial(FOUNDERS.voters, version=1))
+    bench.give("r2", AppendRequest(1, 1, 0, 0, 1, True, [(1, first)]))
     bench.give("r4#3", AppendRequest(2, 1, 1, 1, 1, True, [(2, b"\x01a")]))
     assert bench.engine.leader == "r4#3"
     assert bench.take(AppendReply, "r4#3")[-1].match_index == 2
@@ -509,7 +502,7 @@ def test_h12_an_empty_replica_under_a_new_id_gets_nobody_elected_who_counts_its_
 
 
 def test_a_replica_that_joins_votes_for_nobody_before_it_knows_the_members() -> None:
-    bench = Bench(me="r2", founding=unknown())
+    bench = Bench(me="r2", bootstrap=unknown())
     bench.give("r3", VoteRequest(4, 1, 9, 3, False))
     bench.wait(3 * TIMING.election_max_s)
     assert bench.take(VoteReply) == [] and bench.take(VoteRequest) == []
@@ -528,13 +521,13 @@ def test_a_transfer_costs_no_election_timeout_and_under_load_loses_nothing() -> 
                 assert old.propose(b"\x01%d" % number)
                 number += 1
             began_s = sim.clock.now_s
-            heir = sim.engine(old.name).transfer()
+            target = sim.engine(old.name).transfer()
             with pytest.raises(NotLeader, match="hands the leadership over"):
                 sim.engine(old.name).propose(b"\x01late")
             sim.tick(old)
             assert sim.run(1.0, until=lambda old=old: sim.leader() not in (None, old))  # type: ignore[misc]
             assert sim.clock.now_s - began_s < TIMING.election_min_s / 2
-            assert sim.elect().name == heir
+            assert sim.elect().name == target
         sim.run(1.0)
         sim.converge()
         history = sim.elect().history
@@ -549,7 +542,7 @@ def test_a_transfer_to_somebody_who_lags_learns_is_silent_unknown_or_leads_is_re
         changed(sim, Action.ADD, "r4")
         sim.join("r4#2")
         sim.filter = lambda sender, receiver, message: receiver != behind.name or not carries(message)
-        pump(sim, HEIR_LAG_ENTRIES + 5)
+        pump(sim, TARGET_LAG_ENTRIES + 5)
         dead.crash()
         assert sim.elect() is leader
         wanted = {behind.name: "lagging", dead.name: "silent", "r4": "learner", "r9": "unknown_member"}
@@ -562,7 +555,7 @@ def test_a_transfer_to_somebody_who_lags_learns_is_silent_unknown_or_leads_is_re
         assert sim.engine(leader.name).ready
 
 
-def test_a_leader_goes_on_when_its_heir_does_not_take_over() -> None:
+def test_a_leader_goes_on_when_its_target_does_not_take_over() -> None:
     with world() as sim:
         leader = sim.elect()
         sim.commit(b"\x01a")
@@ -592,8 +585,8 @@ def test_a_read_is_answered_while_leadership_is_handed_over() -> None:
 
 def test_only_the_leader_that_is_followed_may_tell_a_replica_to_stand() -> None:
     bench = Bench()
-    founding = encode_configuration(initial(FOUNDERS.voters, version=1))
-    bench.give("r2", AppendRequest(3, 1, 0, 0, 1, True, [(3, founding)]))
+    first = encode_configuration(initial(FOUNDERS.voters, version=1))
+    bench.give("r2", AppendRequest(3, 1, 0, 0, 1, True, [(3, first)]))
     for peer, message in (("r3", TimeoutNow(3, 2)), ("r2", TimeoutNow(2, 2))):
         bench.give(peer, message)
         assert (bench.engine.role, bench.engine.term) == (Role.FOLLOWER, 3)
@@ -605,7 +598,7 @@ def test_only_the_leader_that_is_followed_may_tell_a_replica_to_stand() -> None:
 def test_h14_a_vote_request_of_a_transfer_is_heeded_although_the_leader_lives_and_no_other_is() -> None:
     for transfer in (False, True):
         bench = Bench(me="r3")
-        founding = encode_configuration(initial(FOUNDERS.voters, version=1))
-        bench.give("r1", AppendRequest(3, 1, 0, 0, 1, True, [(3, founding)]))
+        first = encode_configuration(initial(FOUNDERS.voters, version=1))
+        bench.give("r1", AppendRequest(3, 1, 0, 0, 1, True, [(3, first)]))
         bench.give("r2", VoteRequest(4, 9, 1, 3, False, transfer))
         assert [reply.granted for reply in bench.take(VoteReply, "r2")] == ([True] if transfer else [])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.consensus.engine import SYNC_POSTPONED_BYTES, SYNC_POSTPONED_S
 from cluster.consensus.frames import AppendReply, AppendRequest, VoteReply, VoteRequest
 from cluster.consensus.interface import Role
+from cluster.consensus.raft_log import SYNC_POSTPONED_BYTES, SYNC_POSTPONED_S
 from tests.cluster.consensus.rig import TIMING, Rig
 
 SMALL = b"\x01small"

@@ -51,7 +51,7 @@ def one_that_needs_a_snapshot(sim: Simulation) -> tuple[Replica, Replica, Replic
 def test_heartbeats_are_answered_while_a_large_snapshot_is_verified_and_no_election_follows() -> None:
     with Simulation(11) as sim:
         leader, _, behind = one_that_needs_a_snapshot(sim)
-        assert sim.run(2.0, until=lambda: sim.engine(behind.name)._receiver._verifying)
+        assert sim.run(2.0, until=lambda: sim.engine(behind.name).raft.receiver._verifying)
         term = sim.engine(leader.name).term
         sim.sent = []
         sim.run(LONG_S / 2)
@@ -59,7 +59,7 @@ def test_heartbeats_are_answered_while_a_large_snapshot_is_verified_and_no_elect
         beats = [m for who, to, m in sim.sent if to == behind.name and isinstance(m, Heartbeat)]
         assert len(answers) >= len(beats) - 1 > LONG_S / 2 / TIMING.heartbeat_s / 2
         assert not any(isinstance(m, VoteRequest) for _, _, m in sim.sent), "nobody even asks"
-        assert behind.installs == 0 and sim.engine(leader.name)._answers(behind.name)
+        assert behind.installs == 0 and sim.engine(leader.name).raft.answers(behind.name)
         chunks = [m for who, to, m in sim.sent if to == behind.name and isinstance(m, SnapshotChunk)]
         assert not any(chunk.data for chunk in chunks), "all of it is there, and is not sent again"
         sim.commit(b"\x01meanwhile")
@@ -72,7 +72,7 @@ def test_heartbeats_are_answered_while_a_large_snapshot_is_verified_and_no_elect
 def test_a_replica_that_verifies_a_snapshot_votes_and_follows_another_leader_meanwhile() -> None:
     with Simulation(12) as sim:
         leader, other, behind = one_that_needs_a_snapshot(sim)
-        assert sim.run(2.0, until=lambda: sim.engine(behind.name)._receiver._verifying)
+        assert sim.run(2.0, until=lambda: sim.engine(behind.name).raft.receiver._verifying)
         other.take_snapshot()  # with the entries it would send those instead
         leader.crash()
         elected = sim.run(3.0, until=lambda: sim.engine(other.name).role is Role.LEADER)
@@ -150,7 +150,7 @@ def test_a_candidate_is_answered_by_the_journal_that_is_there_and_not_by_the_one
 def test_h25_a_snapshot_is_never_installed_over_entries_that_a_leader_has_sent_since() -> None:
     rig = SinkRig()
     done = rig.verifying()
-    rig.engine._checked_index = 9
+    rig.engine.raft.checked_index = 9
     done()
     with pytest.raises(BrokenInvariant, match="came from a leader since"):
         rig.engine.tick()

@@ -11,12 +11,11 @@ from unittest.mock import patch
 
 import pytest
 
+from cluster.consensus import PeerTls
 from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendReply, AppendRequest, Heartbeat, encode_frame
-from cluster.consensus.seldom import KEYS_MAX, PERIOD_S
-from cluster.consensus.strangers import Strangers, why
-from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, TlsLinks
+from cluster.consensus.log_rate_limiter import KEYS_MAX, PERIOD_S
+from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, ConnectionFailures, TlsLinks, why
 from cluster.security.identity import NotIdentified, Role
-from cluster.security.tls import TlsFiles as PeerTls
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
 
 BEAT = Heartbeat(1, 1, 0, True)
@@ -148,7 +147,7 @@ def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> Non
     run(tmp_path, work)
 
 
-def test_who_acknowledged_lets_the_one_that_was_told_run_first(tmp_path: Path) -> None:
+def test_who_acknowledged_lets_the_one_that_was_notified_run_first(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         ear = Ear()
         other = site.make("r2", ear)
@@ -182,7 +181,7 @@ def test_a_link_comes_back_after_its_peer_does(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_h05_strangers_are_turned_away_before_any_frame_of_theirs_is_read(
+def test_h05_who_is_no_replica_of_the_cluster_is_refused_before_any_frame_of_theirs_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(site: Site) -> None:
@@ -247,7 +246,7 @@ def test_h05_a_member_that_sends_what_is_no_frame_loses_its_connection(
             (encode_frame(CLUSTER, "r3", BEAT), "'r3' on the connection of 'r2'"),
         ):
             caplog.clear()
-            site.links.strangers._seldom._said.clear()
+            site.links.failures._limiter._logged.clear()
             assert await site.is_turned_away(member, wrong)
             assert said in caplog.text
 
@@ -354,7 +353,7 @@ def test_h05_nobody_speaks_for_a_member_of_another_name(tmp_path: Path, caplog: 
     async def work(site: Site) -> None:
         member = certify(site.authority, site.tls, "r2")
         for sender in ("r3", "r3#2", "r22#2"):
-            site.links.strangers._seldom._said.clear()
+            site.links.failures._limiter._logged.clear()
             assert await site.is_turned_away(member, encode_frame(CLUSTER, sender, BEAT)), sender
         assert "a frame of 'r3#2' on the connection of 'r2'" in caplog.text
 
@@ -421,27 +420,27 @@ def test_h05_a_replica_whose_certificate_the_others_refuse_learns_it_from_its_ow
     run(tmp_path, work)
 
 
-def test_what_is_said_of_a_peer_comes_once_in_a_while_with_how_often_it_has_happened_since(
+def test_a_failure_of_a_peer_is_logged_once_in_a_while_with_how_often_it_has_happened_since(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = 0.0
-    strangers = Strangers(lambda: now_s)
+    failures = ConnectionFailures(lambda: now_s)
     for _ in range(100):
-        strangers.note("r2", "r2 is refused", NotIdentified("it is an agent"))
+        failures.note("r2", "r2 is refused", NotIdentified("it is an agent"))
         now_s += 0.5
     assert [record.message for record in caplog.records] == ["r2 is refused: it is an agent"]
     now_s = PERIOD_S + 0.5
-    strangers.note("r2", "r2 is refused", NotIdentified("it is an agent"))
-    strangers.note("r3", "r3 is refused", NotIdentified("it is an agent"))
-    strangers.note("r2", "r2 is refused", TimeoutError())
+    failures.note("r2", "r2 is refused", NotIdentified("it is an agent"))
+    failures.note("r3", "r3 is refused", NotIdentified("it is an agent"))
+    failures.note("r2", "r2 is refused", TimeoutError())
     assert [record.message for record in caplog.records][1:] == [
         "r2 is refused: it is an agent (99 times more in the last 60 s)",
         "r3 is refused: it is an agent",
         "r2 is refused: it did not finish the TLS handshake in time; it is overloaded, or no replica",
     ]
     for number in range(3 * KEYS_MAX):
-        strangers.note(f"10.0.0.{number}", "refused", OSError())
-    assert len(strangers._seldom._said) == KEYS_MAX and strangers.count == 103 + 3 * KEYS_MAX
+        failures.note(f"10.0.0.{number}", "refused", OSError())
+    assert len(failures._limiter._logged) == KEYS_MAX and failures.count == 103 + 3 * KEYS_MAX
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from typing import NoReturn
 
 import msgspec
 
-from cluster.consensus import Consensus, NotLeader, Role, SnapshotRef, SnapshotSink, Timing
+from cluster.consensus import Consensus, NotLeader, PeerTls, Role, SnapshotRef, SnapshotSink, Timing
 from cluster.security.identity import Role as Holder
 from cluster.security.pki import Authority, create_authority, issue
-from cluster.security.tls import TlsFiles as PeerTls
 from cluster.system.clock import SystemClock
 from wal import Entry, Environment, Journal
 

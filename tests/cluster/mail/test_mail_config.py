@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cluster.config.mail import NO_MAIL, MailConfig, is_address, read_mail
-from cluster.config.toml import ConfigError, Table
+from cluster.config.mail import NO_MAIL, MailConfig, is_address
+from cluster.config.toml import ConfigError, Document
 from cluster.system.address import Address
 
 
-def read(**values: object) -> MailConfig:
-    return read_mail(Table(Path("forebay.toml"), "mail", values))
+class File(msgspec.Struct):
+    mail: MailConfig = NO_MAIL
+
+
+def read(**values: str) -> MailConfig:
+    lines = [f'{key} = "{value}"' for key, value in values.items()]
+    return Document(Path("forebay.toml"), "\n".join(["[mail]", *lines])).decode(File).mail
 
 
 def test_mail_is_off_where_nothing_is_said() -> None:
@@ -38,7 +44,7 @@ def test_a_program_or_the_mail_server_of_this_machine_may_be_named() -> None:
         ({"smpt": "127.0.0.1:25"}, "mail.smpt"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_key(values: dict[str, object], place: str) -> None:
+def test_what_cannot_be_is_refused_by_its_key(values: dict[str, str], place: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(**values)
     assert refused.value.key == place

@@ -5,7 +5,7 @@ by priority, then by number. Per pool, the first request that does not fit reser
 will have given back before its expected start, if they fit beside it even then, or a configured number of times
 (SPUR.md, 3). Per node, a staged job that waits for CPUs keeps later ones off that node.
 
-It walks over all jobs that are not over. The leader decides with `agenda`, which gives the same events without that.
+It walks over all jobs that are not over. The leader decides with an index, which gives the same events without that.
 """
 
 from __future__ import annotations
@@ -18,31 +18,39 @@ from replica.messages import events as e
 from replica.model.arrays import ArrayUse, is_gated, is_waiting
 from replica.model.buffers import Buffer
 from replica.model.jobs import Job, JobState
-from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_turn, waits_for_turn
+from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_slot, waits_for_slot
 from replica.model.partitions import AnyNode, is_in
 from replica.model.pools import free_bytes
 from replica.model.requests import BufferRequest
-from replica.model.usage import Standing, standing_of, takes_cpus
-from replica.operations.slots import Turns, turns_given, with_turns
+from replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
+from replica.operations.slots import OperationSlots, slots_given, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
 from replica.scheduler.admission import (
     WAITS,
     Place,
-    PlaceAnswer,
-    SpaceAnswer,
-    Wish,
+    PlaceDecision,
+    SpaceDecision,
+    SpaceRequest,
     end_of,
     given_of,
     nodes_of,
-    place_answer,
+    note_decision,
+    place_decision,
     place_of,
     place_verdict,
-    space_answer,
+    space_decision,
+    space_request_of,
     space_verdict,
-    take_note,
-    wish_of,
 )
-from replica.scheduler.backfill import DRAINING, NOBODY_KNOWS, Head, drain_us, release_at, run_until, start_of
+from replica.scheduler.backfill import (
+    DRAINING,
+    NOBODY_KNOWS,
+    ReservationHead,
+    drain_us,
+    release_at,
+    run_until,
+    start_of,
+)
 from replica.scheduler.gates import (
     REPLAN_S,
     buffer_gate,
@@ -53,9 +61,9 @@ from replica.scheduler.gates import (
     still,
     waits_for_space,
 )
-from replica.scheduler.persistent import names_of, serve_named
-from replica.scheduler.preemption import revocation_events, victim_of, victims_for
-from replica.scheduler.quotas import Headroom
+from replica.scheduler.persistent import persistent_request, serve_persistent
+from replica.scheduler.preemption import preempted_for, preemption_candidate, preemption_events
+from replica.scheduler.quotas import QuotaCheck
 from replica.state.state import State
 from replica.values.limits import EVENTS_PER_PASS_MAX
 from replica.values.units import NEVER, Instant, seconds
@@ -102,16 +110,16 @@ class _Pass:
         self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.state.name == "UP"}
         self._cpus_max: dict[str, int] = {}
         self.assigned = dict.fromkeys(self.cpus_free, 0)
-        self.heads: dict[str, Head] = {}
+        self.heads: dict[str, ReservationHead] = {}
         self.waiting_nodes: dict[str, int] = {}
         self.any_node = AnyNode(state.partitions)
-        self.headroom = Headroom(state, at)
-        self.turned_away: dict[tuple[str, int, Standing | None], int] = {}
-        self.turns = Turns()
+        self.quotas = QuotaCheck(state, at)
+        self.skipped: dict[tuple[str, int, SchedulingClass | None], int] = {}
+        self.slots = OperationSlots()
         self.arrays: dict[int, ArrayUse] = {}
         self.array_tasks_before: dict[int, int] = {}
         """Array -> its waiting tasks that had their turn in this pass."""
-        self.named = 0
+        self.persistent_checked = 0
 
     def run(self) -> Plan:
         state = self.state
@@ -125,7 +133,7 @@ class _Pass:
         for job_id in sorted(state.unfinished):
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             self._account(job, buffer)
-            waits_for = waits_for_turn(job, buffer)
+            waits_for = waits_for_slot(job, buffer)
             if waits_for is not None and buffer is not None:
                 queued[waits_for].setdefault(job.request.user, []).append(queue_place(job, buffer))
             instant = due_at(state, job, buffer)
@@ -136,12 +144,12 @@ class _Pass:
                 break
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             # The operation is ordered again or has failed in this very pass: what follows is for the next one.
-            self.events.extend(with_turns(state, self.turns, due_events(state, job, buffer, self.at)))
+            self.events.extend(with_slots(state, self.slots, due_events(state, job, buffer, self.at)))
             self.verdicts[job_id] = still(state, job, buffer)
         for stage, waiting in queued.items():
             lines = {user: sorted(places) for user, places in waiting.items()}
             room = EVENTS_PER_PASS_MAX - len(self.events)
-            self.events.extend(turns_given(state, self.turns, stage, lines, lambda job: job not in self.verdicts, room))
+            self.events.extend(slots_given(state, self.slots, stage, lines, lambda job: job not in self.verdicts, room))
         candidates: list[Job] = []
         for job_id in state.unfinished:
             job = state.jobs[job_id]
@@ -160,9 +168,9 @@ class _Pass:
     def _account(self, job: Job, buffer: Buffer | None) -> None:
         if job.node in self.assigned:
             self.assigned[job.node] += 1
-        stage = takes_turn(job, buffer)
+        stage = takes_slot(job, buffer)
         if stage is not None:
-            self.turns[stage] = self.turns.get(stage, 0) + 1
+            self.slots[stage] = self.slots.get(stage, 0) + 1
         if job.node in self.cpus_free and takes_cpus(job, buffer):
             self.cpus_free[job.node] -= job.request.cpus
         if job.request.array is not None:
@@ -176,8 +184,8 @@ class _Pass:
         if verdict is not None:
             return verdict
         if buffer is not None and waits_for_space(job, buffer):
-            options = names_of(job)
-            return self._reserve(job, buffer) if options is None else self._reserve_named(job, buffer, options)
+            options = persistent_request(job)
+            return self._reserve(job, buffer) if options is None else self._reserve_persistent(job, buffer, options)
         return buffer_gate(buffer, job) or self._place(job, buffer)
 
     # The Turn ------------------------------------------------------------------------------------------------------
@@ -222,50 +230,52 @@ class _Pass:
     # Space -----------------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, buffer: Buffer) -> Verdict:
-        wish = wish_of(self.state, job, buffer)
-        size_bytes, pool = wish.size_bytes, wish.pool
-        answer = space_answer(self, wish)
+        request = space_request_of(self.state, job, buffer)
+        size_bytes, pool = request.size_bytes, request.pool
+        decision = space_decision(self, request)
         verdict = space_verdict(self, job, buffer) if self.explain else Verdict(Reason.BURST_BUFFER_RESOURCES, "")
-        head = take_note(self, wish, answer)
-        if answer is SpaceAnswer.NOT_ENOUGH and self.heads[pool].job == job.id:
-            self._revoke_for(wish)
-        if answer is SpaceAnswer.GIVEN:
-            counted = head is not None and head.let_pass(size_bytes, end_of(self, wish), self.at)
+        head = note_decision(self, request, decision)
+        if decision is SpaceDecision.NOT_ENOUGH and self.heads[pool].job == job.id:
+            self._preempt_for(request)
+        if decision is SpaceDecision.GIVEN:
+            counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
             self.held[pool] = self.held.get(pool, 0) + size_bytes
             node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job.id))
             self.assigned[node] += 1
             allocated = e.BufferAllocated(job.id, node, job.attempt + 1)
             if head is not None:
                 allocated = e.BufferAllocated(job.id, node, job.attempt + 1, head.job, counted, head.start_at)
-            self.events.extend(with_turns(self.state, self.turns, (allocated,)))
+            self.events.extend(with_slots(self.state, self.slots, (allocated,)))
         return verdict
 
-    def _revoke_for(self, wish: Wish) -> None:
+    def _preempt_for(self, request: SpaceRequest) -> None:
         """Take back buffers for the first in line, if that is called for."""
         state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
-        holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(wish.pool, ())]
+        holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(request.pool, ())]
         coming = sum(buffer.held_bytes for job, buffer in holders if run_until(job, buffer) == DRAINING)
-        candidates = sorted(victim for job, buffer in holders if (victim := victim_of(state, job, buffer)) is not None)
-        for job_id in victims_for(self, wish, candidates, coming, room, self.verdicts):
-            self.events.extend(with_turns(state, self.turns, revocation_events(state, job_id, wish.job.id)))
+        candidates = sorted(
+            candidate for job, buffer in holders if (candidate := preemption_candidate(state, job, buffer)) is not None
+        )
+        for job_id in preempted_for(self, request, candidates, coming, room, self.verdicts):
+            self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
             self.verdicts[job_id] = still(state, state.jobs[job_id], state.buffers[job_id])
 
-    def _reserve_named(self, job: Job, buffer: Buffer, options: BufferRequest) -> Verdict:
-        answer = serve_named(self, job, buffer, options)
-        if answer.node:
-            self.assigned[answer.node] += 1
-        return answer.verdict
+    def _reserve_persistent(self, job: Job, buffer: Buffer, options: BufferRequest) -> Verdict:
+        decision = serve_persistent(self, job, buffer, options)
+        if decision.node:
+            self.assigned[decision.node] += 1
+        return decision.verdict
 
     def fewest_jobs(self, cpus: int, partition: str) -> str:
         """Return the node of the partition with the fewest jobs that has so many CPUs; there must be one."""
         fitting = [name for name in self._nodes_in(partition) if self.state.nodes[name].cpus >= cpus]
         return min(fitting, key=lambda name: (self.assigned[name], name))
 
-    def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> Head:
+    def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
         """Return the first in line for a pool, with when it should get its space if every holder uses its time."""
         new = given_of(self, self.events, pool)
-        ends = self.headroom.ends(pool, reservation_of(self.state, job.id))
-        return Head(job, lambda: start_of(sorted(self._releases(pool) + new + ends), free, size_bytes))
+        ends = self.quotas.ends(pool, reservation_of(self.state, job.id))
+        return ReservationHead(job, lambda: start_of(sorted(self._releases(pool) + new + ends), free, size_bytes))
 
     def _releases(self, pool: str) -> list[tuple[int, int]]:
         """Return when those who held a part of the pool before the pass should give back how much."""
@@ -294,16 +304,16 @@ class _Pass:
     # CPUs ------------------------------------------------------------------------------------------------------
 
     def _place(self, job: Job, buffer: Buffer | None) -> Verdict:
-        answer = place_answer(self, job, buffer)
+        decision = place_decision(self, job, buffer)
         verdict = place_verdict(self, job, buffer) if self.explain else Verdict(Reason.NONE, "")
-        if answer is PlaceAnswer.RUNS:
+        if decision is PlaceDecision.RUNS:
             node = job.node if buffer is not None else self._node_with_most_free(job)
             self.cpus_free[node] -= job.request.cpus
-            self.headroom.give_run(standing_of(job.request), job.request.cpus)
+            self.quotas.give_run(scheduling_class_of(job.request), job.request.cpus)
             self.events.append(e.RunOrdered(job.id, node, job.attempt + 1))
             if buffer is not None:
-                self.turns[Stage.RUN] = self.turns.get(Stage.RUN, 0) + 1
-        elif answer in WAITS:
+                self.slots[Stage.RUN] = self.slots.get(Stage.RUN, 0) + 1
+        elif decision in WAITS:
             if buffer is None:
                 self.any_node.wait(nodes_of(self.state, job.id), job.id)
             else:

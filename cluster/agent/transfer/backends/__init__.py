@@ -10,8 +10,7 @@ and the digests of both sides at the levels that have digests), gets its metadat
 by the same rename as a file that Forebay copied itself. So the receipts, the checkpoints and what an interrupted
 transfer leaves at the destination (absent, old or complete) do not depend on who moved the data.
 
-    interface   what a program is to us
-    rsync, rclone, template   the three
+    tools       what a program is to us, and the three: rsync, rclone, template
     programs    running one: found, watched, held to the rate, ended
     scratch     the scratch directory, by descriptors
     placing     comparing, and putting in place
@@ -20,14 +19,11 @@ transfer leaves at the destination (absent, old or complete) do not depend on wh
 
 from __future__ import annotations
 
-from cluster.agent.transfer import streams
-from cluster.agent.transfer.backends.interface import Backend
 from cluster.agent.transfer.backends.moving import move_by
-from cluster.agent.transfer.backends.rclone import Rclone
-from cluster.agent.transfer.backends.rsync import Rsync
-from cluster.agent.transfer.backends.template import Template
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.state import Desk
+from cluster.agent.transfer.backends.tools import Backend, Rclone, Rsync, Template
+from cluster.agent.transfer.copying import helpers
+from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.records.errors import TransferFailed
 
 NATIVE = "native"
 
@@ -37,7 +33,7 @@ def copy_all(desk: Desk) -> None:
     for name in dict.fromkeys(item.backend for item in desk.items):
         if name != NATIVE:
             move_by(desk, backend_of(desk, name))
-    streams.copy_all(desk)
+    helpers.copy_all(desk)
 
 
 def backend_of(desk: Desk, name: str) -> Backend:

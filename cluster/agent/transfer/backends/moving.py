@@ -10,15 +10,15 @@ from typing import Final
 
 from cluster.agent.files import PathRefused, RemovalFailed, opened
 from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer.backends.interface import Backend, Job
 from cluster.agent.transfer.backends.placing import Checked, NotCopied, check, place, sync
 from cluster.agent.transfer.backends.programs import run_program
 from cluster.agent.transfer.backends.scratch import Scratch
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.places import Places, failed
-from cluster.agent.transfer.plan import Item, Kind
-from cluster.agent.transfer.state import Batch, Desk
+from cluster.agent.transfer.backends.tools import Backend, Job
+from cluster.agent.transfer.copying.transfer_state import Batch, Desk
+from cluster.agent.transfer.planning.record_paths import Places, failed
+from cluster.agent.transfer.records.errors import ReadBackFailed, SourceChanged, TransferFailed
+from cluster.agent.transfer.records.manifest import Record
+from cluster.agent.transfer.records.options import Item, Kind
 from cluster.system import sync_file_system
 
 SYNCED_ALONE_MAX: Final = 16

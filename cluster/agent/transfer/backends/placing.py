@@ -8,14 +8,14 @@ from typing import Final, NamedTuple
 
 from cluster.agent.files import kind_of
 from cluster.agent.transfer.backends.scratch import Scratch
-from cluster.agent.transfer.checkpoint import Copied, Flag
-from cluster.agent.transfer.errors import ReadBackFailed
-from cluster.agent.transfer.file_copy import check_target, check_unchanged, open_source, publish, set_metadata
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.options import Algorithm, Verify
-from cluster.agent.transfer.places import Places
-from cluster.agent.transfer.state import Desk
-from cluster.agent.transfer.verify import READ_BYTES, combine, digest_of, digest_on_disk
+from cluster.agent.transfer.copying.file_copy import check_target, check_unchanged, open_source, publish, set_metadata
+from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.planning.record_paths import Places
+from cluster.agent.transfer.records.digests import READ_BYTES, combine, digest_of, digest_on_disk
+from cluster.agent.transfer.records.errors import ReadBackFailed
+from cluster.agent.transfer.records.manifest import Record
+from cluster.agent.transfer.records.options import Algorithm, Verify
+from cluster.agent.transfer.records.status_table import Copied, Flag
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 

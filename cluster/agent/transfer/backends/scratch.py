@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from cluster.agent.files import join, remove_tree
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.file_copy import part_name
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.places import Places, enter
-from cluster.agent.transfer.state import Desk
+from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.planning.record_paths import Places, enter, part_name
+from cluster.agent.transfer.records.errors import TransferFailed
+from cluster.agent.transfer.records.manifest import Record
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer.context import nothing
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.options import Options, Verify
-from cluster.agent.transfer.plan import Kind
-from cluster.agent.transfer.receipts import read_lines
+from cluster.agent.transfer.planning.context import nothing
 from cluster.agent.transfer.rechecking import recheck
+from cluster.agent.transfer.records.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
+from cluster.agent.transfer.records.options import Kind, Options, Verify
+from cluster.agent.transfer.records.receipts import read_lines
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 names = st.text(alphabet="ab.é \n$-", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
@@ -156,8 +155,8 @@ def test_what_does_not_read_back_as_it_was_written_is_refused_by_name_and_not_pu
     (rig.source / "result").write_bytes(bytes(size))
     (rig.destination / "result").write_bytes(b"old")
     options = Options(chunk_bytes=4096, large_bytes=16384, verify=Verify.READ_BACK)
-    monkeypatch.setattr(f"cluster.agent.transfer.{module}.digest_on_disk", lambda *_: b"another digest")
-    monkeypatch.setattr("cluster.agent.transfer.large.open_direct", lambda *_: None)
+    monkeypatch.setattr(f"cluster.agent.transfer.copying.{module}.digest_on_disk", lambda *_: b"another digest")
+    monkeypatch.setattr("cluster.agent.transfer.copying.large.open_direct", lambda *_: None)
     with pytest.raises(ReadBackFailed, match="destination/result does not hold what was read from .*source/result"):
         rig.carry(options=options)
     assert tree_of(rig.destination) == {"result": b"old"}

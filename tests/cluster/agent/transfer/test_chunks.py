@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from cluster.agent.transfer import chunks, kernel, large
-from cluster.agent.transfer.chunks import Pouring
-from cluster.agent.transfer.errors import TransferFailed, root_cause
-from cluster.agent.transfer.options import Options, Verify
-from cluster.agent.transfer.plan import Kind
-from cluster.agent.transfer.verify import combine
+from cluster.agent.files import kernel
+from cluster.agent.transfer.copying import chunks, large
+from cluster.agent.transfer.copying.chunks import Pouring
+from cluster.agent.transfer.records.digests import combine
+from cluster.agent.transfer.records.errors import TransferFailed, root_cause
+from cluster.agent.transfer.records.options import Kind, Options, Verify
 from tests.cluster.agent.transfer.rig import SMALL, Rig
 
 CHUNK_BYTES = 8192

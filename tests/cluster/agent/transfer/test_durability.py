@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.transfer import checkpoint, small, transfer
-from cluster.agent.transfer.checkpoint import HEADER_BYTES, SLOT_BYTES, State
-from cluster.agent.transfer.options import Options
+from cluster.agent.transfer import transfer
+from cluster.agent.transfer.copying import small
+from cluster.agent.transfer.records import status_table
+from cluster.agent.transfer.records.options import Options
+from cluster.agent.transfer.records.status_table import HEADER_BYTES, SLOT_BYTES, State
 from tests.cluster.agent.transfer.rig import Rig, plant, tree_of
 
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "rename", "mkdir", "fchmod")
@@ -53,13 +55,13 @@ class Disk:
     def _promise(self, data: bytes, offset: int) -> None:
         """Look at what a record says in the moment that it is written."""
         if offset < HEADER_BYTES:
-            header = checkpoint.msgspec.msgpack.decode(data[8:], type=checkpoint.Header)
+            header = status_table.msgspec.msgpack.decode(data[8:], type=status_table.Header)
             if header.complete:
                 self.promised.append("complete")
                 assert self._unsafe() == set(), "the transfer is said to be complete"
             return
         for at in range(0, len(data), SLOT_BYTES):
-            slot = checkpoint._slot(bytes(data[at : at + SLOT_BYTES]))
+            slot = status_table._slot(bytes(data[at : at + SLOT_BYTES]))
             if slot.state in (State.READY, State.DONE):
                 inode = slot.copied.inode
                 self.promised.append(slot.state.name)
@@ -107,7 +109,7 @@ def test_no_name_is_given_before_its_data_and_nothing_is_promised_before_both_ar
     if not replace:
         # The call that does not replace is the C library's: the link in its place is seen no better.
         monkeypatch.setattr(
-            "cluster.agent.transfer.file_copy._rename_without_replacing",
+            "cluster.agent.transfer.copying.file_copy._rename_without_replacing",
             lambda staging, part, directory, name: os.rename(part, name, src_dir_fd=staging, dst_dir_fd=directory),
         )
     plant(rig.source, {"d": {f"f{number}": b"x" * number for number in range(files)}, "large": bytes(20000)})

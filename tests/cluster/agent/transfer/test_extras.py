@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from cluster.agent.transfer import extras
-from cluster.agent.transfer.extras import Attribute, Extra
-from cluster.agent.transfer.manifest import Manifest, ManifestWriter, Record
-from cluster.agent.transfer.options import Options, chunks_of
-from cluster.agent.transfer.walking import Walk
+from cluster.agent.transfer.planning.walking import Walk
+from cluster.agent.transfer.records import extras
+from cluster.agent.transfer.records.extras import Attribute, Extra
+from cluster.agent.transfer.records.manifest import Manifest, ManifestWriter, Record
+from cluster.agent.transfer.records.options import Options, chunks_of
 from tests.cluster.agent.transfer.rig import SMALL, Rig, tree_of
 
 PAGE = 65536

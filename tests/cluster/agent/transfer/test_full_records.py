@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer import checkpoint, receipts
-from cluster.agent.transfer.checkpoint import RecordsFailed, Slots
-from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.records import receipts, status_table
+from cluster.agent.transfer.records.options import Options
+from cluster.agent.transfer.records.status_table import RecordsFailed, Slots
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 TREE: dict[str, object] = {
@@ -75,8 +75,8 @@ class Full:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
         self.left = writes
         self.armed = False
-        self.write: Callable[[int, bytes, int], None] = checkpoint._write
-        monkeypatch.setattr(checkpoint, "_write", self)
+        self.write: Callable[[int, bytes, int], None] = status_table._write
+        monkeypatch.setattr(status_table, "_write", self)
 
     def __call__(self, descriptor: int, data: bytes, at: int) -> None:
         if self.armed:
@@ -122,7 +122,9 @@ def test_a_write_that_is_taken_in_part_is_gone_on_with(monkeypatch: pytest.Monke
     control = os.memfd_create("control")
     slots, pwrite = Slots(control), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: pwrite(descriptor, bytes(data)[:7], at))
-    wanted = [checkpoint.Slot(checkpoint.State.DONE, number, checkpoint.Copied(number, 2, 3)) for number in range(5)]
+    wanted = [
+        status_table.Slot(status_table.State.DONE, number, status_table.Copied(number, 2, 3)) for number in range(5)
+    ]
     slots.put_many(0, wanted)
     assert slots.many(0, 5) == wanted
     os.close(control)

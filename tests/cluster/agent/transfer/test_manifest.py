@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer import walking
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.manifest import (
+from cluster.agent.transfer.planning import walking
+from cluster.agent.transfer.planning.walking import Walk, order_of
+from cluster.agent.transfer.records.errors import TransferFailed
+from cluster.agent.transfer.records.manifest import (
     DIRECTORY,
     FILE,
     ODD,
@@ -21,9 +22,7 @@ from cluster.agent.transfer.manifest import (
     Record,
     digest_of_file,
 )
-from cluster.agent.transfer.options import CHUNKS_MAX, Options, chunk_bytes_of, chunks_of
-from cluster.agent.transfer.plan import Kind
-from cluster.agent.transfer.walking import Walk, order_of
+from cluster.agent.transfer.records.options import CHUNKS_MAX, Kind, Options, chunk_bytes_of, chunks_of
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant
 
 

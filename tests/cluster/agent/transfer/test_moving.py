@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer import removing, transfer
-from cluster.agent.transfer.options import Options
-from cluster.agent.transfer.plan import Kind
+from cluster.agent.transfer import transfer
+from cluster.agent.transfer.records.options import Kind, Options
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
@@ -44,7 +43,7 @@ def test_a_source_that_changed_after_it_was_copied_stays_and_so_does_what_holds_
     def late(desk: object) -> int:
         (rig.source / "d" / "e" / "c").write_bytes(b"newer")
         (rig.source / "d" / "f").write_bytes(b"new")
-        return removing.remove_sources(desk)  # type: ignore[arg-type]
+        return transfer.remove_sources(desk)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "remove_sources", late)
     assert rig.carry([rig.item(move=True)]).removed_files == 3
@@ -72,7 +71,7 @@ def test_a_source_whose_copy_somebody_took_away_is_the_last_one_and_stays(
     def late(desk: object) -> int:
         (rig.destination / "a").unlink()
         (rig.destination / "d" / "b").write_bytes(b"?")
-        return removing.remove_sources(desk)  # type: ignore[arg-type]
+        return transfer.remove_sources(desk)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "remove_sources", late)
     assert rig.carry([rig.item(move=True)]).removed_files == 2

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.options import Options, Verify
-from cluster.agent.transfer.receipts import LEFT_OUT_NAMED_MAX, read_lines
 from cluster.agent.transfer.rechecking import Difference, recheck
-from cluster.agent.transfer.verify import combine, hasher
+from cluster.agent.transfer.records.digests import combine, hasher
+from cluster.agent.transfer.records.errors import TransferFailed
+from cluster.agent.transfer.records.options import Options, Verify
+from cluster.agent.transfer.records.receipts import LEFT_OUT_NAMED_MAX, read_lines
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 LARGE = os.urandom(20001)

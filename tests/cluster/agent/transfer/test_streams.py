@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
-from cluster.agent.transfer import file_copy, helpers, small, state, streams
-from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.options import Options, Verify
-from cluster.agent.transfer.rate_limit import Stopped
-from cluster.agent.transfer.small import SmallFiles
+from cluster.agent.transfer.copying import file_copy, helpers, small, transfer_state
+from cluster.agent.transfer.copying.rate_limit import Stopped
+from cluster.agent.transfer.copying.small import SmallFiles
+from cluster.agent.transfer.records.errors import Paused, SourceChanged, TransferFailed, root_cause
+from cluster.agent.transfer.records.options import Options, Verify
 from cluster.agent.worker.worker import is_final
 from cluster.system.processes import descendants, sync_file_system
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
@@ -23,7 +23,7 @@ BATCH_FILES = 44
 @pytest.fixture
 def crowd(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Give a rig with files for several batches and a large one."""
-    monkeypatch.setattr(state, "SMALL_BATCH_FILES", BATCH_FILES)
+    monkeypatch.setattr(transfer_state, "SMALL_BATCH_FILES", BATCH_FILES)
     plant(
         rig.source,
         {f"d{number}": {f"f{inner:02}": b"%d.%d" % (number, inner) * 50 for inner in range(30)} for number in range(9)},
@@ -247,10 +247,10 @@ def test_helpers_that_are_ended_with_their_parent_remove_what_they_were_writing(
     class Interrupted(BaseException):
         pass
 
-    def interrupted(_desk: state.Desk, moved: object) -> None:
+    def interrupted(_desk: transfer_state.Desk, moved: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr(streams, "advance", interrupted)
+    monkeypatch.setattr(helpers, "advance", interrupted)
     with pytest.raises(Interrupted):
         crowd.carry(options=Options(large_bytes=1 << 20))
     assert nobody_is_left() and crowd.parts() == []

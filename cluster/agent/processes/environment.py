@@ -1,0 +1,171 @@
+"""What a job's script is given: environment, working directory, output file; and becoming it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Final, NoReturn
+
+from cluster.agent.files import (
+    PERSISTENT,
+    VARIABLES,
+    Identity,
+    PathRefused,
+    kind_of,
+    opened,
+    opened_parent,
+    outside_target,
+)
+from cluster.agent.processes.accounts import Account, become
+from cluster.agent.processes.job_processes import STEP_VARIABLE
+from replica.model import Order
+
+BASE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BASE_LANG: Final = "C.UTF-8"
+
+JOB_UMASK: Final = 0o022
+OUTPUT_MODE: Final = 0o644
+
+_SYMBOL: Final = re.compile(r"%[%jxu]")
+
+
+class ScriptRefused(Exception):
+    """The script cannot be started; `exit_code` is what a shell would give, the message says why."""
+
+    def __init__(self, exit_code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+        self.sentence = sentence
+
+
+CANNOT_EXECUTE: Final = 126
+NOT_FOUND: Final = 127
+
+
+def environment_of(
+    order: Order,
+    account: Account,
+    *,
+    buffer: str,
+    node: str,
+    marker: str,
+    paths: tuple[tuple[str, str], ...] = (),
+) -> dict[str, str]:
+    """Return the script's whole environment.
+
+    A clean base, what the job brought, and what Forebay promises, which wins. `paths`: what a site's provider adds.
+    """
+    environment = {
+        "PATH": BASE_PATH,
+        "HOME": account.home,
+        "USER": account.name,
+        "LOGNAME": account.name,
+        "SHELL": account.shell,
+        "LANG": BASE_LANG,
+    }
+    environment.update(order.environment)
+    for name in [name for name in environment if name.startswith(("FOREBAY_", "DW_JOB_", "SLURM_"))]:
+        del environment[name]
+    environment |= {
+        "FOREBAY_JOB_ID": str(order.job),
+        "FOREBAY_JOB_NAME": order.name,
+        "FOREBAY_JOB_USER": order.user,
+        "FOREBAY_ATTEMPT": str(order.attempt),
+        "FOREBAY_NODE": node,
+        STEP_VARIABLE: marker,
+        "SLURM_JOB_ID": str(order.job),
+        "SLURM_JOB_NAME": order.name,
+        "SLURM_JOB_USER": order.user,
+        "SLURM_CPUS_ON_NODE": str(order.cpus),
+        "SLURMD_NODENAME": node,
+    }
+    if order.provision is not None:
+        environment.update(paths)
+    elif order.has_buffer:
+        environment.update(persistent_variables(os.path.dirname(os.path.dirname(buffer)), order.uses))
+        environment["FOREBAY_JOB_DIR"] = buffer
+        for access in order.access or ("striped",):
+            variable = f"DW_JOB_{access.upper()}"
+            environment[variable] = os.path.join(buffer, *VARIABLES[variable])
+    return environment
+
+
+def persistent_variables(home: str, uses: tuple[str, ...]) -> dict[str, str]:
+    """Return what a script finds its persistent buffers by, as DataWarp names it."""
+    return {f"DW_PERSISTENT_STRIPED_{name}": os.path.join(home, PERSISTENT, name) for name in uses}
+
+
+def output_path(order: Order) -> str:
+    """Return the absolute path of the file for standard output and error.
+
+    %j %x %u %% are the job, its name, its user, a percent sign.
+    """
+    symbols = {"%j": str(order.job), "%x": order.name, "%u": order.user, "%%": "%"}
+    name = _SYMBOL.sub(lambda found: symbols[found.group()], order.output or f"forebay-{order.job}.out")
+    return name if name.startswith("/") else f"{order.workdir.rstrip('/')}/{name}"
+
+
+def become_script(
+    script: str, order: Order, account: Account, environment: dict[str, str], *, home: Identity, prepare: object = None
+) -> NoReturn:
+    """Become the job's account, enter its directory, open its output and turn into the script.
+
+    ScriptRefused if that fails.
+
+    `prepare` is called, if it is callable, once this process is the job's account.
+    """
+    become(account)
+    if callable(prepare):
+        prepare()
+    os.umask(JOB_UMASK)
+    try:
+        _enter_workdir(order, home)
+        output = _open_output(order, home)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except PathRefused as error:
+        raise ScriptRefused(CANNOT_EXECUTE, str(error)) from error
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    try:
+        os.execve(script, [script], environment)
+    except FileNotFoundError as error:
+        raise ScriptRefused(NOT_FOUND, "the interpreter that the script's #! line names does not exist here") from error
+    except OSError as error:
+        if error.errno == 8:
+            raise ScriptRefused(
+                CANNOT_EXECUTE, "the script has no #! line; begin it with #!/bin/sh or the like"
+            ) from error
+        raise ScriptRefused(CANNOT_EXECUTE, f"the script cannot be executed: {error.strerror}") from error
+    except ValueError as error:
+        raise ScriptRefused(CANNOT_EXECUTE, f"the script's environment cannot be used: {error}") from error
+
+
+def _enter_workdir(order: Order, home: Identity) -> None:
+    try:
+        with opened(outside_target(order.roots, order.workdir, "the working directory"), forbidden=home) as directory:
+            os.fchdir(directory)
+    except OSError as error:
+        raise PathRefused(f"the working directory {order.workdir} cannot be entered: {error.strerror}") from error
+
+
+def _open_output(order: Order, home: Identity) -> int:
+    path = output_path(order)
+    try:
+        with opened_parent(outside_target(order.roots, path, "the output file"), forbidden=home) as (directory, name):
+            # Non-blocking, because opening a pipe that nobody reads would wait for ever; its kind is looked at after.
+            output = os.open(
+                name,
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
+                OUTPUT_MODE,
+                dir_fd=directory,
+            )
+    except OSError as error:
+        raise PathRefused(f"the output file {path} cannot be opened: {error.strerror}") from error
+    mode = os.fstat(output).st_mode
+    if not stat.S_ISREG(mode):
+        raise PathRefused(f"the output file {path} is a {kind_of(mode)}; name a regular file")
+    os.ftruncate(output, 0)
+    os.set_blocking(output, True)
+    return output

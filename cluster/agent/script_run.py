@@ -1,0 +1,381 @@
+"""Run of a job's script as the agent sees it: a record, and a supervisor that is launched once, re-attached to, and
+believed by what it wrote; before it, with a provider of the site's own, its operation pre_run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+import msgspec
+
+from cluster.agent.files import STEPS, FileRefused, RemovalFailed, is_no_room
+from cluster.agent.home import GivenUp, Handle, Home
+from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, STEP_LAUNCHES_MAX, STEP_WATCH_S
+from cluster.agent.messages import failure
+from cluster.agent.operation import Operation
+from cluster.agent.processes import CANNOT_EXECUTE, AccountRefused, Mode, account_for, kill_job, spawn
+from cluster.agent.scripts import RESUME, SUSPEND, StepOrder, StepRecord, create_record, recorded_jobs, remove_record
+from cluster.agent.worker import PRE_RUN, paths_of
+from cluster.providers.interface import Local
+from cluster.system import boot_id, start_time
+from replica.messages import OperationFailed, ScriptEnded
+from replica.model import JobState, Order
+
+logger = logging.getLogger(__name__)
+
+
+class Step:
+    """One run of one script, this agent's or an earlier one's."""
+
+    def __init__(
+        self,
+        home: Home,
+        order: Order,
+        node: str,
+        accounts: Mode,
+        kill_wait_s: float,
+        on_started: Callable[[], None],
+        paths: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet.
+
+        `paths`: what a site's provider adds to the script's environment.
+        """
+        self._home = home
+        self._order = order
+        self._node = node
+        self._accounts: Mode = accounts
+        self._kill_wait_s = kill_wait_s
+        self._on_started = on_started
+        self._paths = paths
+        self._ending = asyncio.Event()
+        self._suspended: bool | None = None
+        self._changed = asyncio.Event()
+        """That somebody wants the script suspended or resumed; told to its supervisor once it is known to run."""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._start_reported = False
+
+    def end(self) -> None:
+        """Have the script ended: SIGTERM, grace, SIGKILL. `run` then returns how it ended."""
+        self._ending.set()
+
+    def suspend(self, suspended: bool) -> None:
+        """Have the script stand still, or go on."""
+        if suspended != self._suspended:
+            self._suspended = suspended
+            self._changed.set()
+
+    async def run(self) -> ScriptEnded:
+        """See the script through to its end and return it. Cancelling this leaves the script running."""
+        try:
+            await self._clear_older()
+            if self._order.job not in recorded_jobs(self._home.steps):
+                if self._order.started:
+                    return _node_fail(
+                        "the node has no record of the script, which had been started; its outcome is unknown"
+                    )
+                if self._ending.is_set() or self._order.cancel:
+                    return ScriptEnded(JobState.CANCELLED)
+                await self._home.room.keep_trying(f"the script of job {self._order.job}", self._create, self._ending)
+            record = StepRecord(self._home.steps, self._order.job)
+        except GivenUp:
+            return ScriptEnded(JobState.CANCELLED)
+        except AccountRefused as error:
+            return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
+        except (FileRefused, RemovalFailed) as error:
+            return _node_fail(str(error))
+        except OSError as error:
+            return _node_fail(f"the script could not be prepared: {error.strerror}")
+        try:
+            return await self._see_through(record)
+        except FileRefused as error:
+            return _node_fail(str(error))
+        finally:
+            record.close()
+            if self._child is not None:
+                self._child.poll()
+
+    async def _clear_older(self) -> None:
+        """Remove the record of an older attempt: an order with a newer one is the job's next life."""
+        while self._order.job in recorded_jobs(self._home.steps):
+            record = StepRecord(self._home.steps, self._order.job)
+            try:
+                wanted = record.order()
+                if wanted is None or wanted.order.attempt >= self._order.attempt:
+                    return
+                lock = record.try_lock()
+                if lock is not None:
+                    remove_record(self._home.steps, self._order.job)
+                    os.close(lock)
+                    return
+            finally:
+                record.close()
+            # Its supervisor was told to end the script when that order went; until it has, nothing new begins.
+            await asyncio.sleep(STEP_WATCH_S)
+
+    def _create(self) -> None:
+        create_record(
+            self._home.steps,
+            StepOrder(
+                order=self._order,
+                node=self._node,
+                home=str(self._home.path),
+                storage_id=self._home.storage_id,
+                accounts=self._accounts,
+                kill_wait_s=self._kill_wait_s,
+                paths=self._paths,
+            ),
+            account_for(self._accounts, self._order.user),
+        ).close()
+
+    async def _see_through(self, record: StepRecord) -> ScriptEnded:
+        while True:
+            try:
+                ended = await self._look(record)
+            except OSError as error:
+                if not is_no_room(error):
+                    raise
+                self._home.room.warn(f"the script of job {self._order.job}", error)
+                await asyncio.sleep(ROOM_RETRY_S_MAX)
+                continue
+            if ended is not None:
+                return ended
+
+    async def _look(self, record: StepRecord) -> ScriptEnded | None:
+        """Do what comes next for the script; return how it ended once that is known and its start is reported."""
+        lock = record.try_lock()
+        if lock is None:
+            await self._watch(record)
+            return None
+        try:
+            ended = self._settled(record)
+            if ended is None:
+                self._launch(record, lock)
+            elif not self._report_start(record) and record.started() is not None:
+                await asyncio.sleep(ROOM_RETRY_S)
+                return None
+            return ended
+        finally:
+            os.close(lock)
+
+    def _settled(self, record: StepRecord) -> ScriptEnded | None:
+        """With the lock held, return how the script ended, or None if it never began and is to be launched."""
+        ended = record.status()
+        if ended is not None:
+            return ended
+        if record.started() is not None:
+            ended = self._lost(record)
+        elif self._ending.is_set() or self._order.cancel:
+            ended = ScriptEnded(JobState.CANCELLED)
+        elif self._order.started:
+            ended = _node_fail(
+                "the script had been started, but its record says that it never was; its outcome is unknown"
+            )
+        elif record.count_launch() > STEP_LAUNCHES_MAX:
+            said = record.last_words() or "it said nothing"
+            ended = _node_fail(
+                f"the supervisor died {STEP_LAUNCHES_MAX} times before it could start the script: {said}"
+            )
+        else:
+            return None
+        try:
+            record.write_status(ended)
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            # Whoever looks again finds the same, so nothing depends on it.
+            self._home.room.warn(f"the record of job {self._order.job}", error)
+        return ended
+
+    def _lost(self, record: StepRecord) -> ScriptEnded:
+        """The supervisor is gone and did not say how the script ended: end what is left of it."""
+        process = record.started()
+        leader = (process.pid, process.started) if process is not None and process.boot == boot_id() else None
+        left: list[int] = []
+        try:
+            left = kill_job(
+                self._home.marker(self._order.job), account_for(self._accounts, self._order.user).uid, leader=leader
+            )
+        except AccountRefused as error:
+            logger.warning("job %s: %s", self._order.job, error)
+        rest = f"; processes {', '.join(map(str, left[:20]))} cannot be killed" if left else ""
+        return _node_fail(f"the script's supervisor died; its outcome is unknown{rest}")
+
+    def _launch(self, record: StepRecord, lock: int) -> None:
+        report = record.open_report()
+        try:
+            # The child inherits the lock, so it is never free between the agent and the supervisor.
+            self._child = spawn(
+                "cluster.agent.scripts.supervisor",
+                (os.path.join(self._home.path, STEPS, str(self._order.job)), str(lock)),
+                descriptors=(lock,),
+                stdin=subprocess.DEVNULL,
+                stdout=report,
+                stderr=report,
+                new_session=True,
+            )
+        finally:
+            os.close(report)
+
+    async def _watch(self, record: StepRecord) -> None:
+        """Wait until the supervisor has ended."""
+        handle = self._hold(record)
+        if handle is None:
+            # It is coming up, or just gone.
+            await asyncio.sleep(STEP_WATCH_S)
+            return
+        told = False
+        try:
+            while not handle.over:
+                if self._changed.is_set() and record.started() is not None:
+                    self._changed.clear()
+                    handle.send(SUSPEND if self._suspended else RESUME)
+                if self._ending.is_set() and not told:
+                    told = True
+                    handle.send(signal.SIGTERM)
+                known = self._report_start(record)
+                # A start that is known and cannot be reported waits for room.
+                soon_s = STEP_WATCH_S if record.started() is None else ROOM_RETRY_S
+                await self._pause(handle, told, None if known else soon_s)
+        finally:
+            over = handle.over
+            handle.close()
+            if self._child is not None and over:
+                self._child.wait()
+                self._child = None
+
+    async def _pause(self, handle: Handle, told: bool, timeout_s: float | None) -> None:
+        """Wait for the end of the supervisor, for the word to end it, or for `timeout_s` seconds."""
+        waits = {asyncio.ensure_future(handle.wait())}
+        if not told:
+            waits.add(asyncio.ensure_future(self._ending.wait()))
+        if not self._changed.is_set():
+            waits.add(asyncio.ensure_future(self._changed.wait()))
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _hold(self, record: StepRecord) -> Handle | None:
+        if self._child is not None:
+            return Handle(self._child.pid)
+        process = record.supervisor()
+        if process is None or process.boot != boot_id():
+            return None
+        try:
+            handle = Handle(process.pid)
+        except ProcessLookupError:
+            return None
+        if start_time(process.pid) == process.started:
+            return handle
+        handle.close()
+        return None
+
+    def _report_start(self, record: StepRecord) -> bool:
+        """Report that the script runs, once; True if that is done or was not needed."""
+        if record.started() is None:
+            return False
+        if self._start_reported or record.reported_attempt() == self._order.attempt:
+            return True
+        try:
+            if not self._order.started:
+                self._on_started()
+            self._start_reported = True
+            # For the next agent, which would report it once more: that is refused, and does no harm.
+            record.write_reported(self._order.attempt)
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            self._home.room.warn(f"the start of job {self._order.job}", error)
+        return self._start_reported
+
+
+def _node_fail(message: str) -> ScriptEnded:
+    return ScriptEnded(JobState.NODE_FAIL, 0, 0, failure(message).message)
+
+
+class ProvidedStep:
+    """One run of one job: an operation, then a script."""
+
+    def __init__(
+        self,
+        home: Home,
+        order: Order,
+        node: str,
+        accounts: Mode,
+        kill_wait_s: float,
+        local: Local,
+        on_started: Callable[[], None],
+    ) -> None:
+        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet."""
+        self._home = home
+        self._order = order
+        self._node = node
+        self._accounts: Mode = accounts
+        self._kill_wait_s = kill_wait_s
+        self._on_started = on_started
+        before = msgspec.structs.replace(order, stage=PRE_RUN)
+        self._operation: Operation | None = Operation(home, before, accounts, 0, local, node)
+        self._step: Step | None = None
+        self._ended = False
+        self._suspended: bool | None = None
+
+    @property
+    def preparing(self) -> bool:
+        """Whether the script has not been handed over yet, so that ending this leaves nothing."""
+        return self._step is None
+
+    def end(self) -> None:
+        """Have it ended, whichever part it is in. `run` then returns how."""
+        self._ended = True
+        if self._step is not None:
+            self._step.end()
+        elif self._operation is not None:
+            self._operation.end()
+
+    def suspend(self, suspended: bool) -> None:
+        """Have the script stand still, or go on."""
+        self._suspended = suspended
+        if self._step is not None:
+            self._step.suspend(suspended)
+
+    async def run(self) -> ScriptEnded | OperationFailed:
+        """See the run through and return how it ended. Cancelling this leaves a script running."""
+        order = self._order
+        if not (order.started or self._ended or order.cancel or self._is_recorded()):
+            assert self._operation is not None
+            outcome = await self._operation.run()
+            if outcome is None:
+                return ScriptEnded(JobState.CANCELLED)
+            if isinstance(outcome, OperationFailed):
+                return outcome if outcome.operation else msgspec.structs.replace(outcome, operation=PRE_RUN)
+        self._operation = None
+        try:
+            variables = paths_of(self._home.calls, order.job)
+        except (FileRefused, msgspec.DecodeError) as error:
+            return OperationFailed(f"what paths gave the job cannot be read: {error}", True, "paths")
+        self._step = Step(self._home, order, self._node, self._accounts, self._kill_wait_s, self._on_started, variables)
+        if self._ended:
+            self._step.end()
+        if self._suspended is not None:
+            self._step.suspend(self._suspended)
+        return await self._step.run()
+
+    def _is_recorded(self) -> bool:
+        """Whether the script of this order was handed over already: then pre_run is over."""
+        if self._order.job not in recorded_jobs(self._home.steps):
+            return False
+        record = StepRecord(self._home.steps, self._order.job)
+        try:
+            wanted = record.order()
+        except FileRefused:
+            # The step says what is wrong with it.
+            return True
+        finally:
+            record.close()
+        return wanted is not None and wanted.order.attempt >= self._order.attempt

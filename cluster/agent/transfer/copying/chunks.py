@@ -1,0 +1,393 @@
+"""The chunks of one large file, moved by threads: each stream has one at a time, and a digest of each is taken.
+
+Python gives its lock up while the kernel reads and writes and while a long digest is taken, so threads are enough here.
+What is written goes past the page cache where the file system lets it. Measured, that is as fast as writing through the
+cache at its best and several times faster where memory is short; it leaves the node's memory to its jobs, and a sync
+has nothing left to write."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Final
+
+from cluster.agent.transfer.copying.tally import Tally
+from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.records.digests import Hasher, digest_of, digest_on_disk, hasher
+from cluster.agent.transfer.records.errors import SourceChanged
+from cluster.agent.transfer.records.manifest import Record
+from cluster.agent.transfer.records.status_table import Chunks, ChunkState
+
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that a stream reads, digests and writes at once: measured, 1 MiB costs more calls, and more gains nothing."""
+
+ALIGNED_BYTES: Final = 4096
+"""What offsets and lengths past the page cache are multiples of: no disk in use has larger sectors."""
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks of the thread that waits for the streams: how old the progress that is shown may be."""
+
+SETTLE_S: Final = 0.5
+"""Seconds between two syncs of what is written so far: what a power cut may cost, besides what is under way."""
+
+_ZEROS: Final = memoryview(bytes(1024 * 1024))
+_NO_KERNEL_COPY: Final = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM})
+
+
+class Way(Enum):
+    """How the bytes of a chunk get to where they belong."""
+
+    WRITE = "write"
+    """Read, digested, and the very same bytes written."""
+    KERNEL = "kernel"
+    """copy_file_range(2): no digest is taken."""
+    CLONED = "cloned"
+    """They are there already, in blocks that are shared with the source: only digested."""
+
+
+class _Abandoned(Exception):
+    """Another stream failed."""
+
+
+class SyncFailed(Exception):
+    """What was written is not on the disk, and nothing says which part of it. `__cause__` is the OSError."""
+
+
+class Pouring:
+    """Moves the chunks of one file from one open file into another."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        record: Record,
+        chunks: Chunks,
+        reading: int,
+        writing: int,
+        direct: int | None,
+        way: Way,
+        tally: Tally,
+    ) -> None:
+        """Take the record as the file is now, its marks, and open descriptors, which stay the caller's. `direct` is
+        `writing` past the page cache.
+        """
+        self._desk = desk
+        self._record = record
+        self._chunks = chunks
+        self._reading = reading
+        self._writing = writing
+        self._direct = direct if self._chunks.chunk_bytes % ALIGNED_BYTES == 0 else None
+        self._way = way
+        self._tally = tally
+        self._sparse = record.is_sparse and desk.options.sparse
+        self._of_zeros: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+        self._written: list[int] = []
+        self.moved_bytes = 0
+        """What was counted of the file: to be taken back if it has to be moved again."""
+        self.durable_bytes = 0
+        """What was counted of it as durable."""
+        self.kernel_copied = False
+        self.differing: list[int] = []
+        """Chunks that storage does not give back as they were written."""
+
+    def run(self) -> None:
+        """Move what is not there yet. SourceChanged, SyncFailed, OSError, or what the pace raises."""
+        settled_s = self._desk.context.clock.monotonic_s()
+
+        def settle() -> None:
+            nonlocal settled_s
+            now_s = self._desk.context.clock.monotonic_s()
+            if now_s - settled_s >= SETTLE_S:
+                self._settle()
+                settled_s = self._desk.context.clock.monotonic_s()
+
+        self._each(self._move, settle)
+
+    def read_back(self) -> list[int]:
+        """Return the chunks of which storage gives back something else than was written. OSError."""
+        self.differing = []
+        self._each(self._compare, lambda: None)
+        return sorted(self.differing)
+
+    # The threads.
+
+    def _each(self, work: Callable[[int, memoryview], None], meanwhile: Callable[[], None]) -> None:
+        numbers = iter(range(self._chunks.count))
+        failures: list[BaseException] = []
+        ended: list[None] = []
+        stopping, wake = threading.Event(), threading.Event()
+
+        def stream() -> None:
+            try:
+                # Not closed by hand: what is raised below still refers to parts of it.
+                block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+                while not stopping.is_set():
+                    with self._lock:
+                        number = next(numbers, None)
+                    if number is None:
+                        break
+                    work(number, block)
+            except _Abandoned:
+                pass
+            except BaseException as error:
+                failures.append(error)
+                stopping.set()
+            finally:
+                ended.append(None)
+                wake.set()
+
+        self._stopping = stopping
+        streams = max(1, min(self._desk.options.streams, self._chunks.count))
+        threads = [threading.Thread(target=stream, name=f"stream-{number}") for number in range(streams)]
+        try:
+            started = _start(threads)
+            if not started:
+                # Then one after the other.
+                started = 1
+                stream()
+            while len(ended) < started:
+                wake.wait(LOOK_S)
+                wake.clear()
+                self._tally.tell()
+                if not failures:
+                    meanwhile()
+        finally:
+            stopping.set()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+        self._tally.tell()
+        if failures:
+            raise failures[0]
+
+    def _settle(self) -> None:
+        """Make durable what was written, and then the marks that say so."""
+        with self._lock:
+            numbers, self._written = self._written, []
+        if not numbers:
+            return
+        try:
+            os.fdatasync(self._writing)
+        except OSError as error:
+            raise SyncFailed from error
+        self._chunks.durable(numbers)
+        self._keep(numbers)
+
+    def _keep(self, numbers: Sequence[int]) -> None:
+        """Count chunks that no other attempt has to move again."""
+        size_bytes = sum(end - begin for begin, end in map(self._range, numbers))
+        with self._lock:
+            self.durable_bytes += size_bytes
+        self._tally.add(durable_bytes=size_bytes)
+
+    # One chunk.
+
+    def _range(self, number: int) -> tuple[int, int]:
+        begin = number * self._chunks.chunk_bytes
+        return begin, min(begin + self._chunks.chunk_bytes, self._record.size)
+
+    def _move(self, number: int, block: memoryview) -> None:
+        begin, end = self._range(number)
+        state = self._chunks.state(number)
+        if state is ChunkState.DURABLE or (state is ChunkState.COPIED and self._is_there(number, begin, end)):
+            with self._lock:
+                self.moved_bytes += end - begin
+            self._tally.add(size_bytes=end - begin, resumed_bytes=end - begin)
+            if state is ChunkState.DURABLE:
+                self._keep([number])
+            return
+        digest = self._pour(begin, end, block, whole=state is not ChunkState.NONE)
+        self._chunks.copied(number, digest)
+        with self._lock:
+            self._written.append(number)
+
+    def _is_there(self, number: int, begin: int, end: int) -> bool:
+        known = self._chunks.digest(number)
+        if not known:
+            return self._desk.same_boot
+        return digest_of(self._writing, self._desk.options.algorithm, begin, end - begin) == known
+
+    def _pour(self, begin: int, end: int, block: memoryview, *, whole: bool) -> bytes:
+        """Move a chunk and return its digest, empty if none was taken.
+
+        `whole`: something wrong may be in it, also where the source has holes.
+        """
+        taken = hasher(self._desk.options.algorithm)
+        for is_data, start, stop in self._segments(begin, end) if self._sparse and not whole else [(True, begin, end)]:
+            if not is_data:
+                if (start, stop) == (begin, end):
+                    self._count(end - begin, 0)
+                    return self._digest_of_zeros(end - begin)
+                for at in range(start, stop, len(_ZEROS)):
+                    taken.update(_ZEROS[: min(len(_ZEROS), stop - at)])
+                self._count(stop - start, 0)
+            elif self._way is Way.KERNEL and self._kernel_copies(start, stop):
+                self.kernel_copied = True
+            else:
+                self._copy(start, stop, block, taken)
+        return b"" if self.kernel_copied else taken.digest()
+
+    def _copy(self, at: int, end: int, block: memoryview, taken: Hasher) -> None:
+        source = self._writing if self._way is Way.CLONED else self._reading
+        while at < end:
+            step = self._take(end - at)
+            filled = 0
+            while filled < step:
+                got = os.preadv(source, [block[filled:step]], at + filled)
+                if not got:
+                    raise SourceChanged
+                filled += got
+            taken.update(block[:step])
+            if self._way is Way.CLONED:
+                self._count(step, 0)
+            else:
+                self._write(block[:step], at)
+                self._count(step, step)
+            at += step
+
+    def _write(self, data: memoryview, at: int) -> None:
+        direct = self._direct
+        if direct is not None and at % ALIGNED_BYTES == 0:
+            while len(data) >= ALIGNED_BYTES and at % ALIGNED_BYTES == 0:
+                try:
+                    written = os.pwrite(direct, data[: len(data) // ALIGNED_BYTES * ALIGNED_BYTES], at)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    self._direct = None
+                    break
+                data, at = data[written:], at + written
+        while data:
+            written = os.pwrite(self._writing, data, at)
+            data, at = data[written:], at + written
+
+    def _kernel_copies(self, at: int, end: int) -> bool:
+        """Have the kernel, or a file server, copy; False if it does not, and then nothing of this was counted."""
+        first = True
+        while at < end:
+            step = self._take(end - at)
+            try:
+                copied = os.copy_file_range(self._reading, self._writing, step, at, at)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY or not first:
+                    raise
+                self._way = Way.WRITE
+                return False
+            if not copied:
+                raise SourceChanged
+            first = False
+            self._count(copied, copied)
+            at += copied
+        return True
+
+    def _take(self, most: int) -> int:
+        if self._stopping.is_set():
+            raise _Abandoned
+        pace = self._desk.context.pace
+        step = pace.step_bytes(min(most, BLOCK_BYTES))
+        if step > ALIGNED_BYTES:
+            step -= step % ALIGNED_BYTES if step < most else 0
+        pace.take(step)
+        return step
+
+    def _count(self, size_bytes: int, written_bytes: int) -> None:
+        with self._lock:
+            self.moved_bytes += size_bytes
+        self._tally.add(size_bytes=size_bytes, written_bytes=written_bytes)
+
+    # Holes.
+
+    def _segments(self, begin: int, end: int) -> Iterator[tuple[bool, int, int]]:
+        """Yield the parts of a chunk: (whether there is data, begin, end)."""
+        at = begin
+        while at < end:
+            data = _seek(self._reading, at, os.SEEK_DATA, end)
+            if data > at:
+                yield False, at, data
+            if data >= end:
+                return
+            hole = _seek(self._reading, data, os.SEEK_HOLE, end)
+            if hole <= data:
+                raise SourceChanged
+            yield True, data, hole
+            at = hole
+
+    def _digest_of_zeros(self, size_bytes: int) -> bytes:
+        found = self._of_zeros.get(size_bytes)
+        if found is None:
+            taken = hasher(self._desk.options.algorithm)
+            for at in range(0, size_bytes, len(_ZEROS)):
+                taken.update(_ZEROS[: min(len(_ZEROS), size_bytes - at)])
+            found = self._of_zeros[size_bytes] = taken.digest()
+        return found
+
+    # Reading back.
+
+    def _compare(self, number: int, block: memoryview) -> None:
+        begin, end = self._range(number)
+        if self._read_digest(begin, end, block) != self._chunks.digest(number):
+            with self._lock:
+                self.differing.append(number)
+
+    def _read_digest(self, begin: int, end: int, block: memoryview) -> bytes:
+        direct, at = self._direct, begin
+        taken = hasher(self._desk.options.algorithm)
+        while direct is not None and at < end:
+            self._look()
+            try:
+                got = os.preadv(direct, [block], at)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                direct = None
+                continue
+            if not got:
+                break
+            taken.update(block[: min(got, end - at)])
+            at += got
+        if direct is None:
+            self._look()
+            return digest_on_disk(self._writing, self._desk.options.algorithm, begin, end - begin)
+        return taken.digest()
+
+    def _look(self) -> None:
+        if self._stopping.is_set():
+            raise _Abandoned
+        self._desk.context.pace.check()
+        self._tally.add(steps=1)
+
+
+def _start(threads: list[threading.Thread]) -> int:
+    """Start threads, and return how many there may be: a user's processes and threads are limited together."""
+    for number, thread in enumerate(threads):
+        try:
+            thread.start()
+        except RuntimeError:
+            return number
+    return len(threads)
+
+
+def _seek(descriptor: int, at: int, how: int, end: int) -> int:
+    """Return where the next data or hole begins, `end` at most."""
+    try:
+        return min(os.lseek(descriptor, at, how), end)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return end
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            # A file system without holes.
+            return at if how == os.SEEK_DATA else end
+        raise
+
+
+def quietly_close(descriptors: Iterable[int | None]) -> None:
+    """Close what is open of them."""
+    for descriptor in descriptors:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

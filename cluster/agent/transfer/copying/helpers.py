@@ -1,0 +1,401 @@
+"""Helper processes of a transfer: forked from its process, told which batches to copy, gone with it.
+
+They inherit everything that they need: the open directories, the records, the pace, and the lock that says that
+somebody may still write to the destination. They stay in the process group of their parent, and the kernel kills them
+when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import itertools
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+import msgspec
+
+from cluster.agent.files import PathRefused
+from cluster.agent.transfer.copying.copier import Copier
+from cluster.agent.transfer.copying.rate_limit import Stopped
+from cluster.agent.transfer.copying.tally import Moved
+from cluster.agent.transfer.copying.transfer_state import Batch, Desk
+from cluster.agent.transfer.planning.fence import Fenced
+from cluster.agent.transfer.records.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed, root_cause
+from cluster.system import die_with_parent
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks of whoever waits for helpers: how late a stop may be seen."""
+
+GRACE_S: Final = 0.3
+"""Seconds that helpers have to remove the temporary files of their batch, together: less than the agent waits for the
+transfer to end."""
+
+HELPERS_MAX: Final = 64
+"""Helpers of one transfer, count: many more than processors help."""
+
+MESSAGE_BYTES_MAX: Final = 64 * 1024
+"""What is said at once, bytes: a failure that names two paths of 4,096 bytes, escaped."""
+
+_FINISH: Final = Batch(0, 0)
+
+
+class _Failure(msgspec.Struct, array_like=True):
+    """An exception on its way to another process: what it is, what it says, and what it came from."""
+
+    kind: str
+    message: str
+    item: int | None = None
+    cause: str = ""
+    number: int = 0
+
+
+class _Said(msgspec.Struct, array_like=True):
+    """What a helper says: what it moved, that it has nothing to do, or that it failed."""
+
+    moved: Moved | None = None
+    idle: bool = False
+    failure: _Failure | None = None
+
+
+class _Ended(BaseException):
+    """SIGTERM arrived, and was seen by the pace: unwind, so that temporary files are removed."""
+
+
+class _Helper:
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.told_to_finish = False
+        self.finished = False
+
+
+class Helpers:
+    """As many processes as are wanted, each with one batch at a time."""
+
+    def __init__(self, desk: Desk, count: int) -> None:
+        """Start them. OSError if none can be started."""
+        self._clock = desk.context.clock
+        self._helpers: dict[int, _Helper] = {}
+        self._idle: list[_Helper] = []
+        self._finishing = False
+        self._poll = select.poll()
+        self._decoder = msgspec.msgpack.Decoder(_Said)
+        try:
+            for _ in range(min(count, HELPERS_MAX)):
+                helper = _start(desk)
+                self._helpers[helper.channel.fileno()] = helper
+                self._idle.append(helper)
+                self._poll.register(helper.channel.fileno(), select.POLLIN)
+        except OSError:
+            # One is as good as many, only slower.
+            if not self._helpers:
+                raise
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def idle(self) -> bool:
+        """Whether somebody waits for a batch."""
+        return bool(self._idle)
+
+    @property
+    def working(self) -> bool:
+        """Whether somebody has not finished yet."""
+        return any(not helper.finished for helper in self._helpers.values())
+
+    def give(self, batch: Batch) -> None:
+        """Have one who is idle copy a batch. Whatever ended it is raised by the next `wait`."""
+        self._send(self._idle.pop(0), batch)
+
+    def finish(self) -> None:
+        """There is no more: whoever is done makes it durable."""
+        self._finishing = True
+        while self._idle:
+            self._let_finish(self._idle.pop())
+
+    def wait(self) -> list[Moved]:
+        """Wait LOOK_S at most, and return what was done meanwhile.
+
+        What ended a helper ends its parent: TransferFailed, Fenced, OSError (the agent's own records), Stopped, Paused.
+        """
+        found: list[Moved] = []
+        for descriptor, _ in self._poll.poll(LOOK_S * 1000):
+            helper = self._helpers[descriptor]
+            data = self._receive(helper)
+            if not data:
+                self._gone(helper)
+                continue
+            said = self._decoder.decode(data)
+            if said.failure is not None:
+                _raise(said.failure)
+            if said.moved is not None:
+                found.append(said.moved)
+            if said.idle:
+                self._has_nothing_to_do(helper)
+        return found
+
+    def _has_nothing_to_do(self, helper: _Helper) -> None:
+        if helper.told_to_finish:
+            helper.finished = True
+        elif self._finishing:
+            self._let_finish(helper)
+        else:
+            self._idle.append(helper)
+
+    def _let_finish(self, helper: _Helper) -> None:
+        helper.told_to_finish = True
+        self._send(helper, _FINISH)
+
+    def _send(self, helper: _Helper, batch: Batch) -> None:
+        # Who is gone is noticed by its end of the channel.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            helper.channel.send(msgspec.msgpack.encode(batch))
+
+    def _receive(self, helper: _Helper) -> bytes:
+        try:
+            return helper.channel.recv(MESSAGE_BYTES_MAX)
+        except ConnectionResetError:
+            return b""
+
+    def _gone(self, helper: _Helper) -> None:
+        self._poll.unregister(helper.channel.fileno())
+        if helper.finished:
+            return
+        _, status = os.waitpid(helper.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        helper.finished, helper.pid = True, 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        raise TransferFailed(f"a helper process of the transfer {how}; try again") from ChildProcessError(
+            errno.ECHILD, "a helper process ended"
+        )
+
+    def __enter__(self) -> Helpers:
+        """Give itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End them: at once if what is half done is to stay, else so that they remove it."""
+        if kind is None or issubclass(kind, Paused | Stopped):
+            self._end()
+            return
+        for helper in self._helpers.values():
+            if helper.pid:
+                # Who waits for a batch sees this, who copies one sees that.
+                helper.channel.close()
+                os.kill(helper.pid, signal.SIGTERM)
+        self._reap(GRACE_S)
+        self._end()
+
+    def _reap(self, wait_s: float) -> None:
+        """Wait for helpers that are ending."""
+        until_s = self._clock.monotonic_s() + wait_s
+        for helper in self._helpers.values():
+            if not helper.pid:
+                continue
+            with contextlib.suppress(OSError), _held(helper.pid) as ended:
+                left_s = until_s - self._clock.monotonic_s()
+                if select.select([ended], [], [], max(0.0, left_s))[0]:
+                    os.waitpid(helper.pid, 0)
+                    helper.pid = 0
+
+    def _end(self) -> None:
+        for helper in self._helpers.values():
+            if helper.pid:
+                os.kill(helper.pid, signal.SIGKILL)
+        for helper in self._helpers.values():
+            if helper.pid:
+                os.waitpid(helper.pid, 0)
+                helper.pid = 0
+            helper.channel.close()
+        self._helpers.clear()
+
+
+@contextlib.contextmanager
+def _held(pid: int) -> Iterator[int]:
+    """Give a descriptor of a process, readable when it has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _start(desk: Desk) -> _Helper:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        _be_helper(desk, theirs, parent)
+    theirs.close()
+    return _Helper(pid, ours)
+
+
+def _be_helper(desk: Desk, channel: socket.socket, parent: int) -> NoReturn:
+    """Live as a helper; never returns into what the parent was doing."""
+    code = 1
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: desk.context.pace.end(_Ended))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with_parent(parent)
+        # What the parent has is not looked through again: that would copy its memory. What a batch makes is looked
+        # through at its end: until then it is needed.
+        gc.freeze()
+        gc.disable()
+        _serve(desk, channel)
+        code = 0
+    except _Ended:
+        code = 143
+    except BaseException as error:
+        with contextlib.suppress(BaseException):
+            _say(channel, _Said(failure=_failure_of(error)))
+    finally:
+        os._exit(code)
+
+
+def _serve(desk: Desk, channel: socket.socket) -> None:
+    decoder = msgspec.msgpack.Decoder(Batch)
+    with Copier(desk, lambda moved: _say(channel, _Said(moved=moved))) as copier:
+        while True:
+            data = channel.recv(MESSAGE_BYTES_MAX)
+            if not data:
+                return
+            batch = decoder.decode(data)
+            if batch == _FINISH:
+                copier.finish()
+            else:
+                copier.copy(batch)
+            gc.collect()
+            _say(channel, _Said(idle=True))
+
+
+def _say(channel: socket.socket, said: _Said) -> None:
+    channel.send(msgspec.msgpack.encode(said))
+
+
+def _failure_of(error: BaseException) -> _Failure:
+    if isinstance(error, Stopped | Paused):
+        return _Failure("paused" if isinstance(error, Paused) else "stopped", "")
+    if isinstance(error, Fenced):
+        return _Failure("fenced", str(error))
+    if isinstance(error, OSError):
+        return _Failure("os", error.strerror or str(error), number=error.errno or 0)
+    if not isinstance(error, TransferFailed):
+        traceback.print_exception(error)
+        return _Failure("failed", f"a helper process of the transfer failed: {error!r}", cause="unknown")
+    cause = root_cause(error)
+    kind = "read_back" if isinstance(error, ReadBackFailed) else "failed"
+    if isinstance(cause, OSError):
+        return _Failure(kind, str(error), error.item, cause.strerror or str(cause), cause.errno or 0)
+    names: dict[type[BaseException], str] = {
+        SourceChanged: "changed",
+        ReadBackFailed: "read_back",
+        PathRefused: "path",
+    }
+    return _Failure(kind, str(error), error.item, names.get(type(cause), ""))
+
+
+def _raise(failure: _Failure) -> NoReturn:
+    """Raise what a helper raised, with what it came from: that says whether another try is of use."""
+    message = failure.message
+    match failure.kind:
+        case "paused":
+            raise Paused
+        case "stopped":
+            raise Stopped
+        case "fenced":
+            raise Fenced(message)
+        case "os":
+            raise OSError(failure.number, message)
+    error = ReadBackFailed(message) if failure.kind == "read_back" else TransferFailed(message)
+    error.item = failure.item
+    if failure.number:
+        raise error from OSError(failure.number, failure.cause)
+    match failure.cause:
+        case "changed":
+            raise error from SourceChanged()
+        case "read_back":
+            raise error from ReadBackFailed(message)
+        case "path":
+            raise error from PathRefused(message)
+        case "unknown":
+            raise error from RuntimeError(message)
+    raise error
+
+
+WAITING: Final = 1
+"""Helpers besides one for each stream: at any time about one of them waits for its group of files to be synced."""
+
+
+def copy_all(desk: Desk) -> None:
+    """Copy every pending file; each is durable at its destination on return.
+
+    TransferFailed names the one that cannot be; Fenced, or what the pace raises.
+    """
+    batches = desk.pending()
+    first = list(itertools.islice(batches, 2))
+    if len(first) == 2 and desk.options.streams > 1:
+        helpers = _helpers(desk)
+        if helpers is not None:
+            _together(desk, itertools.chain(first, batches), helpers)
+            return
+    with Copier(desk, lambda moved: advance(desk, moved)) as copier:
+        for batch in itertools.chain(first, batches):
+            copier.copy(batch)
+        copier.finish()
+
+
+def _helpers(desk: Desk) -> Helpers | None:
+    """Start helpers; None if this user may not have any more processes."""
+    try:
+        return Helpers(desk, desk.options.streams + WAITING)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+
+
+def _together(desk: Desk, batches: Iterator[Batch], helpers: Helpers) -> None:
+    with helpers:
+        for batch in batches:
+            while not helpers.idle:
+                _take(desk, helpers)
+            helpers.give(batch)
+        helpers.finish()
+        while helpers.working:
+            _take(desk, helpers)
+
+
+def _take(desk: Desk, helpers: Helpers) -> None:
+    for moved in helpers.wait():
+        advance(desk, moved)
+    desk.context.pace.check()
+
+
+def advance(desk: Desk, moved: Moved) -> None:
+    """Tell what was done. TransferFailed if more was copied than may be."""
+    if moved.path:
+        desk.context.at(moved.path)
+    desk.advance(
+        files=moved.files,
+        size_bytes=moved.size_bytes,
+        written_bytes=moved.written_bytes,
+        resumed_bytes=moved.resumed_bytes,
+        retries=moved.retries,
+        durable_bytes=moved.durable_bytes,
+        steps=moved.steps,
+    )

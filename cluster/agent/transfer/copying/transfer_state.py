@@ -1,0 +1,293 @@
+"""What copying needs at hand: the manifest and what is still to be done of it, slots, marks, places, counters.
+
+It is used as it is after a fork: everything in it is a file that processes share, or constant."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from cluster.agent.files import join
+from cluster.agent.transfer.planning.context import Context
+from cluster.agent.transfer.planning.fence import Fenced, is_removed
+from cluster.agent.transfer.planning.record_paths import Places
+from cluster.agent.transfer.records.errors import TransferFailed, sentence
+from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record, Totals
+from cluster.agent.transfer.records.options import Item, Options, chunk_bytes_again
+from cluster.agent.transfer.records.progress import Counters
+from cluster.agent.transfer.records.status_table import Chunks, RecordsFailed, Slots, State
+
+SMALL_BATCH_FILES: Final = 4096
+SMALL_BATCH_FILES_MIN: Final = 256
+"""Files of one batch, count: what one sync is for, and what a crash may have to copy again. Of few files a batch has
+fewer, so that there is something for everybody."""
+
+SMALL_BATCHES: Final = 32
+"""Batches that small files are shared out in at least, count: some for each of a handful of helpers."""
+
+SMALL_BATCH_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of the files of one batch."""
+
+LOOK_RECORDS: Final = 4096
+"""Records whose slots are read at once."""
+
+_OF_DIRECTORIES: Final = 0.75
+"""From this share of a batch on it ends with a directory, if one ends: so that most have all of their files in one."""
+
+_PENDING: Final = frozenset({State.NEW, State.STARTED, State.READY})
+
+
+class Batch(NamedTuple):
+    """Records in a row that are copied together."""
+
+    place: int
+    """Where the first one is in the manifest."""
+    length: int
+    """Records, of which some may be no files, or done."""
+    large: bool = False
+    """One file that is copied in chunks."""
+
+
+def _are_apart(items: Sequence[Item]) -> bool:
+    """Return whether no tree goes where another item goes to, or beneath it."""
+    places = sorted(item.destination.path.rstrip("/") + "/" for item in items)
+    return not any(after.startswith(before) for before, after in itertools.pairwise(places))
+
+
+def directory_of(record: Record) -> tuple[int, bytes]:
+    """Return the item and the path of the directory that a record lies in."""
+    return record.item, record.path.rpartition(b"/")[0]
+
+
+def _is_in(record: Record, directory: tuple[int, bytes]) -> bool:
+    """Return whether a record comes beneath a directory."""
+    return record.item == directory[0] and record.path.startswith(directory[1] + b"/")
+
+
+class Desk:
+    """All of it."""
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        options: Options,
+        context: Context,
+        manifest: Manifest,
+        totals: Totals,
+        slots: Slots,
+        chunks: int,
+        *,
+        same_boot: bool,
+    ) -> None:
+        """Take what was planned; `chunks` is the open table of chunks."""
+        self.items = items
+        self.options = options
+        self.context = context
+        self.manifest = manifest
+        self.totals = totals
+        self.slots = slots
+        self.same_boot = same_boot
+        """Whether what was only written, not synced, when the checkpoint was made can still be there."""
+        self._chunks = chunks
+        self._apart = _are_apart(items)
+        """Whether no two items go to the same directories."""
+        self.written_bytes = 0
+        self.counters = Counters(files_total=totals.files, bytes_total=totals.size_bytes)
+
+    def places(self) -> Places:
+        """Return a new finder of directories: one for each process or thread."""
+        return Places(self.items, self.context.tag)
+
+    def pending(self, wanted: Callable[[Item], bool] = lambda item: item.backend == "native") -> Iterator[Batch]:
+        """Yield what is to be copied of the items that are wanted, in the manifest's order. OSError."""
+        place, count, files, size_bytes = 0, 0, 0, 0
+        states, base = b"", 0
+        ahead = (-2, 0)
+        chosen = [wanted(item) for item in self.items]
+        files_max = min(SMALL_BATCH_FILES, max(SMALL_BATCH_FILES_MIN, self.totals.files // SMALL_BATCHES))
+        for at, record in self.manifest.located():
+            if record.index >= base + len(states):
+                base = record.index
+                states = self.slots.states(base, LOOK_RECORDS)
+            if record.kind != FILE or not chosen[record.item] or states[record.index - base] not in _PENDING:
+                if record.kind == DIRECTORY:
+                    if files >= files_max * _OF_DIRECTORIES:
+                        yield Batch(place, count)
+                        files = count = size_bytes = 0
+                    ahead = (record.index, at)
+                if files:
+                    count += 1
+                    if count >= LOOK_RECORDS:
+                        yield Batch(place, count)
+                        files = count = size_bytes = 0
+                continue
+            if record.is_large:
+                if files:
+                    yield Batch(place, count)
+                    files = count = size_bytes = 0
+                yield Batch(at, 1, True)
+                continue
+            if not files:
+                # With the directory that it is the first file of: `leaves` wants to see it.
+                place, count = (ahead[1], 1) if ahead[0] == record.index - 1 else (at, 0)
+            files, count, size_bytes = files + 1, count + 1, size_bytes + record.size
+            if files >= files_max or size_bytes >= SMALL_BATCH_BYTES:
+                yield Batch(place, count)
+                files = count = size_bytes = 0
+        if files:
+            yield Batch(place, count)
+
+    def records(
+        self, batch: Batch, wanted: Callable[[Item], bool] = lambda item: item.backend == "native"
+    ) -> list[Record]:
+        """Return the files of a batch that are not done. OSError."""
+        found = list(self.manifest.records(batch.place, batch.length))
+        states = self.slots.states(found[0].index, batch.length) if found else b""
+        return [
+            record
+            for record, state in zip(found, states, strict=True)
+            if record.kind == FILE
+            and state in _PENDING
+            and record.is_large is batch.large
+            and wanted(self.items[record.item])
+        ]
+
+    def leaves(self, batch: Batch, chosen: Sequence[Record]) -> set[tuple[int, bytes]]:
+        """Return the directories of a batch, each item and path, that this transfer made and that hold nothing but
+        files `chosen` of it. OSError.
+        """
+        if not self._apart:
+            return set()
+        taken = {record.index for record in chosen}
+        found: set[tuple[int, bytes]] = set()
+        under_way: tuple[int, bytes] | None = None
+        # What follows the batch says whether its last directory ended in it.
+        records = [*self.manifest.records(batch.place, batch.length + 1)]
+        states = self.slots.states(records[0].index, len(records)) if records else b""
+        for number, record in enumerate(records):
+            if under_way is not None and not _is_in(record, under_way):
+                found.add(under_way)
+                under_way = None
+            if number == batch.length:
+                break
+            if record.kind == DIRECTORY:
+                under_way = (record.item, record.path) if states[number] == State.MADE and record.path else None
+            elif under_way is not None and record.index not in taken and record.kind == FILE:
+                under_way = None
+        else:
+            if under_way is not None:
+                found.add(under_way)
+        return found
+
+    def chunks(self, record: Record, size_bytes: int | None = None) -> Chunks:
+        """Return the marks of a large file, which has this size by now; None: the one that was planned."""
+        if size_bytes is None:
+            return self.chunks(record, record.size)
+        chunk_bytes = chunk_bytes_again(record.size, size_bytes, self.options)
+        return Chunks(self._chunks, record.chunk_at, -(-size_bytes // chunk_bytes), chunk_bytes)
+
+    def shown(self, record: Record) -> tuple[str, str]:
+        """Return source and destination as messages name them."""
+        item = self.items[record.item]
+        parts = (os.fsdecode(record.path),) if record.path else ()
+        return join(item.source.path, parts), join(item.destination.path, parts)
+
+    def failed(self, record: Record, error: OSError | TransferFailed) -> Exception:
+        """Return what to raise `from error`: a sentence that names both files, or that a newer attempt is here; itself
+        if it is about the agent's records.
+        """
+        if isinstance(error, RecordsFailed):
+            return error
+        item = self.items[record.item]
+        if isinstance(error, TransferFailed):
+            # Another one: raised from itself it would have no cause but itself.
+            again = type(error)(str(error))
+            again.item = record.item
+            return again
+        source, destination = self.shown(record)
+        if isinstance(error, FileNotFoundError) and item.staging >= 0 and is_removed(item.staging):
+            return Fenced(f"a newer attempt has taken over {destination}: this one may not write there any more")
+        failed = TransferFailed(f"{source} cannot be copied to {destination}: {sentence(error)}")
+        failed.item = record.item
+        return failed
+
+    def changed(self, record: Record, tries: int) -> TransferFailed:
+        """Return what is said of a source that changed every time it was read."""
+        source, _ = self.shown(record)
+        failed = TransferFailed(
+            f"{source} changed while it was copied, {tries} times; stage it when nobody writes to it"
+        )
+        failed.item = record.item
+        return failed
+
+    def advance(
+        self,
+        *,
+        files: int = 0,
+        size_bytes: int = 0,
+        written_bytes: int | None = None,
+        resumed_bytes: int = 0,
+        retries: int = 0,
+        durable_bytes: int = 0,
+        steps: int = 0,
+    ) -> None:
+        """Add to the counters, in the main process; what is taken back (another try) is negative.
+
+        `files` are durable at their destination, `durable_bytes` no other attempt has to move again. `size_bytes` has
+        what was resumed too; `written_bytes` are those that went to the disk (None: all but the resumed ones).
+        TransferFailed if more was copied than may be.
+        """
+        now = self.counters
+        self.written_bytes += size_bytes - resumed_bytes if written_bytes is None else written_bytes
+        self.tell(
+            now._replace(
+                files_done=now.files_done + files,
+                bytes_done=now.bytes_done + size_bytes,
+                resumed_bytes=now.resumed_bytes + resumed_bytes,
+                retries=now.retries + retries,
+                durable_files=now.durable_files + files,
+                durable_bytes=now.durable_bytes + durable_bytes,
+                steps=now.steps + steps,
+            )
+        )
+        self.check_limit(self.counters.bytes_done)
+
+    def check_limit(self, needed_bytes: int) -> None:
+        """Raise TransferFailed if that is more than may be copied in all: a source grew since it was planned."""
+        limit_bytes = self.options.limit_bytes
+        if limit_bytes and needed_bytes > limit_bytes:
+            raise TransferFailed(
+                "a source grew while it was copied: "
+                f"the transfers need more than the {limit_bytes} bytes of the buffer; stage when nobody writes to it"
+            )
+
+    def tell(self, counters: Counters) -> None:
+        """Publish the counters, in the main process."""
+        self.counters = counters
+        self.context.progress(counters)
+
+    def at(self, record: Record) -> None:
+        """Say which file is being moved."""
+        self.context.at(self.label(record))
+
+    def label(self, record: Record) -> bytes:
+        """Return what is shown of a file that is being moved."""
+        return record.path or os.fsencode(self.items[record.item].source.path)
+
+
+class Shown:
+    """The name of a file for a message that is hardly ever needed."""
+
+    __slots__ = ("_desk", "_record", "_side")
+
+    def __init__(self, desk: Desk, record: Record, side: int) -> None:
+        """Of its source, side 0, or of its destination, side 1."""
+        self._desk = desk
+        self._record = record
+        self._side = side
+
+    def __str__(self) -> str:
+        """Return it."""
+        return self._desk.shown(self._record)[self._side]

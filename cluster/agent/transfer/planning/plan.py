@@ -1,0 +1,352 @@
+"""From items to a sealed manifest with a slot for each record, taking over what an earlier attempt had done.
+
+The walk is in the same order every time, so the earlier attempt's manifest is compared with it in one go. What did not
+change at the source, and is at the destination as that attempt left it, is done; the chunks of a large file that was
+under way keep their marks; what is no longer there is cleared away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import xxhash
+
+from cluster.agent.files import is_disk_full
+from cluster.agent.transfer.planning.context import Context
+from cluster.agent.transfer.planning.record_paths import Places, discard, is_there
+from cluster.agent.transfer.planning.walking import Walk, order_of
+from cluster.agent.transfer.records.errors import TransferFailed
+from cluster.agent.transfer.records.manifest import (
+    DIRECTORY,
+    FILE,
+    ODD,
+    Manifest,
+    ManifestWriter,
+    Record,
+    Totals,
+    digest_of_file,
+)
+from cluster.agent.transfer.records.options import Item, Options, chunks_of
+from cluster.agent.transfer.records.progress import Counters
+from cluster.agent.transfer.records.receipts import with_slots
+from cluster.agent.transfer.records.status_table import (
+    EMPTY,
+    ITEMS_NAMED_BYTES_MAX,
+    MARK_BYTES,
+    NO_FLAG,
+    Flag,
+    Header,
+    Slot,
+    Slots,
+    State,
+    read_header,
+    reserve,
+    write_header,
+)
+from cluster.agent.transfer.records.workspace import Files, Workspace
+from cluster.system import boot_id
+
+SLOTS_AT_ONCE: Final = 4096
+"""Slots written at once."""
+
+STEP_RECORDS: Final = 512
+"""Records between two signs of life."""
+
+PLANNING: Final = 1
+"""The phase in the counters (cluster.agent.transfer.records.progress.PHASES)."""
+
+
+class Planned(NamedTuple):
+    """What there is to do, and the open files that say so."""
+
+    files: Files
+    header: Header
+    totals: Totals
+    amounts: tuple[tuple[int, int], ...]
+    """Files and bytes of each item."""
+    resumed_files: int
+    resumed_bytes: int
+    same_boot: bool
+    directories: Sequence[int]
+    """The places of their records in the manifest."""
+
+
+class _NoRoom(Exception):
+    """The agent's disk does not take the records."""
+
+
+def earlier(items: Sequence[Item], options: Options, workspace: Workspace) -> tuple[int, Header] | None:
+    """Return the generation that an earlier attempt at the same transfer left whole, None if there is none. OSError."""
+    found: list[tuple[int, Header]] = []
+    for number, files in enumerate(workspace.generations):
+        header = read_header(files.control)
+        if (
+            header is not None
+            and header.items_digest == _digest_of(items)
+            and header.shape == _shape(options)
+            and os.fstat(files.manifest).st_size == header.manifest_bytes
+            and digest_of_file(files.manifest, header.manifest_bytes) == header.manifest_digest
+        ):
+            found.append((number, header))
+    return max(found, key=lambda pair: pair[1].sequence, default=None)
+
+
+def plan(items: Sequence[Item], options: Options, context: Context) -> Planned:
+    """Walk the sources, and return what is to be done. TransferFailed names what cannot be copied; OSError."""
+    workspace = context.workspace
+    known = earlier(items, options, workspace)
+    if known is not None and known[1].complete and any(item.move for item in items):
+        # Sources may be removed already: there is nothing to walk.
+        return _as_it_was(workspace.generations[known[0]], known[1], len(items))
+    sequence = 1 + max(
+        (header.sequence for files in workspace.generations if (header := read_header(files.control))), default=0
+    )
+    old = None if known is None else workspace.generations[known[0]]
+    new = workspace.generations[0 if known is None else 1 - known[0]]
+    try:
+        planned = _Planning(items, options, context, old, known and known[1], new, sequence).run()
+    except _NoRoom:
+        # As safe, but what this attempt does is not known to the next one.
+        memory = Workspace.in_memory_only()
+        planned = _Planning(items, options, context, old, known and known[1], memory.generations[0], sequence).run()
+        return planned
+    for files in workspace.generations:
+        if files is not new:
+            _empty(files)
+    return planned
+
+
+def _as_it_was(files: Files, header: Header, items: int) -> Planned:
+    totals = Totals(
+        header.records,
+        header.files,
+        header.directories,
+        header.left_out,
+        header.size_bytes,
+        header.chunks,
+        header.manifest_bytes,
+        header.manifest_digest,
+    )
+    amounts = [(0, 0)] * items
+    for record in Manifest(files.manifest, header.manifest_bytes).records():
+        if record.kind == FILE:
+            count, size_bytes = amounts[record.item]
+            amounts[record.item] = count + 1, size_bytes + record.size
+    same_boot = header.boot == boot_id()
+    return Planned(files, header, totals, tuple(amounts), header.files, header.size_bytes, same_boot, ())
+
+
+class _Planning:
+    def __init__(
+        self,
+        items: Sequence[Item],
+        options: Options,
+        context: Context,
+        old: Files | None,
+        old_header: Header | None,
+        new: Files,
+        sequence: int,
+    ) -> None:
+        self._items = items
+        self._options = options
+        self._context = context
+        self._old_chunks = -1 if old is None else old.chunks
+        self._boot = boot_id()
+        self._same_boot = old_header is not None and old_header.boot == self._boot
+        self._new = new
+        self._sequence = sequence
+        self._places = Places(items, context.tag)
+        self._slots = Slots(new.control)
+        self._block: list[Slot] = []
+        self._written = 0
+        self._amounts = [(0, 0)] * len(items)
+        self._resumed_files = self._resumed_bytes = 0
+        self._gone: list[Record] = []
+        self._directories = array("Q")
+        self._earlier: Iterator[tuple[Record, Slot]] = iter(())
+        if old is not None and old_header is not None:
+            self._earlier = with_slots(Manifest(old.manifest, old_header.manifest_bytes), Slots(old.control))
+        self._next = next(self._earlier, None)
+
+    def run(self) -> Planned:
+        with _room():
+            _empty(self._new)
+        writer = ManifestWriter(self._new.manifest)
+        try:
+            for record in Walk(self._items, self._options).records():
+                chunks = chunks_of(record.size, self._options) if record.is_large else 0
+                with _room():
+                    place = writer.add(record, chunks)
+                if record.kind == DIRECTORY:
+                    self._directories.append(place)
+                slot = self._slot_of(record, chunks)
+                self._block.append(slot)
+                if len(self._block) >= SLOTS_AT_ONCE:
+                    self._flush()
+                if record.kind == FILE:
+                    files, size_bytes = self._amounts[record.item]
+                    self._amounts[record.item] = files + 1, size_bytes + record.size
+                if record.index % STEP_RECORDS == 0:
+                    self._context.pace.check()
+                    self._context.progress(Counters(steps=record.index + 1, phase=PLANNING))
+            self._clear_until(None)
+            return self._sealed(writer)
+        finally:
+            self._places.close()
+
+    def _sealed(self, writer: ManifestWriter) -> Planned:
+        self._flush()
+        with _room():
+            totals = writer.seal()
+            reserve(self._new.control, totals.records, self._new.chunks, totals.chunks)
+            self._slots.sync()
+            header = Header(
+                sequence=self._sequence,
+                items=_named(self._items),
+                items_digest=_digest_of(self._items),
+                boot=self._boot,
+                shape=_shape(self._options),
+                records=totals.records,
+                files=totals.files,
+                directories=totals.directories,
+                left_out=totals.left_out,
+                size_bytes=totals.size_bytes,
+                manifest_bytes=totals.manifest_bytes,
+                manifest_digest=totals.digest,
+                chunks=totals.chunks,
+            )
+            write_header(self._new.control, header)
+        return Planned(
+            self._new,
+            header,
+            totals,
+            tuple(self._amounts),
+            self._resumed_files,
+            self._resumed_bytes,
+            self._same_boot,
+            self._directories,
+        )
+
+    def _flush(self) -> None:
+        with _room():
+            self._slots.put_many(self._written, self._block)
+        self._written += len(self._block)
+        self._block = []
+
+    # What an earlier attempt did
+
+    def _slot_of(self, record: Record, chunks: int) -> Slot:
+        if record.kind == ODD:
+            return EMPTY._replace(state=State.LEFT_OUT)
+        self._clear_until(record)
+        if self._next is None or order_of(self._next[0]) != order_of(record):
+            return EMPTY
+        before, slot = self._next
+        self._next = next(self._earlier, None)
+        if record.kind == DIRECTORY and before.kind == DIRECTORY:
+            return slot if slot.state is State.MADE else EMPTY
+        if before.kind != FILE or not before.is_as(record):
+            # Its temporary file has the same name in this attempt, and is replaced.
+            return EMPTY
+        if (slot.copied.size, slot.copied.mtime_ns) != (record.size, record.mtime_ns):
+            # What was copied, or half copied, is what the source had become by then, and is not any more.
+            return EMPTY
+        if slot.state in (State.READY, State.DONE) and is_there(self._places, record, slot.copied):
+            if slot.state is State.READY:
+                self._settle(record)
+            self._resumed_files += 1
+            self._resumed_bytes += slot.copied.size
+            return Slot(State.DONE, slot.tries, slot.copied._replace(flags=slot.copied.flags | Flag.RESUMED))
+        if slot.state in (State.STARTED, State.READY) and chunks:
+            marks = os.pread(self._old_chunks, chunks * MARK_BYTES, before.chunk_at * MARK_BYTES)
+            with _room():
+                os.pwrite(self._new.chunks, marks, record.chunk_at * MARK_BYTES)
+            return Slot(State.STARTED, slot.tries, slot.copied._replace(digest=b"", flags=NO_FLAG))
+        return EMPTY
+
+    def _settle(self, record: Record) -> None:
+        """The file got its name in the last moment: see that it keeps it."""
+        staging, part = self._places.part(record)
+        discard(staging, part)
+        os.fsync(self._places.destination(record)[0])
+
+    def _clear_until(self, record: Record | None) -> None:
+        """Clear away what comes before the record in the earlier manifest, and is no longer in this one."""
+        limit = None if record is None else order_of(record)
+        while self._next is not None and (limit is None or order_of(self._next[0]) < limit):
+            before, slot = self._next
+            self._next = next(self._earlier, None)
+            self._remove_gone_directories(before)
+            with contextlib.suppress(OSError, TransferFailed):
+                if before.kind == FILE:
+                    self._clear_file(before, slot)
+                elif before.kind == DIRECTORY and slot.state is State.MADE and self._options.owned:
+                    self._gone.append(before)
+        self._remove_gone_directories(record)
+
+    def _clear_file(self, before: Record, slot: Slot) -> None:
+        if slot.state is not State.DONE:
+            discard(*self._places.part(before))
+        elif self._options.owned and is_there(self._places, before, slot.copied):
+            directory, name = self._places.destination(before)
+            os.unlink(name, dir_fd=directory)
+
+    def _remove_gone_directories(self, record: Record | None) -> None:
+        """Remove the directories that are gone from the source and that the record does not lie in any more."""
+        while self._gone and (record is None or not _lies_in(record, self._gone[-1])):
+            gone = self._gone.pop()
+            with contextlib.suppress(OSError, TransferFailed):
+                directory, name = self._places.destination(gone)
+                os.rmdir(name, dir_fd=directory)
+
+
+def _lies_in(record: Record, directory: Record) -> bool:
+    return record.item == directory.item and record.path.startswith(directory.path + b"/")
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Tell a full disk of the agent's from one at the destination."""
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise _NoRoom from error
+
+
+def _empty(files: Files) -> None:
+    # The header first: what is half gone must not look whole.
+    for descriptor in files:
+        os.ftruncate(descriptor, 0)
+
+
+def _shape(options: Options) -> tuple[int, int, str, int]:
+    return options.chunk_bytes, options.large_bytes, options.algorithm, int(options.verify)
+
+
+def _described(items: Sequence[Item]) -> Iterator[tuple[str, bytes, bytes]]:
+    for item in items:
+        yield item.kind.value, os.fsencode(item.source.path), os.fsencode(item.destination.path)
+
+
+def _named(items: Sequence[Item]) -> tuple[tuple[str, bytes, bytes], ...]:
+    named: list[tuple[str, bytes, bytes]] = []
+    size_bytes = 0
+    for described in _described(items):
+        size_bytes += 32 + len(described[1]) + len(described[2])
+        if size_bytes > ITEMS_NAMED_BYTES_MAX:
+            return ()
+        named.append(described)
+    return tuple(named)
+
+
+def _digest_of(items: Sequence[Item]) -> bytes:
+    taken = xxhash.xxh3_128()
+    for item, words in zip(items, _described(items), strict=True):
+        for word in (words[0].encode(), words[1], words[2], item.backend.encode(), b"\1" if item.move else b"\0"):
+            taken.update(b"%d:" % len(word) + word)
+    return taken.digest()

@@ -1,0 +1,247 @@
+"""Where records lie: each directory found by walking beneath its item's anchor, and kept open while it is of use."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from cluster.agent.files import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
+from cluster.agent.transfer.planning.batch_directories import Shelf
+from cluster.agent.transfer.records.errors import TransferFailed, sentence, trouble
+from cluster.agent.transfer.records.manifest import DIRECTORY, Record
+from cluster.agent.transfer.records.options import Item, Kind
+from cluster.agent.transfer.records.status_table import Copied
+
+PART_SUFFIX: Final = b".part"
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Side:
+    """The sources, or the destinations, of all items: one chain of open directories at a time."""
+
+    def __init__(self, create: bool) -> None:
+        self._create = create
+        self._item = -1
+        self._top = -1
+        self._name = b""
+        self._chain: list[tuple[bytes, int]] = []
+        self._parent: bytes | None = None
+
+    def find(
+        self, number: int, kind: Kind, target: Target, barred: Identity | None, record: Record
+    ) -> tuple[int, bytes]:
+        """Return an open directory and the record's name in it."""
+        if number != self._item:
+            self._change(number, kind, target, barred)
+        if kind is Kind.FILE:
+            return self._top, self._name
+        parent, _, name = record.path.rpartition(b"/")
+        if parent != self._parent:
+            self._parent = None
+            self._go(parent, target, barred)
+            self._parent = parent
+        return (self._chain[-1][1] if self._chain else self._top), name
+
+    def directory(self, number: int, kind: Kind, target: Target, barred: Identity | None, path: bytes) -> int:
+        """Return an open directory of a tree: `path` is beneath the item."""
+        if number != self._item:
+            self._change(number, kind, target, barred)
+        if path != self._parent:
+            self._parent = None
+            self._go(path, target, barred)
+            self._parent = path
+        return self._chain[-1][1] if self._chain else self._top
+
+    def above(self) -> tuple[int, bytes]:
+        """Return what holds the directory that was found last, and its name there; only of one beneath the item."""
+        return (self._chain[-2][1] if len(self._chain) > 1 else self._top), self._chain[-1][0]
+
+    def forget(self) -> None:
+        """Find the directory that was found last anew: another one has its place."""
+        os.close(self._chain.pop()[1])
+        self._parent = None
+
+    def close(self) -> None:
+        """Close what is open."""
+        while self._chain:
+            os.close(self._chain.pop()[1])
+        if self._top >= 0:
+            os.close(self._top)
+        self._item = self._top = -1
+        self._parent = None
+
+    def _change(self, number: int, kind: Kind, target: Target, barred: Identity | None) -> None:
+        self.close()
+        mine = target._replace(anchor=os.dup(target.anchor))
+        if kind is Kind.FILE:
+            with opened_parent(mine, forbidden=barred, create=self._create) as (directory, name):
+                self._top, self._name = os.dup(directory), os.fsencode(name)
+        else:
+            with opened(mine, forbidden=barred, create=self._create) as directory:
+                self._top = os.dup(directory)
+        self._item = number
+
+    def _go(self, path: bytes, target: Target, barred: Identity | None) -> None:
+        parts = path.split(b"/") if path else []
+        common = 0
+        while common < min(len(parts), len(self._chain)) and self._chain[common][0] == parts[common]:
+            common += 1
+        while len(self._chain) > common:
+            os.close(self._chain.pop()[1])
+        for number in range(common, len(parts)):
+            above = self._chain[-1][1] if self._chain else self._top
+            shown = join(target.path, [os.fsdecode(part) for part in parts[: number + 1]])
+            self._chain.append((parts[number], enter(above, parts[number], shown, barred)))
+
+
+class Places:
+    """Finds the directories of records; one for each process or thread. Descriptors stay its own."""
+
+    def __init__(self, items: Sequence[Item], tag: str) -> None:
+        """Begin with nothing open; `tag` is what temporary names begin with."""
+        self._items = items
+        self._tag = tag
+        self._wholes: dict[int, bytes] = {}
+        """What the path of each item begins with in the names of its temporary files."""
+        self._source = _Side(False)
+        self._destination = _Side(True)
+
+    def source(self, record: Record) -> tuple[int, bytes]:
+        """Return the open directory that holds a record's source, and its name there; good until the next call.
+
+        TransferFailed names what is in the way, with the record's item.
+        """
+        item = self._items[record.item]
+        try:
+            return self._source.find(record.item, item.kind, item.source, item.source_barred, record)
+        except PathRefused as error:
+            raise failed(error, record.item) from error
+        except TransferFailed as error:
+            error.item = record.item
+            raise
+
+    def destination(self, record: Record) -> tuple[int, bytes]:
+        """Return the open directory that the record goes to, and its name there; otherwise as `source`."""
+        item = self._items[record.item]
+        try:
+            return self._destination.find(record.item, item.kind, item.destination, item.destination_barred, record)
+        except PathRefused as error:
+            raise failed(error, record.item) from error
+        except TransferFailed as error:
+            error.item = record.item
+            raise
+
+    def takes_place(self, record: Record, shelf: Shelf) -> bool:
+        """Give a shelf the place of the directory that the record goes to: at once, or False. OSError, TransferFailed.
+
+        Only where no other process copies into that directory: what it had open is gone.
+        """
+        replaced, _ = self.destination(record)
+        above, name = self._destination.above()
+        if not shelf.takes_place(above, name, replaced):
+            return False
+        self._destination.forget()
+        return True
+
+    def part(self, record: Record) -> tuple[int, bytes]:
+        """Return the open directory that the record's temporary file is in, and its name; otherwise as `destination`.
+
+        The name comes from the item and the whole path, so that it is the only one of its kind in a directory for all
+        of them, even where two items go to the same file.
+        """
+        item = self._items[record.item]
+        whole = self._wholes.get(record.item)
+        if whole is None:
+            whole = b"%d:" % record.item + os.fsencode(item.destination.path) + b"/"
+            self._wholes[record.item] = whole
+        staging = item.staging if item.staging >= 0 else self.destination(record)[0]
+        return staging, part_name(self._tag, whole + record.path)
+
+    def destination_directory(self, record: Record) -> int:
+        """Return the open directory that a DIRECTORY record is at its destination."""
+        assert record.kind == DIRECTORY
+        item = self._items[record.item]
+        try:
+            return self._destination.directory(
+                record.item, item.kind, item.destination, item.destination_barred, record.path
+            )
+        except PathRefused as error:
+            raise failed(error, record.item) from error
+        except TransferFailed as error:
+            error.item = record.item
+            raise
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._source.close()
+        self._destination.close()
+
+    def __enter__(self) -> Places:
+        """Give itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close what is open."""
+        self.close()
+
+
+def is_there(places: Places, record: Record, copied: Copied) -> bool:
+    """Return whether the record's destination is what was put there."""
+    try:
+        directory, name = places.destination(record)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except (OSError, TransferFailed):
+        return False
+    return (status.st_size, status.st_mtime_ns, status.st_ino) == (copied.size, copied.mtime_ns, copied.inode)
+
+
+def failed(error: PathRefused, item: int) -> TransferFailed:
+    """Return the failure with the item that it is about."""
+    found = TransferFailed(str(error))
+    found.item = item
+    return found
+
+
+def enter(directory: int, name: bytes, shown: str, barred: Identity | None) -> int:
+    """Return a descriptor of a subdirectory, never through a link; TransferFailed if it cannot be, or may not."""
+    try:
+        inner = os.open(name, _DIRECTORY, dir_fd=directory)
+    except OSError as error:
+        raise TransferFailed(trouble(shown, error)) from error
+    if barred is not None and identity_of(inner) == barred:
+        os.close(inner)
+        raise TransferFailed(f"{shown} is the agent's own directory; jobs may not name files in it")
+    return inner
+
+
+def make_directory(directory: int, name: bytes, shown: str) -> bool:
+    """Make a subdirectory only its owner may use as yet, and return whether it was made: False if it was there."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=directory)
+        return True
+    except FileExistsError:
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        if mode & 0o170000 != 0o040000:
+            raise TransferFailed(f"{shown} exists and is a {kind_of(mode)}, not a directory") from None
+        return False
+    except OSError as error:
+        raise TransferFailed(f"the directory {shown} cannot be made: {sentence(error)}") from error
+
+
+def part_name(tag: str, target: bytes) -> bytes:
+    """Return the temporary name of the file that `target`, a whole path, names: the same in every attempt.
+
+    It is short, however long the path is. What the user may choose goes through a digest that nobody finds two inputs
+    for: with two files of one temporary name the one could be put in place of the other.
+    """
+    return os.fsencode(tag) + hashlib.blake2b(target, digest_size=16).hexdigest().encode() + PART_SUFFIX
+
+
+def discard(directory: int, part: bytes) -> None:
+    """Remove a temporary file; nothing to do if it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(part, dir_fd=directory)

@@ -1,0 +1,102 @@
+"""Ends of a transfer: its receipt, its failures, and what they say of a file."""
+
+from __future__ import annotations
+
+import stat
+
+import msgspec
+
+from cluster.agent.files import kind_of
+from cluster.agent.transfer.records.options import Algorithm
+
+
+class TransferFailed(Exception):
+    """A transfer that cannot be done; the message names the file, says why, and what would be right.
+
+    Its `__cause__` tells whether trying again is of use (cluster.agent.worker.worker.is_final).
+    """
+
+    item: int | None = None
+    """The item that it was about, its place in what `carry` was given."""
+    receipt: Receipt | None = None
+    """What had been done by then."""
+
+
+class ReadBackFailed(TransferFailed):
+    """What is on the disk is not what was written; another try may find a better place."""
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """Return what a failure came from in the first place."""
+    while error.__cause__ is not None and error.__cause__ is not error:
+        error = error.__cause__
+    return error
+
+
+class SourceChanged(Exception):
+    """A source that was written to while it was read."""
+
+
+class Paused(BaseException):
+    """Somebody ends this process who will have the transfer go on: what is half done stays for the next attempt.
+
+    Whatever else ends a transfer from outside (any other BaseException) has what is half done removed.
+    """
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transfer did, in sum. What an earlier attempt had moved is in the counts, and again in `resumed`."""
+
+    complete: bool
+    """Whether everything is at its destination."""
+    files: int
+    directories: int
+    size_bytes: int
+    written_bytes: int
+    """Bytes that were written, or shared by reflink: less than `size_bytes` where files have holes."""
+    resumed_files: int
+    resumed_bytes: int
+    retries: int
+    """Files that were read again because they changed or did not compare."""
+    removed_files: int
+    """Sources removed."""
+    left_out: int
+    left_out_first: tuple[tuple[str, str], ...]
+    """Name, and why."""
+    stripped: int
+    """Files whose set-id bits were taken away."""
+    verify: str
+    algorithm: Algorithm
+    digest: str
+    """Digest over the lines, `ALGORITHM:HEX`; of what was done so far if it is not complete."""
+    manifest_digest: str
+    started_at: int
+    """Microseconds since the epoch, by the agent's clock; so is `ended_at`."""
+    ended_at: int
+    lines_kept: bool
+    """Whether the lines are on the agent's disk: where it was full, only their digest was taken."""
+
+
+def sentence(error: OSError) -> str:
+    """Return what the kernel says."""
+    return error.strerror or str(error)
+
+
+def trouble(shown: object, error: OSError) -> str:
+    """Return what is wrong with a file that cannot be looked at."""
+    return f"{shown} does not exist" if isinstance(error, FileNotFoundError) else f"{shown}: {sentence(error)}"
+
+
+def oddity(mode: int, shown: object) -> str | None:
+    """Return why something cannot be copied as a file, None if it is a regular one.
+
+    Here and below, `shown` is how messages name it: it is only turned into text for a message.
+    """
+    if stat.S_ISREG(mode):
+        return None
+    kind = kind_of(mode)
+    remedy = {
+        "directory": "; stage it with type=directory",
+        "symbolic link": "; links are not followed: name or copy the file that it points to",
+    }.get(kind, "; only regular files and directories are copied")
+    return f"{shown} is a {kind}{remedy}"

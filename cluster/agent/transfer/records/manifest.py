@@ -1,0 +1,214 @@
+"""What a source holds, as a file of records: as many as there are, never in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+import xxhash
+
+from cluster.agent.transfer.records.extras import Extra
+
+FRAME_RECORDS: Final = 512
+"""Records that are encoded together, count: decoding them one by one costs four times as much."""
+
+FRAME_PATH_BYTES: Final = 64 * 1024
+"""Bytes of paths from which on a frame has no more records."""
+
+BLOCK_BYTES: Final = 256 * 1024
+"""Bytes read at once; a frame has FRAME_PATH_BYTES, one more path with its extra, and a hundred bytes for each
+record."""
+
+_INDEX_BITS: Final = 10
+"""Bits of a place that say which record of the frame it is."""
+
+_LENGTH: Final = struct.Struct("<I")
+
+FILE: Final = 0
+DIRECTORY: Final = 1
+ODD: Final = 2
+"""Something that is left out."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One file or directory of the source. Sizes are bytes, times nanoseconds since the epoch."""
+
+    index: int
+    item: int
+    kind: int
+    path: bytes
+    """Beneath the item; empty for the item itself."""
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    inode: int
+    device: int
+    data_bytes: int
+    """What the source takes on its disk: less than `size` means that it has holes."""
+    links: int
+    chunk_at: int = -1
+    """A large file's first mark in the table of chunks; -1: it is copied as a whole."""
+    extra: Extra | None = None
+    """What a large file has besides its contents, if it has."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is copied in chunks."""
+        return self.chunk_at >= 0
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the source has holes."""
+        return self.data_bytes < self.size
+
+    def is_as(self, other: Record) -> bool:
+        """Whether the source did not change between two looks at it; a device may have another number after a boot."""
+        return (self.kind, self.size, self.mtime_ns, self.ctime_ns, self.inode) == (
+            other.kind,
+            other.size,
+            other.mtime_ns,
+            other.ctime_ns,
+            other.inode,
+        )
+
+
+class Totals(NamedTuple):
+    """What a manifest comes to."""
+
+    records: int = 0
+    files: int = 0
+    directories: int = 0
+    left_out: int = 0
+    size_bytes: int = 0
+    chunks: int = 0
+    manifest_bytes: int = 0
+    digest: bytes = b""
+
+
+class ManifestWriter:
+    """Writes records one after the other; OSError if the disk does not take them."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Begin an empty manifest in the open file."""
+        self._descriptor = descriptor
+        self._encoder = msgspec.msgpack.Encoder()
+        self._frame: list[Record] = []
+        self._frame_bytes = 0
+        self._digest = xxhash.xxh3_128()
+        self._at = 0
+        self.records = self.files = self.directories = self.left_out = self.size_bytes = self.chunks = 0
+
+    def add(self, record: Record, chunks: int) -> int:
+        """Add a record, whose index has to be the number of those before it, and return its place."""
+        place = self._at << _INDEX_BITS | len(self._frame)
+        self._frame.append(record)
+        self._frame_bytes += len(record.path) + (0 if record.extra is None else record.extra.size_bytes)
+        self.records += 1
+        self.chunks += chunks
+        if record.kind == FILE:
+            self.files += 1
+            self.size_bytes += record.size
+        elif record.kind == DIRECTORY:
+            self.directories += 1
+        else:
+            self.left_out += 1
+        if len(self._frame) == FRAME_RECORDS or self._frame_bytes >= FRAME_PATH_BYTES:
+            self._flush()
+        return place
+
+    def seal(self) -> Totals:
+        """Make all of it durable, and return what it comes to."""
+        self._flush()
+        os.fdatasync(self._descriptor)
+        return Totals(
+            self.records,
+            self.files,
+            self.directories,
+            self.left_out,
+            self.size_bytes,
+            self.chunks,
+            self._at,
+            self._digest.digest(),
+        )
+
+    def _flush(self) -> None:
+        if not self._frame:
+            return
+        body = self._encoder.encode(self._frame)
+        self._frame, self._frame_bytes = [], 0
+        data = _LENGTH.pack(len(body)) + body
+        self._digest.update(data)
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._descriptor, view, self._at)
+            self._at += written
+            view = view[written:]
+
+
+class Manifest:
+    """A sealed manifest; any number of processes may read it at once. OSError if it cannot be read."""
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        """Take the open file and how much of it there is."""
+        self._descriptor = descriptor
+        self._end = size_bytes
+        self._decoder = msgspec.msgpack.Decoder(list[Record])
+        self._near: tuple[int, list[Record]] = -1, []
+
+    def records(self, place: int = 0, count: int | None = None) -> Iterator[Record]:
+        """Yield records from a place on, `count` of them or all."""
+        left = count
+        for _, frame in self._frames(place):
+            if left is not None:
+                if left < len(frame):
+                    yield from frame[:left]
+                    return
+                left -= len(frame)
+            yield from frame
+
+    def at(self, place: int) -> Record:
+        """Return the record at a place; those of one frame cost little."""
+        start = place >> _INDEX_BITS << _INDEX_BITS
+        if self._near[0] != start:
+            self._near = next(self._frames(start))
+        return self._near[1][place - start]
+
+    def located(self) -> Iterator[tuple[int, Record]]:
+        """Yield all records, each with its place."""
+        for place, frame in self._frames(0):
+            yield from enumerate(frame, start=place)
+
+    def _frames(self, place: int) -> Iterator[tuple[int, list[Record]]]:
+        """Yield the records of each frame from a place on, with the place of the first one."""
+        at, skipped = place >> _INDEX_BITS, place & (1 << _INDEX_BITS) - 1
+        while at < self._end:
+            data = os.pread(self._descriptor, min(BLOCK_BYTES, self._end - at), at)
+            inside = 0
+            while len(data) - inside >= _LENGTH.size:
+                start = inside + _LENGTH.size
+                length = _LENGTH.unpack_from(data, inside)[0]
+                if len(data) - start < length:
+                    break
+                frame = self._decoder.decode(memoryview(data)[start : start + length])
+                yield (at + inside) << _INDEX_BITS | skipped, frame[skipped:] if skipped else frame
+                skipped, inside = 0, start + length
+            if not inside:
+                raise OSError(errno.EIO, "the manifest of a transfer is damaged")
+            at += inside
+
+
+def digest_of_file(descriptor: int, size_bytes: int) -> bytes:
+    """Return the digest that `ManifestWriter.seal` gave of an open manifest, if it is whole. OSError."""
+    digest, at = xxhash.xxh3_128(), 0
+    while at < size_bytes:
+        data = os.pread(descriptor, min(BLOCK_BYTES, size_bytes - at), at)
+        if not data:
+            break
+        digest.update(data)
+        at += len(data)
+    return digest.digest()

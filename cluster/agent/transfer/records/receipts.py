@@ -1,0 +1,238 @@
+"""What a transfer did: a line for every file, a digest over the lines, and the sum of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from cluster.agent.files import is_disk_full, kind_of
+from cluster.agent.transfer.records.digests import hasher
+from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record
+from cluster.agent.transfer.records.options import Item, Options, chunk_bytes_again
+from cluster.agent.transfer.records.status_table import Flag, Slot, Slots, State
+
+LEFT_OUT_NAMED_MAX: Final = 16
+"""Things left out that the receipt itself names, count; the lines name all."""
+
+_BLOCK_BYTES: Final = 256 * 1024
+_LOOK_RECORDS: Final = 4096
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One file, directory or thing left out. Sizes are bytes, times nanoseconds since the epoch."""
+
+    item: int
+    kind: str
+    """file, directory, left out"""
+    path: str
+    """Beneath the item; bytes that are no UTF-8 as backslash escapes."""
+    path_hex: str = ""
+    """The path's bytes, where they are no UTF-8."""
+    size: int = 0
+    mtime_ns: int = 0
+    mode: str = ""
+    digest: str = ""
+    chunk_bytes: int = 0
+    """Where the digest is over the digests of chunks: their length."""
+    flags: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an item went: at the head of the lines, and not in their digest, which is of what was moved alone."""
+
+    place: int
+    """The item's number, which its lines name it by."""
+    kind: str
+    """file, directory"""
+    root: str
+    """Where its path begins: a directory outside, or a variable of the job such as $DW_JOB_STRIPED."""
+    path_hex: str
+    """The bytes of the rest of it."""
+
+
+_PLACE: Final = b'{"place":'
+
+
+class Summed:
+    """Lines as they are written, and what they come to."""
+
+    def __init__(self, options: Options, items: Sequence[Item] = (), *, complete: bool = True) -> None:
+        """Begin; of a transfer that is not complete, what was not moved counts as left out."""
+        self._options = options
+        self._moved = [item.move for item in items]
+        self._items = items
+        self._complete = complete
+        self._taken = hasher(options.algorithm)
+        self._encoder = msgspec.json.Encoder()
+        self.files = self.directories = self.size_bytes = self.left_out = self.stripped = self.done = 0
+        self.retries = 0
+        self.left_out_first: list[tuple[str, str]] = []
+
+    @property
+    def digest(self) -> str:
+        """The digest over all lines so far."""
+        return f"{self._options.algorithm}:{self._taken.digest().hex()}"
+
+    def take(self, record: Record, slot: Slot) -> bytes | None:
+        """Return the line of a record, None if nothing has been done about it."""
+        if record.kind == FILE:
+            self.retries += slot.tries
+            if slot.state is not State.DONE:
+                if not self._complete:
+                    self._leave_out(record, "not copied")
+                return None
+            copied = slot.copied
+            self.files += 1
+            self.size_bytes += copied.size
+            self.stripped += bool(copied.flags and copied.flags & Flag.SETID_STRIPPED)
+            line = _line(
+                record,
+                kind="file",
+                size=copied.size,
+                mtime_ns=copied.mtime_ns,
+                mode=f"{record.mode & 0o777:04o}",
+                digest=copied.digest.hex(),
+                chunk_bytes=chunk_bytes_again(record.size, copied.size, self._options)
+                if record.is_large and copied.digest
+                else 0,
+                flags=_words(copied.flags),
+            )
+        elif record.kind == DIRECTORY:
+            if slot.state not in (State.MADE, State.THERE):
+                return None
+            self.directories += 1
+            line = _line(record, kind="directory", mode=f"{record.mode & 0o777:04o}")
+        else:
+            stays = "; it stays at the source" if self._moved and self._moved[record.item] else ""
+            line = self._leave_out(record, f"a {kind_of(record.mode)}{stays}")
+        return self._encoder.encode(line) + b"\n"
+
+    def head(self) -> bytes:
+        """Return what stands before the lines."""
+        return b"".join(
+            self._encoder.encode(
+                Place(
+                    place=number,
+                    kind=item.kind.value,
+                    root=os.fsencode(item.destination.shown).decode("utf-8", "backslashreplace"),
+                    path_hex=b"/".join(map(os.fsencode, item.destination.parts)).hex(),
+                )
+            )
+            + b"\n"
+            for number, item in enumerate(self._items)
+        )
+
+    def digest_more(self, lines: bytes | bytearray) -> None:
+        """Take lines into the digest, in their order."""
+        self._taken.update(lines)
+
+    def _leave_out(self, record: Record, reason: str) -> Line:
+        line = _line(record, kind="left out", reason=reason)
+        self.left_out += 1
+        if len(self.left_out_first) < LEFT_OUT_NAMED_MAX:
+            self.left_out_first.append((line.path, reason))
+        return line
+
+
+def write_lines(descriptor: int, manifest: Manifest, slots: Slots, summed: Summed) -> bool:
+    """Write the lines of all records durably; False if the disk has no room: then only `summed` has them. OSError."""
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    kept, block = _written(descriptor, bytearray(summed.head())), bytearray()
+    for record, slot in with_slots(manifest, slots):
+        data = summed.take(record, slot)
+        if data is None:
+            continue
+        block += data
+        if len(block) >= _BLOCK_BYTES:
+            summed.digest_more(block)
+            kept = kept and _written(descriptor, block)
+            block.clear()
+    summed.digest_more(block)
+    return kept and _written(descriptor, block, durably=True)
+
+
+def _written(descriptor: int, block: bytearray, *, durably: bool = False) -> bool:
+    view = memoryview(bytes(block))
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+        if durably:
+            os.fsync(descriptor)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        # Half of the lines would look like all of them, and take room that others need.
+        os.ftruncate(descriptor, 0)
+        return False
+    return True
+
+
+def with_slots(manifest: Manifest, slots: Slots) -> Iterator[tuple[Record, Slot]]:
+    """Yield every record with what is kept of it. OSError."""
+    known: list[Slot] = []
+    base = 0
+    for record in manifest.records():
+        if record.index >= base + len(known):
+            base = record.index
+            known = slots.many(base, _LOOK_RECORDS)
+        yield record, known[record.index - base]
+
+
+def _line(record: Record, **fields: Any) -> Line:
+    try:
+        text = record.path.decode()
+        exact = ""
+    except UnicodeDecodeError:
+        text = record.path.decode("utf-8", "backslashreplace")
+        exact = record.path.hex()
+    return Line(item=record.item, path=text, path_hex=exact, **fields)
+
+
+def _words(flags: Flag) -> tuple[str, ...]:
+    if not flags:
+        return ()
+    # Which attempt moved it is in the counts: the lines of two attempts at the same files are the same.
+    return tuple(flag.name.lower() for flag in Flag if flag in flags and flag is not Flag.RESUMED and flag.name)
+
+
+def read_lines(descriptor: int) -> Iterator[Line]:
+    """Yield the lines of an open file of receipts, from its start. ValueError if one is damaged, OSError."""
+    decoder = msgspec.json.Decoder(Line)
+    for number, line in raw_lines(descriptor):
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"line {number} of the receipts is damaged: {error}") from error
+
+
+def raw_lines(descriptor: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of an open file of receipts as they were digested, each with its number in the file. OSError."""
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            if not line.startswith(_PLACE):
+                yield number, line
+
+
+def read_places(descriptor: int) -> list[Place]:
+    """Return where the items of an open file of receipts went. ValueError if that is damaged, OSError."""
+    decoder = msgspec.json.Decoder(Place)
+    found: list[Place] = []
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        for number, line in enumerate(file):
+            if not line.startswith(_PLACE):
+                return found
+            try:
+                place = decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise ValueError(f"line {number + 1} of the receipts is damaged: {error}") from error
+            if place.place != number:
+                raise ValueError(f"line {number + 1} of the receipts is damaged: it is not in its order")
+            found.append(place)
+    return found

@@ -1,0 +1,24 @@
+"""HTTP over mutual TLS: connections, bodies, who asks, problems, the OpenAPI document."""
+
+from cluster.api.web.authentication import PEOPLE, actor_of, identity_of, permit, permit_node
+from cluster.api.web.bodies import QUERY_CHARACTERS_MAX, BodyBudget, bad_body, decode, read_body
+from cluster.api.web.connections import (
+    FIXED_HEADERS,
+    HEADERS_MAX,
+    IDLE_S_MAX,
+    LINE_CHARACTERS_MAX,
+    SWEEP_PERIOD_S,
+    Connection,
+    GuardedServer,
+)
+from cluster.api.web.problems import (
+    COMMAND_TOO_OLD,
+    Problem,
+    Redirect,
+    bad,
+    no_leader,
+    outcome_unknown,
+    queue_full,
+    refused,
+    unforeseen,
+)

@@ -1,0 +1,54 @@
+"""Who asks: the identity in the peer's certificate, and what each role may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster.api.web.problems import Problem
+from cluster.security import Identity, NotIdentified, Role, identify
+from replica.messages import Actor, ActorRole
+
+PEOPLE = frozenset({Role.OPERATOR, Role.USER})
+"""Who asks for jobs: through the API, in bulk and on the channel alike."""
+
+_ACTOR_ROLES = {Role.OPERATOR: ActorRole.OPERATOR, Role.USER: ActorRole.USER, Role.AGENT: ActorRole.AGENT}
+
+
+def identity_of(transport: asyncio.BaseTransport | None, cluster_id: str) -> Identity:
+    """Return who is at the other end of a TLS connection; Problem 401 for nobody known."""
+    certificate = None if transport is None else transport.get_extra_info("peercert")
+    try:
+        return identify(certificate, cluster_id=cluster_id)
+    except NotIdentified as error:
+        raise Problem(401, "not_identified", str(error), "use a certificate that `forebay init` made") from error
+
+
+def permit(identity: Identity, roles: frozenset[Role], what: str) -> None:
+    """Refuse who has none of the roles; Problem 403."""
+    if identity.role not in roles:
+        allowed = ", ".join(sorted(roles))
+        raise Problem(
+            403,
+            "permission_denied",
+            f"{identity} may not {what}",
+            f"use the certificate of a role that may: {allowed}",
+        )
+
+
+def permit_node(identity: Identity, node: str) -> None:
+    """Refuse an agent that speaks for another node than its own; Problem 403."""
+    if identity.name != node:
+        raise Problem(
+            403,
+            "permission_denied",
+            f"{identity} may not speak for node {node!r}",
+            "start each agent with the certificate of its own node",
+        )
+
+
+def actor_of(identity: Identity) -> Actor:
+    """Return the identity as commands carry it; Problem 403 for a replica, which commands nothing through the API."""
+    role = _ACTOR_ROLES.get(identity.role)
+    if role is None:
+        raise Problem(403, "permission_denied", f"{identity} may not send commands", "use another certificate")
+    return Actor(role, identity.name)

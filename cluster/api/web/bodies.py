@@ -1,0 +1,198 @@
+"""Reading what clients send, within bounds of size and time, and decoding it strictly."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from cluster.api.web.problems import Problem, bad
+from cluster.security import Identity, Role
+
+BODY_BYTES_MAX = 8 * 1024 * 1024
+"""One request's body, bytes: a full bulk request of ordinary scripts, or one script of the largest size, escaped."""
+
+SMALL_BODY_BYTES = 64 * 1024
+"""A body up to this has room that large ones cannot take, bytes: a submit, a hold, a drain, whatever else happens."""
+
+AGENT_BODY_BYTES = 2 * 1024 * 1024
+"""A body of an agent up to this has room that people cannot take, bytes: a full poll, and results by the hundred."""
+
+BODY_READ_S = 20.0
+"""Time for a whole body to arrive, seconds: who is slower than 400 kB/s with the largest one is cut."""
+
+QUERY_CHARACTERS_MAX = 4096
+"""Path and query together, characters."""
+
+_T = TypeVar("_T")
+_UNKNOWN = re.compile(r"unknown field `(.*?)`")
+_PLACE = re.compile(r" - at `\$\.?(.*?)`$")
+
+
+class Room(msgspec.Struct, frozen=True):
+    """Memory for bodies of one kind: `bytes_max` over all senders, `share_bytes` for each of them."""
+
+    bytes_max: int
+    share_bytes: int
+
+
+class Rooms(msgspec.Struct, frozen=True):
+    """The rooms of a replica, 64 MiB in all; none of them can be filled from another, nor by one identity alone."""
+
+    large: Room = Room(40 * 1024 * 1024, 16 * 1024 * 1024)
+    """What fits nowhere else: two bodies of the largest size for each identity."""
+    small: Room = Room(8 * 1024 * 1024, 2 * 1024 * 1024)
+    """Bodies of people up to SMALL_BODY_BYTES: 32 whole ones for each, and submits by the hundred."""
+    agents: Room = Room(16 * 1024 * 1024, AGENT_BODY_BYTES)
+    """Bodies of agents up to AGENT_BODY_BYTES."""
+
+
+class _Account:
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.held_bytes = 0
+        self.held_by: dict[Identity, int] = {}
+
+    def take(self, who: Identity, size_bytes: int) -> None:
+        mine = self.held_by.get(who, 0) + size_bytes
+        if mine > self.room.share_bytes:
+            raise _too_busy(f"this replica is reading as much of {who} as it may")
+        if self.held_bytes + size_bytes > self.room.bytes_max:
+            raise _too_busy("this replica is reading as many requests as it may")
+        self.held_bytes += size_bytes
+        self.held_by[who] = mine
+
+    def give(self, who: Identity, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        left = self.held_by.get(who, 0) - size_bytes
+        if left > 0:
+            self.held_by[who] = left
+        else:
+            self.held_by.pop(who, None)
+
+
+class Claim:
+    """What one body holds while it is read; grows with what has arrived, never with what is only announced."""
+
+    def __init__(self, account: _Account, who: Identity) -> None:
+        self._account = account
+        self._who = who
+        self._held_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """Hold so many bytes more; Problem 503 where there is no room."""
+        self._account.take(self._who, size_bytes)
+        self._held_bytes += size_bytes
+
+    def give(self) -> None:
+        """Give back all of it."""
+        self._account.give(self._who, self._held_bytes)
+        self._held_bytes = 0
+
+
+class BodyBudget:
+    """How many bytes of bodies are held by requests that are being read, by kind of body and by sender."""
+
+    def __init__(self, rooms: Rooms | None = None) -> None:
+        rooms = rooms or Rooms()
+        self._large, self._small, self._agents = _Account(rooms.large), _Account(rooms.small), _Account(rooms.agents)
+
+    def claim(self, who: Identity, announced_bytes: int) -> Claim:
+        """Return an empty claim on the room for a body of this size from this sender."""
+        if who.role is Role.AGENT and announced_bytes <= AGENT_BODY_BYTES:
+            return Claim(self._agents, who)
+        return Claim(self._small if announced_bytes <= SMALL_BODY_BYTES else self._large, who)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies that are being read now."""
+        return self._large.held_bytes + self._small.held_bytes + self._agents.held_bytes
+
+
+async def read_body(
+    request: web.BaseRequest, budget: BodyBudget, who: Identity, bytes_max: int = BODY_BYTES_MAX
+) -> bytes:
+    """Return the body; Problem 413, 408, 411 or 415 for one that is too large, too slow, of unknown or odd form.
+
+    Problem 503 where what `who`, or everybody, is sending at this moment leaves no room for it.
+    """
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Problem(415, "unsupported_encoding", "the body is compressed", "send plain JSON")
+    announced = request.content_length
+    if announced is None and request.body_exists:
+        raise Problem(411, "length_required", "the request does not say how long its body is", "send Content-Length")
+    if not announced:
+        return b""
+    if announced > bytes_max:
+        raise _too_large(announced, bytes_max)
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    if request.content.is_eof() and request.content.exception() is None:
+        # All of it is here already, as it is with most requests: nothing to wait for, so nothing to hold room for.
+        return request.content.read_nowait(-1)
+    claim = budget.claim(who, announced)
+    try:
+        parts: list[bytes] = []
+        size_bytes = 0
+        async with asyncio.timeout(BODY_READ_S):
+            while True:
+                part = await request.content.readany()
+                if not part:
+                    break
+                size_bytes += len(part)
+                if size_bytes > bytes_max:
+                    raise _too_large(size_bytes, bytes_max)
+                claim.take(len(part))
+                parts.append(part)
+        return b"".join(parts)
+    except TimeoutError as error:
+        raise Problem(
+            408, "too_slow", f"the body did not arrive within {BODY_READ_S:g} s", "send it faster, or in parts"
+        ) from error
+    finally:
+        claim.give()
+
+
+def _too_busy(sentence: str) -> Problem:
+    return Problem(503, "too_busy", sentence, "try again in a moment", headers={"Retry-After": "1"})
+
+
+def _too_large(size_bytes: int, bytes_max: int) -> Problem:
+    return Problem(
+        413,
+        "limit_exceeded",
+        f"the body has {size_bytes} bytes; at most {bytes_max} are read",
+        "send less in one request",
+        "body",
+    )
+
+
+def decode(data: bytes, kind: type[_T]) -> _T:
+    """Return the JSON body as `kind`; Problem 400 names the place, unknown fields included."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_body(error) from error
+
+
+def bad_body(error: Exception) -> Problem:
+    """Return the problem with a body that could not be decoded: where, and what is expected there."""
+    if not isinstance(error, msgspec.ValidationError):
+        return bad(f"the body is not JSON: {error}", "send one JSON object", "body", "invalid_json")
+    text = str(error)
+    found = _PLACE.search(text)
+    place = found.group(1) if found and found.group(1) else "body"
+    unknown = _UNKNOWN.search(text)
+    if unknown:
+        place = unknown.group(1) if place == "body" else f"{place}.{unknown.group(1)}"
+    sentence = _PLACE.sub("", text)
+    return bad(sentence[:1].lower() + sentence[1:], "see /v1/openapi.json for what is expected", place)
+
+
+def encode(view: Any) -> bytes:
+    """Return the answer as JSON."""
+    return msgspec.json.encode(view)

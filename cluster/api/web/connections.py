@@ -1,0 +1,213 @@
+"""What a connection may cost: how many there are, how long one may be idle, how slowly a request may begin.
+
+aiohttp parses and answers; this guards what it leaves open. A connection that has begun a request must finish its head
+in time, and a slow one cannot stay by sending a byte now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import (
+    BadHttpMethod,
+    BadStatusLine,
+    ContentLengthError,
+    HttpProcessingError,
+    InvalidHeader,
+    InvalidURLError,
+    LineTooLong,
+)
+from aiohttp.web_protocol import RequestHandler
+
+from cluster.api.web.problems import Problem
+from cluster.security import Identity, NotIdentified, identify
+
+LOGGER = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 4096
+"""Open connections, count: every agent of a large site, and as many clients as the benchmark's largest crowd."""
+
+CONNECTIONS_PER_IDENTITY_MAX = 2048
+"""Open connections of one certificate's holder, count: the benchmark's largest crowd twice over, and never so many that
+nobody else gets in."""
+
+NOBODY = "nobody"
+"""Under this name all are counted whose certificate does not say who they are."""
+
+IDLE_S_MAX = 75.0
+"""How long a connection may do nothing, seconds: longer than clients keep theirs, so that they close first."""
+
+HEADERS_S_MAX = 10.0
+"""How long the head of a request may take to arrive, seconds."""
+
+SWEEP_PERIOD_S = 2.0
+"""How often idle and slow connections are looked for, seconds."""
+
+LINE_CHARACTERS_MAX = 8190
+HEADERS_MAX = 64
+"""The request line and each header field, characters; header fields, count."""
+
+
+FIXED_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Server": "forebay",
+}
+"""Headers of every answer."""
+
+_KINDS: Mapping[type[HttpProcessingError], str] = {
+    BadHttpMethod: "its method is none",
+    BadStatusLine: "its first line cannot be read",
+    InvalidURLError: "its target cannot be read",
+    InvalidHeader: "a header field cannot be read",
+    ContentLengthError: "its Content-Length is no length",
+}
+
+
+class Connection(RequestHandler):
+    """One connection: aiohttp's, with the time at which it last came to rest, and at which its present head began."""
+
+    __slots__ = ("busy", "head_since_s", "holder", "identity", "rest_since_s")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.busy = 0
+        self.identity: Identity | None = None
+        """Who is at the other end, once it has been found out: a connection has one certificate."""
+        self.holder: str | None = None
+        """Whom it is counted for while it is open."""
+        self.head_since_s: float | None = None
+        self.rest_since_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or refuse it where there are too many."""
+        self.rest_since_s = asyncio.get_running_loop().time()
+        manager = self._manager
+        super().connection_made(transport)
+        if not isinstance(manager, GuardedServer):
+            return
+        transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.holder = _holder(transport)
+        manager.held[self.holder] += 1
+        if len(manager.connections) > CONNECTIONS_MAX or manager.held[self.holder] > CONNECTIONS_PER_IDENTITY_MAX:
+            transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count it no more."""
+        manager, holder = self._manager, self.holder
+        if isinstance(manager, GuardedServer) and holder is not None:
+            self.holder = None
+            manager.held[holder] -= 1
+            if not manager.held[holder]:
+                del manager.held[holder]
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Note when a head begins, and let aiohttp parse."""
+        if not self.busy and self.head_since_s is None:
+            self.head_since_s = asyncio.get_running_loop().time()
+        super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what never became a request, in the same form as every other problem, and close the connection.
+
+        Whoever sends nonsense can do so for ever, so it is not worth a line of the log each time.
+        """
+        if not isinstance(exc, HttpProcessingError):
+            LOGGER.error("a request failed outside of its handler", exc_info=exc)
+            problem = Problem(status, "internal_error", "the request failed because of a fault in this release")
+        else:
+            LOGGER.debug("%s sent what is no request: %s", request.remote, type(exc).__name__)
+            problem = _malformed(exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("part of another answer has been sent already")
+        response = web.Response(
+            status=problem.status,
+            body=msgspec.json.encode(problem.body),
+            headers={**FIXED_HEADERS, "Content-Type": "application/json"},
+        )
+        response.force_close()
+        return response
+
+    def begin(self) -> None:
+        """A request's head is complete and its handler runs."""
+        self.busy += 1
+        self.head_since_s = None
+
+    def end(self) -> None:
+        """The handler has answered."""
+        self.busy -= 1
+        self.rest_since_s = asyncio.get_running_loop().time()
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether the connection has idled, or been sending a head, for too long."""
+        if self.busy:
+            return False
+        if self.head_since_s is not None and now_s - self.head_since_s > HEADERS_S_MAX:
+            return True
+        return now_s - self.rest_since_s > IDLE_S_MAX
+
+
+class GuardedServer(web.Server):
+    """aiohttp's low-level server with guarded connections."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.held: Counter[str] = Counter()
+        """Open connections by who is at the other end."""
+
+    def __call__(self) -> RequestHandler:
+        """Make the protocol of a new connection."""
+        return Connection(self, loop=self._loop, **self._kwargs)
+
+    def sweep(self) -> int:
+        """End the connections that are overdue; return how many."""
+        now_s = asyncio.get_running_loop().time()
+        overdue = [connection for connection in self.connections if _is_overdue(connection, now_s)]
+        for connection in overdue:
+            transport = connection.transport
+            connection.force_close()
+            if transport is not None:
+                transport.abort()
+        return len(overdue)
+
+
+def _holder(transport: asyncio.Transport) -> str:
+    try:
+        return str(identify(transport.get_extra_info("peercert")))
+    except NotIdentified:
+        return NOBODY
+
+
+def _malformed(error: HttpProcessingError) -> Problem:
+    if isinstance(error, LineTooLong):
+        return Problem(
+            431,
+            "limit_exceeded",
+            f"the request line or a header field has more than {LINE_CHARACTERS_MAX} bytes",
+            "ask for less, and put what is long into the body",
+            "head",
+        )
+    return Problem(
+        400,
+        "malformed_request",
+        f"this is not a request of HTTP/1.1 ({_KINDS.get(type(error), 'its head cannot be read')})",
+        "use an HTTP client, and see /v1/openapi.json for what can be asked",
+        "head",
+    )
+
+
+def _is_overdue(connection: RequestHandler, now_s: float) -> bool:
+    return isinstance(connection, Connection) and connection.overdue(now_s)

@@ -1,0 +1,235 @@
+"""`forebay agent receipt`: the lines that an agent keeps for every file it moved, proven, and held against storage."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import Session, config_failure, session
+from cluster.cli.text import note, readable_size
+from cluster.config import AgentConfig, ConfigError
+from cluster.system import SystemClock
+from replica.values import plain
+
+if TYPE_CHECKING:
+    from cluster.agent.receipts import Kept
+    from cluster.agent.transfer import Algorithm, Difference
+
+STAGES: Final = ("stage_in", "stage_out")
+
+PROGRESS_S: Final = 1.0
+"""Seconds between two remarks on how far a comparison is."""
+
+
+@click.command("receipt")
+@click.option("--job", type=click.IntRange(min=1), required=True, metavar="N", help="Whose files.")
+@click.option("--stage", type=click.Choice(STAGES), help="Only of this stage.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="A", help="Of this attempt.  [default: the last one]")
+@click.option(
+    "--digest", metavar="ALGORITHM:HEX", help="What the lines have to come to.  [default: what the ledger has]"
+)
+@click.option("--recheck", is_flag=True, help="Read every destination again from storage, and compare.")
+@click.option("--as-user", metavar="USER", help="Read the destinations as this user: on file servers root may not.")
+@JSON_OPTION
+@click.pass_context
+def agent_receipt(
+    context: click.Context,
+    job: int,
+    stage: str | None,
+    attempt: int | None,
+    digest: str | None,
+    recheck: bool,
+    as_user: str | None,
+    as_json: bool,
+) -> None:
+    """Print what this node's agent did to every file of a transfer, and prove that the ledger's receipt is of that.
+
+    Run it on the node, as the agent's account: the lines never leave it. Their digest is compared with --digest, or
+    else with the receipt of the ledger if a replica can be asked; if neither is there, a remark says so. With --recheck
+    each file that is not at its destination as it was put there is named. A digest or a file that differs, or a
+    damaged line, ends with exit code 7; a receipt that is not on this node with 3; one that may not be read with 6.
+    """
+    # Only this command needs them, and they take time to load.
+    from cluster.agent import receipts
+
+    current = session()
+    home = _agent(current, context.parent.params["name"] if context.parent is not None else None).directory
+    given = _algorithm(digest)
+    if as_user is not None and not recheck:
+        raise bad_input("--as-user says who reads the destinations, and nothing is to be read", "add --recheck")
+    try:
+        which = _which(home, job, stage, attempt)
+        with receipts.opened(home, which) as descriptor:
+            wanted = digest or _in_ledger(current, which)
+            algorithm = given or _algorithm(wanted) or "xxh3-128"
+            found = receipts.digest_of_lines(descriptor, algorithm)
+            if wanted and found != wanted:
+                raise Failure(
+                    ExitCode.VERIFICATION_FAILED,
+                    f"the lines of {which.stage} attempt {which.attempt} of job {job} come to {found}, not to {wanted}",
+                    "they are damaged, or not what was reported: trust the receipt of the ledger, not these lines",
+                )
+            if not wanted:
+                note(f"The lines come to {found}, which was compared with nothing: give --digest.")
+            differing = _differences(home, which, descriptor, algorithm, as_user) if recheck else []
+            if as_json:
+                _show_json(which, descriptor, found, bool(wanted), differing, recheck)
+            elif recheck:
+                for one in differing:
+                    click.echo(f"{plain(one.path)} {plain(one.why)}")
+            else:
+                _show(descriptor)
+    except (PermissionError, FileNotFoundError) as error:
+        raise _unreadable(home, error) from error
+    except ValueError as error:
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "the file on this node cannot be believed") from error
+    if differing:
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            f"{len(differing)} files are not at their destinations as they were put there",
+            "copy them again from where they came from, and look at what changed them",
+        )
+
+
+def _agent(current: Session, name: str | None) -> AgentConfig:
+    config = current.config()
+    if name is not None:
+        try:
+            return config.agent(name)
+        except ConfigError as error:
+            raise config_failure(error) from error
+    here = [agent for agent in config.agents if agent.directory.is_dir()]
+    if len(here) != 1:
+        raise bad_input(
+            f"{len(here)} agents of the configuration have their directory on this node",
+            "say which one: forebay agent --name NAME receipt …",
+        )
+    return here[0]
+
+
+def _algorithm(digest: str | None) -> "Algorithm | None":
+    from cluster.agent.receipts import algorithm_of
+
+    try:
+        return algorithm_of(digest) if digest else None
+    except ValueError as error:
+        raise bad_input(str(error), "forebay transfer receipt JOB shows it") from error
+
+
+def _which(home: Path, job: int, stage: str | None, attempt: int | None) -> "Kept":
+    from cluster.agent.receipts import kept
+
+    found = [one for one in kept(home, job) if stage in (None, one.stage) and attempt in (None, one.attempt)]
+    if not found:
+        what = f" of {stage}" if stage else ""
+        number = f" of attempt {attempt}" if attempt else ""
+        raise Failure(
+            ExitCode.NOT_FOUND,
+            f"the agent of {home} keeps no receipt of job {job}{what}{number}",
+            f"forebay transfer receipt {job} says on which node it is; the oldest ones are removed",
+        )
+    return found[-1]
+
+
+def _in_ledger(current: Session, which: "Kept") -> str:
+    """Return the digest that the ledger has, empty with a remark if nobody can be asked."""
+    try:
+        answer = current.ask(
+            lambda client: client.receipts(which.job, stage=which.stage, attempt=which.attempt, stale=current.stale)
+        )
+    except Failure as failure:
+        note(f"The ledger's receipt could not be asked for: {failure}.")
+        return ""
+    return answer.receipts[-1].digest if answer.receipts else ""
+
+
+def _differences(
+    home: Path, which: "Kept", descriptor: int, algorithm: "Algorithm", user: str | None
+) -> "list[Difference]":
+    from cluster.agent.files import PathRefused
+    from cluster.agent.processes import AccountRefused, account_for, become
+    from cluster.agent.receipts import differences
+
+    try:
+        if user is not None:
+            become(account_for("switch", user))
+        found = list(differences(home, which, descriptor, algorithm, _progress()))
+    except AccountRefused as error:
+        raise bad_input(str(error), "name an ordinary user of this node") from error
+    except PathRefused as error:
+        raise Failure(ExitCode.NOT_FOUND, str(error), "run this where the destination is mounted") from error
+    if sys.stderr.isatty():
+        click.echo(err=True)
+    return found
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Return what is told of every file and every chunk, and shows it on a terminal."""
+    clock, files, size_bytes = SystemClock(), 0, 0
+    shown_s = clock.monotonic_s()
+
+    def told(more_files: int, more_bytes: int) -> None:
+        nonlocal files, size_bytes, shown_s
+        files, size_bytes, now_s = files + more_files, size_bytes + more_bytes, clock.monotonic_s()
+        if now_s - shown_s >= PROGRESS_S and sys.stderr.isatty():
+            shown_s = now_s
+            click.echo(f"\r{files} files, {readable_size(size_bytes)} compared", err=True, nl=False)
+
+    return told
+
+
+def _show(descriptor: int) -> None:
+    from cluster.agent.transfer import read_lines
+
+    for line in read_lines(descriptor):
+        path = plain(line.path) or "."
+        if line.kind == "left out":
+            click.echo(f"left out   {path} ({plain(line.reason)})")
+            continue
+        words = [f"{line.kind:<10}", line.mode]
+        if line.kind == "file":
+            words += [str(line.size), line.digest or "-"]
+        if line.flags:
+            words.append(f"[{','.join(line.flags)}]")
+        click.echo(" ".join([*words, path]))
+
+
+def _show_json(
+    which: "Kept",
+    descriptor: int,
+    digest: str,
+    proven: bool,
+    differing: "list[Difference]",
+    rechecked: bool,
+) -> None:
+    """Write one object, a line at a time: there may be millions."""
+    from cluster.agent.transfer import raw_lines
+
+    head = msgspec.json.encode(
+        {
+            "job_id": which.job,
+            "stage": which.stage,
+            "attempt": which.attempt,
+            "digest": digest,
+            "proven": proven,
+            "rechecked": rechecked,
+            "differences": [{"path": plain(one.path), "why": plain(one.why)} for one in differing],
+        }
+    )
+    click.echo(head.decode()[:-1] + ',"lines":[', nl=False)
+    for number, (_, line) in enumerate(raw_lines(descriptor)):
+        click.echo(("," if number else "") + "\n" + line.decode().rstrip("\n"), nl=False)
+    click.echo("\n]}")
+
+
+def _unreadable(home: Path, error: OSError) -> Failure:
+    if isinstance(error, FileNotFoundError):
+        return Failure(ExitCode.NOT_FOUND, f"{error.filename or home} is not there", "run this on the agent's node")
+    remedy = "run this as the agent's account" if os.geteuid() else "look at the permissions of the directory"
+    return Failure(ExitCode.PERMISSION_DENIED, f"{error.filename or home} may not be read", remedy)

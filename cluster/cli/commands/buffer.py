@@ -1,0 +1,88 @@
+"""`forebay buffer …`, `burst` and `bbstat`: buffers, and what Slurm says of burst buffers."""
+
+import click
+import msgspec
+
+from cluster.cli.commands.job_changes import each
+from cluster.cli.commands.options import JOB_ID, JSON_OPTION
+from cluster.cli.exits import bad_input
+from cluster.cli.session import session
+from cluster.cli.text import buffers_table, present
+from cluster.eventloop import uid_of
+from cluster.schemas import (
+    BurstAnswer,
+    burst_text,
+)
+
+
+@click.group("buffer")
+def buffer_group() -> None:
+    """List buffers."""
+
+
+@buffer_group.command("list")
+@click.option("--all", "everything", is_flag=True, help="Also buffers that are gone.")
+@JSON_OPTION
+def list_buffers(everything: bool, as_json: bool) -> None:
+    """List buffers, persistent ones first, their state, and what they hold; by default those that are not gone."""
+    current = session()
+    answer = current.ask(lambda client: client.buffers(live=not everything, stale=current.stale))
+    present(answer, as_json, lambda: buffers_table(answer.buffers))
+
+
+@buffer_group.command("clear")
+@click.argument("job_ids", metavar="[JOB…]", type=JOB_ID, nargs=-1)
+@click.option("--name", metavar="NAME", help="Clear the persistent buffer of this name.")
+@click.option("--discard", is_flag=True, help="Also where the only copy of somebody's data is LOST by it.")
+def clear(job_ids: tuple[str, ...], name: str | None, discard: bool) -> None:
+    """Take buffers that cannot be removed out of the list, and free their space (operators).
+
+    Nothing is removed by it: see to what is left on the storage by hand.
+    """
+    if bool(job_ids) == (name is not None):
+        raise bad_input("it is not said which buffer", "name jobs, or a persistent buffer with --name")
+    if name is None:
+        each(job_ids, lambda client, job_id: client.clear_buffer(job_id, discard=discard))
+        return
+    wanted = name
+    answer = session().ask(lambda client: client.clear_persistent(wanted, discard=discard))
+    click.echo(f"the persistent buffer {answer.name} is cleared")
+
+
+@click.command("burst")
+@click.option("-o", "--oneliner", "one_line", is_flag=True, help="Print all of it on one line, as `scontrol -o` does.")
+@JSON_OPTION
+def burst(one_line: bool, as_json: bool) -> None:
+    """Show pools, settings, allocated buffers and their users, as `scontrol show burst` does.
+
+    Times are local. A user's number is the one that the answering replica knows, else the one that this machine knows.
+    """
+    current = session()
+    answer = with_numbers(current.ask(lambda client: client.burst(stale=current.stale)))
+    present(answer, as_json, lambda: burst_text(answer, one_line=one_line))
+
+
+def with_numbers(answer: BurstAnswer) -> BurstAnswer:
+    """Return the answer with the uids that the replica did not know and this machine does."""
+    missing = {buffer.user for buffer in answer.buffers if buffer.uid is None}
+    missing |= {use.user for use in answer.uses if use.uid is None}
+    known = {user: uid_of(user) for user in missing}
+    replace = msgspec.structs.replace
+    return replace(
+        answer,
+        buffers=tuple(replace(row, uid=row.uid if row.uid is not None else known[row.user]) for row in answer.buffers),
+        uses=tuple(replace(row, uid=row.uid if row.uid is not None else known[row.user]) for row in answer.uses),
+    )
+
+
+@click.command("bbstat", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@JSON_OPTION
+def bbstat(arguments: tuple[str, ...], as_json: bool) -> None:
+    """Pass ARGUMENTS to the site's provider and print what it says.
+
+    With the lua provider they go to slurm_bb_get_status, with datawarp to dwstat. Words that begin with a dash and are
+    no option of this command are passed on too; after `--` all are.
+    """
+    answer = session().ask(lambda client: client.bbstat(arguments))
+    present(answer, as_json, lambda: answer.text.removesuffix("\n"))

@@ -1,0 +1,201 @@
+"""`forebay certificate …`: issuing certificates beyond those of `forebay init`, and which there are until when."""
+
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import session
+from cluster.cli.text import moment, note, show, show_json, table
+from cluster.config import OPERATOR_NAME, Config, replica_hosts
+from cluster.security import (
+    AUTHORITY_NAME,
+    CERTIFICATE_MODE,
+    NAME_RULE,
+    Certificate,
+    PkiRefused,
+    Role,
+    certificate_of,
+    certificates_in,
+    is_name,
+    issue,
+    load_authority,
+)
+from cluster.system import format_instant
+from replica.values import MICROSECONDS_PER_SECOND, plain
+
+EXPIRY_NOTICE_DAYS: Final = 60
+"""Days before the end of a certificate from which `certificate list` warns: time for two maintenance windows."""
+
+_DAY: Final = 24 * 3600 * MICROSECONDS_PER_SECOND
+
+
+class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One certificate as `certificate list --json` prints it; times are ISO 8601 in UTC."""
+
+    name: str
+    role: str
+    valid_from: str | None
+    valid_until: str | None
+    addresses: tuple[str, ...]
+    has_key: bool
+    problem: str
+
+
+class CertificatesAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `certificate list --json` prints."""
+
+    directory: str
+    certificates: tuple[CertificateRow, ...]
+
+
+@click.group("certificate")
+def certificate_group() -> None:
+    """Issue certificates and look at those there are."""
+
+
+@certificate_group.command("list")
+@JSON_OPTION
+def list_certificates(as_json: bool) -> None:
+    """List the certificates of the tls directory: whose, as what, and until when."""
+    current = session()
+    directory = current.config().tls.certificates
+    try:
+        found = certificates_in(directory)
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    if as_json:
+        show_json(CertificatesAnswer(directory=str(directory), certificates=tuple(map(_row, found))))
+    else:
+        show(
+            table(
+                ("NAME", "ROLE", "VALID-UNTIL", "KEY", "ADDRESSES"),
+                (
+                    (
+                        one.name,
+                        one.role,
+                        moment(format_instant(one.valid_until)),
+                        "yes" if one.has_key else "no",
+                        ",".join(one.addresses),
+                    )
+                    for one in found
+                ),
+                flexible=frozenset({"ADDRESSES"}),
+            )
+        )
+    now = current.clock.now()
+    for one in found:
+        if one.problem:
+            note(f"forebay: warning: {one.problem}")
+        elif one.valid_until - now < EXPIRY_NOTICE_DAYS * _DAY:
+            days = max(0, (one.valid_until - now) // _DAY)
+            when = "has expired" if one.valid_until <= now else f"expires in {days} days"
+            note(f"forebay: warning: the certificate of {one.name} {when}: issue it again with --replace")
+
+
+def _row(one: Certificate) -> CertificateRow:
+    return CertificateRow(
+        name=one.name,
+        role=one.role,
+        valid_from=format_instant(one.valid_from),
+        valid_until=format_instant(one.valid_until),
+        addresses=one.addresses,
+        has_key=one.has_key,
+        problem=one.problem,
+    )
+
+
+@certificate_group.command("issue")
+@click.argument("name")
+@click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What it may be.")
+@click.option(
+    "--host", "hosts", multiple=True, metavar="HOST", help="Where a replica is reached.  [default: as configured]"
+)
+@click.option("--replace", is_flag=True, help="Issue it again although there is one; the old one stays valid.")
+@click.option(
+    "--into", type=click.Path(path_type=Path), help="Write it and ca.pem there.  [default: the tls directory]"
+)
+def issue_certificate(name: str, role: str, hosts: tuple[str, ...], replace: bool, into: Path | None) -> None:
+    """Issue a certificate for a user, an agent, a replica or an operator (needs ca.key).
+
+    A person keeps a copy of forebay.toml with a tls directory of their own beside it, made with --into: ca.pem and
+    their own pair, whose key must belong to them.
+    """
+    current = session()
+    config = current.config()
+    wanted = Role(role)
+    hosts = _check(config, wanted, name, hosts)
+    source, target = config.tls.authority.parent, into or config.tls.certificates
+    try:
+        known = certificate_of(target, name) if (target / f"{name}.pem").exists() else None
+        if known is not None and known.role and known.role != role:
+            raise bad_input(
+                f"{name} is {_article(known.role)} already: {target / name}.pem",
+                "choose another name: a certificate keeps its role",
+            )
+        authority = load_authority(source)
+        if authority.cluster_id != config.cluster.id:
+            raise bad_input(
+                f"the authority in {source} is of cluster {authority.cluster_id}",
+                f"use the ca.key that was made with {config.file}",
+            )
+        files = issue(
+            authority, target, role=wanted, name=name, at=current.clock.now(), addresses=hosts, replace=replace
+        )
+        beside = target / f"{AUTHORITY_NAME}.pem"
+        if not beside.exists():
+            beside.write_bytes(config.tls.authority.read_bytes())
+            beside.chmod(CERTIFICATE_MODE)
+    except PermissionError as error:
+        raise _unreadable(target, error) from error
+    except PkiRefused as error:
+        sentence, _, remedy = str(error).partition("; ")
+        denied = isinstance(error.__cause__ and error.__cause__.__cause__, PermissionError)
+        code = ExitCode.PERMISSION_DENIED if denied else ExitCode.BAD_INPUT
+        raise Failure(code, sentence, _remedy(remedy)) from error
+    until = certificate_of(target, name).valid_until
+    click.echo(
+        f"Issued {plain(str(files.certificate))} and its key for {role} {plain(name)}, "
+        f"valid until {moment(format_instant(until))[:10]}."
+    )
+    if into is not None and wanted in (Role.USER, Role.OPERATOR):
+        note(f"Next: give {into} to its owner (chown -R), with a copy of {config.file.name} whose [tls] names it.")
+
+
+def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the hosts of the certificate; Failure for a name that is somebody else's, warnings for an unknown one."""
+    if not is_name(name) or name == AUTHORITY_NAME:
+        raise bad_input(
+            f"{name!r} cannot name a certificate", f"{NAME_RULE}, and {AUTHORITY_NAME!r} is the authority's own"
+        )
+    replicas = {replica.name: replica for replica in config.replicas}
+    agents = {agent.name for agent in config.agents}
+    taken = {**dict.fromkeys(replicas, Role.REPLICA), **dict.fromkeys(agents, Role.AGENT), OPERATOR_NAME: Role.OPERATOR}
+    if taken.get(name, role) is not role:
+        raise bad_input(f"{name} is {_article(taken[name])} of {config.file}", "choose another name")
+    if role is Role.AGENT and name not in agents:
+        note(f"forebay: warning: {config.file} has no agent {name!r} yet: add [[agent]] to it")
+    if role is not Role.REPLICA or hosts:
+        return hosts
+    if name not in replicas:
+        raise bad_input(f"{config.file} has no replica {name!r}", "say where it is reached with --host", place="--host")
+    return tuple(replica_hosts(replicas[name].peer, replicas[name].api))
+
+
+def _article(role: str) -> str:
+    return f"{'an' if role[:1] in 'ao' else 'a'} {role}"
+
+
+def _remedy(text: str) -> str:
+    if "ask to replace it" in text:
+        return "give --replace to issue it again"
+    return text or "run it where ca.key is, as the user who owns it"
+
+
+def _unreadable(directory: Path, error: OSError) -> Failure:
+    code = ExitCode.PERMISSION_DENIED if isinstance(error, PermissionError) else ExitCode.NOT_FOUND
+    place = error.filename or directory
+    return Failure(code, f"{place}: {error.strerror}", "run it as the user who owns the directory of certificates")

@@ -1,0 +1,91 @@
+"""`forebay cluster …`: the feature level, which an operator raises once every replica runs a release that knows it."""
+
+from collections.abc import Awaitable, Callable
+
+import click
+
+from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.exits import ExitCode, Failure
+from cluster.cli.session import Session, session
+from cluster.cli.text import fields_table, note, show, show_json, table
+from cluster.client import ApiError, Client
+from cluster.schemas import FEATURE_LEVEL_MAX, FeatureLevelAnswer
+
+UNKNOWN_ROUTE = "unknown_route"
+"""The code with which a replica answers to what its release does not have."""
+
+
+@click.group("cluster")
+def cluster_group() -> None:
+    """Look at the cluster's feature level, and raise it after an upgrade."""
+
+
+@cluster_group.command("feature-level")
+@JSON_OPTION
+def show_feature_level(as_json: bool) -> None:
+    """Show the feature level, and which one each replica knows (operators).
+
+    What came with a level is not used before the cluster is at it, so replicas of two releases agree meanwhile.
+    """
+    current = session()
+    _show(_asked(current, lambda client: client.feature_level(stale=current.stale)), as_json)
+
+
+@cluster_group.command("raise-feature-level")
+@click.argument("level", type=click.IntRange(2, FEATURE_LEVEL_MAX), required=False)
+@JSON_OPTION
+def raise_feature_level(level: int | None, as_json: bool) -> None:
+    """Raise the feature level by one, or to LEVEL if that is the next one (operators).
+
+    Refused unless every replica says that it knows the level. It never goes down: an earlier release that meets the
+    level stops and names the release that it needs.
+    """
+
+    async def change(client: Client) -> FeatureLevelAnswer:
+        wanted = level
+        if wanted is None:
+            known = await client.feature_level()
+            wanted = known.next_level
+            if wanted is None:
+                raise Failure(
+                    ExitCode.REFUSED,
+                    f"the cluster has feature level {known.feature_level}, the highest that its leader knows",
+                    "nothing is left to raise; upgrade the replicas first if a later release is there",
+                )
+        return await client.raise_feature_level(wanted)
+
+    _show(_asked(session(), change), as_json)
+
+
+def _asked(current: Session, ask: Callable[[Client], Awaitable[FeatureLevelAnswer]]) -> FeatureLevelAnswer:
+    """Ask; a replica that has never heard of feature levels is of an earlier release."""
+
+    async def perform(client: Client) -> FeatureLevelAnswer:
+        try:
+            return await ask(client)
+        except ApiError as error:
+            if error.code != UNKNOWN_ROUTE:
+                raise
+            raise Failure(
+                ExitCode.REFUSED,
+                "the replica that answered is of a release that knows no feature levels, so the cluster is at level 1",
+                "`forebay member status --json` shows the version of each; upgrade every replica first",
+            ) from error
+
+    return current.ask(perform)
+
+
+def _show(answer: FeatureLevelAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    show(fields_table([("FeatureLevel", answer.feature_level), ("NeedsRelease", answer.release or None)]))
+    rows = ((one.name, "yes" if one.votes else "no", one.known, one.version or None) for one in answer.members)
+    show(table(("REPLICA", "VOTES", "KNOWS", "VERSION"), rows, right=frozenset({"KNOWS"})))
+    if answer.next_level is None:
+        return
+    what = f"feature level {answer.next_level} (release {answer.next_release}: {answer.next_brings})"
+    if answer.may_be_raised:
+        note(f"{what} may be turned on: forebay cluster raise-feature-level")
+    else:
+        note(f"{what} may not be turned on yet: upgrade every replica to a release that knows it first")

@@ -1,0 +1,236 @@
+"""`forebay config …`: the site's configuration, which is replicated state: show, compare, apply.
+
+A file is read here only, on the operator's machine: its includes, its faults, the ids in it. What is in it becomes
+settings that are sent; a replica never decides from a file of its own.
+"""
+
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import session
+from cluster.cli.text import note, show_json
+from cluster.client import Client
+from cluster.schemas import CompareAnswer
+from replica.grammar import Fault, Kind, Line, Setting, find_key, include_of, lines_of, parse_lines
+from replica.messages import BURST_BUFFERS_WHOLE
+from replica.values import SITE_USERS_MAX, plain
+
+FILE_BYTES_MAX: Final = 1024 * 1024
+"""All files of one configuration, bytes: every key with its largest value is smaller."""
+
+INCLUDES_MAX: Final = 16
+"""Files included by files that are included, count: Slurm's own sites have one or two."""
+
+FAULTS_SHOWN_MAX: Final = 20
+"""Faults of one file that are printed, count: after these, one is repaired first."""
+
+
+def read_settings(path: Path) -> tuple[Setting, ...]:
+    """Return the settings of a file; Failure names every fault with file, line and column."""
+    reader = _Reader()
+    parsed = parse_lines(reader.lines(path, depth=0, included_at=""))
+    if parsed.faults:
+        raise _failure(parsed.faults)
+    return tuple(_with_names(setting) for setting in parsed.settings)
+
+
+def settings_of(pairs: tuple[str, ...]) -> tuple[Setting, ...]:
+    """Return the settings that stand on the command line, each Key=Value; Failure for one that cannot be read."""
+    found: list[Setting] = []
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise bad_input(f"{pair!r} has no =", "write Key=Value, for example StageInTimeout=600")
+        found.append(_with_names(Setting(key.strip(), value.strip())))
+    return tuple(found)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def lines(self, path: Path, *, depth: int, included_at: str) -> Iterator[Line]:
+        for line in lines_of(self._text(path, included_at), str(path)):
+            included = include_of(line)
+            if included is None:
+                yield line
+                continue
+            place = f"{line.file} line {line.number}"
+            if depth >= INCLUDES_MAX:
+                raise bad_input(
+                    f"more than {INCLUDES_MAX} files include each other", "let no file include itself", place=place
+                )
+            # As in Slurm, a relative name is looked for where the including file is.
+            yield from self.lines(path.parent / included, depth=depth + 1, included_at=place)
+
+    def _text(self, path: Path, included_at: str) -> str:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise bad_input(f"{str(path)!r} is no regular file", "name a file", place=included_at)
+                data = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            code = ExitCode.NOT_FOUND if isinstance(error, FileNotFoundError) else ExitCode.BAD_INPUT
+            sentence = f"{str(path)!r} cannot be read ({error.strerror})"
+            raise Failure(code, sentence, "correct the name, or its permissions", place=included_at) from error
+        self._bytes += len(data)
+        if self._bytes > FILE_BYTES_MAX:
+            sentence = f"the configuration is larger than {FILE_BYTES_MAX} bytes"
+            raise bad_input(sentence, "name a burst_buffer.conf", place=included_at or str(path))
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = data[: error.start].count(b"\n") + 1
+            sentence = "a byte is no UTF-8 text"
+            raise bad_input(sentence, "save the file as UTF-8", place=f"{path} line {line}") from error
+
+
+def _failure(faults: tuple[Fault, ...]) -> Failure:
+    first, others = faults[0], faults[1:]
+    shown = [f"{fault.place}: {fault.sentence}; {fault.remedy}" for fault in others[: FAULTS_SHOWN_MAX - 1]]
+    for text in shown:
+        note(f"forebay: {text}")
+    if len(others) >= FAULTS_SHOWN_MAX:
+        note(f"forebay: and {len(others) - FAULTS_SHOWN_MAX + 1} more")
+    return bad_input(first.sentence, first.remedy, place=first.place)
+
+
+def _with_names(setting: Setting) -> Setting:
+    """Return the setting with the names of users whose ids it has: replicas know users by name."""
+    key = find_key(setting.key)
+    if key is None or key.kind not in (Kind.USERS, Kind.DENIED):
+        return setting
+    users = setting.value.replace(":", ",").split(",") if key.kind is Kind.DENIED else setting.value.split(",")
+    if not any(user.isascii() and user.isdigit() for user in users[: SITE_USERS_MAX + 1]):
+        return setting
+    named: list[str] = []
+    for user in users:
+        named.append(_name_of(key.name, user) if user.isascii() and user.isdigit() and len(user) < 11 else user)
+    return Setting(setting.key, ",".join(named), setting.file, setting.line, setting.column)
+
+
+def _name_of(key: str, text: str) -> str:
+    try:
+        name = pwd.getpwuid(int(text)).pw_name
+    except (KeyError, OverflowError):
+        note(f"forebay: warning: {key} has the id {text}, which no user of this machine has; it is kept as it is")
+        return text
+    note(f"forebay: {key}: the id {text} is user {name}")
+    return name
+
+
+NOTHING = "(nothing)"
+
+_FILE = click.argument("file", type=click.Path(path_type=Path))
+_PARTIAL = click.option("--partial", is_flag=True, help="Leave keys as they are that the file does not have.")
+_EXPECT = click.option(
+    "--expect-revision",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Refuse it if the configuration was changed after revision N.  [default: what is compared just before]",
+)
+
+
+@click.group("config")
+def config_group() -> None:
+    """Show, compare and change the site's configuration (operators)."""
+
+
+@config_group.command("show")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["burst_buffer.conf"]),
+    help="Print it as a file for Slurm, without what only Forebay knows.",
+)
+@JSON_OPTION
+def show_configuration(form: str | None, as_json: bool) -> None:
+    """Show the configuration, as a file that can be applied again."""
+    if form is not None and as_json:
+        raise bad_input("--as and --json exclude each other", "choose one of them")
+    current = session()
+    answer = current.ask(lambda client: client.configuration(stale=current.stale))
+    if as_json:
+        show_json(answer)
+        return
+    text = answer.burst_buffer_conf if form else answer.text
+    click.echo(text, nl=False)
+    note(f"revision {answer.revision}, last changed at revision {answer.changed_revision}")
+
+
+@config_group.command("diff")
+@_FILE
+@_PARTIAL
+@JSON_OPTION
+def diff(file: Path, partial: bool, as_json: bool) -> None:
+    """Show what applying FILE would change; nothing is changed."""
+    settings = read_settings(file)
+    answer = session().ask(lambda client: client.compare_configuration(settings, partial=partial))
+    if as_json:
+        show_json(answer)
+    else:
+        _print(answer)
+
+
+@config_group.command("apply")
+@_FILE
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@_PARTIAL
+@_EXPECT
+@JSON_OPTION
+def apply(file: Path, dry_run: bool, partial: bool, expect_revision: int | None, as_json: bool) -> None:
+    """Apply a burst_buffer.conf as it is, with Forebay's own keys if it has any: all of it in one entry, or nothing.
+
+    A key of burst_buffer.conf that FILE does not have gets Slurm's default; one of Forebay's own stays as it is.
+    """
+    _change(read_settings(file), partial, expect_revision, dry_run=dry_run, as_json=as_json)
+
+
+@config_group.command("set")
+@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@_EXPECT
+@JSON_OPTION
+def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | None, as_json: bool) -> None:
+    """Change the keys that are named, in one entry, and leave all others as they are; KEY= alone sets its default."""
+    _change(settings_of(settings), True, expect_revision, dry_run=dry_run, as_json=as_json)
+
+
+def _change(
+    settings: tuple[Setting, ...], partial: bool, expected: int | None, *, dry_run: bool, as_json: bool
+) -> None:
+    async def change(client: Client) -> CompareAnswer:
+        compared = await client.compare_configuration(settings, partial=partial, expect_revision=expected)
+        if not dry_run:
+            # What is printed is what happens: a change of somebody else in between refuses this one.
+            has_revision = compared.feature_level >= BURST_BUFFERS_WHOLE
+            known = compared.revision if expected is None and has_revision else expected
+            await client.configure(settings, partial=partial, expect_revision=known)
+        return compared
+
+    answer = session().ask(change)
+    if as_json:
+        show_json(answer)
+        return
+    _print(answer)
+    if dry_run:
+        note("nothing was changed: this was a dry run")
+    elif answer.differences:
+        note("changed, all of it in one entry")
+
+
+def _print(answer: CompareAnswer) -> None:
+    for row in answer.differences:
+        click.echo(f"{row.key}: {plain(row.before) or NOTHING} -> {plain(row.after) or NOTHING}")
+    if not answer.differences:
+        note("no difference")
+    note(f"compared at revision {answer.revision}; last changed at revision {answer.changed_revision}")

@@ -1,0 +1,183 @@
+"""`forebay job …`: what there is, where it stands, what happened, why it waits; cancel, hold, release."""
+
+import asyncio
+import difflib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import click
+from rich.live import Live
+
+from cluster.cli.commands.job_changes import CHANGES
+from cluster.cli.commands.options import JOB_ID, JSON_OPTION, PAGE_JOBS, REVISION_MAX, WATCH_PERIOD_S
+from cluster.cli.exits import bad_input
+from cluster.cli.session import session
+from cluster.cli.text import job_block, jobs_table, note, present, show, show_json, stdout_console, timeline, why_text
+from cluster.client import Client
+from cluster.schemas import (
+    JobsAnswer,
+    JobView,
+)
+from replica.model import ENDED, JobState
+from replica.values import plain
+
+LIMIT: Final = 1_000
+"""Jobs that are listed when nobody says otherwise, count."""
+
+LIMIT_MAX: Final = 1_000_000
+"""Jobs that one listing may have, count: a hundred pages, and about a gigabyte of memory."""
+
+
+UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED)
+_BY_CODE: Final = {state.code: state.name for state in JobState}
+
+
+@click.group("job")
+def job_group() -> None:
+    """List, explain and steer jobs."""
+
+
+for _command in CHANGES:
+    job_group.add_command(_command)
+
+
+def _states(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return states_of(value)
+
+
+def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
+    """Return job states from words or squeue's letters, separated by commas; Failure for what is none."""
+    found = []
+    for text in [] if value is None else value.split(","):
+        word = text.strip().upper()
+        word = _BY_CODE.get(word, word)
+        if word not in JobState.__members__:
+            near = difflib.get_close_matches(word, JobState.__members__, n=1)
+            remedy = f"did you mean {near[0]}? " if near else ""
+            known = ", ".join(f"{state.name} ({state.code})" for state in JobState)
+            raise bad_input(f"{text!r} is not a job state", f"{remedy}known are {known}", place=place)
+        found.append(word)
+    return tuple(dict.fromkeys(found))
+
+
+@job_group.command("list")
+@click.option("--state", "states", callback=_states, metavar="STATE,…", help="Only these states, e.g. PENDING or PD,R.")
+@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
+@click.option("--user", "owner", metavar="NAME", help="Only the jobs of one user.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT,
+    show_default=True,
+    help="At most so many, the newest ones.",
+)
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+@JSON_OPTION
+def list_jobs(
+    states: tuple[str, ...], everything: bool, owner: str | None, limit: int, watch: bool, as_json: bool
+) -> None:
+    """List jobs, by default those that have not ended; columns as in squeue."""
+    if everything and states:
+        raise bad_input("--all and --state contradict each other", "give one of them")
+    if watch and as_json:
+        raise bad_input("--watch and --json contradict each other", "use GET /v1/events to follow with a program")
+    wanted = states or (() if everything else UNFINISHED)
+    current = session()
+
+    async def ask(client: Client) -> JobsAnswer:
+        return await listed(client, wanted, owner, limit, stale=current.stale)
+
+    if watch:
+        current.ask(lambda client: _watch(lambda: ask(client)))
+        return
+    answer = current.ask(ask)
+    if as_json:
+        show_json(answer)
+        return
+    show(jobs_table(answer.jobs, current.clock.now()))
+    if not answer.jobs and not everything and stdout_console().is_terminal:
+        note("No unfinished jobs; --all shows those that have ended too.")
+    if answer.truncated:
+        note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, a --state or a --user.")
+
+
+async def listed(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
+    """Return the newest jobs in these states (all: in none) and of this user, at most `limit`."""
+    if limit <= PAGE_JOBS:
+        return await client.jobs(states=states, user=owner, limit=limit, stale=stale)
+    return await _newest(client, states, owner, limit, stale=stale)
+
+
+async def _newest(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
+    """Read all jobs page by page and keep the newest. What is submitted meanwhile may or may not be among them."""
+    kept: deque[JobView] = deque(maxlen=limit)
+    seen = last = 0
+    while True:
+        page = await client.jobs(states=states, user=owner, limit=PAGE_JOBS, after=last, stale=stale)
+        kept.extend(page.jobs)
+        seen += len(page.jobs)
+        if not page.truncated or not page.jobs:
+            return JobsAnswer(revision=page.revision, jobs=tuple(kept), truncated=seen > limit)
+        last = page.jobs[-1].job_id
+
+
+async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
+    console = stdout_console()
+    if not console.is_terminal:
+        raise bad_input("--watch needs a terminal", "leave it out, or use GET /v1/events to follow with a program")
+    clock = session().clock
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            answer = await ask()
+            live.update(jobs_table(answer.jobs, clock.now()), refresh=True)
+            await asyncio.sleep(WATCH_PERIOD_S)
+
+
+@job_group.command("show")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@JSON_OPTION
+def show_job(job_id: str, as_json: bool) -> None:
+    """Show one job as Key=Value, as `scontrol show job` does."""
+    current = session()
+    job = current.ask(lambda client: client.job(job_id, stale=current.stale))
+    present(job, as_json, lambda: job_block(job, current.clock.now()))
+
+
+@job_group.command("history")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@JSON_OPTION
+def history(job_id: str, as_json: bool) -> None:
+    """Draw what happened to a job as a timeline, and where its time went."""
+    current = session()
+    answer = current.ask(lambda client: client.history(job_id, stale=current.stale))
+    present(answer, as_json, lambda: timeline(answer, current.clock.now()))
+
+
+@job_group.command("why")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Ask about a moment in the past.")
+@JSON_OPTION
+def why(job_id: str, at: int | None, as_json: bool) -> None:
+    """Explain with figures why a job waits, now or at a revision."""
+    current = session()
+    view = current.ask(lambda client: client.why(job_id, at=at, stale=current.stale))
+    present(view, as_json, lambda: why_text(view))
+
+
+@job_group.command("estimate")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@JSON_OPTION
+def estimate(job_id: int, as_json: bool) -> None:
+    """Say when a job should start, and what it waits for until then."""
+    stale = session().stale
+    answer = session().ask(lambda client: client.estimate(job_id, stale=stale))
+    if as_json:
+        show_json(answer)
+        return
+    click.echo(
+        f"JobId={answer.job_id} JobState={plain(answer.state)} Priority={answer.priority} "
+        f"StartTime={plain(answer.start or 'Unknown')}"
+    )
+    for step in answer.steps:
+        click.echo(plain(f"   {step.what}: until {step.until or 'unknown'}: {step.sentence}"))

@@ -1,0 +1,275 @@
+"""`forebay job cancel|hold|release|suspend|resume|requeue|update`: one change of many jobs."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cluster.cli.commands.options import JOB_ID, PAGE_JOBS
+from cluster.cli.exits import ExitCode, Failure, bad_input, converted
+from cluster.cli.group import exit_with, report
+from cluster.cli.session import exit_code_of, failure_of, session
+from cluster.cli.submission import (
+    is_any,
+    listed,
+    parse_count,
+    parse_dependencies,
+    parse_nice,
+    read_bbf,
+)
+from cluster.cli.text import parse_begin, parse_duration
+from cluster.client import ApiError, Client, error_of_view
+from cluster.schemas import (
+    BULK_COMMANDS_MAX,
+    NO_DETAILS,
+    BulkCommand,
+    CancelCommand,
+    ContinueCommand,
+    HoldCommand,
+    JobView,
+    ReleaseCommand,
+    RequeueCommand,
+    SuspendCommand,
+    UpdateCommand,
+    UpdateRequest,
+)
+from replica.decide import parse_reference, shown_reference
+from replica.values import PRIORITY_MAX, plain
+
+BULK_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of one request with many commands: half of what a replica takes."""
+
+
+JOBS = click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
+
+
+def _change(
+    name: str,
+    help_text: str,
+    alone: Callable[[Client, str], Awaitable[JobView]],
+    among: Callable[..., BulkCommand],
+) -> click.Command:
+    """Return the command that changes jobs one way: `alone` asks for one, `among` is one of many."""
+
+    @click.command(name, help=help_text)
+    @JOBS
+    def change(job_ids: tuple[str, ...]) -> None:
+        each(job_ids, alone, lambda command_id, job_id: among(command_id=command_id, job_id=job_id))
+
+    return change
+
+
+HOLD = _change(
+    "hold",
+    "Hold pending jobs back until they are released.",
+    lambda client, job_id: client.hold(job_id),
+    HoldCommand,
+)
+RELEASE = _change(
+    "release",
+    "Release held jobs; an operation that had failed for good is tried again.",
+    lambda client, job_id: client.release(job_id),
+    ReleaseCommand,
+)
+SUSPEND = _change(
+    "suspend",
+    "Stop running jobs where they are; their time limits stand still.",
+    lambda client, job_id: client.suspend(job_id),
+    SuspendCommand,
+)
+RESUME = _change(
+    "resume",
+    "Let suspended jobs go on where they were stopped.",
+    lambda client, job_id: client.continue_job(job_id),
+    ContinueCommand,
+)
+REQUEUE = _change(
+    "requeue",
+    "End the present run of jobs, or take back their buffers; they wait and stage in again.",
+    lambda client, job_id: client.requeue(job_id),
+    RequeueCommand,
+)
+
+
+@click.command("cancel")
+@JOBS
+@click.option("--hurry", is_flag=True, help="Skip stage-out: results that were not exported are LOST.")
+def cancel(job_ids: tuple[str, ...], hurry: bool) -> None:
+    """Cancel jobs. A running job's results are still staged out, unless --hurry."""
+    each(
+        job_ids,
+        lambda client, job_id: client.cancel(job_id, hurry=hurry),
+        lambda command_id, job_id: CancelCommand(command_id=command_id, job_id=job_id, hurry=hurry),
+    )
+
+
+@click.command("update")
+@JOBS
+@click.option("-J", "--name", "--job-name", "name", metavar="NAME", help="Name of the job.")
+@click.option("-t", "--time-limit", "--time", "time", metavar="TIME", help="Only an operator raises it.")
+@click.option("--priority", metavar="N", help="Only an operator raises it.")
+@click.option("--nice", metavar="N", help="Only an operator makes it negative.")
+@click.option("--begin", metavar="TIME", help="Not before, or now.")
+@click.option("--deadline", metavar="TIME", help="Dropped if it cannot be over by then; an empty one for none.")
+@click.option("-d", "--dependency", metavar="KIND:JOB,…", help="What it waits for; an empty one for nothing.")
+@click.option("-A", "--account", metavar="NAME", help="Account that it counts for; an empty one for none.")
+@click.option("-q", "--qos", metavar="NAME", help="Quality of service; an empty one for none.")
+@click.option("-L", "--licenses", metavar="NAME[:N],…", help="Licences that it needs; an empty one for none.")
+@click.option("--reservation", metavar="NAME", help="Reservation that it may use; an empty one for none.")
+@click.option("-p", "--partition", metavar="NAME", help="Where it runs; an empty one for the default.")
+@click.option("--requeue/--no-requeue", default=None, help="Whether it may be run again after a failure of its node.")
+@click.option("--mail-type", metavar="TYPE,…", help="When to send mail.")
+@click.option("--mail-user", metavar="ADDRESS", help="To whom; an empty one for the user.")
+@click.option("--comment", metavar="TEXT", help="Kept with the job.")
+@click.option("--bb", metavar="TEXT", help="Burst-buffer request instead of all that it asked for.")
+@click.option("--bbf", metavar="FILE", help="The same in a file.")
+def update(job_ids: tuple[str, ...], **given: Any) -> None:
+    """Change jobs that wait: what is named becomes as it is here. Of an array or its tasks, those that wait.
+
+    The burst-buffer request can be changed until the job has its space.
+    """
+    fields = _fields(given)
+    if not fields:
+        raise bad_input("it is not said what to change", "name an option, for example --time-limit 2:00:00")
+    each(
+        job_ids,
+        lambda client, job_id: client.update_job(job_id, UpdateRequest(command_id=client.new_command_id(), **fields)),
+        lambda command_id, job_id: UpdateCommand(command_id=command_id, job_id=job_id, **fields),
+    )
+
+
+def _fields(given: dict[str, Any]) -> dict[str, Any]:
+    now = session().clock.now()
+    fields: dict[str, Any] = {
+        field: given[field]
+        for field in ("name", "account", "qos", "reservation", "partition", "requeue", "mail_user", "comment", "bb")
+        if given[field] is not None
+    }
+
+    def convert(option: str, field: str, read: Callable[[str], Any], empty: Any = None) -> None:
+        text = given[option]
+        if text is None:
+            return
+        place = f"--{option.replace('_', '-')}"
+        fields[field] = empty if text == "" and empty is not None else converted(text, read, place)
+
+    convert("time", "time_limit_s", parse_duration)
+    convert("priority", "priority", lambda text: parse_count(text, "the priority", 0, PRIORITY_MAX))
+    convert("nice", "nice", parse_nice)
+    convert("begin", "begin_at", lambda text: parse_begin(text, now) or "", "")
+    convert("deadline", "deadline", lambda text: parse_begin(text, now) or "", "")
+    convert("dependency", "dependencies", parse_dependencies, ())
+    convert("licenses", "licenses", listed, ())
+    convert("mail_type", "mail_types", listed, ())
+    if given["dependency"] is not None:
+        fields["dependency_any"] = is_any(given["dependency"])
+    if given["bbf"] is not None:
+        fields["bbf"] = read_bbf(Path(given["bbf"]), "--bbf")
+    return fields
+
+
+def each(
+    job_ids: tuple[str, ...],
+    change: Callable[[Client, str], Awaitable[JobView]],
+    among: Callable[[str, str], BulkCommand] | None = None,
+) -> None:
+    """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one.
+
+    Several jobs go in one request where `among` makes the command out of its id and the job. Of several tasks of an
+    array those that stand alike share a line.
+    """
+    wanted = tuple(dict.fromkeys(job_ids))
+
+    async def change_all(client: Client) -> list[Failure]:
+        failures = []
+        outcomes = _alone(client, wanted, change) if among is None or len(wanted) == 1 else _bulk(client, wanted, among)
+        async for job_id, outcome in outcomes:
+            if isinstance(outcome, JobView):
+                for line in _standings(await _changed(client, job_id, outcome)):
+                    click.echo(line)
+            else:
+                failures.append(failure_of(outcome))
+                report(failures[-1])
+        return failures
+
+    failures = session().ask(change_all)
+    if failures:
+        exit_with(failures[0].code)
+
+
+async def _alone(
+    client: Client, job_ids: tuple[str, ...], change: Callable[[Client, str], Awaitable[JobView]]
+) -> AsyncIterator[tuple[str, JobView | ApiError]]:
+    """Change one job after the other, until nobody answers."""
+    for job_id in job_ids:
+        try:
+            yield job_id, await change(client, job_id)
+        except ApiError as error:
+            yield job_id, error
+            if exit_code_of(error) in (ExitCode.UNREACHABLE, ExitCode.OUTCOME_UNKNOWN):
+                return
+
+
+async def _bulk(
+    client: Client, job_ids: tuple[str, ...], among: Callable[[str, str], BulkCommand]
+) -> AsyncIterator[tuple[str, JobView | ApiError]]:
+    """Change all jobs with as few requests as it takes, until nobody answers one of them."""
+    commands = [among(client.new_command_id(), job_id) for job_id in job_ids]
+    for first in range(0, len(commands), per_request := _per_request(commands)):
+        try:
+            answer = await client.commands(commands[first : first + per_request])
+        except ApiError as error:
+            yield job_ids[first], error
+            return
+        for job_id, result in zip(job_ids[first:], answer.results, strict=False):
+            if result.error is not None:
+                yield job_id, error_of_view(result.status, result.error, result.command_id)
+            elif result.job is not None:
+                yield job_id, result.job
+
+
+def _per_request(commands: Sequence[BulkCommand]) -> int:
+    """Return how many of these commands fit into one request; they differ by their jobs only."""
+    longest = max(len(msgspec.json.encode(command)) for command in commands)
+    return max(1, min(BULK_COMMANDS_MAX, BULK_BYTES_MAX // longest))
+
+
+async def _changed(client: Client, job_id: str, first: JobView) -> tuple[JobView, ...]:
+    """Return all jobs that a change was about, of which `first` is the first."""
+    array, tasks = parse_reference(job_id)
+    is_task = first.details is not None and first.details.array_job_id == array
+    if not is_task or (tasks is not None and len(tasks) == 1):
+        return (first,)
+    found: list[JobView] = []
+    more = True
+    while more:
+        last = found[-1].job_id if found else 0
+        try:
+            page = await client.jobs(job=job_id, limit=PAGE_JOBS, after=last)
+        except ApiError:
+            # What was asked for has happened: only how the others stand is not known.
+            return (first,)
+        found.extend(page.jobs)
+        more = page.truncated and bool(page.jobs)
+    return tuple(found) or (first,)
+
+
+def _standings(jobs: Iterable[JobView]) -> list[str]:
+    """Return how jobs stand: a line for each, but one for all tasks of an array that stand alike."""
+    lines: dict[tuple[int, str], list[int]] = {}
+    for job in jobs:
+        buffer = "" if job.burst_buffer_state is None else f" BurstBufferState={plain(job.burst_buffer_state)}"
+        words = f"JobState={plain(job.state)} Reason={plain(job.reason)}{buffer}"
+        more = job.details or NO_DETAILS
+        alone = more.array_job_id is None or more.array_task_id is None
+        key = (job.job_id if more.array_job_id is None else more.array_job_id, words)
+        lines.setdefault(key, []).extend([] if alone else [more.array_task_id or 0])
+    return [
+        f"JobId={shown_reference(job_id, tuple(sorted(tasks)) or None)} {words}"
+        for (job_id, words), tasks in lines.items()
+    ]
+
+
+CHANGES = (cancel, HOLD, RELEASE, SUSPEND, RESUME, REQUEUE, update)

@@ -1,0 +1,238 @@
+"""`forebay init|up|serve|agent|ledger|snapshot`: making a cluster, running its processes, reading what they keep."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn, cast
+
+import click
+
+from cluster.cli.audit_commands import audit_commands, words_of
+from cluster.cli.commands.agent_receipt import agent_receipt
+from cluster.cli.commands.local_cluster import children_of, module_command, run
+from cluster.cli.commands.member import save_snapshot
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import Session, config_failure, session
+from cluster.cli.text import moment, note
+from cluster.client import Client
+from cluster.client import run as run_to_end
+from cluster.config import OPERATOR_NAME, Config, ConfigError, Founding, FoundingRefused, PoolSpec, found
+from cluster.security import certificate_of
+from cluster.system import SystemClock, format_instant
+
+READY_S: Final = 60.0
+"""Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""
+
+_STANDARD: Final = Founding()
+
+
+@click.command("init")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--cluster-name", default=_STANDARD.name, show_default=True, help="For people; the id is made.")
+@click.option("--replicas", type=int, default=_STANDARD.replicas, show_default=True, help="1, 3 or 5.")
+@click.option("--agents", type=int, default=_STANDARD.agents, show_default=True, help="Nodes with an agent.")
+@click.option("--cpus", type=int, default=_STANDARD.cpus_per_agent, show_default=True, help="CPUs of each node.")
+@click.option("--host", default=_STANDARD.host, show_default=True, help="Address of all replicas.")
+@click.option(
+    "--base-port", type=int, default=_STANDARD.base_port, show_default=True, help="Peers from here, API + 10."
+)
+@click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    metavar="NAME=QUANTITY/GRANULARITY[,default]",
+    help="A pool, e.g. fast=96MiB/8MiB.",
+)
+@click.option("--source-root", "sources", multiple=True, metavar="DIR", help="Jobs may stage in from here; %u: user.")
+@click.option("--destination-root", "destinations", multiple=True, metavar="DIR", help="Jobs may stage out to here.")
+@click.option("--accounts", type=click.Choice(["own", "switch"]), default="own", show_default=True, help="Run jobs as.")
+@click.option("--allow-root", is_flag=True, help="Let the user root submit jobs.")
+@click.option("--user", "users", multiple=True, metavar="NAME", help="Also issue a certificate for this user.")
+def init(
+    directory: Path, cluster_name: str, replicas: int, agents: int, cpus: int, host: str, base_port: int,
+    pools: tuple[str, ...], sources: tuple[str, ...], destinations: tuple[str, ...], accounts: str, allow_root: bool,
+    users: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Write a new cluster's forebay.toml and certificates into DIRECTORY.
+
+    Nothing that is there is overwritten. Staging roots are relative to the present directory, and none means that jobs
+    may stage nothing.
+    """
+    here = Path.cwd()
+    try:
+        founding = Founding(
+            name=cluster_name,
+            host=host,
+            base_port=base_port,
+            replicas=replicas,
+            agents=agents,
+            cpus_per_agent=cpus,
+            accounts=cast(Literal["own", "switch"], accounts),
+            pools=tuple(PoolSpec.parse(pool) for pool in pools) or _STANDARD.pools,
+            users=users,
+            source_roots=tuple(Path(os.path.normpath(here / root)) for root in sources),
+            destination_roots=tuple(Path(os.path.normpath(here / root)) for root in destinations),
+            allow_root=allow_root,
+        )
+        config = found(directory, founding, clock=SystemClock())
+    except FoundingRefused as error:
+        sentence, _, remedy = str(error).partition("; ")
+        raise bad_input(sentence, remedy or "see forebay init --help") from error
+    until = certificate_of(config.tls.certificates, OPERATOR_NAME).valid_until
+    click.echo(
+        f"Wrote {config.file} and certificates for {_count(config)}, valid until "
+        f"{moment(format_instant(until)).partition('T')[0]}."
+    )
+    click.echo(f"Next: forebay --config {config.file} up")
+    if not allow_root and os.geteuid() == 0:
+        note(
+            "forebay: warning: you are root, and root may not submit jobs to this cluster: see --allow-root and --user"
+        )
+    for root in dict.fromkeys((*founding.source_roots, *founding.destination_roots)):
+        # What is there depends on the job's user where the root names it.
+        known = Path(str(root).partition("%u")[0])
+        if not known.is_dir():
+            note(f"forebay: warning: the staging root {known} is no directory yet: make it before jobs use it")
+    if not sources or not destinations:
+        note(f"forebay: warning: jobs may not stage {_missing(sources, destinations)} yet: add roots to [staging]")
+
+
+def _missing(sources: tuple[str, ...], destinations: tuple[str, ...]) -> str:
+    return " or ".join(word for word, roots in (("in", sources), ("out", destinations)) if not roots)
+
+
+def _count(config: Config) -> str:
+    return f"{len(config.replicas)} replicas and {len(config.agents)} agents"
+
+
+@click.command("up")
+def up() -> None:
+    """Run a whole cluster of this machine in the foreground; Ctrl-C ends it.
+
+    Every replica and agent of the configuration becomes a child process with its name before each line of its output.
+    What ends is not restarted. For trying things out: in production each process is a service of its own.
+    """
+    current = session()
+    config = current.config()
+    replicas, agents = children_of(config)
+
+    def say(line: str) -> None:
+        click.echo(line)
+        sys.stdout.flush()
+
+    async def announce() -> None:
+        async with Client.from_config(config, current.identity, clock=current.clock, deadline_s=READY_S) as client:
+            answer = await client.members()
+        for line in _how_to_talk(config, answer.leader):
+            say(line)
+
+    say(f"Cluster {config.cluster.name} of {config.file}: {_count(config)}. Ctrl-C ends it.")
+    try:
+        asked = run_to_end(run(replicas, agents, say=say, announce=announce))
+    except OSError as error:
+        raise Failure(
+            ExitCode.REFUSED, f"a process cannot be started ({error.strerror})", "free some memory"
+        ) from error
+    if not asked:
+        raise Failure(
+            ExitCode.REFUSED,
+            "all processes have ended by themselves",
+            "read what they said above: ports in use, or directories of another cluster, are the usual causes",
+        )
+    say("All processes have ended.")
+
+
+def _how_to_talk(config: Config, leader: str | None) -> list[str]:
+    first_agent = config.agents[0].name if config.agents else None
+    lines = [
+        f"Ready: {leader or 'somebody'} leads. To talk to it from another terminal:",
+        f"  export FOREBAY_CONFIG={config.file}",
+        "  forebay member list",
+        "  forebay submit SCRIPT && forebay job list",
+    ]
+    if first_agent is None:
+        lines.append("There are no agents: jobs will wait. Start one with forebay agent --name NAME.")
+    return lines
+
+
+@click.command("serve")
+@click.option("--name", required=True, help="Which replica of the configuration this is.")
+@click.option("--first-start", is_flag=True, help="It has never run, on a machine where `init` did not: start empty.")
+@click.option("--join", is_flag=True, help="The cluster has added or replaced it: start empty, as a new member.")
+def serve(name: str, first_start: bool, join: bool) -> None:
+    """Run one replica in the foreground, as a service manager would.
+
+    A replica without data is refused, unless `forebay init` made its directory or --first-start says that it has never
+    run: one that lost its data has forgotten votes and entries that the others count on.
+    """
+    config = _checked(session(), lambda config: config.replica(name))
+    words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
+    _replace(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
+
+
+@click.group("agent", invoke_without_command=True)
+@click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
+@click.pass_context
+def agent(context: click.Context, name: str | None) -> None:
+    """Run one node's agent in the foreground, as a service manager would: that needs --name.
+
+    With a command, look at what the agent of this node keeps; --name is needed then where several are on one node.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if name is None:
+        raise bad_input("forebay agent does not say which node this is", "forebay agent --name NODE runs its agent")
+    config = _checked(session(), lambda config: config.agent(name))
+    _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name))
+
+
+agent.add_command(agent_receipt)
+
+
+def _checked(current: Session, look_up: Callable[[Config], object]) -> Config:
+    config = current.config()
+    try:
+        look_up(config)
+    except ConfigError as error:
+        raise config_failure(error) from error
+    return config
+
+
+def _replace(command: tuple[str, ...]) -> NoReturn:
+    """Become another program: signals and exit code are then its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        raise Failure(
+            ExitCode.REFUSED, f"{command[0]} cannot be started ({error.strerror})", "install Forebay again"
+        ) from error
+
+
+# What is kept in a replica's directory -------------------------------------------------------------------------------
+
+
+@click.group("ledger")
+def ledger_group() -> None:
+    """Verify, replay and print a replica's ledger, offline."""
+
+
+@click.group("snapshot")
+def snapshot_group() -> None:
+    """Save and inspect snapshots."""
+
+
+def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
+    """Become `python -m cluster.audit` with these words; the global options travel along."""
+    command, current = click.get_current_context().command, session()
+    configured = [] if current.config_path is None else [f"--config={current.config_path}"]
+    _replace(module_command("cluster.audit", *configured, *words, *words_of(command, options)))
+
+
+_ledger_commands, _inspect = audit_commands(_perform_audit)
+for _command in _ledger_commands:
+    ledger_group.add_command(_command)
+snapshot_group.add_command(save_snapshot)
+snapshot_group.add_command(_inspect)

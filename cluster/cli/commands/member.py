@@ -1,0 +1,314 @@
+"""`forebay member …` and `forebay snapshot save`: the replicas themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from enum import StrEnum
+
+import click
+import msgspec
+
+from cluster.cli.commands.options import JSON_OPTION, NAME
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import config_failure, session
+from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
+from cluster.client import ApiError, Client
+from cluster.config import Config, ConfigError, ReplicaConfig
+from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
+from cluster.system import Address, AddressError
+from replica.values import plain
+
+DIGEST_DIGITS_SHOWN = 16
+"""Digits of a digest in a table: enough to see a difference; `--json` has all 64."""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica said of itself, or why it did not."""
+
+    name: str
+    api: str
+    reachable: bool
+    status: StatusView | None = None
+    checkpoints: DigestsAnswer | None = None
+    """Only with --digest: the states that it digested last, which it compares with its peers' by itself."""
+    error: str | None = None
+
+
+class Agreement(StrEnum):
+    """What the digests say of the states."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNKNOWN = "unknown"
+    """No two replicas gave a digest of the same state."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome for all replicas that answered."""
+
+    agreement: Agreement
+    sentence: str
+
+
+def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
+    """Compare what is comparable: states of one revision, and checkpoints after one entry."""
+    of_revision: defaultdict[int, dict[str, str]] = defaultdict(dict)
+    after_entry: defaultdict[int, dict[str, str]] = defaultdict(dict)
+    for answer in answers:
+        if answer.status is not None and answer.status.state_digest is not None:
+            of_revision[answer.status.revision][answer.name] = answer.status.state_digest
+        if answer.checkpoints is not None:
+            for index, digest in answer.checkpoints.digests.items():
+                after_entry[index][answer.name] = digest
+    points = [(f"at revision {number}", of_revision[number]) for number in sorted(of_revision, reverse=True)]
+    points += [(f"after entry {number}", after_entry[number]) for number in sorted(after_entry, reverse=True)]
+    for where, digests in points:
+        if len(set(digests.values())) > 1:
+            shown = ", ".join(f"{name} {digest[:DIGEST_DIGITS_SHOWN]}" for name, digest in sorted(digests.items()))
+            return Comparison(agreement=Agreement.DIFFERENT, sentence=f"the replicas' states differ {where}: {shown}")
+    # The most replicas first; of those the newest, in the order above.
+    where, digests = max(points, key=lambda point: len(point[1]), default=("", {}))
+    if len(digests) > 1:
+        names = ", ".join(sorted(digests))
+        return Comparison(agreement=Agreement.SAME, sentence=f"{names} hold the same state {where}")
+    return Comparison(
+        agreement=Agreement.UNKNOWN,
+        sentence="no two replicas gave a digest of the same state; ask again, or when fewer commands come in",
+    )
+
+
+MEMBER_ANSWER_S = 2.0
+"""How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""
+
+
+class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `member status --json` prints."""
+
+    replicas: tuple[ReplicaStatus, ...]
+    comparison: Comparison | None = None
+    """Only with --digest, of several replicas."""
+
+
+@click.group("member")
+def member_group() -> None:
+    """Look at the replicas, and change who they are: one at a time."""
+
+
+@member_group.command("list")
+@JSON_OPTION
+def list_members(as_json: bool) -> None:
+    """List the replicas: role, term, commit index, lag.
+
+    Who is a member and how far behind is what the leader says; the rest of each is what it says of itself.
+    """
+    current = session()
+
+    async def ask(client: Client) -> MembersAnswer:
+        answer = await client.members(stale=current.stale)
+        rows = await asyncio.gather(*(_completed(client, member) for member in answer.members))
+        return msgspec.structs.replace(answer, members=tuple(rows))
+
+    answer = current.ask(ask)
+    present(answer, as_json, lambda: members_table(answer.members))
+
+
+async def _completed(client: Client, member: MemberView) -> MemberView:
+    """Return the row with what only that replica knows, if it answers at once."""
+    if not member.reachable or None not in (
+        member.term,
+        member.commit_index,
+        member.applied_index,
+        member.revision,
+    ):
+        return member
+    try:
+        found = await client.status(Address.parse(member.api), deadline_s=MEMBER_ANSWER_S)
+    except (ApiError, AddressError):
+        return member
+    return msgspec.structs.replace(
+        member,
+        term=found.term,
+        commit_index=found.commit_index,
+        applied_index=found.applied_index,
+        revision=found.revision,
+    )
+
+
+@member_group.command("add")
+@NAME
+@click.option("--peer", required=True, metavar="HOST:PORT", help="Where the other replicas will reach it.")
+@click.option("--api", required=True, metavar="HOST:PORT", help="Where people, tools and agents will.")
+@JSON_OPTION
+def add(name: str, peer: str, api: str, as_json: bool) -> None:
+    """Add a replica (operators). It learns first, and votes once it has caught up.
+
+    Then write it into its copy of the configuration, with `joins = true`, and start it with `serve --join`.
+    """
+    places = [_address("--peer", peer), _address("--api", api)]
+    answer = session().ask(lambda client: client.add_member(name, peer=places[0], api=places[1]))
+    _show_members(answer, as_json, f"start it: forebay serve --name {name} --join")
+
+
+@member_group.command("remove")
+@NAME
+@JSON_OPTION
+def remove(name: str, as_json: bool) -> None:
+    """Remove a replica for good (operators). A leader hands over first; who is removed stops by itself."""
+    answer = session().ask(lambda client: client.remove_member(name))
+    _show_members(answer, as_json, f"{name} stops by itself; what is in its directory is of no use any more")
+
+
+@member_group.command("replace")
+@NAME
+@JSON_OPTION
+def replace(name: str, as_json: bool) -> None:
+    """Let a replica that lost its data come back (operators).
+
+    It gets a new id, so nobody counts on what it promised before; it votes again once it has caught up.
+    """
+    answer = session().ask(lambda client: client.replace_member(name))
+    _show_members(
+        answer, as_json, f"move away what is left of its directory, and start it: forebay serve --name {name} --join"
+    )
+
+
+@member_group.command("transfer")
+@click.argument("name", required=False)
+@JSON_OPTION
+def transfer(name: str | None, as_json: bool) -> None:
+    """Hand the leadership over to a replica, or to the one that is furthest (operators)."""
+    answer = session().ask(lambda client: client.transfer_leadership(name))
+    present(answer, as_json, lambda: plain(f"{answer.leader or 'another replica'} leads in term {answer.term}"))
+
+
+def _show_members(answer: MembersAnswer, as_json: bool, hint: str) -> None:
+    if as_json:
+        show_json(answer)
+    else:
+        show(members_table(answer.members))
+        note(hint)
+
+
+def _address(option: str, text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except AddressError as error:
+        raise bad_input(f"{option}: {error.sentence}", error.remedy) from error
+
+
+@member_group.command("status")
+@click.argument("name", required=False)
+@click.option("--digest", is_flag=True, help="Also compute the digests of the states, and compare them.")
+@JSON_OPTION
+def status(name: str | None, digest: bool, as_json: bool) -> None:
+    """Ask each replica itself, or one of them, how it stands.
+
+    With --digest the states are compared as well, where two replicas gave a digest of the same revision, or keep one of
+    the same entry. States that differ end with exit code 7.
+    """
+    current = session()
+    config = current.config()
+    replicas = config.replicas if name is None else (find_replica(config, name),)
+
+    async def ask_all(client: Client) -> list[ReplicaStatus]:
+        return await asyncio.gather(*(_ask(client, replica, digest) for replica in replicas))
+
+    answers = current.ask(ask_all)
+    comparison = compare(answers) if digest and len(answers) > 1 else None
+    if as_json:
+        show_json(StatusAnswer(replicas=tuple(answers), comparison=comparison))
+    else:
+        columns = (
+            "REPLICA",
+            "ROLE",
+            "READY",
+            "TERM",
+            "LEADER",
+            "COMMIT",
+            "APPLIED",
+            "REVISION",
+            "SNAPSHOT",
+            "STATE-DIGEST",
+        )
+        show(
+            table(
+                columns,
+                (_row(answer) for answer in answers),
+                right=frozenset({"TERM", "COMMIT", "APPLIED", "REVISION", "SNAPSHOT"}),
+            )
+        )
+        for answer in answers:
+            if answer.status is not None and not answer.status.ready and answer.status.not_ready:
+                note(f"{answer.name} is not ready: {answer.status.not_ready}")
+            if answer.error is not None:
+                note(f"{answer.name} did not answer: {answer.error}")
+            if answer.checkpoints is not None and answer.checkpoints.verdict != "agrees":
+                note(f"{answer.name} compared itself with its peers last: {answer.checkpoints.verdict}")
+        if comparison is not None and comparison.agreement is not Agreement.DIFFERENT:
+            note(comparison.sentence)
+    if comparison is not None and comparison.agreement is Agreement.DIFFERENT:
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            comparison.sentence,
+            "keep the directory of the one that differs from the majority for an inquiry, and bring it back with "
+            "`forebay member replace`",
+        )
+    if not any(answer.reachable for answer in answers):
+        raise Failure(
+            ExitCode.UNREACHABLE,
+            "no replica answered",
+            "start them with `forebay serve --name NAME`, or check their api addresses",
+        )
+
+
+async def _ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaStatus:
+    try:
+        found = await client.status(replica.api, digest=digest)
+    except ApiError as error:
+        return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=False, error=str(error))
+    checkpoints = None
+    if digest:
+        with suppress(ApiError):
+            checkpoints = await client.digests(replica.api)
+    return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=True, status=found, checkpoints=checkpoints)
+
+
+def _row(answer: ReplicaStatus) -> tuple[Cell, ...]:
+    found = answer.status
+    if found is None:
+        return (answer.name, "unreachable", "no", *[None] * 7)
+    digest = found.state_digest
+    return (
+        answer.name,
+        found.role,
+        "yes" if found.ready else "no",
+        found.term,
+        found.leader,
+        found.commit_index,
+        found.applied_index,
+        found.revision,
+        found.snapshot_index,
+        None if digest is None else digest[:DIGEST_DIGITS_SHOWN],
+    )
+
+
+def find_replica(config: Config, name: str) -> ReplicaConfig:
+    """Return the replica of that name; Failure names the near one."""
+    try:
+        return config.replica(name)
+    except ConfigError as error:
+        raise config_failure(error) from error
+
+
+@click.command("save")
+@click.option("--name", help="Replica that writes it.  [default: whichever answers]")
+@JSON_OPTION
+def save_snapshot(name: str | None, as_json: bool) -> None:
+    """Let a replica write a snapshot now (operators)."""
+    current = session()
+    address: Address | None = None if name is None else find_replica(current.config(), name).api
+    view = current.ask(lambda client: client.save_snapshot(address))
+    present(view, as_json, lambda: fields_table(snapshot_fields(view)))

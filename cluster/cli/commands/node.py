@@ -1,0 +1,136 @@
+"""`forebay node …` and `forebay partition …`: who does the work, and which jobs may run where."""
+
+from typing import Any, Final
+
+import click
+
+from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, add_show_and_delete, names, print_records
+from cluster.cli.exits import bad_input, converted
+from cluster.cli.session import session
+from cluster.cli.text import format_duration, nodes_table, parse_duration, present, show, table
+from cluster.client import Client
+from cluster.schemas import accounts as v
+from replica.values import NODES_MAX, plain
+
+UNLIMITED: Final = "UNLIMITED"
+
+
+@click.group("partition")
+def partition_group() -> None:
+    """Show and change partitions: which nodes jobs may run on, for whom, and for how long."""
+
+
+def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else names(context, parameter, value)
+
+
+@partition_group.command("set")
+@NAME
+@click.option("--nodes", metavar="LIST", help="E.g. n[1-4],n7; ALL for every node.  [default: ALL]")
+@click.option(
+    "--state",
+    type=click.Choice(["UP", "DOWN", "DRAIN", "INACTIVE"], case_sensitive=False),
+    help="DOWN starts no jobs, DRAIN takes no new ones, INACTIVE neither.  [default: UP]",
+)
+@click.option("--default/--no-default", "default", default=None, help="Whether it is for jobs that name none.")
+@click.option("--max-time", metavar="TIME", help="The longest time limit, e.g. 2-12, or UNLIMITED.")
+@click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="The fewest nodes of a job.")
+@click.option("--max-nodes", metavar="N", help="The most nodes of a job, or UNLIMITED.")
+@click.option("--users", callback=_names, metavar="NAME,…", help="Who may use it; an empty one for everybody.")
+@click.option("--accounts", callback=_names, metavar="NAME,…", help="Whose jobs may use it; an empty one for all.")
+@JSON_OPTION
+def set_partition(
+    name: str, as_json: bool, max_time: str | None, max_nodes: str | None, state: str | None, **given: Any
+) -> None:
+    """Make a partition, or change what is named of one (operators). Nothing is taken from jobs that run."""
+    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    if state is not None:
+        changes["state"] = state.upper()
+    if max_time is not None:
+        changes["max_time_s"] = (
+            None if max_time.upper() == UNLIMITED else converted(max_time, parse_duration, "--max-time")
+        )
+    if max_nodes is not None:
+        changes["max_nodes"] = None if max_nodes.upper() == UNLIMITED else _count(max_nodes)
+
+    async def change(client: Client) -> v.PartitionsAnswer:
+        known = await client.partitions()
+        present = next((row for row in known.partitions if row.name == name), None)
+        fields = ("nodes", "state", "default", "max_time_s", "min_nodes", "max_nodes", "users", "accounts")
+        kept = {} if present is None else {field: getattr(present, field) for field in fields}
+        request = v.PartitionRequest(command_id=client.new_command_id(), **{**kept, **changes})
+        return await client.set_partition(name, request)
+
+    print_records(PARTITIONS, session().ask(change), as_json, name)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise bad_input(f"{text[:24]!r} is no number of nodes", f"write a number, or {UNLIMITED}", place="--max-nodes")
+    return int(text)
+
+
+def _write(partitions: tuple[v.PartitionView, ...]) -> None:
+    rows = [
+        (
+            plain(row.name) + ("*" if row.default else ""),
+            row.state,
+            "infinite" if row.max_time_s is None else format_duration(row.max_time_s),
+            _job_nodes(row),
+            row.nodes_up,
+            row.cpus,
+            plain(row.nodes or "-"),
+            plain(",".join(row.users) or "ALL"),
+            plain(",".join(row.accounts) or "ALL"),
+        )
+        for row in partitions
+    ]
+    heads = ("PARTITION", "AVAIL", "TIMELIMIT", "JOB_SIZE", "UP", "CPUS", "NODELIST", "USERS", "ACCOUNTS")
+    show(table(heads, rows, right=frozenset({"UP", "CPUS"}), flexible=frozenset({"NODELIST", "USERS", "ACCOUNTS"})))
+
+
+def _job_nodes(row: v.PartitionView) -> str:
+    return f"{row.min_nodes}-{'infinite' if row.max_nodes is None else row.max_nodes}"
+
+
+PARTITIONS = Kind("partition", "partitions", Client.partitions, Client.delete_partition, _write)
+add_show_and_delete(
+    partition_group,
+    PARTITIONS,
+    "List the partitions, or one; the default one has a star.",
+    "Take a partition away; its pending jobs wait with PartitionConfig (operators).",
+    listing="list",
+)
+
+
+@click.group("node")
+def node_group() -> None:
+    """List, drain and resume nodes."""
+
+
+@node_group.command("list")
+@JSON_OPTION
+def list_nodes(as_json: bool) -> None:
+    """List nodes, their state and what they run."""
+    current = session()
+    answer = current.ask(lambda client: client.nodes(stale=current.stale))
+    present(answer, as_json, lambda: nodes_table(answer.nodes))
+
+
+@node_group.command("drain")
+@NAME
+@click.option("--reason", required=True, metavar="TEXT", help="Why, for whoever looks next.")
+def drain(name: str, reason: str) -> None:
+    """Keep new work away from a node (operators); what it has goes on."""
+    if not reason.strip():
+        raise bad_input("the reason is empty", 'say why, for example --reason "new disks"', place="--reason")
+    node = session().ask(lambda client: client.drain(name, reason=reason))
+    click.echo(f"NodeName={plain(node.name)} State={plain(node.state)} Reason={plain(node.reason)}")
+
+
+@node_group.command("resume")
+@NAME
+def resume(name: str) -> None:
+    """Give a drained node new work again (operators)."""
+    node = session().ask(lambda client: client.resume(name))
+    click.echo(f"NodeName={plain(node.name)} State={plain(node.state)}")

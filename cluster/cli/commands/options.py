@@ -1,0 +1,99 @@
+"""What several commands share: options and arguments, and how records that a site keeps are listed and deleted."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+import click
+import msgspec
+
+from cluster.cli.exits import ExitCode, Failure
+from cluster.cli.session import session
+from cluster.cli.text import show_json
+from cluster.client import Client
+from replica.decide import parse_reference, shown_reference
+from replica.model import ArrayFault
+
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+
+JOB_ID_MAX: Final = 2**63 - 1
+REVISION_MAX: Final = 2**63 - 1
+
+PAGE_JOBS: Final = 10_000
+"""Jobs asked for in one request, count: what the API answers at most."""
+
+WATCH_PERIOD_S: Final = 1.0
+"""Seconds between two listings of --watch: fast enough to follow by eye, no load for a leader."""
+
+
+class JobReference(click.ParamType):  # type: ignore[type-arg]
+    """`12`, `12_3` for a task of an array, `12_[1-4,7]` for several."""
+
+    name = "job"
+
+    def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        """Return the reference without leading zeros."""
+        try:
+            job_id, tasks = parse_reference(value)
+        except ArrayFault as fault:
+            self.fail(str(fault), parameter, context)
+        if not 1 <= job_id <= JOB_ID_MAX:
+            self.fail(f"{value!r} names no job; numbers of jobs begin at 1", parameter, context)
+        return shown_reference(job_id, tasks)
+
+
+JOB_ID = JobReference()
+
+
+NAME = click.argument("name")
+
+
+def names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Return names that commas separate; none where the option is not given."""
+    return () if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+class Kind(NamedTuple):
+    """One kind of record that a site keeps: listed, shown, changed and deleted as the others are."""
+
+    word: str
+    """What one is called in sentences."""
+    field: str
+    """The field of an answer that has the records."""
+    read: Callable[..., Awaitable[Any]]
+    delete: Callable[[Client, str], Awaitable[Any]]
+    write: Callable[[tuple[Any, ...]], None]
+    """Prints records for people."""
+
+
+def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = None) -> None:
+    """Print the records of an answer, or of them the one that is named."""
+    rows = tuple(row for row in getattr(answer, kind.field) if name in (None, row.name))
+    if as_json:
+        show_json(msgspec.structs.replace(answer, **{kind.field: rows}))
+    else:
+        kind.write(rows)
+
+
+def add_show_and_delete(group: click.Group, kind: Kind, showing: str, deleting: str, *, listing: str = "show") -> None:
+    """Give a group the two commands that differ by nothing but the kind; both texts are their help.
+
+    `listing` is what the first one is called.
+    """
+
+    @group.command(listing, help=showing)
+    @click.argument("name", required=False)
+    @JSON_OPTION
+    def show_records(name: str | None, as_json: bool) -> None:
+        stale = session().stale
+        answer = session().ask(lambda client: kind.read(client, stale=stale))
+        known = [row.name for row in getattr(answer, kind.field)]
+        if name is not None and name not in known:
+            remedy = f"known are: {', '.join(known) or 'there are none'}"
+            raise Failure(ExitCode.NOT_FOUND, f"there is no {kind.word} {name!r}", remedy)
+        print_records(kind, answer, as_json, name)
+
+    @group.command("delete", help=deleting)
+    @NAME
+    @JSON_OPTION
+    def delete_record(name: str, as_json: bool) -> None:
+        print_records(kind, session().ask(lambda client: kind.delete(client, name)), as_json)

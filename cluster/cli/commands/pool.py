@@ -1,0 +1,256 @@
+"""`forebay pool …`: where data can go, pools while they are in use."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import click
+
+from cluster.cli.commands.options import JSON_OPTION, NAME
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import session
+from cluster.cli.text import note, pools_table, present, size, table, unit_in
+from cluster.client import Client
+from cluster.schemas import PoolAddRequest, PoolChangeRequest, PoolRequest, PoolView, UnitWord
+from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
+from replica.values import SizeError, parse_size, plain
+
+
+@click.group("pool")
+def pool_group() -> None:
+    """List and change pools."""
+
+
+@pool_group.command("list")
+@JSON_OPTION
+def list_pools(as_json: bool) -> None:
+    """List pools with total, used and free capacity."""
+    current = session()
+    answer = current.ask(lambda client: client.pools(stale=current.stale))
+    present(answer, as_json, lambda: pools_table(answer.pools))
+
+
+@pool_group.command("set")
+@NAME
+@click.option("--quantity", metavar="SIZE", help="What it has in all, e.g. 96GiB.  [default: unchanged]")
+@click.option("--granularity", metavar="SIZE", help="Requests are rounded up to this.  [default: unchanged]")
+@click.option("--out-of-service", metavar="SIZE", help="Taken away for now; 0 for nothing.  [default: unchanged]")
+@click.option("--default/--no-default", "is_default", default=None, help="Whether it is the pool of unnamed requests.")
+@JSON_OPTION
+def set_pool(
+    name: str, quantity: str | None, granularity: str | None, out_of_service: str | None, is_default: bool | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Make a pool, or change what is named of one (operators).
+
+    A pool may shrink below what is in use: then nothing of it is free, and nothing is taken from who holds it.
+    """
+    _check("--quantity", quantity, parse_size)
+    _check("--granularity", granularity, parse_size)
+    _check("--out-of-service", out_of_service, parse_size, zero=True)
+
+    async def change(client: Client) -> PoolView:
+        known = next((pool for pool in (await client.pools()).pools if pool.name == name), None)
+        if known is None and (quantity is None or granularity is None):
+            raise Failure(
+                ExitCode.NOT_FOUND,
+                f"there is no pool {name!r} yet",
+                "correct the name, or make it with --quantity and --granularity",
+            )
+        request = PoolRequest(
+            command_id=client.new_command_id(),
+            quantity=_chosen(quantity, known.quantity_bytes if known else 0),
+            granularity=_chosen(granularity, known.granularity_bytes if known else 0),
+            default=(known is not None and known.is_default) if is_default is None else is_default,
+            out_of_service=_chosen(out_of_service, known.out_of_service_bytes if known else 0),
+        )
+        return await client.set_pool(name, request)
+
+    pool = session().ask(change)
+    rest_bytes = pool.quantity_bytes % pool.granularity_bytes
+    if rest_bytes:
+        note(
+            f"forebay: warning: {size(pool.quantity_bytes)} is no multiple of {size(pool.granularity_bytes)}: "
+            f"the last {size(rest_bytes)} cannot be given to anybody"
+        )
+    line = (
+        f"Pool {plain(pool.name)}: total {size(pool.quantity_bytes)}, free {size(pool.free_bytes)}, "
+        f"granularity {size(pool.granularity_bytes)}" + (", default" if pool.is_default else "")
+    )
+    present(pool, as_json, lambda: line)
+
+
+def _chosen(given: str | None, present_bytes: int) -> str:
+    return given if given is not None else str(present_bytes)
+
+
+ALL = "all"
+
+_DEFAULT = click.option("--default", "is_default", is_flag=True, help="Make it the pool of requests that name none.")
+
+
+def pool_line(pool: PoolView) -> str:
+    """Return one pool in one line, in its units."""
+    unit = unit_in(pool)
+    parts = [
+        f"total {format_amount(pool.quantity_bytes, unit)}",
+        f"free {format_amount(pool.free_bytes, unit)}",
+        f"held {format_amount(pool.held_bytes, unit)} by {pool.buffers}",
+        f"out of service {format_amount(pool.out_of_service_bytes, unit)}",
+        f"granularity {format_amount(pool.granularity_bytes, unit)}",
+    ]
+    return f"Pool {plain(pool.name)}: {', '.join(parts)}" + (", default" if pool.is_default else "")
+
+
+def remarks(pool: PoolView) -> list[str]:
+    """Return what a person should know of a pool beyond its figures."""
+    unit = unit_in(pool)
+    found: list[str] = []
+    if pool.overcommitted_bytes:
+        over = format_amount(pool.overcommitted_bytes, unit)
+        found.append(f"{over} more is held than is in service: nothing is free before that is given back")
+    rest = pool.quantity_bytes % pool.granularity_bytes
+    if rest:
+        found.append(
+            f"{format_amount(pool.quantity_bytes, unit)} is no multiple of "
+            f"{format_amount(pool.granularity_bytes, unit)}: the last {format_amount(rest, unit)} cannot be given to "
+            "anybody"
+        )
+    return found
+
+
+@pool_group.command("show")
+@NAME
+@JSON_OPTION
+def show_pool(name: str, as_json: bool) -> None:
+    """Show one pool."""
+    current = session()
+    answer = current.ask(lambda client: client.pools(stale=current.stale))
+    pool = next((row for row in answer.pools if row.name == name), None)
+    if pool is None:
+        raise Failure(ExitCode.NOT_FOUND, f"there is no pool {name!r}", "`forebay pool list` shows the pools")
+    _show(pool, as_json)
+
+
+@pool_group.command("add")
+@NAME
+@click.option("--quantity", required=True, metavar="SIZE", help="What it has in all, e.g. 96GiB, or 40N of nodes.")
+@click.option("--granularity", metavar="SIZE", help="Requests are rounded up to this.  [default: Granularity]")
+@click.option(
+    "--unit", type=click.Choice(UNIT_WORDS), default="bytes", show_default=True, help="What its numbers count."
+)
+@_DEFAULT
+@JSON_OPTION
+def add_pool(
+    name: str, quantity: str, granularity: str | None, unit: UnitWord, is_default: bool, as_json: bool
+) -> None:
+    """Make a pool that is not there (operators)."""
+    counted = partial(parse_amount, unit=unit_of(unit) or PoolUnit.BYTES)
+    _check("--quantity", quantity, counted, zero=True)
+    _check("--granularity", granularity, counted)
+
+    async def add(client: Client) -> PoolView:
+        request = PoolAddRequest(
+            command_id=client.new_command_id(),
+            quantity=quantity,
+            granularity=granularity,
+            unit=unit,
+            default=is_default or None,
+        )
+        return await client.add_pool(name, request)
+
+    _show(session().ask(add), as_json)
+
+
+@pool_group.command("resize")
+@NAME
+@click.argument("size")
+@JSON_OPTION
+def resize_pool(name: str, size: str, as_json: bool) -> None:
+    """Change what a pool has in all to SIZE (operators).
+
+    It may shrink below what is in use: then nothing of it is free, and nothing is taken from who holds it.
+    """
+    _change(name, as_json, quantity=size)
+
+
+@pool_group.command("drain")
+@NAME
+@click.argument("size", default=ALL)
+@JSON_OPTION
+def drain_pool(name: str, size: str, as_json: bool) -> None:
+    """Take SIZE of a pool out of service, or all of it (operators); who holds a part keeps it."""
+    _change(name, as_json, out_of_service=size)
+
+
+@pool_group.command("resume")
+@NAME
+@JSON_OPTION
+def resume_pool(name: str, as_json: bool) -> None:
+    """Put all of a pool back into service (operators)."""
+    _change(name, as_json, out_of_service="0")
+
+
+@pool_group.command("granularity")
+@NAME
+@click.argument("size")
+@JSON_OPTION
+def set_granularity(name: str, size: str, as_json: bool) -> None:
+    """Change to what requests are rounded up from now on (operators); what was granted keeps its size."""
+    _change(name, as_json, granularity=size)
+
+
+@pool_group.command("default")
+@NAME
+@click.option("--off", is_flag=True, help="Let it no longer be the default pool.")
+@JSON_OPTION
+def set_default(name: str, off: bool, as_json: bool) -> None:
+    """Make a pool the one of requests that name none (operators)."""
+    _change(name, as_json, default=not off)
+
+
+@pool_group.command("unit")
+@NAME
+@click.argument("unit", type=click.Choice(UNIT_WORDS))
+@JSON_OPTION
+def set_unit(name: str, unit: UnitWord, as_json: bool) -> None:
+    """Change what the numbers of a pool count (operators); only while nobody uses it."""
+    _change(name, as_json, unit=unit)
+
+
+@pool_group.command("remove")
+@NAME
+@JSON_OPTION
+def remove_pool(name: str, as_json: bool) -> None:
+    """Remove a pool that nobody holds a part of or waits for (operators); else refused with who does."""
+    answer = session().ask(lambda client: client.remove_pool(name))
+    columns = ("POOL", "TOTAL", "FREE")
+    rows = (_row(pool) for pool in answer.pools)
+    present(answer, as_json, lambda: table(columns, rows, right=frozenset({"TOTAL", "FREE"})))
+
+
+def _row(pool: PoolView) -> tuple[str, str, str]:
+    unit = unit_in(pool)
+    return (pool.name, format_amount(pool.quantity_bytes, unit), format_amount(pool.free_bytes, unit))
+
+
+def _change(name: str, as_json: bool, **changes: Any) -> None:
+    async def change(client: Client) -> PoolView:
+        return await client.change_pool(name, PoolChangeRequest(command_id=client.new_command_id(), **changes))
+
+    _show(session().ask(change), as_json)
+
+
+def _check(option: str, text: str | None, read: Callable[[str], int], *, zero: bool = False) -> None:
+    if text is None or (zero and text == "0"):
+        return
+    try:
+        read(text)
+    except SizeError as error:
+        raise bad_input(error.sentence, error.remedy, place=f"{option}, character {error.offset + 1}") from None
+
+
+def _show(pool: PoolView, as_json: bool) -> None:
+    for remark in remarks(pool):
+        note(f"forebay: warning: {remark}")
+    present(pool, as_json, lambda: pool_line(pool))

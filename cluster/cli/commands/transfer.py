@@ -1,0 +1,118 @@
+"""`forebay transfer list|show|receipt`: what is moved, what was, and the receipts for it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import click
+from rich.live import Live
+
+from cluster.cli.commands.options import JOB_ID, JSON_OPTION, WATCH_PERIOD_S
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import session
+from cluster.cli.text import (
+    drawing,
+    job_transfers_text,
+    note,
+    present,
+    receipt_text,
+    show,
+    show_json,
+    stdout_console,
+    transfers_table,
+)
+from cluster.client import Client
+from cluster.schemas import TransferView
+
+STAGES: Final = ("stage_in", "stage_out")
+
+_WATCH = click.option("--watch", is_flag=True, help="Draw it again every second, until nothing is moved or Ctrl-C.")
+
+
+@click.group("transfer")
+def transfer_group() -> None:
+    """Show what is moved, how far it is, and the receipts of what was moved."""
+
+
+@transfer_group.command("list")
+@click.option("--user", "owner", metavar="NAME", help="Only the transfers of one user.")
+@_WATCH
+@JSON_OPTION
+def list_transfers(owner: str | None, watch: bool, as_json: bool) -> None:
+    """List what is moved, waits for its turn, or waits for somebody; figures as the agents reported them last."""
+
+    async def ask(client: Client) -> list[TransferView]:
+        return [row for row in (await client.transfers()).transfers if owner is None or row.user == owner]
+
+    current = session()
+    if watch:
+        _check_watch(as_json)
+        current.ask(lambda client: _draw(lambda: ask(client)))
+    elif as_json:
+        show_json(current.ask(lambda client: client.transfers()) if owner is None else current.ask(ask))
+    else:
+        show(transfers_table(current.ask(ask)))
+
+
+@transfer_group.command("show")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@_WATCH
+@JSON_OPTION
+def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
+    """Show what is moved for one job, what was, and what was not exported."""
+
+    async def ask(client: Client) -> list[TransferView]:
+        row = (await client.job_transfers(job_id)).transfer
+        return [] if row is None else [row]
+
+    current = session()
+    if watch:
+        _check_watch(as_json)
+        current.ask(lambda client: _draw(lambda: ask(client)))
+        return
+    answer = current.ask(lambda client: client.job_transfers(job_id))
+    present(answer, as_json, lambda: job_transfers_text(answer))
+
+
+@transfer_group.command("receipt")
+@click.argument("job_id", metavar="JOB", type=JOB_ID)
+@click.option("--stage", type=click.Choice(STAGES), help="Only of this stage.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only of this attempt.")
+@JSON_OPTION
+def receipt(job_id: str, stage: str | None, attempt: int | None, as_json: bool) -> None:
+    """Print the receipts of a job, as they stand in the ledger: also of jobs that left the list long ago."""
+    current = session()
+    answer = current.ask(lambda client: client.receipts(job_id, stage=stage, attempt=attempt, stale=current.stale))
+    if not answer.receipts:
+        what = f" of {stage}" if stage else ""
+        number = f" of attempt {attempt}" if attempt else ""
+        where = "" if answer.complete else "; this replica does not hold the beginning of it: ask another one"
+        raise Failure(
+            ExitCode.NOT_FOUND,
+            f"job {job_id} has no receipt{what}{number}{where}",
+            f"forebay transfer show {job_id} shows what is known",
+        )
+    if as_json:
+        show_json(answer)
+        return
+    click.echo("\n\n".join(receipt_text(row) for row in answer.receipts))
+    if not answer.complete:
+        note("There may be earlier receipts: this replica does not hold the beginning of the job. Ask another one.")
+
+
+def _check_watch(as_json: bool) -> None:
+    if as_json:
+        raise bad_input("--watch and --json contradict each other", "use GET /v1/transfers to follow with a program")
+    if not stdout_console().is_terminal:
+        raise bad_input("--watch needs a terminal", "leave it out, or use GET /v1/transfers to follow with a program")
+
+
+async def _draw(ask: Callable[[], Awaitable[Iterable[TransferView]]]) -> None:
+    """Draw what is under way until nothing is: what has failed for good waits for somebody, not for us."""
+    with Live(console=stdout_console(), auto_refresh=False) as live:
+        while True:
+            rows = list(await ask())
+            live.update(drawing(rows), refresh=True)
+            if not any(row.state != "failed" for row in rows):
+                return
+            await asyncio.sleep(WATCH_PERIOD_S)

@@ -1,0 +1,174 @@
+"""squeue's listing: its columns, its order and its formats."""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from cluster.cli.exits import bad_input
+from cluster.cli.text.job import shown_node
+from cluster.cli.text.moments import format_duration, format_elapsed
+from cluster.cli.text.tables import job_number, run_time_s, state_code
+from cluster.schemas import NO_DETAILS, NO_VALUE, JobDetailsView, JobView, local_time
+from replica.model import JobState
+from replica.values import Instant, plain
+
+STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
+"""Squeue's own format: each column right-aligned, and cut to its width."""
+
+
+FORMAT_CHARACTERS_MAX: Final = 1_000
+
+
+WIDTH_MAX: Final = 1_000
+"""Characters of one column: a width is a number somebody types."""
+
+
+_FIELD: Final = re.compile(r"%(?P<right>\.?)(?P<width>[0-9]{0,6})(?P<letter>[A-Za-z%])", re.ASCII)
+
+
+_WITH_REASON: Final = frozenset(
+    {JobState.PENDING.name, JobState.STAGE_OUT.name, JobState.FAILED.name, JobState.TIMEOUT.name}
+)
+"""States whose last column is the reason in parentheses; for the others it is the node."""
+
+
+_ORDER: Final = {
+    state.name: place
+    for place, states in enumerate(
+        (
+            (JobState.PENDING,),
+            (JobState.CONFIGURING, JobState.RUNNING),
+            (JobState.SUSPENDED,),
+            (JobState.STAGE_OUT, JobState.COMPLETED),
+            (JobState.CANCELLED,),
+            (JobState.FAILED,),
+            (JobState.TIMEOUT,),
+            (JobState.NODE_FAIL,),
+        )
+    )
+    for state in states
+}
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One letter of a format: what it is called in the heading, and what it shows of a job at a time, µs."""
+
+    heading: str
+    shows: Callable[[JobView, Instant], str]
+
+
+def nodes_or_reason(job: JobView) -> str:
+    """Return what stands in the last column: where the job runs, or in parentheses why it does not."""
+    if job.state in _WITH_REASON:
+        return f"({job.reason})"
+    return shown_node(job)
+
+
+FIELDS: Final = {
+    "i": Field("JOBID", lambda job, now: job_number(job)),
+    "A": Field("JOBID", lambda job, now: str(job.job_id)),
+    "F": Field("ARRAY_JOB_ID", lambda job, now: str(details_of(job).array_job_id or job.job_id)),
+    "K": Field("ARRAY_TASK_ID", lambda job, now: _or(details_of(job).array_task_id, "N/A")),
+    "P": Field("PARTITION", lambda job, now: _or(details_of(job).partition)),
+    "j": Field("NAME", lambda job, now: job.name),
+    "u": Field("USER", lambda job, now: job.user),
+    "t": Field("ST", lambda job, now: state_code(job.state)),
+    "T": Field("STATE", lambda job, now: job.state),
+    "M": Field("TIME", lambda job, now: format_elapsed(run_time_s(job, now))),
+    "l": Field("TIME_LIMIT", lambda job, now: format_duration(job.time_limit_s)),
+    "D": Field("NODES", lambda job, now: str(details_of(job).nodes)),
+    "C": Field("CPUS", lambda job, now: str(job.cpus)),
+    "R": Field("NODELIST(REASON)", lambda job, now: nodes_or_reason(job)),
+    "r": Field("REASON", lambda job, now: job.reason),
+    "N": Field("NODELIST", lambda job, now: shown_node(job)),
+    "B": Field("EXEC_HOST", lambda job, now: shown_node(job) or "n/a"),
+    "S": Field("START_TIME", lambda job, now: _time(job.start_time)),
+    "e": Field("END_TIME", lambda job, now: _time(job.end_time)),
+    "V": Field("SUBMIT_TIME", lambda job, now: _time(job.submit_time)),
+    "Q": Field("PRIORITY", lambda job, now: str(0 if job.hold else job.priority)),
+    "a": Field("ACCOUNT", lambda job, now: _or(details_of(job).account)),
+    "q": Field("QOS", lambda job, now: _or(details_of(job).qos)),
+    "E": Field("DEPENDENCY", lambda job, now: _dependency(job)),
+    "k": Field("COMMENT", lambda job, now: _or(details_of(job).comment)),
+    "W": Field("LICENSES", lambda job, now: ",".join(details_of(job).licenses) or NO_VALUE),
+    "v": Field("RESERVATION", lambda job, now: _or(details_of(job).reservation)),
+    "Z": Field("WORK_DIR", lambda job, now: job.workdir),
+}
+"""The letters of squeue that mean something here."""
+
+
+def _dependency(job: JobView) -> str:
+    return ("?" if details_of(job).dependency_any else ",").join(job.dependencies) or NO_VALUE
+
+
+def details_of(job: JobView) -> JobDetailsView:
+    return job.details or NO_DETAILS
+
+
+def _or(value: str | int | None, nothing: str = NO_VALUE) -> str:
+    return nothing if value is None or value == "" else str(value)
+
+
+def _time(iso: str | None) -> str:
+    return "N/A" if iso is None else local_time(iso)
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of a format: the text before it, its field (None: the text is all), width 0 for as wide as it is."""
+
+    before: str
+    field: Field | None
+    width: int = 0
+    right: bool = False
+
+
+def read_format(text: str) -> tuple[Column, ...]:
+    """Return the columns that a format of squeue's `-o` says; Failure for a letter that is not known."""
+    if len(text) > FORMAT_CHARACTERS_MAX:
+        raise bad_input("the format is too long", f"use at most {FORMAT_CHARACTERS_MAX} characters", place="--format")
+    columns, end, before = [], 0, ""
+    for found in _FIELD.finditer(text):
+        before += _literal(text[end : found.start()])
+        end = found.end()
+        letter, width = found["letter"], int(found["width"] or 0)
+        if letter == "%":
+            before += "%"
+            continue
+        if letter not in FIELDS:
+            raise bad_input(
+                f"the format has %{letter}, which is not known", f"use {', '.join(sorted(FIELDS))}", place="--format"
+            )
+        if width > WIDTH_MAX:
+            raise bad_input(f"a column is {width} wide", f"use at most {WIDTH_MAX}", place="--format")
+        columns.append(Column(before, FIELDS[letter], width, bool(found["right"])))
+        before = ""
+    before += _literal(text[end:])
+    return (*columns, Column(before, None)) if before else tuple(columns)
+
+
+def _literal(text: str) -> str:
+    if "%" in text:
+        raise bad_input(f"the format has a % alone in {text[:20]!r}", "write %% for one, or %i", place="--format")
+    return text
+
+
+def line(columns: tuple[Column, ...], cell: Callable[[Field], str]) -> str:
+    """Return one line of the listing."""
+    parts = []
+    for column in columns:
+        parts.append(column.before)
+        if column.field is None:
+            continue
+        text = plain(cell(column.field))
+        if column.width:
+            text = text[: column.width]
+            text = text.rjust(column.width) if column.right else text.ljust(column.width)
+        parts.append(text)
+    return "".join(parts).rstrip()
+
+
+def in_order(jobs: tuple[JobView, ...]) -> list[JobView]:
+    """Return the jobs in squeue's order: by state, then the highest priority first, then as they were submitted."""
+    return sorted(jobs, key=lambda job: (_ORDER.get(job.state, len(_ORDER)), -job.priority, job.job_id))

@@ -1,0 +1,215 @@
+"""The listings for people: one function for each kind of view, its columns and what its cells say."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from rich.text import Text
+
+from cluster.cli.text.moments import format_elapsed
+from cluster.cli.text.output import NOTHING, Listing, readable_size, size, table, text_of
+from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
+from cluster.system import parse_instant
+from replica.model import JobState, PoolUnit, format_amount, unit_of
+from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
+
+NAME_CHARACTERS_SHOWN: Final = 24
+"""Characters of a job's name in the listing; `job show` has all of it."""
+
+_STATE_STYLES: Final = {
+    "PD": "yellow",
+    "CF": "cyan",
+    "R": "green",
+    "S": "magenta",
+    "SO": "cyan",
+    "CD": "dim",
+    "F": "red",
+    "CA": "dim red",
+    "TO": "red",
+    "NF": "red",
+}
+
+
+def state_code(state: str) -> str:
+    """Return squeue's letters for a job state; the word itself for a state that a newer server knows."""
+    return JobState[state].code if state in JobState.__members__ else state
+
+
+def run_time_s(job: JobView, now: Instant) -> int:
+    """Return how long the job has run, or ran, whole seconds; 0 before it started. `now` is the wall clock, µs."""
+    if job.start_time is None:
+        return 0
+    end = now if job.end_time is None else parse_instant(job.end_time)
+    return max(0, end - parse_instant(job.start_time)) // MICROSECONDS_PER_SECOND
+
+
+def shortened(name: str) -> str:
+    """Return a name that fits its column."""
+    return name if len(name) <= NAME_CHARACTERS_SHOWN else name[: NAME_CHARACTERS_SHOWN - 1] + "…"
+
+
+def job_number(job: JobView) -> str:
+    """Return what names a job in lists: `12`, or `10_3` for task 3 of array 10."""
+    more = job.details
+    if more is None or more.array_job_id is None:
+        return str(job.job_id)
+    return f"{more.array_job_id}_{more.array_task_id}"
+
+
+def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
+    """Return the listing of jobs, columns as in squeue."""
+    return table(
+        ("JOBID", "NAME", "USER", "ST", "TIME", "NODE", "BUFFER", "POOL", "CAPACITY", "REASON"),
+        (
+            (
+                job_number(job),
+                shortened(job.name),
+                job.user,
+                _styled(state_code(job.state)),
+                format_elapsed(run_time_s(job, now)),
+                job.node,
+                job.burst_buffer_state,
+                job.pool,
+                size(job.capacity_bytes) if job.capacity_bytes else NOTHING,
+                job.reason,
+            )
+            for job in jobs
+        ),
+        right=frozenset({"JOBID", "TIME", "CAPACITY"}),
+        flexible=frozenset({"REASON"}),
+    )
+
+
+def _styled(code: str) -> Text:
+    return Text(plain(code), style=_STATE_STYLES.get(code, ""))
+
+
+def unit_in(pool: PoolView) -> PoolUnit:
+    """Return what the pool's numbers count; bytes for a word that this release does not know."""
+    return unit_of(pool.unit) or PoolUnit.BYTES
+
+
+def pools_table(pools: Iterable[PoolView]) -> Listing:
+    """Return the listing of pools; free is what the controller derived."""
+    return table(
+        ("POOL", "DEFAULT", "TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS"),
+        (
+            (
+                pool.name,
+                "yes" if pool.is_default else "no",
+                format_amount(pool.quantity_bytes, unit_in(pool)),
+                format_amount(pool.held_bytes, unit_in(pool)),
+                format_amount(pool.free_bytes, unit_in(pool)),
+                format_amount(pool.out_of_service_bytes, unit_in(pool)),
+                format_amount(pool.granularity_bytes, unit_in(pool)),
+                pool.buffers,
+            )
+            for pool in pools
+        ),
+        right=frozenset({"TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS"}),
+    )
+
+
+def buffers_table(buffers: Iterable[BufferView]) -> Listing:
+    """Return the listing of buffers."""
+    return table(
+        ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED"),
+        (
+            (
+                buffer.name if buffer.job_id is None else buffer.task or buffer.job_id,
+                buffer.user,
+                buffer.state,
+                buffer.pool,
+                format_amount(buffer.capacity_bytes, unit_of(buffer.unit) or PoolUnit.BYTES),
+                format_amount(buffer.held_bytes, unit_of(buffer.unit) or PoolUnit.BYTES),
+                buffer.node,
+                ",".join(buffer.access),
+                readable_size(buffer.staged_in_bytes),
+                readable_size(buffer.staged_out_bytes),
+                moment(buffer.create_time),
+            )
+            for buffer in buffers
+        ),
+        right=frozenset({"SIZE", "HELD", "IN", "OUT"}),
+    )
+
+
+def nodes_table(nodes: Iterable[NodeView]) -> Listing:
+    """Return the listing of nodes."""
+    return table(
+        ("NODE", "STATE", "CPUS", "JOBS", "LAST-CONTACT", "REASON"),
+        (
+            (
+                node.name,
+                node.state,
+                f"{node.cpus_in_use}/{node.cpus}",
+                ",".join(map(str, node.jobs)),
+                ago(node.last_contact_s),
+                node.reason,
+            )
+            for node in nodes
+        ),
+        right=frozenset({"CPUS", "LAST-CONTACT"}),
+        flexible=frozenset({"JOBS", "REASON"}),
+    )
+
+
+def members_table(members: Iterable[MemberView]) -> Listing:
+    """Return the listing of replicas as the one that answered sees them."""
+    return table(
+        ("REPLICA", "ROLE", "REACHABLE", "TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT", "API", "PEER"),
+        (
+            (
+                member.name,
+                Text(plain(member.role), style="bold green" if member.role == "leader" else ""),
+                _reachable(member),
+                member.term,
+                member.commit_index,
+                member.applied_index,
+                member.lag_entries,
+                member.revision,
+                ago(member.last_contact_s),
+                member.api,
+                member.peer,
+            )
+            for member in members
+        ),
+        right=frozenset({"TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT"}),
+    )
+
+
+def _reachable(member: MemberView) -> str:
+    if member.forgot:
+        return ("yes" if member.reachable else "no") + f" (lost its data: member replace {member.name})"
+    return ("yes" if member.reachable else "no") + (" (sending snapshot)" if member.sending_snapshot else "")
+
+
+def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]]:
+    """Return what is said of one snapshot."""
+    fields: list[tuple[str, str | int | None]] = [
+        ("Path", snapshot.path),
+        ("Index", snapshot.index),
+        ("Term", snapshot.term),
+        ("Revision", snapshot.revision),
+        ("At", moment(snapshot.at)),
+        ("SizeBytes", snapshot.size_bytes),
+        ("LedgerDigest", snapshot.ledger_digest),
+        ("Jobs", snapshot.jobs),
+        ("Buffers", snapshot.buffers),
+    ]
+    fields += [
+        (f"Pool {pool.name}", f"free {size(pool.free_bytes)} of {size(pool.quantity_bytes)}") for pool in snapshot.pools
+    ]
+    return fields
+
+
+def moment(iso: str | None) -> str:
+    """Return a time as people read it: to the second, in UTC and saying so; `-` where it has not happened."""
+    if iso is None:
+        return NOTHING
+    whole, dot, _ = iso.partition(".")
+    return f"{whole}Z" if dot else text_of(iso)
+
+
+def ago(duration_s: float | None) -> str:
+    """Return how long ago something was heard of."""
+    return NOTHING if duration_s is None else f"{duration_s:.1f} s"

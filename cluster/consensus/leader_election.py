@@ -1,0 +1,286 @@
+"""Leader election (sections 5.1, 5.2 and 5.4.1) that does not disturb a leader that lives (pre-vote: thesis 9.6; H14).
+
+Terms and roles change here only: a candidate asks first, then stands; a vote goes once a term to whoever has a journal
+at least as complete; who hears of a higher term follows nobody in it yet.
+"""
+
+import logging
+from typing import Final
+
+import msgspec
+
+from cluster.consensus.frames import VoteReply, VoteRequest
+from cluster.consensus.interface import NO_OP, Role
+from cluster.consensus.raft_log import append
+from cluster.consensus.state import NEVER, RaftState
+from wal import Action, Change, Entry, encode_configuration
+
+_log = logging.getLogger(__name__)
+
+GRACE_HEARTBEATS: Final = 2
+"""Heartbeats that a replica listens for after it was deaf, before it believes in silence."""
+
+TERM_JUMP_MAX: Final = 1 << 32
+"""How far above one's own term that of somebody may be whom one does not know for a member yet, but who may have been
+added: with an election a second, a century of them."""
+
+TERM_HIGH: Final = 1 << 61
+TERM_STEP_MAX: Final = 1 << 10
+"""Terms above TERM_HIGH, half of what a frame can hold (`frames.Number`), are taken in steps of so much at most,
+whoever sends them: terms only ever grow, and no frame may use them up. Standing goes on from whatever was taken."""
+
+SOON_SHARE: Final = (0.1, 0.6)
+"""When the leader's link breaks, a follower stands after this share of the shortest election timeout, at random."""
+
+FIRST_SHARE: Final = 0.5
+"""The part of the range of election timeouts from which the followers of a leader draw, each from a share of its own.
+One stands first then, and has won before the next one's patience ends; whatever goes wrong is drawn from all of it."""
+
+SKEW_HEARTBEATS: Final = 0.5
+"""How much less than the shortest election timeout, in heartbeats, a leader's silence must have lasted for somebody
+who is asked: the last heartbeat came a little later here, or the first to stand would be refused."""
+
+
+# ---- terms and roles (5.1) ----
+
+
+def become_follower(raft: RaftState, leader: str | None) -> None:
+    """Become a follower; of nobody yet if `leader` is None."""
+    led = raft.leads
+    _set_role(raft, Role.FOLLOWER, leader)
+    if leader is None:
+        raft.leader_ready = False
+    if led:
+        raft.led_s = raft.clock.monotonic_s()
+        postpone_election(raft)
+        raft.end_leadership()
+
+
+def adopt_term(raft: RaftState, term: int) -> None:
+    """Enter a higher term that somebody has: follow nobody in it yet, with no vote given."""
+    _enter_term(raft, term, None)
+    become_follower(raft, None)
+
+
+def is_term_reachable(raft: RaftState, peer: str, term: int) -> bool:
+    """Say whether a term can be that of this cluster, as far as this replica can tell.
+
+    A known member may be further ahead than anybody else: where somebody brought it there, the others must follow it,
+    or it would be out of their reach for good. Who joins knows nobody, and learns from the others where they are.
+    """
+    if term <= raft.term:
+        return True
+    if term > TERM_HIGH:
+        reach = TERM_STEP_MAX
+    elif not raft.configuration.voters or any(known.holds(peer) for known in raft.configurations.known()):
+        return True
+    else:
+        reach = TERM_JUMP_MAX
+    if term - raft.term <= reach:
+        return True
+    more = raft.limiter.due(peer, "term")
+    if more is not None:
+        _log.error(
+            "%s speaks of term %d, and this replica is in term %d: no elections lead there, so it is not heeded%s",
+            peer,
+            term,
+            raft.term,
+            more,
+        )
+    return False
+
+
+def _enter_term(raft: RaftState, term: int, voted_for: str | None) -> None:
+    """Go to a higher term, in which nothing is known of a leader."""
+    # Nobody needs what was to be promised in an older one, and a new leader may cut off what it was about.
+    raft.outbox.drop()
+    raft.transitions.set_term(term, voted_for)
+    raft.leader_heard_s = -NEVER
+    raft.leader_commit = 0
+    # What agreed with the leader of an older term may differ from the new one's, except what is committed.
+    raft.checked_index = raft.commit_index
+
+
+def _set_role(raft: RaftState, role: Role, leader: str | None) -> None:
+    raft.transitions.set_role(role, leader)
+    draw_election_timeout(raft)
+
+
+def _become_candidate(raft: RaftState, *, pre_vote: bool) -> None:
+    _set_role(raft, Role.CANDIDATE, None)
+    raft.leader_ready = False
+    raft.pre_vote = pre_vote
+
+
+def _become_leader(raft: RaftState) -> None:
+    _set_role(raft, Role.LEADER, raft.me)
+    raft.receiver.abort()
+    now_s, last = raft.clock.monotonic_s(), raft.journal.last_index
+    for known in raft.progress.values():
+        known.begin_term(last + 1, now_s)
+    raft.snapshot_after_s.clear()
+    # An entry of its own term, or it could never commit those before it (sections 5.4.2 and 8).
+    raft.no_op_index = last + 1
+    append(raft, [Entry(last + 1, raft.term, _first_entry(raft))])
+    raft.heartbeat_due_s = now_s
+    raft.grace_given = False
+    _log.info("%s leads term %d from index %d on", raft.me, raft.term, last + 1)
+
+
+def _first_entry(raft: RaftState) -> bytes:
+    """Return what a leader begins with: a no-op, or the bootstrap configuration if none was ever agreed on.
+
+    From then on the journal says who is a member, and no replica asks its file any more.
+    """
+    if raft.bootstrap is None or raft.configuration.version > 0:
+        return NO_OP
+    change = Change(Action.FOUND, None, raft.me, raft.clock.now())
+    return encode_configuration(msgspec.structs.replace(raft.bootstrap, version=1, change=change))
+
+
+# ---- timeouts ----
+
+
+def election_range_s(raft: RaftState) -> tuple[float, float]:
+    """Return where to draw the timeout from: followers of one leader, in the order of their ids, do not overlap.
+
+    Randomness alone decides wherever they may disagree about who leads and who votes, and at every further attempt.
+    """
+    least_s, most_s = raft.timing.election_min_s, raft.timing.election_max_s
+    followers = [voter for voter in raft.configuration.voter_ids if voter != raft.leader]
+    if raft.role is not Role.FOLLOWER or raft.leader is None or raft.me not in followers:
+        return least_s, most_s
+    share_s = FIRST_SHARE * (most_s - least_s) / len(followers)
+    first_s = least_s + followers.index(raft.me) * share_s
+    return first_s, first_s + share_s
+
+
+def draw_election_timeout(raft: RaftState) -> None:
+    """Draw how long silence is tolerated: for each leader and each attempt anew (5.2), not for each heartbeat.
+
+    So the deadline only moves later while a leader lives, and a timer that is set for it is never too late.
+    """
+    raft.election_timeout_s = raft.uniform(*election_range_s(raft))
+
+
+def postpone_election(raft: RaftState) -> None:
+    """Tolerate silence for a whole timeout from now on."""
+    raft.election_deadline_s = raft.clock.monotonic_s() + raft.election_timeout_s
+
+
+def has_passed(raft: RaftState, deadline_s: float, now_s: float) -> bool:
+    """Say whether a deadline for hearing from others has passed, while this replica was able to hear.
+
+    One that is seen late passed during a slow sync or while the process did not run. What was sent meanwhile waits
+    in the sockets, so it is read first, once: replicas on one slow disk would depose their leader at every stall.
+    """
+    if now_s < max(deadline_s, raft.grace_until_s):
+        return False
+    if not raft.grace_given and now_s - deadline_s > raft.timing.heartbeat_s:
+        raft.grace_given = True
+        raft.grace_until_s = now_s + GRACE_HEARTBEATS * raft.timing.heartbeat_s
+        return False
+    return True
+
+
+def lose_sight(raft: RaftState, peer: str) -> None:
+    """The link from `peer` broke. If it led, it is probably dead: ask around soon, not after a whole timeout."""
+    if raft.role is Role.FOLLOWER and raft.leader == peer and raft.votes_here:
+        raft.leader_heard_s = -NEVER
+        soon_s = raft.clock.monotonic_s() + raft.uniform(*SOON_SHARE) * raft.timing.election_min_s
+        raft.election_deadline_s = min(raft.election_deadline_s, soon_s)
+
+
+# ---- RequestVote, of the candidate ----
+
+
+def check_election_timeout(raft: RaftState, now_s: float) -> None:
+    """Ask around when no leader was heard for a whole timeout."""
+    if not has_passed(raft, raft.election_deadline_s, now_s):
+        return
+    if raft.votes_here:
+        # Whether a majority would vote for this replica, before a new term disturbs anybody.
+        _become_candidate(raft, pre_vote=True)
+        _ask_for_votes(raft)
+    else:
+        # As somebody who may not lead: no answer counts, but who was removed is notified.
+        become_follower(raft, None)
+        postpone_election(raft)
+        raft.grace_given = False
+        _request_votes(raft, pre=True, transfer=False)
+
+
+def stand(raft: RaftState, *, transfer: bool = False) -> None:
+    """Stand for election in the next term; `transfer`: because the leader wants it."""
+    _become_candidate(raft, pre_vote=False)
+    _enter_term(raft, raft.term + 1, raft.me)
+    _ask_for_votes(raft, transfer=transfer)
+
+
+def on_vote_reply(raft: RaftState, peer: str, reply: VoteReply) -> None:
+    """Count a vote, of this campaign only."""
+    if raft.role is not Role.CANDIDATE or (reply.seq, reply.pre) != (raft.campaign_seq, raft.pre_vote):
+        return
+    if reply.granted and (reply.pre or reply.term == raft.term):
+        raft.votes.add(peer)
+        _count_votes(raft)
+
+
+def _ask_for_votes(raft: RaftState, *, transfer: bool = False) -> None:
+    postpone_election(raft)
+    raft.grace_given = False
+    raft.votes = {raft.me}
+    _request_votes(raft, pre=raft.pre_vote, transfer=transfer)
+    _count_votes(raft)
+
+
+def _request_votes(raft: RaftState, *, pre: bool, transfer: bool) -> None:
+    seq = raft.campaign_seq = raft.next_seq()
+    last_index, last_term = raft.journal.last_index, raft.journal.last_term
+    for peer in raft.configuration.voter_ids:
+        if peer != raft.me:
+            raft.outbox.send(peer, VoteRequest(raft.term, seq, last_index, last_term, pre, transfer))
+
+
+def _count_votes(raft: RaftState) -> None:
+    # By the configuration in force: who learns, or was removed, may have answered, but does not count.
+    voters = raft.configuration.voter_ids
+    if raft.me in voters and len(raft.votes.intersection(voters)) >= raft.configuration.majority:
+        if raft.pre_vote:
+            stand(raft)
+        else:
+            _become_leader(raft)
+
+
+# ---- RequestVote, of the voter ----
+
+
+def on_vote_request(raft: RaftState, peer: str, request: VoteRequest) -> None:
+    """Answer a candidate; while a leader lives not at all, unless that leader wants the election."""
+    if request.term < raft.term:
+        raft.outbox.send(peer, VoteReply(raft.term, request.seq, False, request.pre))
+        return
+    if not raft.configuration.voters:
+        return  # it joins, and knows nothing yet: not even whether it was somebody else before
+    if _hears_leader(raft, besides=peer) and not (request.transfer and not request.pre):
+        return
+    if not request.pre and request.term > raft.term:
+        adopt_term(raft, request.term)
+    own = (raft.journal.last_term, raft.journal.last_index)
+    granted = (request.last_term, request.last_index) >= own
+    if not request.pre:
+        granted = granted and raft.voted_for in (None, peer)
+        if granted:
+            if raft.voted_for is None:
+                raft.transitions.set_term(raft.term, peer)
+            postpone_election(raft)
+    raft.outbox.send(peer, VoteReply(raft.term, request.seq, granted, request.pre))
+
+
+def _hears_leader(raft: RaftState, besides: str) -> bool:
+    """Whether a leader other than `besides` lives, as far as this replica can tell."""
+    if raft.leads:
+        return True
+    silence_s = raft.clock.monotonic_s() - raft.leader_heard_s
+    recent = silence_s < raft.timing.election_min_s - SKEW_HEARTBEATS * raft.timing.heartbeat_s
+    return recent and raft.leader not in (None, besides)

@@ -1,0 +1,79 @@
+"""Leadership transfer (thesis 3.10): the leader brings its target up to date, then asks it to stand (TimeoutNow)."""
+
+import logging
+from typing import Final
+
+from cluster.consensus.frames import TimeoutNow
+from cluster.consensus.interface import ChangeRefused, Role
+from cluster.consensus.leader_election import stand
+from cluster.consensus.progress import Phase
+from cluster.consensus.state import RaftState
+from wal import name_of
+
+_log = logging.getLogger(__name__)
+
+TARGET_LAG_ENTRIES: Final = 512
+"""Entries that the next leader may be behind when a transfer begins; nothing new is taken until it has them, so what it
+misses must fit into a fraction of an election timeout. One append request."""
+
+
+def transfer(raft: RaftState, target: str | None = None) -> str:
+    """Begin to hand leadership over to `target`, a name or an id, or to the best voter; return the target's id.
+
+    Nothing new is proposed from now on; the target stands as soon as it has everything. If it does not win within an
+    election timeout this replica goes on. NotLeader; ChangeRefused for somebody who does not vote, does not answer
+    or lags.
+    """
+    under_way = raft.transfer_target
+    if raft.leads and under_way is not None and target in (None, under_way, name_of(under_way)):
+        return under_way
+    raft.require_ready()
+    chosen = _best_target(raft) if target is None else _checked_target(raft, target)
+    raft.transfer_target, raft.transfer_sent = chosen, False
+    raft.transfer_deadline_s = raft.clock.monotonic_s() + raft.timing.election_max_s
+    _log.info("%s hands the leadership over to %s", raft.me, chosen)
+    return chosen
+
+
+def hand_over(raft: RaftState, now_s: float) -> None:
+    """Ask the target to stand once it has everything; give up if that takes too long."""
+    target = raft.transfer_target
+    if target is None:
+        return
+    known = raft.progress.get(target)
+    if now_s >= raft.transfer_deadline_s or known is None:
+        _log.warning("%s did not take over from %s, which goes on leading", target, raft.me)
+        raft.end_transfer()
+    elif not raft.transfer_sent and known.match == raft.journal.last_index:
+        raft.transfer_sent = True
+        raft.outbox.send(target, TimeoutNow(raft.term, raft.next_seq()))
+
+
+def on_timeout_now(raft: RaftState, peer: str, message: TimeoutNow) -> None:
+    """Stand without asking first: the leader that lives wants it."""
+    if message.term == raft.term and raft.role is Role.FOLLOWER and raft.leader == peer and raft.votes_here:
+        stand(raft, transfer=True)
+
+
+def _best_target(raft: RaftState) -> str:
+    voters = [peer for peer in raft.configuration.voter_ids if peer != raft.me and raft.answers(peer)]
+    if not voters:
+        raise ChangeRefused("no_heir", "no other voter answers", "wait until one does")
+    return _checked_target(raft, max(voters, key=lambda peer: raft.progress[peer].match))
+
+
+def _checked_target(raft: RaftState, target: str) -> str:
+    member = raft.configuration.member(target)
+    if member is None:
+        raise ChangeRefused("unknown_member", f"there is no replica {target!r}", "name a member")
+    if member.id == raft.me:
+        raise ChangeRefused("leader", f"{member.name} leads already", "name another replica")
+    if not raft.configuration.votes(member.id):
+        raise ChangeRefused("learner", f"{member.name} does not vote yet", "wait until it has caught up")
+    known = raft.progress[member.id]
+    behind = raft.journal.last_index - known.match
+    if not raft.answers(member.id):
+        raise ChangeRefused("silent", f"{member.name} does not answer", "name one that does")
+    if known.phase is not Phase.REPLICATE or behind > TARGET_LAG_ENTRIES:
+        raise ChangeRefused("lagging", f"{member.name} is {behind} entries behind", "wait until it has caught up")
+    return member.id

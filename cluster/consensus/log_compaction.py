@@ -1,0 +1,128 @@
+"""Log compaction (section 7): InstallSnapshot at leader and follower, and up to where a journal may be compacted."""
+
+import logging
+from typing import Final
+
+from cluster.consensus.frames import DONE, REFUSED, SnapshotChunk, SnapshotReply
+from cluster.consensus.progress import Phase, Progress
+from cluster.consensus.raft_log import follow_configuration
+from cluster.consensus.snapshots import RETRY_S, SnapshotSender
+from cluster.consensus.state import NEVER, RaftState
+from wal import BrokenInvariant
+
+_log = logging.getLogger(__name__)
+
+HELD_BACK_ENTRIES: Final = 1 << 18
+"""Entries before a snapshot that are kept for peers that still need them, count: a minute of catching up under load. A
+peer that only looks alive holds back no more. A start reads and checks what is kept, at about 7 us an entry: 2 s."""
+
+
+def compactable_to(raft: RaftState, index: int) -> int:
+    """Return up to where the journal may be compacted, where a snapshot would allow it up to `index`.
+
+    What follows a snapshot that is being sent is needed once that is installed, and then until the peer has caught
+    up: without it another snapshot would have to follow, and under steady load another after that, for ever.
+    """
+    if not raft.leads:
+        return index
+    base_index = raft.journal.base_index
+    needed = [sender.ref.index for sender in raft.senders.values()]
+    for peer, known in raft.progress.items():
+        # Of a peer further back what it needs is gone already.
+        is_fed = known.phase is not Phase.SNAPSHOT and not known.lost and known.match >= base_index
+        if is_fed and peer in raft.connected:
+            needed.append(known.match)
+    return min(index, max(min(needed, default=index), index - HELD_BACK_ENTRIES))
+
+
+# ---- the leader ----
+
+
+def send_snapshot(raft: RaftState, peer: str, now_s: float) -> None:
+    """Send a peer that needs what is compacted the next chunks of the newest snapshot."""
+    if peer not in raft.senders and now_s < raft.snapshot_after_s.get(peer, -NEVER):
+        return
+    try:
+        sender = raft.senders.get(peer) or _begin_sending(raft, peer, now_s)
+        sender.pump(raft.term, raft.next_seq, lambda chunk: raft.outbox.send(peer, chunk), now_s)
+    except (OSError, ValueError, LookupError) as error:
+        _give_up_sending(raft, peer, str(error))
+
+
+def on_snapshot_reply(raft: RaftState, peer: str, known: Progress, reply: SnapshotReply) -> None:
+    """Take an answer of this term to a chunk."""
+    known.match = max(known.match, reply.match_index)
+    sender = raft.senders.get(peer)
+    if reply.outcome == DONE:
+        raft.end_sending(peer)
+        if known.phase is Phase.SNAPSHOT:
+            known.probe_from(known.match + 1)
+    elif reply.outcome == REFUSED:
+        if sender is not None:
+            raft.machine.snapshot_refused(sender.ref.index)
+        _give_up_sending(raft, peer, "it was refused")
+    elif sender is not None:
+        sender.answered(reply, raft.seq, raft.clock.monotonic_s())
+
+
+def _begin_sending(raft: RaftState, peer: str, now_s: float) -> SnapshotSender:
+    ref = raft.machine.newest_snapshot()
+    if ref is None or ref.index < raft.journal.base_index:
+        raise LookupError(f"there is no snapshot at or after entry {raft.journal.base_index}")
+    sender = raft.senders[peer] = SnapshotSender(ref, now_s)
+    return sender
+
+
+def _give_up_sending(raft: RaftState, peer: str, why: str) -> None:
+    _log.error("no snapshot went to %s: %s; another attempt follows", peer, why)
+    raft.end_sending(peer)
+    raft.snapshot_after_s[peer] = raft.clock.monotonic_s() + RETRY_S
+
+
+# ---- the follower ----
+
+
+def on_chunk(raft: RaftState, peer: str, chunk: SnapshotChunk) -> None:
+    """Take a chunk of a snapshot of the leader, unless it has nothing that is missing here."""
+    # Everything up to the checked index is the leader's too, so a snapshot of it has nothing that is missing here,
+    # and installing it would throw away entries that are acknowledged (H25).
+    if chunk.index <= raft.checked_index:
+        raft.receiver.abort()
+        outcome, offset = DONE, chunk.size_bytes
+    else:
+        outcome, offset = raft.receiver.take(chunk)
+    place = (chunk.index, chunk.snapshot_term, outcome, offset, raft.checked_index)
+    raft.outbox.send(peer, SnapshotReply(raft.term, chunk.seq, *place))
+
+
+def install_verified(raft: RaftState) -> None:
+    """Install a snapshot whose verification is over: from one moment to the next, between two messages.
+
+    What it holds is committed, so it is in the journal of every leader since, whatever the term is by now.
+    """
+    if raft.receiver.verified is None:
+        return
+    if raft.receiver.verified[0] <= raft.checked_index:
+        raise BrokenInvariant(
+            f"a snapshot of entry {raft.receiver.verified[0]} is to be installed, but everything up to "
+            f"{raft.checked_index} came from a leader since it was received"
+        )
+    place = raft.receiver.install()
+    if place is not None:
+        _follow_install(raft, *place)
+
+
+def _follow_install(raft: RaftState, index: int, term: int) -> None:
+    journal = raft.journal
+    if journal.applied_index != index or journal.term_of(index) != term:
+        raise BrokenInvariant(
+            f"a snapshot of index {index} and term {term} was installed, but the journal is "
+            f"at {journal.applied_index}, term {journal.term_of(journal.applied_index)}"
+        )
+    raft.applied_index = journal.applied_index
+    raft.commit_index = max(raft.commit_index, journal.commit_index)
+    journal.set_commit(raft.commit_index)
+    raft.checked_index = index
+    if raft.configurations.installed(index, raft.receiver.configuration, journal.last_index):
+        follow_configuration(raft)
+    raft.touch_hints()

@@ -1,0 +1,38 @@
+"""Log rate limiter for what a peer can cause at will: one message of a kind in a period, with a count of the others."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+PERIOD_S: Final = 60.0
+"""Seconds between two messages of a kind."""
+
+KEYS_MAX: Final = 256
+"""Kinds whose last message is remembered, count: for a further one, that which did not occur for longest goes."""
+
+
+class _Logged(NamedTuple):
+    at_s: float
+    since: int
+
+
+class LogRateLimiter:
+    """Times of the last message of each kind; a kind is a peer and what happened to it."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._logged: OrderedDict[tuple[str, str], _Logged] = OrderedDict()
+
+    def due(self, peer: str, what: str) -> str | None:
+        """Return the end of a message about `what` of `peer`, perhaps empty; None if one was logged shortly before."""
+        now_s, key = self._now_s(), (peer, what)
+        logged = self._logged.pop(key, None)
+        if logged is not None and now_s - logged.at_s < PERIOD_S:
+            self._logged[key] = logged._replace(since=logged.since + 1)
+            return None
+        self._logged[key] = _Logged(now_s, 0)
+        if len(self._logged) > KEYS_MAX:
+            self._logged.popitem(last=False)
+        if logged is None or not logged.since:
+            return ""
+        return f" ({logged.since} times more in the last {now_s - logged.at_s:.0f} s)"

@@ -1,0 +1,284 @@
+"""Log replication: AppendEntries at leader and follower (5.3), commitment (5.4.2), the leader's quorum (thesis 6.2)."""
+
+import logging
+
+from cluster.consensus import log_compaction
+from cluster.consensus.frames import (
+    APPEND_BYTES,
+    APPEND_ENTRIES,
+    MAX_ENTRY_BYTES,
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    SnapshotChunk,
+    SnapshotReply,
+    StateLost,
+)
+from cluster.consensus.interface import EntryTooLarge, LostDurableState, Role
+from cluster.consensus.leader_election import become_follower, has_passed, postpone_election
+from cluster.consensus.progress import Phase, Progress
+from cluster.consensus.raft_log import append, commit, last_index_not_above_term, truncate_from
+from cluster.consensus.state import NEVER, RaftState
+from wal import BrokenInvariant, Entry, is_configuration, name_of
+
+_log = logging.getLogger(__name__)
+
+
+# ---- the leader: proposals and requests ----
+
+
+def propose(raft: RaftState, data: bytes) -> tuple[int, int]:
+    """Append an entry as leader; return (index, term). NotLeader, EntryTooLarge, ValueError."""
+    raft.require_ready()
+    if not data or is_configuration(data):
+        raise ValueError("what was proposed is empty or a configuration; `change` makes those (H12)")
+    if len(data) > MAX_ENTRY_BYTES:
+        raise EntryTooLarge(len(data))
+    index, term = raft.journal.last_index + 1, raft.term
+    raft.unsynced_bytes += len(data)
+    with raft.fail_stop:
+        append(raft, [Entry(index, term, data)])
+    raft.stirred = True
+    return index, term
+
+
+def check_quorum(raft: RaftState, now_s: float) -> None:
+    """Step down when no majority answers any more: such a leader must not look like one (thesis 6.2, H15)."""
+    deadline_s = quorum_deadline_s(raft)
+    if now_s < deadline_s:
+        # Only a majority earns the next grace: an answer of one peer, or of a learner, moves no deadline.
+        raft.grace_given = False
+    elif has_passed(raft, deadline_s, now_s):
+        _log.warning("%s gives up leading term %d: no majority answered for an election timeout", raft.me, raft.term)
+        become_follower(raft, None)
+
+
+def quorum_deadline_s(raft: RaftState) -> float:
+    """Return when this leader must step down unless somebody answers."""
+    return raft.reached(NEVER, lambda known: known.answered_s) + raft.timing.election_max_s
+
+
+def send_appends(raft: RaftState, now_s: float) -> None:
+    """Send each peer what it misses: entries, a snapshot, or a heartbeat where one is due."""
+    reads = raft.reads
+    beat = now_s >= raft.heartbeat_due_s or reads.wants_round
+    notice = now_s >= raft.notice_due_s
+    if reads.wants_round:
+        reads.start(raft.seq + 1)
+    for peer, known in raft.progress.items():
+        if peer not in raft.connected:
+            continue
+        sent = False
+        if known.phase is not Phase.SNAPSHOT:
+            sent = _send_entries(raft, peer, known)
+        if known.phase is Phase.SNAPSHOT and not known.lost:
+            log_compaction.send_snapshot(raft, peer, now_s)
+        if not sent and (beat or (notice and known.commit_sent < raft.commit_index)):
+            raft.outbox.send(peer, Heartbeat(raft.term, raft.next_seq(), raft.commit_index, raft.has_begun))
+            known.commit_sent = raft.commit_index
+    if beat:
+        raft.heartbeat_due_s = now_s + raft.timing.heartbeat_s
+    if beat or notice:
+        raft.notice_due_s = NEVER
+
+
+def _send_entries(raft: RaftState, peer: str, known: Progress) -> bool:
+    """Send what the peer misses, as far as its window allows; return whether anything left."""
+    journal, sent = raft.journal, False
+    while known.may_send and (known.phase is Phase.PROBE or known.next <= journal.last_index):
+        prev = known.next - 1
+        prev_term = journal.term_of(prev)
+        if prev_term is None and known.held is not None:
+            prev, prev_term = known.held  # compacted meanwhile; but it must still have that
+        if prev_term is None:
+            known.snapshot()  # what it needs is compacted
+            break
+        entries: list[Entry] = []
+        if journal.base_index <= prev < journal.last_index:
+            entries = journal.entries(prev + 1, max_bytes=APPEND_BYTES, max_entries=APPEND_ENTRIES)
+        seq = raft.next_seq()
+        pairs = [(entry.term, entry.data) for entry in entries]
+        request = AppendRequest(raft.term, seq, prev, prev_term, raft.commit_index, raft.has_begun, pairs)
+        raft.outbox.send(peer, request)
+        known.sent(seq, prev + len(entries), sum(len(entry.data) for entry in entries))
+        known.commit_sent = raft.commit_index
+        sent = True
+    return sent
+
+
+# ---- the leader: answers and commitment ----
+
+
+def on_reply(raft: RaftState, peer: str, reply: AppendReply | SnapshotReply) -> None:
+    """Take an answer to one of this leader's requests."""
+    # Of this term, or it says nothing: an acknowledgement in an older term may be of other entries (H4).
+    if not raft.leads or reply.term != raft.term:
+        return
+    known = raft.progress.get(peer)
+    if known is None:
+        return  # no member any more
+    if not known.acked_seq < reply.seq <= raft.seq:
+        return  # a copy, or older than what is known
+    if reply.match_index > raft.journal.last_index:
+        more = raft.limiter.due(peer, "claim")
+        if more is not None:
+            last = raft.journal.last_index
+            _log.error("%s claims entries up to %d; this leader has %d%s", peer, reply.match_index, last, more)
+        return
+    if known.lost and not _shows_what_it_lost(raft, peer, known, reply):
+        return
+    known.acked_seq = reply.seq
+    known.answered_s = raft.clock.monotonic_s()
+    if isinstance(reply, SnapshotReply):
+        log_compaction.on_snapshot_reply(raft, peer, known, reply)
+    elif reply.rejected:
+        _on_rejection(raft, peer, known, reply)
+    else:
+        known.accepted(reply.seq, reply.match_index)
+        if known.phase is Phase.SNAPSHOT and known.match >= raft.journal.base_index:
+            raft.end_sending(peer)
+            known.probe_from(known.match + 1)
+
+
+def _on_rejection(raft: RaftState, peer: str, known: Progress, reply: AppendReply) -> None:
+    # What a peer acknowledged in a term agrees with the journal of that term's leader, so nothing may ever cut it,
+    # and a request that begins at or after it is refused at or after it (5.3). Less means that its disk has lost
+    # what others count on, and its votes besides.
+    if reply.hint_index < known.match:
+        _log.error(
+            "%s acknowledged entries up to %d and now lacks those after %d: its data was lost, or older data was "
+            "put in its place; it counts no more; run `forebay member replace %s`",
+            peer,
+            known.match,
+            reply.hint_index,
+            name_of(peer),
+        )
+        known.lose()
+        _shows_what_it_lost(raft, peer, known, reply)
+        return
+    journal = raft.journal
+    at = min(reply.hint_index, journal.last_index)
+    if journal.term_of(at) != reply.hint_term:
+        at = last_index_not_above_term(raft, at, reply.hint_term, journal.base_index)
+    known.rejected(reply.seq, at + 1)
+
+
+def _shows_what_it_lost(raft: RaftState, peer: str, known: Progress, reply: AppendReply | SnapshotReply) -> bool:
+    """Say whether a peer that seemed to have lost durable state shows that it has not; else ask it to stop."""
+    if isinstance(reply, AppendReply) and not reply.rejected and reply.match_index >= known.lost:
+        _log.warning("%s holds the entries up to %d again", peer, known.lost)
+        known.restore()
+        return True
+    raft.outbox.send(peer, StateLost(raft.term, reply.seq, peer, known.lost))
+    return False
+
+
+def advance_commit(raft: RaftState) -> None:
+    """Commit what a majority holds durably, if the last of it is of this term (section 5.4.2, figure 8)."""
+    index = raft.reached(raft.durable_index, lambda known: known.match)
+    if index > raft.commit_index and raft.journal.term_of(index) == raft.term:
+        commit(raft, index)
+        raft.notice_due_s = min(raft.notice_due_s, raft.clock.monotonic_s() + raft.timing.commit_notice_s)
+
+
+def quorum_seq(raft: RaftState) -> int:
+    """Return the newest sequence up to which a majority has answered this leader."""
+    return raft.reached(raft.seq + 1, lambda known: known.acked_seq)
+
+
+# ---- the follower: what is committed here is never contradicted; a leader that tries it stops this replica ----
+
+
+def on_leader_message(raft: RaftState, peer: str, message: AppendRequest | Heartbeat | SnapshotChunk) -> None:
+    """Take a message of whoever leads this term."""
+    if message.term < raft.term:
+        # Its sender learns the term from this; nothing else in it counts.
+        raft.outbox.send(peer, AppendReply(raft.term, message.seq, 0, rejected=True))
+        return
+    if raft.leader not in (None, peer):
+        raise BrokenInvariant(f"two leaders in term {raft.term}: {raft.leader} and {peer}")
+    if raft.leader is None or raft.role is not Role.FOLLOWER:
+        become_follower(raft, peer)
+    raft.leader_heard_s = raft.led_s = raft.clock.monotonic_s()
+    raft.grace_given = False
+    postpone_election(raft)
+    match message:
+        case AppendRequest():
+            _on_append(raft, peer, message)
+        case Heartbeat():
+            take_commit(raft, message)
+            raft.outbox.send(peer, AppendReply(raft.term, message.seq, raft.checked_index))
+        case SnapshotChunk():
+            log_compaction.on_chunk(raft, peer, message)
+
+
+def on_state_lost(raft: RaftState, peer: str, notice: StateLost) -> None:
+    """The leader says that this replica lacks what it acknowledged. If so, no promise of it can be relied on.
+
+    An empty disk looks like a new one to itself, but not to whom something was promised.
+    """
+    last_index = raft.journal.last_index
+    if (notice.term, notice.member) != (raft.term, raft.me) or raft.leader != peer:
+        return
+    if last_index < notice.match_index:
+        raise LostDurableState(name_of(raft.me), notice.match_index, last_index)
+
+
+def take_commit(raft: RaftState, message: AppendRequest | Heartbeat) -> None:
+    """Move the commit index, over entries that were checked against this leader's journal only (H25)."""
+    raft.leader_ready = message.ready
+    raft.leader_commit = max(raft.leader_commit, message.commit_index)
+    commit(raft, min(message.commit_index, raft.checked_index))
+
+
+def _on_append(raft: RaftState, peer: str, request: AppendRequest) -> None:
+    if not _agrees_before(raft, peer, request):
+        return
+    prev = request.prev_index
+    entries = [Entry(prev + 1 + at, term, data) for at, (term, data) in enumerate(request.entries)]
+    append_what_is_missing(raft, peer, entries)
+    raft.checked_index = max(raft.checked_index, prev + len(entries))
+    if request.entries or raft.receiver.index <= raft.checked_index:
+        # A leader that sends entries does not need to send a snapshot; one that is being verified is older.
+        raft.receiver.abort()
+    take_commit(raft, request)
+    raft.outbox.send(peer, AppendReply(raft.term, request.seq, raft.checked_index))
+
+
+def _agrees_before(raft: RaftState, peer: str, request: AppendRequest) -> bool:
+    """Say whether the journal agrees with the leader's just before its entries; if not, answer where it might."""
+    journal, prev = raft.journal, request.prev_index
+    # Below the base everything is committed, hence also in the leader's journal.
+    if prev < journal.base_index or journal.term_of(prev) == request.prev_term:
+        return True
+    if prev <= raft.commit_index:
+        raise BrokenInvariant(
+            f"leader {peer} of term {request.term} has term {request.prev_term} at entry {prev}; "
+            f"here the entry of term {journal.term_of(prev)} is committed"
+        )
+    last_to_try = min(prev, journal.last_index)
+    floor = max(raft.checked_index, journal.base_index)
+    hint = last_index_not_above_term(raft, last_to_try, request.prev_term, floor)
+    hint_term = journal.term_of(hint) or 0
+    raft.outbox.send(peer, AppendReply(raft.term, request.seq, raft.checked_index, True, hint, hint_term))
+    return False
+
+
+def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> None:
+    """Append the entries that are not there; cut the journal at the first that differs, and only then (H3)."""
+    journal = raft.journal
+    for at, entry in enumerate(entries):
+        if entry.index <= journal.base_index:
+            continue
+        if entry.index <= journal.last_index:
+            known = journal.term_of(entry.index)
+            if known == entry.term:
+                continue
+            if entry.index <= raft.commit_index:
+                raise BrokenInvariant(
+                    f"leader {peer} sends entry {entry.index} of term {entry.term}; "
+                    f"here the entry of term {known} is committed"
+                )
+            truncate_from(raft, entry.index)
+        append(raft, entries[at:])
+        return

@@ -1,0 +1,134 @@
+"""Membership changes (thesis 4): admission by the leader, one at a time (H12), and messages of who is no member.
+
+Each change is committed and applied before the next, and differs by one voter, so majorities of neighbours meet.
+"""
+
+import logging
+from typing import Final
+
+from cluster.consensus.configurations import Wanted, may_be_later, next_configuration
+from cluster.consensus.frames import AnyMessage, Removed
+from cluster.consensus.interface import ChangeRefused, RemovedFromCluster
+from cluster.consensus.progress import Phase
+from cluster.consensus.raft_log import append
+from cluster.consensus.state import SEQ_BITS, RaftState, first_seq
+from wal import Action, Configuration, Entry, encode_configuration, incarnation_of, name_of
+
+_log = logging.getLogger(__name__)
+
+PROMOTION_LAG_ENTRIES: Final = 64
+"""Entries that a learner may be behind the commit index when it gets its vote: it would hold up commits for as long as
+it needs for them, which is less than a heartbeat."""
+
+FORSAKEN_TIMEOUTS: Final = 5
+"""How many of the longest election timeouts without a leader make a replica believe replicas that it does not know for
+members, too, that it was removed."""
+
+
+# ---- changes, at the leader ----
+
+
+def change(raft: RaftState, wanted: Wanted) -> tuple[int, int]:
+    """Append the configuration that `wanted` makes; return (index, term). It is in force at once.
+
+    NotLeader; ChangeRefused while another one is not committed and applied, for a learner that is not close enough,
+    for a leader that would remove itself, and where too few of the voters that are left answer.
+    """
+    raft.require_ready()
+    if raft.configurations.index > raft.applied_index:
+        raise ChangeRefused("change_under_way", "another change of the members is under way", "try again shortly")
+    if raft.configuration.version == 0:
+        raise ChangeRefused("not_founded", "the cluster is not founded yet", "try again shortly")
+    configuration = next_configuration(raft.configuration, wanted, at=raft.clock.now())
+    _admit(raft, wanted, configuration)
+    index = raft.journal.last_index + 1
+    with raft.fail_stop:
+        append(raft, [Entry(index, raft.term, encode_configuration(configuration))])
+    who = name_of(configuration.change.member or "")
+    _log.info("%s of %s: version %d of the configuration", wanted.action.word, who, configuration.version)
+    raft.stirred = True
+    return index, raft.term
+
+
+def promotable(raft: RaftState) -> str | None:
+    """Return a learner that `change` would promote now; None if there is none."""
+    if not raft.leads or not raft.ready or raft.configurations.index > raft.applied_index:
+        return None
+    return next((one.id for one in raft.configuration.learners if _has_caught_up(raft, one.id)), None)
+
+
+def _admit(raft: RaftState, wanted: Wanted, configuration: Configuration) -> None:
+    me = raft.configuration.member(raft.me)
+    if me is not None and not configuration.votes(me.id):
+        raise ChangeRefused("leader", f"{me.name} leads", "transfer the leadership first")
+    if wanted.action is Action.PROMOTE:
+        subject = configuration.change.member or ""
+        if not _has_caught_up(raft, subject):
+            raise ChangeRefused(
+                "lagging", f"{name_of(subject)} has not caught up", "wait until it is close to the leader"
+            )
+    if configuration.voter_ids == raft.configuration.voter_ids:
+        return
+    answering = sum(1 for one in configuration.voters if one.id == raft.me or raft.answers(one.id))
+    if answering < configuration.majority:
+        raise ChangeRefused(
+            "no_majority",
+            f"only {answering} of the {len(configuration.voters)} voters that there would be answer now, which is "
+            f"no majority",
+            "bring back those that do not answer, or remove them first",
+        )
+
+
+def _has_caught_up(raft: RaftState, peer: str) -> bool:
+    known = raft.progress[peer]
+    behind = raft.commit_index - known.match
+    return known.phase is Phase.REPLICATE and behind <= PROMOTION_LAG_ENTRIES and raft.answers(peer)
+
+
+# ---- who is no member (any more) ----
+
+
+def concerns(raft: RaftState, peer: str, message: AnyMessage) -> bool:
+    """Say whether a message is of somebody who counts; notify a replica that was removed.
+
+    Members of a configuration that a truncation could bring back count, and so does whoever may have been added by
+    one that this replica has not heard of yet: it may lead.
+    """
+    if peer in raft.progress:
+        return True  # a member in force
+    committed = raft.configurations.committed(raft.commit_index)
+    if not committed.voters:
+        return True  # this replica joins, and everybody knows more than it does
+    if any(known.holds(peer) for known in raft.configurations.known()) or may_be_later(peer, committed):
+        return True
+    if committed.version > 0 and not isinstance(message, Removed):
+        raft.outbox.send(peer, Removed(raft.term, message.seq, committed.version))
+    return False
+
+
+def on_removed(raft: RaftState, peer: str, notice: Removed) -> None:
+    """A peer says that this replica is out. Ids are never given again, so what a later version says is final.
+
+    It must be one whom this replica knows for a member, unless it knows no voters or itself not for one: a removed
+    replica has a certificate still, and can speak as somebody who may have been added later. Only where nobody has
+    led for long anybody is believed: all whom this replica knew may have left meanwhile.
+
+    The notice has the number of what was sent. One that is of no request of this member's, nor of a founder's
+    leader to a founder, may be meant for its predecessor at this address; what it asks itself is answered soon.
+    """
+    if notice.seq >> SEQ_BITS != first_seq(raft.me) >> SEQ_BITS:
+        return
+    known = raft.configurations.known()
+    is_member = any(each.holds(raft.me) for each in known)
+    is_unknown = bool(raft.configuration.voters) and not any(each.holds(peer) for each in known)
+    if is_member and is_unknown and not _is_forsaken(raft):
+        return
+    newer = notice.version > raft.configuration.version or not raft.configuration.holds(raft.me)
+    if newer and notice.version >= max(1, incarnation_of(raft.me)):
+        raise RemovedFromCluster(name_of(raft.me), notice.version)
+
+
+def _is_forsaken(raft: RaftState) -> bool:
+    """Say whether nobody has led this replica for so long that its members may all have left."""
+    silence_s = raft.clock.monotonic_s() - raft.led_s
+    return not raft.leads and silence_s > FORSAKEN_TIMEOUTS * raft.timing.election_max_s

@@ -1,0 +1,176 @@
+"""A replica's own log: appended and cut with the configurations in it, synced before any promise, committed, applied.
+
+Entries and votes are durable before anybody hears of them (figure 2; H1, H2), except that a leader may put off its own
+copy, which is a vote for a commit like any other (thesis 10.2.1). A configuration is in force from when it is appended,
+and undone when it is cut (thesis 4.1).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from cluster.consensus.frames import APPEND_ENTRIES
+from cluster.consensus.interface import RemovedFromCluster
+from cluster.consensus.progress import Phase, Progress
+from cluster.consensus.state import NEVER, RaftState
+from wal import BrokenInvariant, Entry, incarnation_of, is_configuration, name_of
+
+SCAN_BYTES: Final = 4 << 20
+SCAN_ENTRIES: Final = 1024
+"""Entries read from the journal at once while configurations are looked for: bytes and count."""
+
+APPLY_SLICE_S: Final = 0.02
+"""Seconds of applying after which a tick gives the loop back: less than half of the shortest sensible heartbeat."""
+
+APPLY_BYTES: Final = 4 << 20
+"""Bytes of entries read from the journal at once for applying."""
+
+SYNC_POSTPONED_BYTES: Final = 32 << 10
+"""What a leader has proposed since its last sync, bytes, from which on it lets its followers commit it alone: so much
+at once means that the leader's processor is what everybody waits for, and a sync would hold it up."""
+
+SYNC_POSTPONED_S: Final = 0.003
+"""How long it does so, seconds: several round trips, and little for a client if one of the followers is slow."""
+
+
+# ---- entries, and the configurations among them ----
+
+
+def read_configurations(raft: RaftState, index: int) -> None:
+    """Find those after `index` in the journal: they are in force although nobody has applied them (H13)."""
+    journal = raft.journal
+    while index < journal.last_index:
+        entries = journal.entries(index + 1, max_bytes=SCAN_BYTES, max_entries=SCAN_ENTRIES)
+        raft.configurations.appended(entries, read_back=True)
+        index = entries[-1].index
+
+
+def append(raft: RaftState, entries: Sequence[Entry]) -> None:
+    """Append to the journal; a configuration among the entries is in force from now on."""
+    raft.journal.append(entries)
+    if raft.configurations.appended(entries):
+        follow_configuration(raft)
+
+
+def truncate_from(raft: RaftState, index: int) -> None:
+    """Cut the journal; a configuration that was in it is undone."""
+    raft.journal.truncate_from(index)
+    if raft.configurations.truncated_from(index):
+        follow_configuration(raft)
+
+
+def follow_configuration(raft: RaftState) -> None:
+    """Keep progress of the members in force, and of nobody else."""
+    before = raft.progress
+    others = sorted(member.id for member in raft.configuration.members() if member.id != raft.me)
+    raft.progress = {peer: before.get(peer) or Progress() for peer in others}
+    for peer in before.keys() - raft.progress.keys():
+        raft.end_sending(peer)
+    if raft.leads:
+        now_s = raft.clock.monotonic_s()
+        for peer in raft.progress.keys() - before.keys():
+            raft.progress[peer].begin_term(raft.journal.last_index + 1, now_s)
+    raft.on_members()
+
+
+def leave_if_removed(raft: RaftState) -> None:
+    """Stop if the configuration that was just applied is later than the one that added this replica, without it."""
+    committed = raft.configurations.committed(raft.commit_index)
+    if committed.version >= max(1, incarnation_of(raft.me)) and not committed.holds(raft.me):
+        raise RemovedFromCluster(name_of(raft.me), committed.version)
+
+
+def last_index_not_above_term(raft: RaftState, index: int, term: int, floor: int) -> int:
+    """Return the last index from `floor` to `index` whose term is not above `term`: logs may agree there (5.3)."""
+    # A stretch of terms above `term` is as long as what one leader left uncommitted, so a step at a time is enough.
+    while index > floor and (raft.journal.term_of(index) or 0) > term:
+        index -= 1
+    return index
+
+
+# ---- syncs ----
+
+
+def make_durable(raft: RaftState) -> None:
+    """Sync once for everything that this tick promises, then let the promises go (H1, H2)."""
+    outbox, journal = raft.outbox, raft.journal
+    outbox.flush()  # append requests promise nothing, and travel while the disk works
+    if journal.dirty:
+        if postpones_sync(raft):
+            return
+        journal.sync()
+    raft.sync_due_s = raft.sync_owed_s = NEVER
+    raft.unsynced_bytes = 0
+    raft.durable_index = journal.last_index
+    outbox.release()
+    outbox.flush()
+
+
+def postpones_sync(raft: RaftState) -> bool:
+    """Say whether this leader's own copy can wait: nothing rests on it but the leader's own vote for a commit.
+
+    It always waits for the next tick: what was sent is under way, and answers may be there. It waits on, under load
+    and where the others have committed everything, while they can commit without it.
+    """
+    if not raft.leads or raft.outbox.holds:
+        return False
+    now_s = raft.clock.monotonic_s()
+    configuration = raft.configuration
+    streaming = sum(one.id != raft.me and _is_streaming(raft, one.id) for one in configuration.voters)
+    if raft.sync_owed_s == NEVER:
+        if not streaming:
+            return False
+        raft.sync_owed_s = now_s + SYNC_POSTPONED_S
+    elif now_s >= raft.sync_owed_s:
+        return False
+    is_spared = raft.unsynced_bytes >= SYNC_POSTPONED_BYTES or raft.commit_index == raft.journal.last_index
+    if is_spared and streaming >= configuration.majority:
+        raft.sync_due_s = raft.sync_owed_s
+        return True
+    asked_before = raft.sync_due_s <= now_s
+    raft.sync_due_s = now_s
+    return not asked_before
+
+
+def _is_streaming(raft: RaftState, peer: str) -> bool:
+    """Whether a peer takes entries as they come."""
+    return peer in raft.connected and raft.progress[peer].phase is Phase.REPLICATE
+
+
+# ---- commit and apply ----
+
+
+def commit(raft: RaftState, index: int) -> None:
+    """Move the commit index up to `index`; never down."""
+    if index > raft.commit_index:
+        raft.commit_index = index
+        raft.journal.set_commit(index)
+        raft.configurations.forget_before(index)
+        raft.touch_hints()
+
+
+def apply_committed(raft: RaftState) -> None:
+    """Apply committed entries in order, each once; an exception stops the replica before the next (H6, H7)."""
+    if raft.applied_index >= raft.commit_index:
+        return
+    clock, journal = raft.clock, raft.journal
+    began_s = clock.monotonic_s()
+    while (count := raft.commit_index - raft.applied_index) > 0:
+        first = raft.applied_index + 1
+        for entry in journal.entries(first, max_bytes=APPLY_BYTES, max_entries=min(count, APPEND_ENTRIES)):
+            _apply(raft, entry)
+            if clock.monotonic_s() - began_s > APPLY_SLICE_S:
+                return  # next_due_s asks for another tick at once
+
+
+def _apply(raft: RaftState, entry: Entry) -> None:
+    index = entry.index
+    if index != raft.applied_index + 1:
+        raise BrokenInvariant(f"entry {index} came to be applied after {raft.applied_index}")
+    raft.machine.apply(index, entry.term, entry.data)
+    if raft.journal.applied_index != index:
+        raise BrokenInvariant(f"the machine did not record entry {index} as applied in the journal")
+    raft.applied_index = index
+    raft.touch_hints()
+    if is_configuration(entry.data):
+        leave_if_removed(raft)
+        raft.on_members()

@@ -1,0 +1,218 @@
+"""PySyncObj 0.3.17 behind one adapter: the only module that touches its private names.
+
+A `SyncObj` restores term, vote and commit mark from the journal, changes role and term by its own setters, and is the
+way in for ticks and messages. Its variables are views of `RaftState`. Its rules are replaced, or switched off: a way
+into one of them raises instead of running. `tests/cluster/consensus/test_stock.py` hashes the source of each method
+that this module relies on or replaces.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+import pysyncobj.syncobj as stock
+from pysyncobj.config import SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+from pysyncobj.version import VERSION
+
+from cluster.consensus.frames import AnyMessage
+from cluster.consensus.interface import JournalLike, Role
+from cluster.consensus.state import RaftState
+from wal import BrokenInvariant
+
+ENGINE_VERSION: Final = "0.3.17"
+if VERSION != ENGINE_VERSION:
+    raise ImportError(
+        f"PySyncObj {VERSION} is installed, but Forebay overrides private methods of exactly {ENGINE_VERSION}; "
+        f"install it: pip install pysyncobj=={ENGINE_VERSION}"
+    )
+
+_STATES: Final[dict[Role, int]] = {
+    Role.FOLLOWER: stock._RAFT_STATE.FOLLOWER,
+    Role.CANDIDATE: stock._RAFT_STATE.CANDIDATE,
+    Role.LEADER: stock._RAFT_STATE.LEADER,
+}
+_ROLES: Final = {state: role for role, state in _STATES.items()}
+
+
+class JournalAdapter:
+    """Journal in the shape that the stock constructor and setters use; never empty, so that nothing is added to it."""
+
+    def __init__(self, journal: JournalLike) -> None:
+        self._journal = journal
+
+    def __len__(self) -> int:
+        # The stock engine holds a first entry that it never applies: the base stands in its place.
+        return self._journal.last_index - self._journal.base_index + 1
+
+    def __getitem__(self, position: int) -> tuple[bytes, int, int]:
+        if position != -1:
+            raise BrokenInvariant("the stock engine may read the last entry only, for its term")
+        return b"", self._journal.last_index, self._journal.last_term
+
+    def getCurrentTerm(self) -> int:
+        return self._journal.term
+
+    def getVotedForNodeId(self) -> str | None:
+        return self._journal.voted_for
+
+    def getRaftCommitIndex(self) -> int:
+        return self._journal.commit_index
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
+        self._journal.set_term(term, votedForNodeId)
+
+    def _destroy(self) -> None:
+        """Nothing: who opened the journal closes it."""
+
+
+class _Inlet(Transport):  # type: ignore[misc]
+    """Stock interface to the network: messages come in, and nothing of the stock engine leaves."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None, [])
+
+    def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:
+        """Ignored: add, remove, set_version, transfer and status are not offered to peers (H5)."""
+
+    def send(self, node: object, message: object) -> NoReturn:
+        raise BrokenInvariant(f"the stock engine tried to send a {type(message).__name__}; nothing of it may leave")
+
+    def destroy(self) -> None:
+        """Nothing: the links belong to the driver."""
+
+
+class _NoPoller:
+    """Stock poller of sockets, of which there are none: ours is the asyncio loop, outside."""
+
+
+@contextmanager
+def _construction(adapter: JournalAdapter) -> Iterator[None]:
+    """Let the stock constructor find our journal, and no poller."""
+    create_journal, create_poller = stock.createJournal, stock.createPoller
+    stock.createJournal = lambda file: adapter
+    stock.createPoller = lambda kind: _NoPoller()
+    try:
+        yield
+    finally:
+        stock.createJournal, stock.createPoller = create_journal, create_poller
+
+
+def stock_configuration(**options: object) -> Any:
+    """Return the stock configuration; TypeError for an option that it does not know and would silently ignore (H22)."""
+    known = vars(SyncObjConf())
+    for name in options:
+        if name not in known:
+            raise TypeError(f"PySyncObj {ENGINE_VERSION} has no option {name!r}")
+    return SyncObjConf(**options)
+
+
+def _view(name: str) -> property:
+    """Return a stock variable that is a field of the state, so that each fact is in one place."""
+
+    def read(node: "StockNode") -> Any:
+        return getattr(node._raft, name)
+
+    def write(node: "StockNode", value: Any) -> None:
+        setattr(node._raft, name, value)
+
+    return property(read, write)
+
+
+def _role(node: "StockNode") -> int:
+    return _STATES[node._raft.role]
+
+
+def _set_role(node: "StockNode", state: int) -> None:
+    node._raft.role = _ROLES[state]
+
+
+def _off(why: str) -> Any:
+    """Return a method in the place of a stock one that must not run."""
+
+    def refuse(*given: object, **named: object) -> NoReturn:
+        raise BrokenInvariant(why)
+
+    return refuse
+
+
+_REPLACED: Final = "the stock engine's rules are replaced; nothing may lead to them"
+
+
+class StockNode(stock.SyncObj):  # type: ignore[misc]
+    """The stock engine over `RaftState`, with our rules in the place of its own."""
+
+    _SyncObj__raftState = property(_role, _set_role)
+    _SyncObj__raftCurrentTerm = _view("term")
+    _SyncObj__votedForNodeId = _view("voted_for")
+    _SyncObj__raftCommitIndex = _view("commit_index")
+
+    def __init__(
+        self,
+        raft: RaftState,
+        *,
+        peers: Iterable[str],
+        on_tick: Callable[[], None],
+        on_message: Callable[[str, AnyMessage], None],
+    ) -> None:
+        """Restore term, vote and commit mark of `raft` from its journal; lead ticks and messages to the rules."""
+        # Before the stock constructor, which calls overridden methods and evaluates every property.
+        self._raft: Final = raft
+        self._on_tick: Final = on_tick
+        self._on_message: Final = on_message
+        self._inlet: Final = _Inlet()
+        self._nodes: Final = {name: Node(name) for name in peers}
+        timing = raft.timing
+        conf = stock_configuration(
+            autoTick=False,
+            raftMinTimeout=timing.election_min_s,
+            raftMaxTimeout=timing.election_max_s,
+            appendEntriesPeriod=timing.heartbeat_s,
+            leaderFallbackTimeout=timing.election_max_s,
+            connectionTimeout=timing.election_max_s,
+            dynamicMembershipChange=False,
+            journalFile=None,
+            fullDumpFile=None,
+            useFork=False,
+        )
+        with _construction(JournalAdapter(raft.journal)):
+            super().__init__(
+                Node(raft.me), list(self._nodes.values()), conf=conf, nodeClass=Node, transport=self._inlet
+            )
+
+    def set_role(self, role: Role, leader: str | None) -> None:
+        """Become `role` in the term of `leader`, None if nobody is known to lead it."""
+        self._SyncObj__setState(_STATES[role])
+        self._raft.leader = leader
+
+    def set_term(self, term: int, voted_for: str | None) -> None:
+        """Set both, in the state and in the journal, where they are buffered until the next sync."""
+        self._SyncObj__setCurrentTerm(term, voted_for)
+
+    def deliver(self, peer: str, message: AnyMessage) -> None:
+        """Take a message of `peer`: a member, or somebody who is not known yet (nodes are equal if their ids are)."""
+        self._inlet._onMessageReceived(self._nodes.get(peer) or Node(peer), message)
+
+    # ---- what leads to the rules ----
+
+    def _onTick(self, timeToWait: float = 0.0) -> None:
+        self._on_tick()
+
+    def _SyncObj__onMessageReceived(self, node: Any, message: AnyMessage) -> None:
+        self._on_message(node.id, message)
+
+    def _SyncObj__generateRaftTimeout(self) -> float:
+        return self._raft.uniform(self._raft.timing.election_min_s, self._raft.timing.election_max_s)
+
+    # ---- switched off ----
+
+    _SyncObj__onBecomeLeader = _off(_REPLACED)
+    _SyncObj__sendAppendEntries = _off(_REPLACED)
+    _SyncObj__applyLogEntries = _off(_REPLACED)
+    _applyCommand = _off("the stock engine's commands are pickled, forwarded and applied twice; use propose (H18)")
+    _SyncObj__doApplyCommand = _off("the stock engine would unpickle the entry, its method by position (H21)")
+    transferLeadership = _off("the stock transfer of leadership is not offered")
+    _SyncObj__tryLogCompaction = _off("the stock engine would clear its log and add it again (H9, H10, H11)")
+    _SyncObj__loadDumpFile = _off("the stock engine would unpickle a dump and swallow its errors (H8)")
+    _SyncObj__doChangeCluster = _off("the stock engine lets any number of membership changes be in flight (H12)")

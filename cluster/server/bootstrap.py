@@ -1,0 +1,105 @@
+"""Bootstrap of a new cluster: its first command, and the feature level that it begins with.
+
+A cluster that is founded now works at the highest level that all its members know: its leader raises it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from cluster.config import Config
+from cluster.server.feature_levels import FeatureLevels
+from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
+from replica.messages import CONTROLLER, FoundCluster, RaiseFeatureLevel, Request, features
+from replica.state import EMPTY, State
+from replica.values import RefusalCode
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Bootstrap:
+    """Founds the cluster that has no state yet, and raises a new cluster to the level that all its members know."""
+
+    def __init__(
+        self,
+        config: Config,
+        levels: FeatureLevels,
+        *,
+        state: Callable[[], State],
+        leads: Callable[[], bool],
+        submit: Callable[[Request], Answer],
+        raises: bool = True,
+    ) -> None:
+        """`submit` as `Controller.submit`; `raises` False: the level is left to whoever raises it by hand."""
+        self._config = config
+        self._levels = levels
+        self._state = state
+        self._leads = leads
+        self._submit = submit
+        self._raises = raises
+        self._answer: Answer | None = None
+        self._founded_here = False
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Found the cluster if this replica leads and nobody has founded it."""
+        if not self._leads() or self._state().revision or self._answer is not None:
+            return
+        config = self._config
+        command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
+        try:
+            self._answer = self._submit(Request(b"", CONTROLLER, command))
+        except (QueueFull, NotLeading):
+            return
+        self._answer.add_done_callback(self._founded)
+
+    def poll(self) -> None:
+        """Begin to raise the level if it is this replica's to raise and nothing is under way."""
+        self._founded_here = self._founded_here and self._leads()
+        if self._task is None and self._is_due():
+            self._task = asyncio.create_task(self._raise())
+            self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _founded(self, answer: Answer) -> None:
+        self._answer = None
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        refusal = answer.result().refusal
+        if refusal is None:
+            LOGGER.info("the cluster %s was founded", self._config.cluster.name)
+            self._founded_here = True
+            self.poll()
+        elif refusal.code is not RefusalCode.ALREADY_FOUNDED:
+            LOGGER.error(
+                "the cluster cannot be founded from %s: %s; %s", self._config.file, refusal.sentence, refusal.remedy
+            )
+
+    def _is_due(self) -> bool:
+        state = self._state()
+        new = self._founded_here or state.next_job == EMPTY.next_job
+        return self._raises and self._leads() and new and 0 < state.feature_level < features.FEATURE_LEVEL_KNOWN
+
+    async def _raise(self) -> None:
+        members = await self._levels.gather()
+        lowest = min(member.known for member in members)
+        known = tuple((member.id, member.known) for member in members)
+        while self._is_due() and self._state().feature_level < lowest:
+            command = RaiseFeatureLevel(self._state().feature_level + 1, known)
+            with suppress(QueueFull, NotLeading, OutcomeUnknown, CannotDecide):
+                if (await self._submit(Request(b"", CONTROLLER, command))).refusal is None:
+                    LOGGER.info("the feature level of the new cluster is %d", command.level)
+                    continue
+            return
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOGGER.error("the feature level of the new cluster could not be raised", exc_info=error)

@@ -1,0 +1,227 @@
+"""Index row of a job: all that the scheduling index holds of it, derived from the State.
+
+Every small index is kept up to date by `apply(job, before, after)`: the row that the job had and the row that it has.
+`NO_ROW` stands for a job that had none; `FINISHED_ROW` and `GONE_ROW` for one that is over, or purged.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from replica.model import (
+    ENDED,
+    HOLDING,
+    Buffer,
+    BufferState,
+    DependencyKind,
+    Job,
+    JobState,
+    SchedulingClass,
+    is_active,
+    is_ahead,
+    is_gated,
+    is_waiting,
+    queue_place,
+    scheduling_class_of,
+    takes_cpus,
+    waits_for_slot,
+)
+from replica.operations import due_at
+from replica.scheduler.admission import nodes_of, place_of, usable_in
+from replica.scheduler.backfill import run_until
+from replica.scheduler.gates import depended_on, early_gate, reservation_of, waits_for_space
+from replica.scheduler.persistent import persistent_request
+from replica.scheduler.preemption import PreemptionCandidate, preemption_candidate
+from replica.state import State, is_finished
+from replica.values import NEVER, Instant, SortedKeys
+
+Key = tuple[int, int, int]
+"""-priority, job, and what is asked for: bytes of a pool or CPUs."""
+
+Queue = tuple[str, str, int, SchedulingClass | None]
+"""What is waited for, and on whose behalf: ("space", pool, CPUs), ("node", name, 0) or ("any", partition, CPUs), and
+the scheduling class, which limits, licences, reservations and partitions go by. ("persistent", "", 0): persistent
+buffers. In ("large", pool, 0) are those who ask for more than the pool has in service: no pass checks them.
+"""
+
+Group = tuple[str, str]
+"""The queues for the same thing: ("space", pool), ("node", name) or ("any", partition)."""
+
+
+class Milestone:
+    """How far a job has come, as far as others wait for it."""
+
+    STARTED = 1
+    RESULT = 2
+    ENDED = 3
+    FINISHED = 4
+    GONE = 5
+
+
+class RareFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Fields of an index row that few jobs have; all others share `NO_RARE`, so that their rows are small."""
+
+    waits_for: tuple[tuple[int, int], ...] = ()
+    """The jobs that its dependencies are about, each with the milestone at which its gate may change."""
+    singleton: tuple[str, str] | None = None
+    """User and job name, where it waits for the earlier jobs of that name."""
+    reservation: tuple[str, int] | None = None
+    """The reservation that it is of, and its own number."""
+    array: int = 0
+    """The array whose room it needs, where it is a candidate for space or CPUs."""
+    active_of: int = 0
+    """The array against whose throttle it counts."""
+    ahead: bool = False
+    """Whether it also counts among those of the array that have not started."""
+    slot: tuple[tuple[int, str], tuple[Instant, int]] | None = None
+    """Stage and user, and its place among those that wait for an operation slot there."""
+    preemptible: tuple[str, PreemptionCandidate] | None = None
+    """A pool, and the candidate for having its buffer there taken back."""
+
+
+NO_RARE = RareFields()
+
+
+class IndexRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the scheduling index holds of one job."""
+
+    queue: Queue | None = None
+    """What it is a candidate for, None where it is none."""
+    key: Key | None = None
+    node: str = ""
+    cpus: int = 0
+    """CPUs of `node` that it takes now."""
+    due_at: int = NEVER
+    holding: tuple[str, Key] | None = None
+    """The pool that it holds a part of, with until when, how much in bytes, and its number."""
+    milestone: int = 0
+    rare: RareFields = NO_RARE
+
+
+NO_ROW = IndexRow()
+FINISHED_ROW = IndexRow(milestone=Milestone.FINISHED)
+GONE_ROW = IndexRow(milestone=Milestone.GONE)
+
+
+def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Queue, Queue]) -> IndexRow:
+    """Return the row of a job that is not over; `queue_names` has the one name of each queue, which its rows share."""
+    request = job.request
+    queue: Queue | None = None
+    key: Key | None = None
+    if job.state is JobState.PENDING and early_gate(state, job) is None:
+        place, scheduling_class = place_of(state, job), scheduling_class_of(request)
+        if buffer is None:
+            queue, key = ("any", nodes_of(state, job.id), request.cpus, scheduling_class), (*place, request.cpus)
+        elif buffer.state is BufferState.STAGED_IN:
+            queue, key = ("node", job.node, 0, scheduling_class), (*place, request.cpus)
+        elif waits_for_space(job, buffer):
+            size_bytes = buffer.granted_bytes
+            pool = buffer.pool if size_bytes else ""
+            queue, key = ("space", pool, request.cpus, scheduling_class), (*place, size_bytes)
+            if size_bytes > usable_in(state, pool):
+                # Nobody gives it so much, so no pass checks it until its pool has grown.
+                queue = ("large", pool, 0, None)
+            if persistent_request(job) is not None:
+                queue, key = ("persistent", "", 0, None), (*place, 0)
+    if queue is not None:
+        queue = queue_names.setdefault(queue, queue)
+    holds = buffer is not None and buffer.state in HOLDING and buffer.granted_bytes > 0
+    return IndexRow(
+        queue,
+        key,
+        job.node,
+        request.cpus if takes_cpus(job, buffer) else 0,
+        due_at(state, job, buffer),
+        (buffer.pool, (run_until(job, buffer), buffer.granted_bytes, job.id)) if holds and buffer is not None else None,
+        _milestone(job, is_finished(job, buffer)),
+        _rare_fields(state, job, buffer, queued=queue is not None),
+    )
+
+
+def _milestone(job: Job, finished: bool) -> int:
+    if finished:
+        return Milestone.FINISHED
+    if job.state in ENDED:
+        return Milestone.ENDED
+    if job.result in ENDED:
+        return Milestone.RESULT
+    return 0 if job.state in (JobState.PENDING, JobState.CONFIGURING) else Milestone.STARTED
+
+
+def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool) -> RareFields:
+    request = job.request
+    options, task = request.options, request.array
+    plain = options is None and task is None and not request.dependencies
+    if plain and (buffer is None or buffer.state is BufferState.PENDING):
+        return NO_RARE  # no array, no operation, nothing that could be taken from it
+    array = 0
+    if queued and task is not None and is_gated(request) and is_waiting(job, buffer):
+        array = task.job
+    stage, reservation = waits_for_slot(job, buffer), reservation_of(state, job.id)
+    active_of = task.job if task is not None and is_active(job, buffer) else 0
+    singleton = options is not None and options.singleton and job.state is JobState.PENDING
+    candidate = preemption_candidate(state, job, buffer)
+    found = RareFields(
+        _waits_for(state, job) if request.dependencies else (),
+        (request.user, request.name) if singleton else None,
+        (reservation, job.id) if reservation else None,
+        array,
+        active_of,
+        active_of > 0 and is_ahead(job, buffer),
+        None if stage is None or buffer is None else ((int(stage), request.user), queue_place(job, buffer)),
+        None if candidate is None or buffer is None else (buffer.pool, candidate),
+    )
+    return NO_RARE if found == NO_RARE else found
+
+
+def _waits_for(state: State, job: Job) -> tuple[tuple[int, int], ...]:
+    awaited = (
+        (other, _awaited(dependency.kind.of_one, job))
+        for dependency in job.request.dependencies
+        for other in depended_on(state, dependency)
+    )
+    return tuple(sorted(set(awaited)))
+
+
+def _awaited(kind: DependencyKind, waiter: Job) -> int:
+    """Return the milestone at which a dependency may change."""
+    if kind is DependencyKind.AFTER:
+        return Milestone.STARTED
+    if kind is DependencyKind.AFTER_BURST_BUFFER:
+        return Milestone.FINISHED
+    return Milestone.ENDED if waiter.request.buffer is not None else Milestone.RESULT
+
+
+class SmallIndex(Protocol):
+    """One of the indexes that the scheduling index is composed of, as far as rows alone say what it holds."""
+
+    def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
+        """Have the index hold what the job's row `after` says in place of what `before` said."""
+
+
+# ---- sorted keys and sets by name, as the small indexes hold them
+
+
+def keep(kept: dict, name: object, key: object, enters: bool) -> None:  # type: ignore[type-arg]
+    """Put a key among those of a name, or take it out; a name without keys is not kept."""
+    keys = kept.get(name)
+    if enters:
+        if keys is None:
+            keys = kept[name] = SortedKeys()
+        keys.add(key)
+    elif keys is not None:
+        keys.discard(key)
+        if not keys:
+            del kept[name]
+
+
+def keep_in_set(kept: dict, name: object, key: int, enters: bool) -> None:  # type: ignore[type-arg]
+    """As `keep`, with a set for each name."""
+    if enters:
+        kept.setdefault(name, set()).add(key)
+    else:
+        kept[name].discard(key)
+        if not kept[name]:
+            del kept[name]

@@ -1,0 +1,46 @@
+"""Indexes of one kind of key: at most one of each job, in order, by what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from replica.scheduler.index_row import IndexRow, keep
+from replica.values import SortedKeys
+
+N = TypeVar("N", bound=object)
+K = TypeVar("K", bound=object)
+
+
+class KeyIndex(Generic[N, K]):
+    """Keys in order by name, such as the holders of each pool by when they give back their space."""
+
+    def __init__(self, entry: Callable[[IndexRow], tuple[N, K] | None]) -> None:
+        """`entry` gives the name and the key of a row, None for a row without."""
+        self.keys: dict[N, SortedKeys[K]] = {}
+        self._entry = entry
+
+    def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
+        """Have the key of the job's row in place of its former one."""
+        left, entered = self._entry(before), self._entry(after)
+        if left == entered:
+            return
+        if left is not None:
+            keep(self.keys, *left, False)
+        if entered is not None:
+            keep(self.keys, *entered, True)
+
+
+class TimerIndex:
+    """Instants at which something is due by time alone, each with its job."""
+
+    def __init__(self) -> None:
+        self.timers: SortedKeys[tuple[int, int]] = SortedKeys()
+
+    def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
+        """Have the instant of the job's row in place of its former one."""
+        if before.due_at != after.due_at:
+            if before.due_at:
+                self.timers.discard((before.due_at, job_id))
+            if after.due_at:
+                self.timers.add((after.due_at, job_id))

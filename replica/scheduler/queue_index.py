@@ -1,0 +1,149 @@
+"""Index of candidates by what they wait for, and of arrays: of each only as many tasks as have room stand in queues.
+
+Candidates stand in queues by (-priority, job): for space per pool, for CPUs per node where their data is, or for the
+CPUs of any node. Those for a pool or for any node stand in one queue per number of CPUs, so that jobs which no node
+that is up could hold are passed over together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from replica.model import ArrayUse
+from replica.scheduler.index_row import Group, IndexRow, Key, Queue, keep
+from replica.state import State
+from replica.values import SortedKeys, Verdict
+
+
+class QueueIndex:
+    """Queues of candidates, their heads, and the sizes that are waited for; `ArrayIndex` puts tasks in."""
+
+    def __init__(self) -> None:
+        self.queues: dict[Queue, SortedKeys[Key]] = {}
+        self.heads: dict[Group, SortedKeys[tuple[Key, Queue]]] = {}
+        """Group of queues -> the first candidate of each, with its queue."""
+        self.sizes: dict[str, SortedKeys[int]] = {}
+        """Pool -> the sizes that are waited for, bytes, each once."""
+        self.space_requests = 0
+        """Candidates for space, those that their arrays keep back included."""
+        self.names: dict[Queue, Queue] = {}
+        """The names of the queues, so that all jobs in a queue share one."""
+        self._size_counts: dict[tuple[str, int], int] = {}
+
+    def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
+        """Have the job in the queue of its row."""
+        if before.queue is after.queue and before.key == after.key and before.rare.array == after.rare.array:
+            return
+        for row, sign in ((before, -1), (after, 1)):
+            if row.queue is not None and row.key is not None:
+                self.space_requests += sign * (row.queue[0] in ("space", "large", "persistent"))
+                if not row.rare.array:
+                    self.put(row.queue, row.key, sign > 0)
+
+    def put(self, queue: Queue, key: Key, enters: bool) -> None:
+        """Put a candidate into a queue, or take it out."""
+        group, keys = queue[:2], self.queues.get(queue)
+        before = None if keys is None else keys.first
+        keep(self.queues, queue, key, enters)
+        keys = self.queues.get(queue)
+        after = None if keys is None else keys.first
+        if before != after:
+            if before is not None:
+                keep(self.heads, group, (before, queue), False)
+            if after is not None:
+                keep(self.heads, group, (after, queue), True)
+        if queue[0] == "space":
+            self._count_size(queue[1], key[2], 1 if enters else -1)
+        if queue not in self.queues:
+            self.names.pop(queue, None)
+
+    def _count_size(self, pool: str, size_bytes: int, sign: int) -> None:
+        count = self._size_counts.get((pool, size_bytes), 0)
+        if not count or not count + sign:
+            keep(self.sizes, pool, size_bytes, sign > 0)
+        self._size_counts[pool, size_bytes] = count + sign
+        if not count + sign:
+            del self._size_counts[pool, size_bytes]
+
+    def between(self, pool: str, low: int, high: int) -> set[int]:
+        """Return who waits in a queue for more than `low` and at most `high` bytes of a pool."""
+        names = [queue for queue in self.queues if queue[:2] in (("space", pool), ("large", pool))]
+        return {key[1] for queue in names for key in self.queues[queue] if low < key[2] <= high}
+
+
+class ArrayIndex:
+    """Waiting tasks of each array, and how many are active; the first ones that have room stand in the queues."""
+
+    def __init__(self, queues: QueueIndex, rows: Mapping[int, IndexRow]) -> None:
+        """`rows`: those of all jobs, as they are now."""
+        self._queues = queues
+        self._rows = rows
+        self._waiting: dict[int, SortedKeys[Key]] = {}
+        """Array -> its tasks that need room in it."""
+        self._queued: dict[int, dict[Key, Queue]] = {}
+        """Array -> those that are in the queues."""
+        self._use: dict[int, ArrayUse] = {}
+        self._changed: set[int] = set()
+
+    def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
+        """Count the task as its row says; `refresh` then puts it into its queue if it has room."""
+        for row, sign in ((before, -1), (after, 1)):
+            array, active_of = row.rare.array, row.rare.active_of
+            if array:
+                keep(self._waiting, array, row.key, sign > 0)
+                self._changed.add(array)
+            if active_of:
+                use = self._use.setdefault(active_of, ArrayUse())
+                use.active += sign
+                use.ahead += sign * row.rare.ahead
+                self._changed.add(active_of)
+
+    def change_all(self) -> None:
+        """Have `refresh` check every array: their bounds may be others now."""
+        self._changed.update(self._waiting)
+
+    def refresh(self, state: State) -> None:
+        """Have in the queues, of each array that has changed, its first tasks: as many as have room in it."""
+        for array in self._changed:
+            waiting = self._waiting.get(array)
+            queued: dict[Key, Queue] = {}
+            if waiting is not None:
+                job = state.jobs[waiting.first[1]]
+                room = self.usage_of(array).room(job.request, state.site.array_stage_count)
+                for key in islice(waiting, room):
+                    queue = self._rows[key[1]].queue
+                    assert queue is not None
+                    queued[key] = queue
+            former = self._queued.get(array, {})
+            for key, queue in former.items():
+                if queued.get(key) != queue:
+                    self._queues.put(queue, key, False)
+            for key, queue in queued.items():
+                if former.get(key) != queue:
+                    self._queues.put(self._queues.names.setdefault(queue, queue), key, True)
+            if queued:
+                self._queued[array] = queued
+            else:
+                self._queued.pop(array, None)
+            use = self._use.get(array)
+            if use is not None and not use.active:
+                del self._use[array]
+        self._changed = set()
+
+    def usage_of(self, array: int) -> ArrayUse:
+        """Return how many tasks of an array are active."""
+        return self._use.get(array) or ArrayUse()
+
+    def verdict(self, state: State, job_id: int) -> Verdict | None:
+        """Return why its array keeps back a job that no early gate does, or None."""
+        row = self._rows[job_id]
+        if not row.rare.array or row.key is None:
+            return None
+        before = self._waiting[row.rare.array].rank(row.key)
+        request, stage_count = state.jobs[job_id].request, state.site.array_stage_count
+        return self.usage_of(row.rare.array).verdict(request, stage_count, before)
+
+    def between(self, low: int, high: int) -> set[int]:
+        """Return the waiting tasks that ask for more than `low` and at most `high`, be it of a pool or CPUs."""
+        return {key[1] for keys in self._waiting.values() for key in keys if low < key[2] <= high}

@@ -1,0 +1,44 @@
+"""Applied entries are read in order, whether they are in memory, in LMDB, or in the sync log only."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.server import applied_log as applied_log_module
+from cluster.server.applied_log import Applied, AppliedLog
+from replica.values.units import Revision
+from tests.wal.support import open_env
+from wal import Environment, Journal
+from wal.codec import NO_OP
+from wal.journal import Entry
+from wal.ledger import Ledger
+
+
+def applied_to(applied_log: AppliedLog, journal: Journal, last: int) -> None:
+    """Append, sync and apply entries that settle nothing, as the controller does."""
+    for index in range(journal.last_index + 1, last + 1):
+        entry = Entry(index, 1, NO_OP)
+        journal.append([entry])
+        journal.sync()
+        digest = journal.record_applied(entry, 0)
+        applied_log.append(Applied(index, 1, digest, Revision(0), Revision(0), None, False, 1))
+
+
+@pytest.mark.parametrize("recent", [1, 3, 100])
+def test_what_was_applied_since_the_last_checkpoint_is_read_though_memory_has_only_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int
+) -> None:
+    monkeypatch.setattr(applied_log_module, "RECENT_ENTRIES_MAX", recent)
+    env: Environment = open_env(tmp_path)
+    with env:
+        journal = Journal(env)
+        journal.set_term(1, "r1")
+        applied_log = AppliedLog(journal, Ledger(env), index=0, revision=Revision(0))
+        for last in (5, 6, 20):
+            applied_to(applied_log, journal, last)
+            assert Ledger(env).applied_index < last, "LMDB lacks it"
+            for first in (1, last - 4, last):
+                found = list(applied_log.read(first, limit=100))
+                assert [one.index for one in found] == list(range(first, last + 1))
+                assert [one.digest for one in found] == [journal.digest_at(index) for index in range(first, last + 1)]
+            applied_to(applied_log, journal, last + 1)

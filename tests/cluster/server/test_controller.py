@@ -1,0 +1,450 @@
+"""The controller: restarts, snapshots, installs, and stopping itself for what no correct leader makes."""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.config.config import Config
+from cluster.consensus import SnapshotSink
+from cluster.server.storage import StorageRefused, open_storage
+from cluster.server.time_travel import POINTS_MAX
+from replica.messages.commands import CONTROLLER
+from replica.messages.entries import Batch, Entry
+from replica.messages.events import JobReleased, NodeResumed
+from replica.state.digest import state_digest
+from replica.values.errors import LedgerViolation
+from replica.values.units import Revision
+from snapshots import Image, SnapshotFailed, load_snapshot
+from tests.cluster.rig import PATIENCE_S, Rig, placed, story, until
+from wal import BrokenInvariant
+from wal.codec import CodecError, encode_batch
+
+
+def small_snapshots(config: Config, every: int) -> Config:
+    storage = msgspec.structs.replace(config.storage, snapshot_every_entries=every)
+    return msgspec.structs.replace(config, storage=storage)
+
+
+async def installed(sink: SnapshotSink) -> None:
+    """Have what was written verified and installed, as consensus does."""
+    verified = asyncio.Event()
+    sink.verify(verified.set)
+    await verified.wait()
+    sink.finish()
+
+
+async def submit_many(rig: Rig, count: int) -> None:
+    for _ in range(count):
+        assert (await rig.submit(hold=True)).status == 201
+
+
+async def submit_until(rig: Rig, condition: Callable[[], bool]) -> None:
+    """Submit jobs until the condition holds, each once nothing is being saved: a slow disk skips no snapshot."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await submit_many(rig, 1)
+            await until(lambda: not rig.controller.snapshots.saving)
+
+
+@story
+async def test_a_restart_rebuilds_the_same_state_from_the_ledger_alone(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 10)
+        before, digest = rig.controller.state, rig.controller.applied_digest
+        await rig.restart()
+        assert state_digest(rig.controller.state) == state_digest(before)
+        assert rig.storage.state == before
+        assert rig.storage.journal.digest_at(rig.storage.index) == digest
+
+
+@story
+async def test_snapshots_are_written_in_the_background_compact_the_journal_and_shorten_the_restart(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.server.controller.COMPACTION_MARGIN_ENTRIES", 2)
+    async with Rig(small_snapshots(config, 5)) as rig:
+        await submit_until(rig, lambda: bool(rig.engine.compacted))
+        assert rig.storage.journal.base_index > 0
+        before = rig.controller.state
+        await rig.restart()
+        assert rig.storage.replayed < 10
+        assert state_digest(rig.storage.state) == state_digest(before)
+        # What was compacted away is still history.
+        history = await rig.ask("GET", "/v1/jobs/1/history", who="alice")
+        assert history.body["rows"][0]["event"] == "job_submitted"
+        assert (await rig.ask("GET", "/v1/ledger?from=1&limit=2")).body["entries"][0]["index"] == 1
+
+
+@story
+async def test_a_damaged_snapshot_is_passed_over_and_everything_is_folded(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 5)
+        saved = await rig.ask("POST", "/v1/snapshots")
+        before = rig.controller.state
+        await rig.close()
+        path = Path(saved.body["path"])
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(bytes(data))
+        await rig.open()
+        assert rig.storage.replayed == rig.storage.index
+        assert state_digest(rig.storage.state) == state_digest(before)
+
+
+@story
+async def test_a_leader_whose_snapshots_are_all_damaged_makes_one_for_the_peer_that_needs_it(config: Config) -> None:
+    """Found by the simulator, seed 3003362: a peer that needed what was compacted waited for ever."""
+    async with Rig(small_snapshots(config, 5)) as rig:
+        for _ in range(3):
+            await rig.submit()
+        await until(lambda: rig.controller.snapshot_index > 0 and not rig.controller.snapshots.saving)
+    for path in config.snapshot_directory("r1").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    async with Rig(config) as rig:
+        assert rig.controller.newest_snapshot() is None
+        await until(lambda: rig.controller.newest_snapshot() is not None)
+        made = rig.controller.newest_snapshot()
+        assert made is not None and load_snapshot(made.path).state == rig.controller.state
+
+
+@story
+async def test_a_snapshot_of_another_history_is_passed_over(config: Config, tmp_path: Path) -> None:
+    other = placed(config, tmp_path / "other")
+    async with Rig(other) as rig:
+        await submit_many(rig, 3)
+        await rig.ask("POST", "/v1/snapshots")
+    async with Rig(config) as rig:
+        await submit_many(rig, 6)
+        before = rig.controller.state
+        await rig.close()
+        shutil.copytree(other.snapshot_directory("r1"), config.snapshot_directory("r1"), dirs_exist_ok=True)
+        await rig.open()
+        assert rig.storage.replayed == rig.storage.index
+        assert state_digest(rig.storage.state) == state_digest(before)
+
+
+@story
+async def test_a_journal_that_vanished_beside_its_snapshots_is_refused(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 3)
+        await rig.ask("POST", "/v1/snapshots")
+        await rig.close()
+        kept = config.wal_directory("r1").with_name("kept")
+        config.wal_directory("r1").rename(kept)
+        with pytest.raises(StorageRefused):
+            open_storage(config, "r1")
+        shutil.rmtree(config.wal_directory("r1"), ignore_errors=True)
+        kept.rename(config.wal_directory("r1"))
+        await rig.open()
+
+
+@story
+async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_not_pretended(
+    config: Config, tmp_path: Path
+) -> None:
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        await submit_many(leader, 20)
+        saved = await leader.ask("POST", "/v1/snapshots")
+        await submit_many(leader, 2)
+        data = Path(saved.body["path"]).read_bytes()
+        async with Rig(config) as rig:
+            await submit_many(rig, 1)
+            own = rig.controller.state.revision
+            rig.engine.depose(None)
+            waiting = asyncio.ensure_future(rig.controller.wait_applied(saved.body["index"]))
+            sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+            for offset in range(0, len(data), 1000):
+                sink.write(offset, data[offset : offset + 1000])
+            await installed(sink)
+            await waiting
+            assert rig.controller.applied_index == saved.body["index"]
+            assert rig.controller.state.revision == saved.body["revision"]
+            assert len(rig.controller.state.jobs) == 20
+            newest = rig.controller.newest_snapshot()
+            assert newest is not None and newest.index == saved.body["index"]
+            with pytest.raises(LookupError):
+                await rig.controller.time_travel.state_at(rig.controller.state.revision - 1)
+            # The history continues with what the leader sends next.
+            for applied in leader.controller.applied_log.read(rig.controller.applied_index + 1, limit=10):
+                assert applied.batch is not None
+                rig.storage.journal.set_term(max(applied.term, rig.storage.journal.term), rig.storage.journal.voted_for)
+                entry = leader.storage.journal.entry(applied.index)
+                rig.storage.journal.append([entry])
+                rig.controller.apply(*entry)
+            assert rig.controller.applied_digest == leader.controller.applied_digest
+            assert state_digest(rig.controller.state) == state_digest(leader.controller.state)
+            await rig.restart()
+            assert len(rig.controller.state.jobs) == 22
+            status = await rig.ask("GET", "/v1/ledger")
+            assert status.body["entries"][0]["index"] <= saved.body["index"] + 1
+            gap = await rig.ask("GET", f"/v1/events?from={own}", who="alice")
+            assert (gap.status, gap.code) == (410, "history_not_held")
+            # Who reads up to the gap is told that there is one, and is not given what comes after it.
+            stream = await rig.ask("GET", f"/v1/events?from={own - 1}", who="alice")
+            events, comment = stream.body.decode().rsplit("\n\n: ", 1)
+            assert [line for line in events.splitlines() if line.startswith("id: ")] == [f"id: {own}"]
+            assert comment == f"revisions after {own} are not held here; ask another replica\n\n"
+            # Nothing after it is taken for void, which the fence would have refused.
+            entries = list(rig.controller.applied_log.read(1, limit=100))
+            assert not any(applied.void for applied in entries)
+            assert entries[-1].revision == rig.controller.state.revision
+            why = await rig.ask("GET", f"/v1/jobs/1/why?at={own + 1}", who="alice")
+            assert (why.status, why.code) == (410, "history_not_held")
+
+
+@story
+async def test_a_snapshot_that_is_lost_where_the_ledger_has_a_gap_is_refused_at_start(
+    config: Config, tmp_path: Path
+) -> None:
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        await submit_many(leader, 5)
+        saved = await leader.ask("POST", "/v1/snapshots")
+        data = Path(saved.body["path"]).read_bytes()
+    async with Rig(config) as rig:
+        rig.engine.depose(None)
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        sink.write(0, data)
+        await installed(sink)
+        await rig.close()
+        (path,) = config.snapshot_directory("r1").iterdir()
+        kept = path.read_bytes()
+        path.write_bytes(kept[:-10])
+        with pytest.raises(StorageRefused, match="put the snapshot back"):
+            open_storage(config, "r1")
+        path.write_bytes(kept)
+        await rig.open()
+
+
+@story
+async def test_a_replica_killed_between_receiving_and_installing_a_snapshot_starts_from_the_one_before(
+    config: Config, tmp_path: Path
+) -> None:
+    """The file is there and ahead of the applied mark, and the ledger has a gap: the older snapshot must serve."""
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        saved = []
+        for _ in range(2):
+            await submit_many(leader, 5)
+            saved.append((await leader.ask("POST", "/v1/snapshots")).body)
+        files = [Path(one["path"]).read_bytes() for one in saved]
+    async with Rig(config) as rig:
+        rig.engine.depose(None)
+        sink = rig.controller.begin_install(saved[0]["index"], saved[0]["term"])
+        sink.write(0, files[0])
+        await installed(sink)
+        receiver = rig.controller.snapshots.receive(saved[1]["index"], saved[1]["term"])
+        receiver.write(0, files[1])
+        receiver.verify()
+        receiver.seal()
+        await rig.close()
+        assert len(list(config.snapshot_directory("r1").iterdir())) == 2
+        await rig.open()
+        assert rig.storage.index == saved[0]["index"]
+        assert len(rig.storage.state.jobs) == 5
+
+
+@story
+async def test_the_replica_answers_while_a_received_snapshot_is_verified_and_installs_it_afterwards(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        await submit_many(leader, 20)
+        saved = await leader.ask("POST", "/v1/snapshots")
+        data = Path(saved.body["path"]).read_bytes()
+    reached, go = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        reached.set()
+        assert go.wait(30)
+
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        monkeypatch.setattr(rig.controller.snapshots, "_breathe", slowly)
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        sink.write(0, data)
+        verified = asyncio.Event()
+        sink.verify(verified.set)
+        await asyncio.to_thread(reached.wait, 30)
+        for _ in range(3):
+            assert (await rig.ask("GET", "/v1/jobs?stale=ok")).status == 200
+        assert not verified.is_set() and len(rig.controller.state.jobs) == 1
+        go.set()
+        await verified.wait()
+        rig.engine.depose(None)
+        sink.finish()
+        assert len(rig.controller.state.jobs) == 20
+
+
+@story
+async def test_what_a_stopped_replica_had_received_of_a_snapshot_is_not_received_again(
+    config: Config, tmp_path: Path
+) -> None:
+    source = placed(config, tmp_path / "source")
+    async with Rig(source) as leader:
+        await submit_many(leader, 20)
+        saved = await leader.ask("POST", "/v1/snapshots")
+        data = Path(saved.body["path"]).read_bytes()
+    async with Rig(config) as rig:
+        rig.engine.depose(None)
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        assert sink.received_bytes == 0
+        sink.write(0, data[:-40])
+        await rig.close()
+        await rig.open()
+        rig.engine.depose(None)
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        assert 0 < sink.received_bytes <= len(data) - 40
+        sink.write(sink.received_bytes, data[sink.received_bytes :])
+        await installed(sink)
+        assert len(rig.controller.state.jobs) == 20
+
+
+@story
+async def test_a_snapshot_that_cannot_be_written_is_said_and_the_replica_carries_on(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(image: Image) -> Future[Path]:
+        failed: Future[Path] = Future()
+        failed.set_exception(SnapshotFailed("no space left on the device"))
+        return failed
+
+    async with Rig(small_snapshots(config, 3), raises=False) as rig:
+        monkeypatch.setattr(rig.controller.snapshots, "save_in_background", refuse)
+        await submit_many(rig, 8)
+        answer = await rig.ask("POST", "/v1/snapshots")
+        assert (answer.status, answer.code) == (507, "snapshot_failed")
+        await until(lambda: rig.controller.snapshots_failed > 1)
+        # Not with every entry: a full disk is asked again after as many entries as a snapshot takes.
+        assert rig.controller.snapshots_failed <= 4
+        assert rig.controller.snapshot_index == 0
+        await submit_many(rig, 1)
+
+
+@story
+async def test_a_broken_install_is_refused_and_the_replica_carries_on(config: Config, tmp_path: Path) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        before = rig.controller.state
+        sink = rig.controller.begin_install(100, 3)
+        sink.write(0, b"not a snapshot" * 100)
+        with pytest.raises(Exception, match="snapshot"):
+            await installed(sink)
+        assert rig.controller.state is before
+        assert (await rig.submit()).status == 201
+
+
+def batch_of(rig: Rig, *events: object, base: int | None = None) -> bytes:
+    state = rig.controller.state
+    entry = Entry(b"", CONTROLLER, "test", events)  # type: ignore[arg-type]
+    return encode_batch(Batch(Revision(state.revision if base is None else base), state.at, (entry,)))
+
+
+@story
+async def test_what_no_correct_leader_makes_stops_the_apply_path_and_changes_nothing(config: Config) -> None:
+    async with Rig(config) as rig:
+        state, index = rig.controller.state, rig.controller.applied_index
+        term = rig.engine.term
+        for number, data, error in (
+            (index + 1, b"", CodecError),
+            (index + 1, b"\x07unknown", CodecError),
+            (index + 1, b"\x01\x01garbage", CodecError),
+            (index + 1, b"\x00trailing", CodecError),
+            (index + 1, batch_of(rig, JobReleased(99)), LedgerViolation),
+            (index + 1, batch_of(rig, NodeResumed("nobody")), LedgerViolation),
+            (index + 2, b"\x00", BrokenInvariant),
+            (index, b"\x00", BrokenInvariant),
+        ):
+            with pytest.raises(error):
+                rig.controller.apply(number, term, data)
+            assert rig.controller.state is state
+            assert rig.controller.applied_index == index
+
+
+@story
+async def test_the_fence_refuses_a_batch_of_another_base_on_every_replica_and_goes_on(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        state = rig.controller.state
+        rig.engine.propose(batch_of(rig, NodeResumed("nobody"), base=state.revision - 1))
+        await until(lambda: rig.engine.uncommitted == 0)
+        assert rig.controller.state == state
+        assert rig.controller.entries_void == 1
+        await submit_many(rig, 1)
+        entries = (await rig.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
+        assert [entry["kind"] for entry in entries].count("void") == 1
+        await rig.restart()
+        entries_after = (await rig.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
+        assert entries_after[: len(entries)] == entries
+
+
+@story
+async def test_the_states_that_are_kept_for_the_past_are_bounded_and_still_answer_everything(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.server.time_travel.POINT_ENTRIES", 1)
+    async with Rig(config) as rig:
+        rig.controller.time_travel._stride = 1
+        await submit_many(rig, POINTS_MAX + 20)
+        past = rig.controller.time_travel
+        assert past.points <= POINTS_MAX + 1
+        for revision in range(1, rig.controller.state.revision + 1, 7):
+            assert (await past.state_at(revision)).revision == revision
+            assert past.points <= POINTS_MAX + 1
+
+
+@story
+async def test_an_idle_replica_writes_nothing(config: Config) -> None:
+    async with Rig(config) as rig:
+        await submit_many(rig, 2)
+        rig.storage.journal.flush_hints()
+        last = rig.storage.environment._environment.info()["last_txnid"]  # type: ignore[union-attr]
+        await rig.ask("GET", "/v1/jobs/1", who="alice")
+        await rig.ask("GET", "/v1/jobs/1/history", who="alice")
+        await asyncio.sleep(0.05)
+        assert rig.storage.environment._environment.info()["last_txnid"] == last  # type: ignore[union-attr]
+
+
+@story
+async def test_new_jobs_are_refused_before_the_journal_is_full_and_other_commands_are_not(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(config) as rig:
+        carried_out = rig.job(hold=True)
+        assert (await rig.ask("POST", "/v1/jobs", carried_out)).status == 201
+        monkeypatch.setattr("cluster.server.controller.JOURNAL_FILL_MAX", 0.0)
+        refused = await rig.submit()
+        assert (refused.status, refused.body["error"]["code"]) == (507, "journal_full")
+        assert "map_size" in refused.body["error"]["remedy"]
+        again = await rig.ask("POST", "/v1/jobs", carried_out)
+        assert (again.status, again.body["job_id"]) == (201, 1), "a retry of what was carried out needs no room"
+        assert (await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id()})).status == 200
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "sync.log", "lock.mdb"])
+@story
+async def test_an_idle_replica_stops_when_its_files_are_replaced(
+    config: Config, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What it would promise from then on, nobody would find after a restart."""
+    monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 0.05)
+    async with Rig(config) as rig:
+        await submit_many(rig, 1)
+        await asyncio.sleep(0.2)
+        assert not rig.failures
+        file = config.wal_directory("r1") / name
+        copy = file.with_name("copy")
+        copy.write_bytes(file.read_bytes())
+        copy.replace(file)
+        await until(lambda: bool(rig.failures))
+        assert f"{file} is another one than this replica has open" in str(rig.failures[0])
+        rig.failures.clear()
+        monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 60.0)

@@ -1,0 +1,113 @@
+"""Where a replica, or an audit, meets what only a later release knows: it says so, stops, and changes nothing."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster import serve
+from cluster.audit.commands import audit
+from cluster.cli.exits import ExitCode
+from cluster.config.config import Config
+from cluster.server.storage import open_storage
+from cluster.system.clock import SystemClock
+from replica.messages import features
+from replica.messages.features import LEVELS, Level, ReleaseNeeded
+from snapshots import Image, load_snapshot, write_snapshot
+from tests.cluster.rig import Rig, story
+from tests.cluster.server.test_controller import installed, submit_many
+
+ABOVE = features.FEATURE_LEVEL_KNOWN + 1
+
+
+@contextmanager
+def later_release() -> Iterator[None]:
+    """Be a release that knows one level more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "LEVELS", (*LEVELS, Level(ABOVE, "9.1.0", "more")))
+        patch.setattr(features, "FEATURE_LEVEL_KNOWN", ABOVE)
+        yield
+
+
+def of_a_later_release(found: Path, directory: Path) -> Path:
+    """Write the snapshot again as of a cluster whose level was raised above what is known here."""
+    image: Image = load_snapshot(found)
+    directory.mkdir()
+    with later_release():
+        state = msgspec.structs.replace(image.state, feature_level=ABOVE)
+        return write_snapshot(directory, msgspec.structs.replace(image, state=state))
+
+
+def typed(*words: object) -> Result:
+    return CliRunner().invoke(audit, [str(word) for word in words], env={"FOREBAY_CONFIG": None})
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.suffix in (".fbs", ".receiving")}
+
+
+@story
+async def test_a_received_snapshot_of_a_level_above_the_known_one_stops_the_replica_as_it_is(
+    config: Config, tmp_path: Path
+) -> None:
+    async with Rig(config, raises=False) as rig:
+        await submit_many(rig, 5)
+        saved = await rig.ask("POST", "/v1/snapshots")
+        path = of_a_later_release(Path(saved.body["path"]), tmp_path / "later")
+        before, kept = rig.controller.state, contents(config.snapshot_directory("r1"))
+        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        sink.write(0, path.read_bytes())
+        with pytest.raises(
+            ReleaseNeeded, match=rf"snapshot of entry \d+, revision {before.revision}: .*release 9\.1\.0"
+        ):
+            await installed(sink)
+        assert rig.controller.state is before
+        assert contents(config.snapshot_directory("r1")) == kept
+
+
+@story
+async def test_a_snapshot_of_a_level_above_the_known_one_is_not_passed_over_at_a_start(
+    config: Config, tmp_path: Path
+) -> None:
+    async with Rig(config, raises=False) as rig:
+        await submit_many(rig, 5)
+        saved = Path((await rig.ask("POST", "/v1/snapshots")).body["path"])
+        await rig.close()
+        whole = saved.read_bytes()
+        shutil.copyfile(of_a_later_release(saved, tmp_path / "later"), saved)
+        before = contents(config.snapshot_directory("r1"))
+        with pytest.raises(ReleaseNeeded, match="start release 9.1.0"):
+            open_storage(config, "r1")
+        with pytest.raises(serve.Refused, match="start release 9.1.0") as refused:
+            serve.Replica(config, "r1", clock=SystemClock())
+        assert refused.value.code == serve.EXIT_RELEASE_NEEDED == 76
+        assert contents(config.snapshot_directory("r1")) == before
+        saved.write_bytes(whole)
+        await rig.open()
+
+
+@story
+async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_release_to_read_it_with(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(config, raises=False) as rig:
+        await rig.ask("POST", "/v1/feature-level", {"command_id": rig.new_id(), "level": 2})
+        saved = (await rig.ask("POST", "/v1/snapshots")).body["path"]
+        await rig.close()
+        directory = config.wal_directory("r1")
+        audits = [("ledger", "replay", "--data", directory), ("snapshot", "inspect", saved)]
+        assert [typed(*words).exit_code for words in audits] == [ExitCode.OK, ExitCode.OK]
+        monkeypatch.setattr(features, "FEATURE_LEVEL_KNOWN", 1)
+        for words in audits:
+            result = typed(*words)
+            assert result.exit_code == ExitCode.VERIFICATION_FAILED
+            assert f"start release {features.release_of(2)} or a later one" in result.stderr
+            assert "read it with that release" in result.stderr and "do not start" not in result.stderr
+        # The chain needs no meaning: it can be verified all the same.
+        assert typed("ledger", "verify", "--data", directory).exit_code == ExitCode.OK
+        monkeypatch.undo()
+        await rig.open()

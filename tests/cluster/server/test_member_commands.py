@@ -1,0 +1,57 @@
+"""A command that changes the members is carried out once, however often it is asked for."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.consensus import Wanted
+from cluster.consensus.configurations import next_configuration
+from cluster.server.membership import Membership
+from tests.cluster.test_serve import make
+from wal.configuration import Action, Configuration, Member, initial
+
+COMMAND = bytes(range(16))
+
+
+class Leader:
+    """A leader whose changes are committed and applied at once."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration = configuration
+        self.last_index = self.term = 1
+        self.caught_up: str | None = None
+
+    def change(self, wanted: Wanted) -> tuple[int, int]:
+        self.configuration = next_configuration(self.configuration, wanted, at=0)
+        self.last_index += 1
+        return self.last_index, self.term
+
+    def promotable(self) -> str | None:
+        return self.caught_up
+
+
+@pytest.mark.parametrize("caught_up", ["r3#3", "r4#2"])
+def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_once(
+    tmp_path: Path, caught_up: str
+) -> None:
+    leader: Any = Leader(initial((Member("r1"), Member("r2"), Member("r3")), version=1))
+
+    async def applied(index: int) -> None:
+        return None
+
+    membership = Membership(make(tmp_path, 3), leader, leads=lambda: True, wait_applied=applied)
+
+    async def story() -> None:
+        await membership.change(Wanted(action=Action.ADD, name="r4", peer="h:1", api="h:2", id=b"another command."))
+        replace = Wanted(action=Action.REPLACE, name="r3", actor="operator", id=COMMAND)
+        await membership.change(replace)  # its answer is lost
+        leader.caught_up = caught_up
+        membership.poll()
+        assert leader.configuration.votes(caught_up)
+        known = await membership.change(replace)
+        assert (known.version, leader.configuration.version) == (4, 4)
+        assert known.holds("r3#3")
+
+    asyncio.run(story())

@@ -1,0 +1,334 @@
+"""Replicas come, go and are replaced, as operators do it: real processes, TLS, disks."""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.client import Client
+from cluster.client.errors import ApiError
+from cluster.config.config import Config
+from cluster.config.new_site import API_PORT_OFFSET
+from cluster.schemas.jobs import MembersAnswer
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
+from cluster.serve import founding_of
+from cluster.server import joining
+from cluster.server.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
+from replica.state.state import EMPTY
+from snapshots import Image, write_snapshot
+from tests.cluster.consensus.rig import Rig
+from tests.cluster.rig import PATIENCE_S, story
+from tests.cluster.test_serve import ROOT, make, ready, request
+from wal import Entry
+from wal.configuration import Configuration, Member, Placed, encode_configuration
+
+ADDED = '\n[[replica]]\nname = "r4"\npeer = "{peer}"\napi = "{api}"\njoins = true\n'
+
+
+class Site:
+    """A cluster of three, and what its operators do."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config = make(directory, 3)
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.said: dict[str, list[str]] = {}
+        self.reading: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, name: str, *words: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "cluster.serve", "--config", str(self.config.file), "--name", name, *words,
+            cwd=ROOT, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        self.processes[name], self.said[name] = process, []
+        self.reading[name] = asyncio.create_task(self._read(process, self.said[name]))
+
+    async def _read(self, process: asyncio.subprocess.Process, lines: list[str]) -> None:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            lines.append(line.decode().rstrip())
+
+    async def ends(self, name: str) -> tuple[int, str]:
+        """Wait until a process has ended; return its code and the last thing it said."""
+        async with asyncio.timeout(PATIENCE_S):
+            code = await self.processes[name].wait()
+        await self.reading[name]
+        return code, self.said[name][-1] if self.said[name] else ""
+
+    async def kill(self, name: str) -> None:
+        self.processes[name].kill()
+        await self.processes[name].wait()
+
+    def admit(self, name: str) -> tuple[Address, Address]:
+        """Write the new replica into the file, and give it a certificate."""
+        last = self.config.replicas[-1]
+        peer, api = Address("127.0.0.1", last.peer.port + 1), Address("127.0.0.1", last.api.port + 1)
+        assert api.port - peer.port == API_PORT_OFFSET
+        text = self.config.file.read_text() + ADDED.format(peer=peer, api=api)
+        self.config.file.write_text(text)
+        directory = self.config.tls.certificates
+        issue(
+            load_authority(directory),
+            directory,
+            role=Role.REPLICA,
+            name=name,
+            addresses=[peer.host],
+            at=SystemClock().now(),
+        )
+        self.config = Config.load(self.config.file)
+        return peer, api
+
+    def lose(self, name: str) -> None:
+        shutil.rmtree(self.config.wal_directory(name).parent)
+
+    def client(self, name: str = "operator") -> Client:
+        return Client(self.config.endpoints, self.config.tls_files(name), clock=SystemClock())
+
+
+@contextlib.asynccontextmanager
+async def site_of_three(directory: Path) -> AsyncIterator[Site]:
+    site = Site(directory)
+    try:
+        for name in ("r1", "r2", "r3"):
+            await site.start(name)
+        async with site.client() as client:
+            await ready(client)
+        yield site
+    finally:
+        for process in site.processes.values():
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+        await asyncio.gather(*site.reading.values())
+
+
+async def members(client: Client, until: Callable[[MembersAnswer], bool]) -> MembersAnswer:
+    """Ask who is a member until the answer is as wanted."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(ApiError):
+                answer = await client.members(deadline_s=2)
+                if until(answer):
+                    return answer
+            await asyncio.sleep(0.05)
+
+
+def voters(answer: MembersAnswer) -> list[str]:
+    return [member.id for member in answer.members if member.votes]
+
+
+async def code_of(work: object) -> str:
+    with pytest.raises(ApiError) as error:
+        await work  # type: ignore[misc]
+    return error.value.code
+
+
+async def changes_in_the_ledger(client: Client, config: Config, replica: str) -> list[tuple[str, str | None, str]]:
+    entries = (await client.ledger(first_index=1, limit=1000, replica=config.replica(replica).api)).entries
+    rows = [entry.records[0] for entry in entries if entry.kind == "configuration"]
+    return [(row["change"], row["member"], row["actor"]) for row in rows]
+
+
+@story
+async def test_a_replica_is_added_and_the_leader_removed_while_commands_are_answered(tmp_path: Path) -> None:
+    async with site_of_three(tmp_path) as site:
+        async with site.client() as operator, site.client("alice") as alice:
+            jobs = [(await alice.submit(request(alice, tmp_path))).job_id]
+            peer, api = site.admit("r4")
+
+            # It cannot join before the cluster has added it.
+            await site.start("r4", "--join")
+            code, said = await site.ends("r4")
+            assert code == 66 and said.startswith("forebay: ") and "forebay member add r4" in said, said
+            assert await code_of(operator.remove_member("r4")) == "unknown_member"
+            assert await code_of(alice.remove_member("r1")) == "permission_denied"
+
+            command_id = operator.new_command_id()
+            answer = await operator.add_member("r4", peer=peer, api=api, command_id=command_id)
+            assert (answer.version, voters(answer)) == (2, ["r1", "r2", "r3"])
+            again = await operator.add_member("r4", peer=peer, api=api, command_id=command_id)
+            assert again.version == 2, "a retry with the same id is the same command"
+            assert await code_of(operator.add_member("r4", peer=peer, api=api)) == "member_exists"
+            await site.start("r4", "--join")
+            await members(operator, lambda found: "r4#2" in voters(found))
+            jobs.append((await alice.submit(request(alice, tmp_path))).job_id)
+
+            # The leader is removed: it hands over first, is told, and stops.
+            leader = (await operator.members()).leader
+            assert leader is not None
+            answer = await operator.remove_member(leader)
+            assert leader not in {member.name for member in answer.members}
+            code, said = await site.ends(leader)
+            assert code == 70 and f"{leader} was removed from the cluster by version 4" in said
+            jobs.append((await alice.submit(request(alice, tmp_path))).job_id)
+            assert [job.job_id for job in (await alice.jobs()).jobs] == jobs == [1, 2, 3]
+            told = await changes_in_the_ledger(operator, site.config, "r4")
+            assert told[1:] == [
+                ("add", "r4#2", "operator operator"),
+                ("promote", "r4#2", "leader"),
+                ("remove", leader, "operator operator"),
+            ]
+            assert told[0][:2] == ("found", None)
+
+
+@story
+async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and_in_no_other_way(
+    tmp_path: Path,
+) -> None:
+    async with site_of_three(tmp_path) as site:
+        async with site.client() as operator, site.client("alice") as alice:
+            jobs = [(await alice.submit(request(alice, tmp_path))).job_id]
+            leader = (await operator.members()).leader
+            lost = next(name for name in ("r1", "r2", "r3") if name != leader)
+            await site.kill(lost)
+            site.lose(lost)
+            for words, remedy in (([], "forgotten votes"), (["--join"], f"forebay member replace {lost}")):
+                await site.start(lost, *words)
+                code, said = await site.ends(lost)
+                assert code == 66 and remedy in said, said
+            answer = await operator.replace_member(lost)
+            assert [member.id for member in answer.members if not member.votes] == [f"{lost}#2"]
+            await site.start(lost, "--join")
+            await members(operator, lambda found: f"{lost}#2" in voters(found) and len(voters(found)) == 3)
+            jobs.append((await alice.submit(request(alice, tmp_path))).job_id)
+
+            # From now on it starts by itself as who it is, and has everything.
+            site.processes[lost].send_signal(signal.SIGTERM)
+            assert (await site.ends(lost))[0] == 0
+            await site.start(lost)
+            api = site.config.replica(lost).api
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    with contextlib.suppress(ApiError):
+                        status = await operator.status(api, deadline_s=2)
+                        if status.ready and status.revision == (await alice.jobs()).revision:
+                            break
+                    await asyncio.sleep(0.05)
+            assert [job.job_id for job in (await alice.jobs()).jobs] == jobs == [1, 2]
+            told = await changes_in_the_ledger(operator, site.config, lost)
+            assert told[1:] == [("replace", f"{lost}#2", "operator operator"), ("promote", f"{lost}#2", "leader")]
+
+
+@story
+async def test_a_replica_whose_lost_disk_an_operator_declares_new_is_found_out_by_the_leader_and_stays_stopped(
+    tmp_path: Path,
+) -> None:
+    async with site_of_three(tmp_path) as site:
+        async with site.client() as operator, site.client("alice") as alice:
+            await alice.submit(request(alice, tmp_path))
+            leader = (await operator.members()).leader
+            assert leader is not None
+            wiped = next(name for name in ("r1", "r2", "r3") if name != leader)
+            await site.kill(wiped)
+            site.lose(wiped)
+            await site.start(wiped, "--first-start")
+            code, said = await site.ends(wiped)
+            assert code == 70 and f"forebay member replace {wiped}" in said, said
+            answer = await operator.members()
+            (row,) = (member for member in answer.members if member.name == wiped)
+            assert answer.leader == leader and row.forgot and row.role == "refused"
+            assert any("its data was lost" in line and wiped in line for line in site.said[leader])
+            for words in ([], ["--first-start"]):
+                await site.start(wiped, *words)
+                code, said = await site.ends(wiped)
+                assert code == 66 and f"forebay member replace {wiped}" in said, said
+            site.lose(wiped)
+            await operator.replace_member(wiped)
+            await site.start(wiped, "--join")
+            found = await members(operator, lambda found: f"{wiped}#2" in voters(found))
+            assert not any(member.forgot for member in found.members)
+
+
+@story
+async def test_a_leader_that_is_asked_to_stop_hands_over_first_and_an_operator_may_choose_who_leads(
+    tmp_path: Path,
+) -> None:
+    async with site_of_three(tmp_path) as site:
+        async with site.client() as operator, site.client("alice") as alice:
+            before = await operator.members()
+            heir = next(member.name for member in before.members if member.name != before.leader)
+            moved = await operator.transfer_leadership(heir)
+            assert (moved.leader, moved.term) == (heir, before.term + 1)
+            assert await code_of(operator.transfer_leadership(heir)) == "leader"
+            await alice.submit(request(alice, tmp_path))
+            site.processes[heir].send_signal(signal.SIGTERM)
+            code, _ = await site.ends(heir)
+            assert code == 0
+            assert any("the leadership goes to" in line for line in site.said[heir])
+            await alice.submit(request(alice, tmp_path))
+            after = await members(operator, lambda found: found.leader not in (None, heir))
+            assert after.term == before.term + 2, "one election, by the heir, and none by a timeout"
+
+
+def test_h13_members_are_read_from_snapshot_and_ledger_and_what_is_not_applied_from_the_journal(tmp_path: Path) -> None:
+    config = make(tmp_path, 3)
+    storage = open_storage(config, "r1")
+    assert (storage.identity, storage.configuration) == ("r1", None)
+    founders = founding_of(config, "r1")
+    first = msgspec.structs.replace(founders, version=1)
+    second = Configuration(2, founders.voters, (Member("r4#2"),), founders.change)
+    third = Configuration(3, (*founders.voters, Member("r4#2")), (), founders.change)
+    journal = storage.journal
+    journal.set_term(1, "r1")
+    entries = [Entry(index, 1, encode_configuration(one)) for index, one in enumerate((first, second, third), start=1)]
+    journal.append(entries)
+    journal.set_commit(2)
+    for entry in entries[:2]:
+        journal.record_applied(entry, 0)
+    journal.sync()
+    write_snapshot(storage.snapshots.directory, Image(EMPTY, 1, 1, journal.digest_at(1) or b"", Placed(1, first)))
+    storage.close()
+    for replayed in (1, 2):
+        storage = open_storage(config, "r1")
+        assert (storage.replayed, storage.configuration) == (replayed, Placed(2, second))
+        engine = Rig(3, bootstrap=founders, configuration=storage.configuration, journal=storage.journal).engine
+        assert engine.configuration == third, "appended, not applied, and in force"
+        storage.close()
+        for path in config.snapshot_directory("r1").iterdir():
+            path.unlink()
+
+
+def test_who_a_replica_joined_as_is_noted_and_a_note_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    config = make(tmp_path, 3)
+    assert identity_of(config, "r2") == "r2"
+    note = member_note(config, "r2")
+    note.write_text("r2#6\n")
+    storage = open_storage(config, "r2")
+    assert storage.identity == "r2#6"
+    assert not founding_of(config, storage.identity).voters, "it counts nobody before it is told"
+    storage.close()
+    for text in ("r3#6", "", "r2" + "#" * 200):
+        note.write_text(text)
+        with pytest.raises(StorageRefused, match="no id of replica r2"):
+            open_storage(config, "r2")
+    note.unlink()
+    with pytest.raises(StorageRefused, match=r"is of r2#6\)"):
+        open_storage(config, "r2")
+
+
+@pytest.mark.parametrize("text", [b"r2#6\n", b"r\xb2#6\n", b"r3#6\n"])
+def test_who_lost_its_data_joins_as_nobody_that_its_note_may_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    config = make(tmp_path, 3)
+    shutil.rmtree(config.wal_directory("r2"), ignore_errors=True)
+    first_start_mark(config, "r2").unlink(missing_ok=True)
+    member_note(config, "r2").write_bytes(text)
+
+    async def ask(config: Config, name: str, clock: object) -> str:
+        return "r2#6"
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    with pytest.raises((joining.JoiningRefused, StorageRefused), match="forebay member replace"):
+        asyncio.run(joining.join(config, "r2", clock=SystemClock()))
+    assert member_note(config, "r2").read_bytes() == text
+    assert not first_start_mark(config, "r2").exists()

@@ -1,0 +1,181 @@
+"""The scheduling index of the leader follows what it decides, and its passes are those of a walk over all jobs."""
+
+import asyncio
+
+import pytest
+
+from cluster.config.config import Config
+from cluster.server import planner as planning
+from cluster.server.planner import Planner
+from cluster.system.clock import ManualClock
+from replica.decide.decide import decide
+from replica.fold.settle import Tentative
+from replica.grammar.directives import parse_request
+from replica.messages import commands as c
+from replica.messages.entries import Accepted, Entry
+from replica.messages.events import Event
+from replica.model.jobs import Hold, JobState
+from replica.model.operations import Stage
+from replica.model.requests import JobRequest
+from replica.scheduler.index import SchedulingIndex
+from replica.scheduler.scheduling_pass import events_of_pass
+from replica.values.units import Instant
+from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
+from tests.cluster.server.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
+from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
+from tests.replica.reference.reference_scheduler import next_due
+from tests.replica.scheduler.contents import contents
+from tests.replica.world import SCRIPT as TRUE
+from tests.replica.world import World
+
+NODE = c.Actor(c.ActorRole.AGENT, "n1")
+
+
+class Compared:
+    """Counts the passes of all indexes, each compared with a walk over all jobs of the state that it is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passes = 0
+        self.built = 0
+        real, build = events_of_pass, SchedulingIndex.__init__
+
+        def compare(index: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
+            self.passes += 1
+            found = real(index, at)
+            assert found == reference_events(index.state, at)
+            return found
+
+        def count(index: SchedulingIndex, *arguments: object) -> None:
+            self.built += 1
+            build(index, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(planning, "events_of_pass", compare)
+        monkeypatch.setattr(SchedulingIndex, "__init__", count)
+
+
+async def work(rig: Rig, rounds: int) -> None:
+    """Submit, report and cancel, several batches in flight at a time."""
+    register = c.RegisterNode("n1", 2, "instance", "disk")
+    answers = [rig.controller.submit(c.Request(command_id(), NODE, register))]
+    for number in range(rounds):
+        answers.append(submit(rig, script=SCRIPT if number % 2 else PLAIN, hold=Hold.NONE))
+        if number % 5 == 4:
+            answers.append(rig.controller.submit(c.Request(command_id(), ALICE, c.CancelJob(number))))
+        if number % 7 == 6:
+            policy = c.DrainNode("n1", "x") if number % 2 else c.ResumeNode("n1")
+            answers.append(rig.controller.submit(c.Request(command_id(), OPERATOR, policy)))
+        for job in list(rig.controller.state.jobs.values()):
+            if job.state is JobState.CONFIGURING:
+                report = c.ReportOperation("n1", job.id, job.attempt, Stage.RUN, c.ScriptStarted())
+                answers.append(rig.controller.submit(c.Request(command_id(), NODE, report)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if number % 3 == 2:
+            rig.engine.commit()
+    while not all(decision.done() for decision in answers):
+        rig.engine.commit()
+        await asyncio.sleep(0)
+
+
+@story
+async def test_with_batches_in_flight_each_pass_is_that_of_a_walk_over_all_jobs_and_the_index_is_built_once(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(config, automatic=False, clock=ManualClock(START)) as rig:
+        compared = Compared(monkeypatch)
+        rig.controller.proposer._planner.forget()
+        await work(rig, 30)
+        assert compared.passes >= 15
+        assert compared.built == 1
+
+
+@story
+async def test_a_lost_lead_drops_the_index_and_the_next_one_is_built_on_what_was_agreed(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(config, automatic=False, clock=ManualClock(START)) as rig:
+        compared = Compared(monkeypatch)
+        await work(rig, 6)
+        decision = submit(rig, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: rig.engine.uncommitted > 0)
+        rig.engine.depose(lose=True)
+        assert decision.done() and decision.exception() is not None
+        assert rig.controller.proposer._planner._index is None
+        rig.engine.lead()
+        before = compared.passes
+        await work(rig, 6)
+        assert compared.passes > before
+
+
+@story
+async def test_a_new_leader_looks_at_all_jobs_in_portions_and_answers_commands_meanwhile(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(config, automatic=False, clock=ManualClock(START)) as rig:
+        await work(rig, 20)
+        unfinished = len(rig.controller.state.unfinished)
+        assert unfinished > 5
+        compared, portions = Compared(monkeypatch), 0
+        real = SchedulingIndex.prepare
+
+        def prepare(index: SchedulingIndex, jobs_max: int) -> bool:
+            nonlocal portions
+            portions += not compared.passes
+            return real(index, jobs_max)
+
+        monkeypatch.setattr(SchedulingIndex, "prepare", prepare)
+        monkeypatch.setattr(planning, "JOBS_PER_TURN", 1)
+        rig.controller.proposer._planner.forget()
+        decision = submit(rig, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: rig.engine.uncommitted == 1)
+        (batch,) = batches(rig)[-1:]
+        assert [entry.command for entry in batch.entries] == ["submit_job"]
+        rig.engine.commit()
+        assert (await decision).refusal is None
+        await until(lambda: compared.passes > 0)
+        assert portions >= unfinished
+
+
+def test_a_batch_on_another_state_than_the_index_s_makes_a_new_index() -> None:
+    world, other = World(), World()
+    planner = Planner()
+    for state in (world.state, other.state):
+        batch = Tentative(state, Instant(state.at))
+        assert planner.prepare(batch)
+        assert planner.events_of_pass(batch) == ()
+        planner.closed(batch)
+        assert planner._index is not None and planner._index.state is state
+
+
+def test_what_is_due_is_asked_of_the_applied_state_and_a_pass_is_due_at_once_while_it_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(stage_in_timeout_s=10, timeouts="fixed")
+    for _ in range(3):
+        world.submit("capacity=10")
+    planner = Planner()
+    monkeypatch.setattr(planning, "JOBS_PER_TURN", 1)
+    assert planner.next_due(world.state, world.at) == world.at
+    monkeypatch.undo()
+    assert planner.next_due(world.state, world.at) == next_due(world.state, world.at) == world.at + 10_000_000
+
+
+def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
+    world = World({"fast": 100})
+    planner, state = Planner(), world.state
+    for _ in range(3):
+        batch = Tentative(state, world.at)
+        for _ in range(2):
+            request = c.Request(command_id(), c.Actor(c.ActorRole.USER, "alan"), _submit())
+            decided = decide(batch.facts, request, world.at)
+            assert isinstance(decided, Accepted)
+            batch.add(Entry(request.id, request.actor, "submit_job", decided.events))
+            assert planner.prepare(batch)
+        assert planner.events_of_pass(batch) == reference_events(batch.state(), world.at)
+        planner.closed(batch)
+        state = batch.state()
+    assert planner._index is not None and contents(planner._index) == contents(SchedulingIndex(state))
+
+
+def _submit() -> c.SubmitJob:
+    return c.SubmitJob(JobRequest("job", "alan", TRUE, "/out", 60, buffer=parse_request(TRUE, "capacity=40")))

@@ -1,0 +1,255 @@
+"""One replica in memory: requests of the HTTP API in, answers out, on a clock that is moved by hand.
+
+Everything between the bytes of a body and the answer's record is the product's: routes, decoding, handlers, deciding,
+folding, the scheduling index and its passes. Left out are sockets, consensus and storage: what is decided is committed
+at once, each command as a batch of its own, each pass behind it likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+
+from cluster.api.routes import check_query, find_route
+from cluster.api.service import Call, Reply, Service
+from cluster.api.web.authentication import permit
+from cluster.api.web.bodies import decode
+from cluster.api.web.problems import Problem
+from cluster.consensus import Role as RaftRole
+from cluster.providers.interface import NO_LOCAL
+from cluster.schemas.command_ids import new_command_id
+from cluster.security.identity import Identity, Role
+from cluster.server.applied_log import Applied, AppliedLog
+from cluster.server.liveness import Liveness, OrderWatch, TransferTotals
+from cluster.server.pending import Asker, Settled, resolve
+from cluster.server.time_travel import Step
+from replica.fold.settle import receipt_for, settle
+from replica.messages import commands as c
+from replica.messages.entries import Batch, Entry
+from replica.scheduler.index import SchedulingIndex
+from replica.scheduler.scheduling_pass import events_of_pass
+from replica.state.state import EMPTY, State
+from replica.values.errors import Refusal
+from replica.values.units import Instant, Revision
+from tests.replica.world import START, World
+from wal.codec import decode_batch, encode_batch
+
+JOBS_INDEXED = 1_000_000
+PASSES_MAX = 64
+"""Passes behind one command, count: a plan settles after two or three."""
+
+UIDS = {"ada": 20_001, "ben": 20_002, "cyd": 20_003, "root": 0}
+"""Accounts of every machine that the day is repeated on."""
+
+
+class Answer(NamedTuple):
+    """Status and body of an answer, as JSON would give it back."""
+
+    status: int
+    body: Any
+
+
+class Timeline:
+    """All states that there were, in place of what a replica folds again from its ledger."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+
+    def append(self, step: Step) -> None:
+        self._steps.append(step)
+
+    async def state_at(self, revision: int) -> State:
+        return next((step.after for step in self._steps if step.after.revision >= revision), EMPTY)
+
+    async def history(self, from_revision: int) -> AsyncIterator[Step]:
+        for step in self._steps:
+            if step.after.revision >= from_revision:
+                yield step
+
+    async def entries(self, from_revision: int) -> AsyncIterator[Applied]:
+        async for step in self.history(from_revision):
+            yield step.applied
+
+
+class Accounts:
+    """The name service of every machine that the day is repeated on."""
+
+    async def uids(self, names: Iterable[str]) -> dict[str, int | None]:
+        return {name: UIDS.get(name) for name in names}
+
+
+class Unasked:
+    """A provider that finds every request valid, in place of one that is asked in processes of its own."""
+
+    def wanted(self, state: State) -> bool:
+        return False
+
+    async def validate(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
+        pass
+
+    def check_validated(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
+        pass
+
+
+class InMemory(World):
+    """A world with the API in front of it. Requests are sent one after the other, inside of a running loop."""
+
+    def __init__(self, **founding: Any) -> None:
+        self._index: SchedulingIndex | None = None
+        self._entries = 0
+        self.timeline = Timeline()
+        self.applied_log = AppliedLog(
+            SimpleNamespace(),  # type: ignore[arg-type]  # only asked for what is no longer in memory
+            SimpleNamespace(first_index=1),  # type: ignore[arg-type]
+            index=0,
+            revision=Revision(0),
+        )
+        self.at = START
+        self.liveness = Liveness(self)
+        self.orders_watch = OrderWatch(Revision(0))
+        self.transfer_totals = TransferTotals()
+        super().__init__(**founding)
+        self.service = Service(self._controller(), version="test", fail=self._fail)
+        self.service.identities = Accounts()  # type: ignore[assignment]
+        self.service.providing = Unasked()  # type: ignore[assignment]
+        self._ids = 0
+
+    # The clock
+
+    def now(self) -> Instant:
+        return self.at
+
+    def monotonic_s(self) -> float:
+        return (self.at - START) / 1_000_000
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with a scheduling pass at each instant at which one could do something."""
+        until = Instant(self.at + int(seconds * 1_000_000))
+        for _ in range(10_000):
+            due = self._indexed().next_due(self.at)
+            if due is None or due > until:
+                break
+            self.at = Instant(max(due, self.at + 1))
+            self.run_pass()
+        self.at = until
+        self.run_pass()
+
+    # What is decided is committed at once
+
+    def commit(self, entry: Entry) -> None:
+        before = self.state
+        data = encode_batch(Batch(Revision(before.revision), self.at, (entry,)))
+        # Through the bytes of the ledger: what cannot be read back as it was is seen.
+        batch = decode_batch(data)
+        after = settle(before, batch)
+        assert after is not None
+        self.state = after
+        self._entries += 1
+        self.ledger.append(batch)
+        applied = Applied(self._entries, 1, b"", Revision(before.revision), Revision(after.revision), batch, False, 1)
+        self.applied_log.append(applied)
+        self.timeline.append(Step(applied, before, after))
+        self.orders_watch.applied(before, batch, after)
+        if before.transfers is not after.transfers:
+            self.transfer_totals.applied(batch)
+        if self._index is not None:
+            self._index.advance(after, [event for one in batch.entries for event in one.events])
+
+    def run_pass(self) -> None:
+        if not self.state.feature_level:
+            return
+        for _ in range(PASSES_MAX):
+            events = events_of_pass(self._indexed(), self.at)
+            if not events:
+                return
+            self.commit_pass(events)
+        raise AssertionError(f"the scheduler has not settled after {PASSES_MAX} passes")
+
+    def _indexed(self) -> SchedulingIndex:
+        if self._index is None or self._index.state is not self.state:
+            self._index = SchedulingIndex(self.state)
+        while not self._index.prepare(JOBS_INDEXED):
+            pass
+        return self._index
+
+    # What handlers ask
+
+    def _controller(self) -> Any:
+        house = self
+
+        class Controller(SimpleNamespace):
+            @property
+            def state(self) -> State:
+                return house.state
+
+            @property
+            def applied_index(self) -> int:
+                return house.applied_log.last_index
+
+        return Controller(
+            name="r1",
+            config=SimpleNamespace(provider=NO_LOCAL),
+            clock=self,
+            applied_log=self.applied_log,
+            time_travel=self.timeline,
+            liveness=self.liveness,
+            orders=self.orders_watch,
+            transfer_totals=self.transfer_totals,
+            engine=SimpleNamespace(role=RaftRole.LEADER, leader="r1"),
+            leads=True,
+            current=self._current,
+            queue=self._queue,
+            node_watch=SimpleNamespace(heard=self.liveness.heard),
+        )
+
+    async def _current(self) -> State:
+        return self.state
+
+    def _queue(self, request: c.Request, asker: Asker) -> None:
+        known = receipt_for(self.state, request.id, c.command_digest(request)) if request.id else None
+        if isinstance(known, Refusal):
+            resolve(asker, Settled(Revision(self.state.revision), 0, known, self.state, False))
+            return
+        outcome: Refusal | int = 0
+        if known is None:
+            outcome = self.settle(request.command, request.actor, request.id or None)
+            known = self.state.receipts.get(request.id)
+        if known is not None:
+            resolve(asker, Settled(known.revision, known.job, known.refusal, self.state, False))
+        else:
+            refusal = outcome if isinstance(outcome, Refusal) else None
+            resolve(asker, Settled(Revision(self.state.revision), 0, refusal, self.state, True))
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        raise error
+
+    # Requests
+
+    def new_id(self) -> str:
+        """Return an id as clients make it, the next one at this moment."""
+        self._ids += 1
+        return new_command_id(self, lambda count: self._ids.to_bytes(count, "big"))
+
+    async def ask(self, who: str, method: str, target: str, body: Any = None) -> Answer:
+        """Send a request as `role name`; a body that lacks command ids is given new ones."""
+        role, _, name = who.partition(" ")
+        identity = Identity(Role(role), name or role)
+        path, _, query_text = target.partition("?")
+        query = dict(pair.partition("=")[::2] for pair in query_text.split("&") if pair)
+        try:
+            route, params = find_route(method, path)
+            permit(identity, route.roles, f"{route.method} {route.path}")
+            check_query(route, query, list(query))
+            call = Call(self.service, SimpleNamespace(transport=None, headers={}), identity, params, query)  # type: ignore[arg-type]
+            if route.body is not None:
+                call.body = decode(msgspec.json.encode({} if body is None else body), route.body)
+            reply = await route.handler(call)
+        except Problem as problem:
+            return Answer(problem.status, msgspec.to_builtins(problem.body))
+        assert isinstance(reply, Reply), reply
+        if reply.content is not None:
+            return Answer(route.status, reply.content.decode())
+        return Answer(route.status if reply.status == 200 else reply.status, msgspec.to_builtins(reply.view))

@@ -1,0 +1,64 @@
+"""A recorded day is answered as it was: same answers, same jobs, buffers and orders after each, same histories.
+
+The requests are in day/requests.jsonl, made once by `tests.contract.make_day`; what came of them is in
+day/transcript.txt, and what `job history` says afterwards in day/histories.txt. With FOREBAY_REWRITE_GOLDEN=1 both are
+written again: look at the difference before it is committed. The two last tests say that the day has everything in it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cluster.api.routes import ROUTES
+from tests.contract.day import Day, repeat, requests
+from tests.contract.golden import HERE, compare
+
+COMMANDS_LEAST = 600
+"""Commands of the day, count, without scheduling passes."""
+
+ONCE = frozenset({"found_cluster"})
+"""Commands that a ledger has once, and refused ones beside."""
+
+OTHER_ROUTES = frozenset(
+    f"{method} {path}"
+    for method, path in (
+        ("GET", "/v1/bbstat"), ("GET", "/v1/members"), ("POST", "/v1/members"), ("POST", "/v1/members/transfer"),
+        ("POST", "/v1/members/{name}/remove"), ("POST", "/v1/members/{name}/replace"), ("GET", "/v1/status"),
+        ("GET", "/v1/ledger"), ("GET", "/v1/ledger/history"), ("GET", "/v1/digests"), ("GET", "/v1/feature-level"),
+        ("POST", "/v1/feature-level"), ("POST", "/v1/snapshots"), ("GET", "/v1/events"), ("GET", "/v1/openapi.json"),
+        ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"),
+    )
+)  # fmt: skip
+"""Routes about replicas, their storage and the provider's programs, none of which the day has."""
+
+
+@pytest.fixture(scope="module")
+def day() -> Day:
+    """The day, repeated once for all tests."""
+    return repeat(requests())
+
+
+def test_every_request_is_answered_as_it_was_and_changes_what_it_changed(day: Day) -> None:
+    compare("day/transcript.txt", day.transcript)
+
+
+def test_every_history_tells_what_it_told(day: Day) -> None:
+    compare("day/histories.txt", day.histories)
+
+
+def test_the_day_has_each_command_twice_and_each_event(day: Day) -> None:
+    lines = (HERE / "names" / "commands.txt").read_text(encoding="utf-8").splitlines()
+    names = {line.partition(":")[0] for line in lines}
+    assert sum(count for name, count in day.commands.items() if name != "run_scheduling_pass") >= COMMANDS_LEAST
+    assert sorted(name for name in names if day.commands[name] < 2 - (name in ONCE)) == []
+    events = (HERE / "names" / "events.txt").read_text(encoding="utf-8").split()
+    assert sorted({*events} - {*day.events}) == []
+
+
+def test_the_day_asks_every_route_and_says_every_field_of_every_body(day: Day) -> None:
+    routes = [route for route in ROUTES if f"{route.method} {route.path}" not in OTHER_ROUTES]
+    assert [route.path for route in routes if not day.asked[f"{route.method} {route.path}"]] == []
+    bodies = {route.body for route in routes if route.body is not None}
+    fields = {f"{body.__name__}.{field.name}" for body in bodies for field in msgspec.structs.fields(body)}
+    assert sorted(field for field in fields if not field.endswith(".command_id") and not day.asked[field]) == []
