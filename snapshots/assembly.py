@@ -12,7 +12,7 @@ import msgspec
 
 from replica.messages import features
 from replica.model import Pool
-from replica.state import Receipts, State, check, derive, shared_buffer, shared_job, shared_options
+from replica.state import Receipts, State, check, derive, shared_buffer, shared_job
 from replica.values import Instant, LedgerViolation, Revision
 from snapshots.image import (
     COUNTED,
@@ -167,12 +167,9 @@ class Assembly:
         """Return the record with what it has in common with others shared, as it is in a State that was folded."""
         if section is Section.JOBS:
             return key, shared_job(record)
-        job = self._records[Section.JOBS].get(key)
         if section is Section.BUFFERS:
+            job = self._records[Section.JOBS].get(key)
             return (key if job is None else job.id), shared_buffer(record, job)
-        if section is Section.OPTIONS:
-            found = key if job is None else job.id
-            return found, (found, shared_options(record[1]))
         return key, record
 
     def _expected(self, section: Section) -> int:

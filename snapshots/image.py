@@ -18,7 +18,24 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from replica.messages import Receipt, features
-from replica.model import Buffer, BufferRequest, Dependency, Job, JobSpec, Node, Policy, Pool, Transfer, free_bytes
+from replica.model import (
+    ArrayTask,
+    Buffer,
+    BufferRequest,
+    CreatePersistent,
+    Dependency,
+    DestroyPersistent,
+    Interruptions,
+    Job,
+    JobOptions,
+    JobRequest,
+    ListTransfer,
+    Node,
+    Policy,
+    Pool,
+    Transfer,
+    free_bytes,
+)
 from replica.state import LATER_MAPS, LATER_SHAPED, LaterMap, State
 from replica.values import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX, Refusal
 from wal import Change, Configuration, Member, Placed
@@ -80,7 +97,6 @@ class Section(IntEnum):
     RECEIPTS = 6
     CAPACITY = 7
     END = 8
-    OPTIONS = 9
     PERSISTENT = 10
     SITES = 11
     POOL_UNITS = 12
@@ -90,14 +106,11 @@ class Section(IntEnum):
     RESERVATIONS = 16
     SCHEDULING_RULES = 17
     RATES = 18
-    REVOCATIONS = 19
-    EXTRAS = 30
     MAILS = 40
     TRANSFER_RULES = 50
     TRANSFERS = 51
     PARTITIONS = 60
     CONSUMED = 61
-    TERMS = 62
 
     @property
     def word(self) -> str:
@@ -179,11 +192,17 @@ SHAPED: tuple[type[msgspec.Struct], ...] = (
     Pool,
     Node,
     Job,
-    JobSpec,
+    Interruptions,
+    JobRequest,
+    JobOptions,
     Dependency,
+    ArrayTask,
     Buffer,
     BufferRequest,
     Transfer,
+    ListTransfer,
+    CreatePersistent,
+    DestroyPersistent,
     Receipt,
     Refusal,
     Policy,

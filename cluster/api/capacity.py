@@ -64,7 +64,7 @@ async def buffers(call: Call) -> Reply:
 
     def listed(job_ids: Iterable[int]) -> list[int]:
         found = (job_id for job_id in job_ids if job_id in state.buffers)
-        return [job_id for job_id in found if only is None or state.buffers[job_id].user == only]
+        return [job_id for job_id in found if only is None or state.jobs[job_id].request.user == only]
 
     named = sorted(name for name, buffer in state.persistent.items() if only is None or buffer.user == only)
     persistent = tuple(persistent_view(state, name) for name in named)

@@ -12,7 +12,7 @@ from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
 from cluster.server import AppliedLog, Step, TimeTravelBusy, settled_at
 from cluster.system import format_instant
 from replica.fold import settle_entry
-from replica.messages import ArraySubmitted, Entry, JobSubmitted, jobs_of
+from replica.messages import Entry, JobSubmitted, jobs_of
 from replica.model import Dependency
 from replica.scheduler import depended_on, dependency_met
 from replica.state import State
@@ -49,7 +49,7 @@ async def history(call: Call) -> Reply:
     except LookupError:
         # What this replica holds no longer begins early enough to fold anything.
         rows = []
-    complete = bool(rows) and rows[0].event in ("job_submitted", "array_submitted") and len(rows) < ROWS_MAX
+    complete = bool(rows) and rows[0].event == "job_submitted" and len(rows) < ROWS_MAX
     answer = HistoryAnswer(
         revision=state.revision,
         job_id=job_id,
@@ -145,9 +145,7 @@ def _entry_rows(
             reason=reason,
             burst_buffer_state=None if job is None else buffer_word(state, job_id),
             attempt=0 if job is None else job.attempt,
-            detail={}
-            if isinstance(event, JobSubmitted | ArraySubmitted)
-            else as_json(event, private=False, names=names),
+            detail={} if isinstance(event, JobSubmitted) else as_json(event, private=False, names=names),
         )
         for event in mine
     ]
@@ -182,11 +180,12 @@ def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
         pool = state.buffers[job_id].pool
         found = iter(sorted(job for job in state.holders.get(pool, ()) if job != job_id))
     elif verdict.reason == Reason.DEPENDENCY:
+        request = state.jobs[job_id].request
         found = (
             other
-            for dependency in state.jobs[job_id].spec.dependencies
+            for dependency in request.dependencies
             for other in sorted(depended_on(state, dependency))
-            if not dependency_met(state, Dependency(dependency.kind.of_one, other), state.jobs[job_id].has_buffer)
+            if not dependency_met(state, Dependency(dependency.kind.of_one, other), request.buffer is not None)
         )
     else:
         return ()

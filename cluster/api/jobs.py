@@ -69,7 +69,7 @@ async def list_jobs(call: Call) -> Reply:
         candidates = sorted(job_id for job_id in listed if job_id > after)
     for seen, job_id in enumerate(candidates):
         job = state.jobs[job_id]
-        if (not wanted or job.state.name in wanted) and (user is None or job.spec.user == user):
+        if (not wanted or job.state.name in wanted) and (user is None or job.request.user == user):
             if len(found) == limit:
                 truncated = True
                 break

@@ -32,7 +32,7 @@ def may_see(call: Call, state: State, job_id: int) -> bool:
     if only is None:
         return True
     job = state.jobs.get(job_id)
-    return job is not None and job.spec.user == only
+    return job is not None and job.request.user == only
 
 
 def owns(call: Call, state: State, job_id: int) -> bool:
@@ -40,7 +40,7 @@ def owns(call: Call, state: State, job_id: int) -> bool:
     if call.identity.role is not Role.USER:
         return True
     job = state.jobs.get(job_id)
-    return job is not None and job.spec.user == call.identity.name
+    return job is not None and job.request.user == call.identity.name
 
 
 def check_sight(call: Call, state: State, job_id: int) -> None:

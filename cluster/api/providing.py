@@ -104,30 +104,30 @@ def _key(command_id: bytes, command: c.SubmitJob) -> tuple[bytes, bytes]:
 
 def asks(command: c.SubmitJob) -> bool:
     """Return whether a job asks for a burst buffer, and so for the provider."""
-    return command.request is not None or command.options.buffer is not None
+    return command.request.buffer is not None
 
 
 def subject_of(command: c.SubmitJob) -> Subject:
     """Return what the provider is told of a job that has no number yet."""
-    spec, options, request = command.spec, command.options, command.request
+    request, options, asked = command.request, command.request.asked, command.request.buffer
     return Subject(
         job=0,
-        name=spec.name,
-        user=spec.user,
+        name=request.name,
+        user=request.user,
         gid=options.gid,
-        workdir=spec.workdir,
-        script=spec.script,
-        directives="" if request is None else request.text,
-        pool="" if request is None else request.pool,
-        size=0 if request is None else request.capacity_bytes,
-        has_size=request is not None and request.capacity_bytes > 0,
+        workdir=request.workdir,
+        script=request.script,
+        directives="" if asked is None else asked.text,
+        pool="" if asked is None else asked.pool,
+        size=0 if asked is None else asked.capacity_bytes,
+        has_size=asked is not None and asked.capacity_bytes > 0,
         account=options.account,
         qos=options.qos,
         partition=options.partition,
         comment=options.comment,
         reservation=options.reservation,
-        time_limit_s=spec.time_limit_s,
-        cpus=spec.cpus,
+        time_limit_s=request.time_limit_s,
+        cpus=request.cpus,
         nodes=options.nodes,
         persistent_only=options.nodes == 0,
     )

@@ -116,7 +116,7 @@ async def _events_of(call: Call, state: State, job_id: int) -> AsyncIterator[tup
                 if isinstance(event, e.TransferRecorded):
                     if event.job == job_id:
                         yield settled_at(applied, position), event
-                elif isinstance(event, e.JobSubmitted | e.ArraySubmitted) and job_id in e.jobs_of(event):
+                elif isinstance(event, e.JobSubmitted) and job_id in e.jobs_of(event):
                     yield settled_at(applied, position), event
 
 
@@ -158,7 +158,7 @@ def transfer_view(call: Call, state: State, job_id: int, said: Transfer | None) 
     assert stage is not None
     rules = rules_in_force(state)
     of_node = None if rules is None else node_bytes_s(state, rules, job.node)
-    shares = NO_SHARES if rules is None else shares_of(state, rules, job.spec.user, job.node, of_node)
+    shares = NO_SHARES if rules is None else shares_of(state, rules, job.request.user, job.node, of_node)
     limits = (shares.transfer_bytes_s, shares.user_bytes_s, shares.node_bytes_s)
     words = _word(job, queued=waits_for_slot(job, buffer) is not None)
     view = TransferView(
@@ -167,7 +167,7 @@ def transfer_view(call: Call, state: State, job_id: int, said: Transfer | None) 
         attempt=job.attempt,
         node=job.node,
         stage=stage.word,
-        user=job.spec.user,
+        user=job.request.user,
         state=words,
         message=job.message if words in ("retrying", "failed") else "",
         order_time=format_instant(job.order_at),
@@ -188,7 +188,7 @@ def _word(job: Job, *, queued: bool) -> TransferState:
 
 
 def _said_view(call: Call, state: State, said: Transfer) -> TransferView:
-    user = state.jobs[said.job].spec.user
+    user = state.jobs[said.job].request.user
     task = task_words(state, said.job)
     view = TransferView(job_id=said.job, task=task, attempt=said.attempt, node=said.node, stage=said.stage, user=user)
     return _with_said(call, state, view, said)

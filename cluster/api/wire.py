@@ -16,16 +16,14 @@ from replica.grammar import DirectiveRefused, Reading, read_request
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_SITE,
-    NO_OPTIONS,
     AfterTask,
     ArrayFault,
-    BufferOptions,
     Dependency,
     DependencyKind,
     Hold,
     JobChange,
     JobOptions,
-    JobSpec,
+    JobRequest,
     Pool,
     Site,
     Stage,
@@ -34,6 +32,7 @@ from replica.model import (
     clipped_count,
     clipped_receipt,
     parse_array,
+    with_options,
 )
 from replica.values import (
     DEPENDENCIES_MAX,
@@ -94,7 +93,7 @@ def submission(request: r.SubmitRequest, identity: Identity, site: Site = DEFAUL
             raise bad(f"the text of {place} is empty", "leave it out, or write a request", place, "invalid_directive")
     reading = _read(request, site)
     dependencies, after_tasks = _dependencies(tuple(text for text in request.dependencies if text != SINGLETON))
-    spec = JobSpec(
+    job = JobRequest(
         name=request.name or DEFAULT_NAME,
         user=user,
         script=request.script,
@@ -107,17 +106,11 @@ def submission(request: r.SubmitRequest, identity: Identity, site: Site = DEFAUL
         dependencies=dependencies,
         output=request.output or "",
         environment=tuple(sorted(request.environment.items())),
+        buffer=reading.request,
     )
     tasks, throttle = _array(request.array)
-    command = c.SubmitJob(
-        spec,
-        reading.request,
-        Hold.USER if request.hold else Hold.NONE,
-        _options(request, reading.options, throttle),
-        array=tasks,
-        after_tasks=after_tasks,
-        any_of=request.dependency_any,
-    )
+    hold = Hold.USER if request.hold else Hold.NONE
+    command = c.SubmitJob(with_options(job, _options(request)), hold, tasks, throttle, after_tasks)
     return Submission(command, reading.warnings)
 
 
@@ -157,24 +150,22 @@ def _array(text: str | None) -> tuple[tuple[int, ...], int]:
         raise bad(sentence, remedy or "write for example 1-10 or 1-10%2", "array") from error
 
 
-def _options(request: r.SubmitRequest, buffer: BufferOptions | None, throttle: int) -> JobOptions:
-    options = JobOptions(
+def _options(request: r.SubmitRequest) -> JobOptions:
+    return JobOptions(
         nodes=request.nodes,
         account=request.account or "",
         qos=request.qos or "",
         licenses=_licenses(request.licenses),
         reservation=request.reservation or "",
         nice=request.nice,
-        array_throttle=throttle,
         singleton=SINGLETON in request.dependencies,
+        any_of=request.dependency_any,
         requeue=request.requeue,
         mail_types=request.mail_types,
         mail_user=request.mail_user or "",
         comment=request.comment or "",
         partition=request.partition or "",
-        buffer=buffer,
     )
-    return NO_OPTIONS if options == NO_OPTIONS else options
 
 
 def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
@@ -349,8 +340,7 @@ def update_job(job: int, tasks: Tasks, request: r.UpdateRequest, site: Site = DE
         mail_types=request.mail_types,
         mail_user=request.mail_user,
     )
-    buffer = None if reading is None else reading.options
-    return c.UpdateJob(job, change, None if reading is None else reading.request, buffer, after_tasks, tasks)
+    return c.UpdateJob(job, change, None if reading is None else reading.request, after_tasks, tasks)
 
 
 def _read_alone(request: r.UpdateRequest, site: Site) -> Reading | None:

@@ -189,10 +189,10 @@ def weight_bytes(request: Request) -> int:
     """Return what a command takes while it waits, bytes: its texts, and something for the rest."""
     command = request.command
     if type(command) is UpdateJob:
-        return ENTRY_OVERHEAD_BYTES + (0 if command.request is None else len(command.request.text))
+        return ENTRY_OVERHEAD_BYTES + (0 if command.buffer is None else len(command.buffer.text))
     if type(command) is not SubmitJob:
         return ENTRY_OVERHEAD_BYTES
-    spec = command.spec
-    text = "" if command.request is None else command.request.text
-    environment = sum(len(name) + len(value) for name, value in spec.environment)
-    return ENTRY_OVERHEAD_BYTES + len(spec.script) + len(text) + environment
+    job = command.request
+    text = "" if job.buffer is None else job.buffer.text
+    environment = sum(len(name) + len(value) for name, value in job.environment)
+    return ENTRY_OVERHEAD_BYTES + len(job.script) + len(text) + environment

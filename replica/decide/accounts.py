@@ -7,12 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from replica.decide.checks import Unfit, require
 from replica.messages import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
     JobOptions,
-    JobSpec,
+    JobRequest,
     Limit,
     LimitKind,
     Reservation,
@@ -23,8 +24,9 @@ from replica.model import (
     check_qos,
     check_reservation,
     check_rules,
-    scheduling_class_with,
+    scheduling_class_of,
     with_members_sorted,
+    with_options,
 )
 from replica.scheduler import alone_over, rules_of, submit_over
 from replica.state import Facts
@@ -191,16 +193,13 @@ CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def admitted_options(
-    state: Facts, spec: JobSpec, options: JobOptions, at: Instant, jobs: int = 1
-) -> JobOptions | Refusal:
-    """Return the options with the site's default account and QOS filled in, or why `jobs` such jobs are refused."""
+def admitted(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
+    """Return the request with the site's default account and QOS filled in; Unfit where `jobs` such are refused."""
+    options = request.asked
     if not _asks(options) and not state.scheduling_rules:
-        return options
-    refusal = check_asked(options.licenses, options.nice)
-    if refusal is not None:
-        return refusal
-    rules, user = rules_of(state), spec.user
+        return request
+    require(check_asked(options.licenses, options.nice))
+    rules, user = rules_of(state), request.user
     account = "" if options.account else default_account(state, user)
     if account:
         options = replace(options, account=account)
@@ -208,7 +207,8 @@ def admitted_options(
         qos = state.qos.get(rules.default_qos)
         if qos is not None and qos.admits(user, options.account):
             options = replace(options, qos=qos.name)
-    return _admission_refusal(state, user, options, jobs) or options
+    check_admission(state, user, options, jobs)
+    return with_options(request, options)
 
 
 def default_account(state: Facts, user: str) -> str:
@@ -222,9 +222,9 @@ def _asks(options: JobOptions) -> bool:
     return bool(options.account or options.qos or options.licenses or options.reservation or options.nice)
 
 
-def readmission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) -> Refusal | None:
-    """Return why jobs that are there may not have these options from here on; `jobs` of them come to the QOS anew."""
-    return _admission_refusal(state, user, options, jobs)
+def check_admission(state: Facts, user: str, options: JobOptions, jobs: int) -> None:
+    """Raise Unfit where jobs may not have these options; `jobs` of them come to the QOS anew."""
+    require(_admission_refusal(state, user, options, jobs))
 
 
 def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) -> Refusal | None:
@@ -273,23 +273,18 @@ def _denied(place: str, sentence: str) -> Refusal:
     return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "leave it out, or ask an operator", place)
 
 
-def limits_refusal(state: Facts, submitted: e.JobSubmitted | e.ArraySubmitted, options: JobOptions) -> Refusal | None:
-    """Return why a QOS with deny_on_limit refuses a job that one of its limits forbids by itself, or None."""
-    qos = state.qos.get(options.qos) if options.qos else None
-    if qos is None or not qos.deny_on_limit:
-        return None
-    spec = submitted.spec
-    scheduling_class = scheduling_class_with(spec.user, options)
-    over = (
-        None
-        if scheduling_class is None
-        else alone_over(state, scheduling_class, submitted.pool, submitted.granted_bytes, spec.time_limit_s, spec.cpus)
-    )
+def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int) -> None:
+    """Raise Unfit where a QOS with deny_on_limit refuses a job that one of its limits forbids by itself."""
+    qos = state.qos.get(request.asked.qos) if request.asked.qos else None
+    scheduling_class = scheduling_class_of(request)
+    if qos is None or scheduling_class is None or not qos.deny_on_limit:
+        return
+    over = alone_over(state, scheduling_class, pool, granted_bytes, request.time_limit_s, request.cpus)
     if over is None:
-        return None
+        return
     verdict = over.verdict
     figures = ", ".join(f"{name} {value}" for name, value in verdict.figures)
-    return Refusal(
+    raise Unfit(
         RefusalCode.LIMIT_EXCEEDED,
         f"{verdict.reason}: {verdict.sentence} ({figures})",
         "ask for less, or use another QOS",

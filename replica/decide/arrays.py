@@ -6,15 +6,16 @@ Also what a submit says of arrays that are there: a dependency on an array is on
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.submit import job_submitted
+from replica.decide.checks import Unfit, require
 from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import ArrayFault, Dependency, Transfer, compressed, parse_tasks
+from replica.model import AfterTask, ArrayFault, ArrayTask, Dependency, JobRequest, compressed, parse_tasks
 from replica.state import Facts
 from replica.values import Refusal, RefusalCode, limits
 
@@ -22,88 +23,80 @@ DEFAULT_OUTPUT = "forebay-%A_%a.out"
 """Where a task's output goes when it does not say (Slurm: slurm-%A_%a.out)."""
 
 
-def array_refusal(state: Facts, command: c.SubmitJob) -> Refusal | None:
-    """Return why what a submit says of arrays is refused, or None."""
-    options = command.options
-    if options.array_job or options.array_task:
-        return _invalid("which array a task belongs to is decided by the controller", "leave it out")
-    tasks = command.array
+def check_array(state: Facts, command: c.SubmitJob) -> None:
+    """Raise Unfit for what a submit says of arrays and cannot be."""
+    tasks, throttle = command.tasks, command.throttle
+    if command.request.array is not None:
+        raise _invalid("which array a task belongs to is decided by the controller", "leave it out")
     if not tasks:
-        if options.array_throttle:
-            return _invalid("there is a throttle and no array", "write --array=1-10%2")
-        return None
+        if throttle:
+            raise _invalid("there is a throttle and no array", "write --array=1-10%2")
+        return
     if list(tasks) != sorted(set(tasks)) or tasks[0] < 0:
-        return _invalid("the tasks are not in ascending order, each once", "write --array=1-10")
+        raise _invalid("the tasks are not in ascending order, each once", "write --array=1-10")
     if tasks[-1] >= limits.ARRAY_SIZE_MAX:
-        return _invalid(f"task {tasks[-1]} is too large", f"use numbers up to {limits.ARRAY_SIZE_MAX - 1}")
-    if not 0 <= options.array_throttle <= limits.ARRAY_SIZE_MAX:
-        return _invalid(f"the throttle is {options.array_throttle}", f"use a number up to {limits.ARRAY_SIZE_MAX}")
-    if options.nodes == 0:
-        return _invalid("a job of zero nodes cannot be an array", "leave --array out, or ask for nodes")
+        raise _invalid(f"task {tasks[-1]} is too large", f"use numbers up to {limits.ARRAY_SIZE_MAX - 1}")
+    if not 0 <= throttle <= limits.ARRAY_SIZE_MAX:
+        raise _invalid(f"the throttle of the array is {throttle}", f"use a number from 1 to {limits.ARRAY_SIZE_MAX}")
+    if command.request.asked.nodes == 0:
+        raise _invalid("a job of zero nodes cannot be an array", "leave --array out, or ask for nodes")
     if len(state.unfinished) + len(tasks) > limits.JOBS_UNFINISHED_MAX:
-        return Refusal(
+        raise Unfit(
             RefusalCode.LIMIT_EXCEEDED,
             f"{len(tasks)} tasks and the jobs that are not over yet are more than {limits.JOBS_UNFINISHED_MAX}",
             "wait until some are over, or submit fewer tasks",
             "array",
         )
-    return level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "a job array", "array")
+    require(level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "a job array", "array"))
 
 
-def _invalid(sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "array")
+def _invalid(sentence: str, remedy: str) -> Unfit:
+    return Unfit(RefusalCode.INVALID_FIELD, sentence, remedy, "array")
 
 
-def array_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.ArraySubmitted | Refusal:
-    """Return the event that the submit of an array leads to, or why it is refused; `array_refusal` found nothing."""
-    array, tasks = state.next_job, command.array
-    if not command.spec.output:
-        command = replace(command, spec=replace(command.spec, output=DEFAULT_OUTPUT))
-    differs = "%" in command.spec.output or (
-        command.request is not None
-        and any("%" in transfer.outside + transfer.inside for transfer in _transfers(command))
-    )
-    texts = len(command.spec.output) + len(command.spec.workdir)
-    texts += sum(len(transfer.outside) + len(transfer.inside) for transfer in _transfers(command))
+def array_submitted(
+    command: c.SubmitJob, array: int, resolved: Callable[[JobRequest, int], e.JobSubmitted]
+) -> e.JobSubmitted:
+    """Return the event that the submit of an array leads to; Unfit. `resolved` is asked for each task that differs from
+    the first one by its paths.
+    """
+    request, tasks = command.request, command.tasks
+    if not request.output:
+        request = replace(request, output=DEFAULT_OUTPUT)
+    transfers = () if request.buffer is None else request.buffer.stage_in + request.buffer.stage_out
+    differs = "%" in request.output or any("%" in transfer.outside + transfer.inside for transfer in transfers)
+    texts = len(request.output) + len(request.workdir)
+    texts += sum(len(transfer.outside) + len(transfer.inside) for transfer in transfers)
     if differs and texts * len(tasks) > limits.ARRAY_ENTRY_BYTES_MAX:
-        return _too_large(f"the paths of its {len(tasks)} tasks take at least {texts * len(tasks)} bytes")
-    made: list[e.JobSubmitted] = []
-    for number, task in enumerate(tasks if differs else tasks[:1]):
-        options = replace(command.options, array_job=array, array_task=task)
-        submitted = job_submitted(state, actor, replace(command, options=options), job_id=array + number)
-        if isinstance(submitted, Refusal):
-            return submitted
-        made.append(submitted)
-    first = made[0]
-    outputs = tuple(one.spec.output for one in made) if any(one.spec != first.spec for one in made) else ()
-    transfers = tuple((one.request.stage_in, one.request.stage_out) for one in made if one.request is not None)
-    event = e.ArraySubmitted(
-        array,
-        tasks,
-        first.spec,
-        first.request,
-        first.pool,
-        first.granted_bytes,
-        command.hold,
-        command.options,
-        outputs,
-        transfers if any(one != transfers[0] for one in transfers) else (),
+        raise _too_large(f"the paths of its {len(tasks)} tasks take at least {texts * len(tasks)} bytes")
+    made = [
+        resolved(replace(request, array=ArrayTask(array, task)), array + number)
+        for number, task in enumerate(tasks if differs else tasks[:1])
+    ]
+    shared = replace(made[0].request, array=None)
+    outputs = tuple(one.request.output for one in made)
+    moves = tuple((one.stage_in, one.stage_out) for one in (each.request.buffer for each in made) if one is not None)
+    event = replace(
+        made[0],
+        request=shared,
+        array=e.SubmittedTasks(
+            tasks,
+            command.throttle,
+            outputs if any(one != outputs[0] for one in outputs) else (),
+            moves if any(one != moves[0] for one in moves) else (),
+        ),
     )
     size_bytes = len(_ENCODER.encode(event))
     if size_bytes > limits.ARRAY_ENTRY_BYTES_MAX:
-        return _too_large(f"what is to be written of it takes {size_bytes} bytes")
+        raise _too_large(f"what is to be written of it takes {size_bytes} bytes")
     return event
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def _transfers(command: c.SubmitJob) -> tuple[Transfer, ...]:
-    return () if command.request is None else command.request.stage_in + command.request.stage_out
-
-
-def _too_large(sentence: str) -> Refusal:
-    return Refusal(
+def _too_large(sentence: str) -> Unfit:
+    return Unfit(
         RefusalCode.LIMIT_EXCEEDED,
         f"the array is too large: {sentence}",
         f"at most {limits.ARRAY_ENTRY_BYTES_MAX} bytes; submit fewer tasks, or stage whole directories",
@@ -111,28 +104,27 @@ def _too_large(sentence: str) -> Refusal:
     )
 
 
-def with_arrays(state: Facts, command: c.SubmitJob) -> c.SubmitJob | Refusal:
-    """Return the submit with its dependencies on arrays and on tasks of them resolved; a Refusal for unknown ones."""
-    spec = command.spec
-    dependencies: list[Dependency] = []
-    for dependency in spec.dependencies:
+def dependencies_resolved(
+    state: Facts, asked: tuple[Dependency, ...], after_tasks: tuple[AfterTask, ...]
+) -> tuple[Dependency, ...]:
+    """Return the dependencies with those on arrays and on tasks of them resolved; Unfit for unknown ones."""
+    found: list[Dependency] = []
+    for dependency in asked:
         if dependency.job in state.arrays:
             dependency = Dependency(dependency.kind.of_all, dependency.job)
         elif dependency.kind.of_array:
-            return _unknown(dependency.kind.word, str(dependency.job))
-        dependencies.append(dependency)
-    for after in command.after_tasks:
+            raise _unknown(dependency.kind.word, str(dependency.job))
+        found.append(dependency)
+    for after in after_tasks:
         job_id = state.arrays[after.array].get(after.task) if after.array in state.arrays else None
         if job_id is None:
-            return _unknown(after.kind.word, f"{after.array}_{after.task}")
-        dependencies.append(Dependency(after.kind.of_one, job_id))
-    if not command.after_tasks and dependencies == list(spec.dependencies):
-        return command
-    return replace(command, spec=replace(spec, dependencies=tuple(dependencies)))
+            raise _unknown(after.kind.word, f"{after.array}_{after.task}")
+        found.append(Dependency(after.kind.of_one, job_id))
+    return tuple(found)
 
 
-def _unknown(word: str, job: str) -> Refusal:
-    return Refusal(
+def _unknown(word: str, job: str) -> Unfit:
+    return Unfit(
         RefusalCode.UNKNOWN_DEPENDENCY,
         f"{word}:{job}: there is no job {job}",
         "forebay job list shows the jobs",

@@ -1,7 +1,8 @@
-"""Whether what a job asks for beyond its JobSpec can be had, and what of it only the state can say.
+"""Resolving what a job asks of burst buffers: what only the state can say of it.
 
-A job of no nodes, persistent buffers, swap, lists, what a capacity counts: decided here against pools and site, before
-the job is submitted. Sources: SEMANTICS.md ("Refused at submit"), the burst buffer guides.
+A job of no nodes, persistent buffers, swap, lists, what a capacity counts, paths, and the pool: decided here against
+pools and site, before the job is submitted or changed. Sources: SEMANTICS.md ("Refused at submit"), the burst buffer
+guides.
 """
 
 from __future__ import annotations
@@ -11,211 +12,208 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica.decide.submit import Unfit, check_beneath, expand, pool_of
-from replica.grammar import NATIVE, path_fault, persistent_name, split_inside
+from replica.decide.checks import Unfit, check_beneath, check_inside, expand, require
+from replica.grammar import NATIVE, persistent_name, split_inside
 from replica.messages import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
-    MAIL_TYPES,
     NO_CHOICE,
     NO_OPTIONS,
     TRANSFER_RULES_KEY,
-    BufferOptions,
     BufferRequest,
     CreatePersistent,
-    JobOptions,
+    JobRequest,
     ListTransfer,
     Pool,
     PoolUnit,
+    Transfer,
     TransferChoice,
+    buffer_user_refusal,
     choices_of,
     format_amount,
     persistent_refusal,
 )
 from replica.state import Facts
-from replica.values import (
-    ARRAY_SIZE_MAX,
-    MAIL_USER_CHARACTERS_MAX,
-    MESSAGE_CHARACTERS_MAX,
-    Refusal,
-    RefusalCode,
-    name_fault,
-    round_up,
-)
+from replica.values import SIZE_BYTES_MAX, Refusal, RefusalCode, limits, name_fault, round_up
 
 _OF_ONE_TASK = re.compile("%[aj]")
 
 
-def with_options_decided(state: Facts, actor: c.Actor, command: c.SubmitJob) -> c.SubmitJob | Refusal:
-    """Return the command with everything in its options decided, or why it is refused."""
-    options = command.options
-    if options == NO_OPTIONS and not state.pool_units:
-        return command
-    try:
-        check_plain_options(options)
-        _check_nodes(command.request, options)
-        buffer = options.buffer
-        if command.request is None:
-            return command
-        if buffer is None:
-            _units(state, command.request, "bytes")
-            return command
-        _check_persistent(state, actor, buffer)
-        units = _units(state, command.request, buffer.units)
-        creates = tuple(_with_units(state, record) for record in buffer.creates)
-        if buffer.swap_bytes and _unit(state, command.request.pool, _pool_place(command.request)) is not PoolUnit.BYTES:
-            raise Unfit(
-                RefusalCode.INVALID_CAPACITY,
-                "swap is asked of a pool that does not count bytes",
-                "name a pool that does",
-                _pool_place(command.request),
-            )
-        lists = tuple(_decided_list(state, command, transfer) for transfer in buffer.lists)
-        _check_carried_out(state, command.request, buffer)
-    except Unfit as unfit:
-        return unfit.refusal
-    decided: BufferOptions | None = replace(buffer, units=units, creates=creates, lists=lists)
-    if decided == BufferOptions(directives_kind=buffer.directives_kind) and buffer.directives_kind in ("dw", "bb"):
-        decided = None
-    return replace(command, options=replace(options, buffer=decided))
-
-
-def check_plain_options(options: JobOptions) -> None:
-    """Raise Unfit for an option whose value can never be. Accounts, QOS, licences and nice are checked elsewhere."""
-    fault = name_fault(options.partition) if options.partition else None
-    if fault is not None:
-        raise Unfit(RefusalCode.INVALID_FIELD, f"the partition {fault}", "write the name of a partition", "partition")
-    unknown = [word for word in options.mail_types if word.strip().lower() not in MAIL_TYPES]
-    if unknown:
+def buffer_resolved(state: Facts, actor: c.Actor, request: JobRequest, *, of_array: bool) -> JobRequest:
+    """Return the request with what it asks of buffers decided, but for the paths; Unfit where it cannot be had."""
+    if is_ordinary(request) and not state.pool_units:
+        return request
+    asked = request.buffer
+    _check_nodes(request)
+    if asked is None:
+        return request
+    _check_persistent(state, actor, asked)
+    units = _units(state, asked, asked.units)
+    creates = tuple(_with_units(state, record) for record in asked.creates)
+    if asked.swap_bytes and _unit(state, asked.pool, _pool_place(asked)) is not PoolUnit.BYTES:
         raise Unfit(
-            RefusalCode.INVALID_FIELD,
-            f"the mail type {unknown[0][:48]!r} is unknown",
-            f"use some of {', '.join(MAIL_TYPES)}",
-            "mail_types",
+            RefusalCode.INVALID_CAPACITY,
+            "swap is asked of a pool that does not count bytes",
+            "name a pool that does",
+            _pool_place(asked),
         )
-    for field, text, most in (
-        ("mail_user", options.mail_user, MAIL_USER_CHARACTERS_MAX),
-        ("comment", options.comment, MESSAGE_CHARACTERS_MAX),
-    ):
-        if len(text) > most:
-            raise Unfit(
-                RefusalCode.LIMIT_EXCEEDED, f"{field} has {len(text)} characters", f"write at most {most}", field
-            )
-        if any(ord(character) < 32 or ord(character) == 127 for character in text):
-            raise Unfit(RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field)
-    if options.mail_user.startswith("-") or " " in options.mail_user:
-        raise Unfit(
-            RefusalCode.INVALID_FIELD,
-            f"{options.mail_user[:48]!r} is no address",
-            "write a user or an address",
-            "mail_user",
-        )
-    if not 0 <= options.array_throttle <= ARRAY_SIZE_MAX:
-        raise Unfit(
-            RefusalCode.INVALID_FIELD,
-            f"the throttle of the array is {options.array_throttle}",
-            f"use a number from 1 to {ARRAY_SIZE_MAX}",
-            "array",
-        )
+    lists = tuple(_decided_list(state, request, transfer, of_array=of_array) for transfer in asked.lists)
+    _check_carried_out(state, asked)
+    return replace(request, buffer=replace(asked, units=units, creates=creates, lists=lists))
 
 
-def _check_nodes(request: BufferRequest | None, options: JobOptions) -> None:
-    if options.nodes > 1 or options.nodes < 0:
+def is_ordinary(request: JobRequest) -> bool:
+    """Whether nothing is asked but what every job has, and of buffers capacity in bytes, files and directories."""
+    options, asked = request.options, request.buffer
+    if request.array is not None or (options is not None and replace(options, any_of=False) != NO_OPTIONS):
+        return False
+    return asked is None or is_ordinary_buffer(asked)
+
+
+def is_ordinary_buffer(asked: BufferRequest) -> bool:
+    """Whether nothing is asked of buffers but capacity in bytes, files and directories."""
+    special = asked.creates or asked.destroys or asked.uses or asked.swap_bytes or asked.options or asked.lists
+    commands = asked.stage_in_command or asked.stage_out_command
+    return not (special or commands) and asked.units == "bytes" and asked.directives_kind in ("", "dw", "bb")
+
+
+def space_resolved(
+    state: Facts, request: JobRequest, asked: BufferRequest, job_id: int
+) -> tuple[BufferRequest, str, int]:
+    """Return what a job asks of buffers with its paths decided, the pool, and what it would hold there (bytes, or units
+    where the pool counts those); Unfit.
+    """
+    asked = _expanded(state, request, asked, job_id)
+    return asked, *_granted(state, asked, asked.swap_bytes * max(1, request.asked.nodes))
+
+
+def check_buffer_user(state: Facts, user: str) -> None:
+    """Raise Unfit for a user whom AllowUsers or DenyUsers keeps from buffers."""
+    require(buffer_user_refusal(state.site, user))
+
+
+def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
+    """Return why the persistent buffers that a job names cannot be: too many, no names, or at odds with each other."""
+    if buffer is None:
+        return None
+    kinds = {
+        "create_persistent": [(one.name, one.place) for one in buffer.creates],
+        "destroy_persistent": [(one.name, one.place) for one in buffer.destroys],
+        "persistentdw": [(name, "") for name in buffer.uses],
+    }
+    for kind, named in kinds.items():
+        if len(named) > limits.PERSISTENT_PER_JOB_MAX:
+            most = limits.PERSISTENT_PER_JOB_MAX
+            sentence = f"there are {len(named)} {kind}"
+            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"write at most {most} in one job", named[most][1])
+        seen: set[str] = set()
+        for name, place in named:
+            fault = "starts with a digit" if name[:1].isdigit() else name_fault(name)
+            if fault is not None:
+                sentence = f"the name {name!r} of a persistent buffer {fault}"
+                return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "choose another", place)
+            if name in seen and kind != "persistentdw":
+                sentence = f"{kind} names {name} twice"
+                return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "name each once", place)
+            seen.add(name)
+    wanted = {*(one.name for one in buffer.creates), *buffer.uses}
+    for destroy in buffer.destroys:
+        if destroy.name in wanted:
+            sentence = f"the job destroys the persistent buffer {destroy.name} that it creates or uses"
+            return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "destroy it in a job of its own", destroy.place)
+    return None
+
+
+def _check_nodes(request: JobRequest) -> None:
+    nodes, asked = request.asked.nodes, request.buffer
+    if nodes > 1 or nodes < 0:
         raise Unfit(
             RefusalCode.INVALID_FIELD,
-            f"the job asks for {options.nodes} nodes; a job of Forebay runs on one",
+            f"the job asks for {nodes} nodes; a job of Forebay runs on one",
             "ask for one node, or for none to create or destroy persistent buffers only",
             "nodes",
         )
-    if options.nodes:
+    if nodes:
         return
-    if request is None:
+    if asked is None:
         raise Unfit(
             RefusalCode.INVALID_FIELD,
             "Node count specification invalid",
             "only a job that creates or destroys persistent buffers may have no nodes",
             "nodes",
         )
-    buffer = options.buffer
-    only_persistent = buffer is not None and bool(buffer.creates or buffer.destroys)
-    own = bool(request.capacity_bytes or request.stage_in or request.stage_out)
-    if buffer is not None:
-        own = own or bool(buffer.uses or buffer.swap_bytes or buffer.lists or buffer.stage_in_command)
-        own = own or bool(buffer.stage_out_command) or buffer.directives_kind == "lua"
-    if own or not only_persistent:
+    own = asked.capacity_bytes or asked.stage_in or asked.stage_out or asked.uses or asked.swap_bytes or asked.lists
+    commands = asked.stage_in_command or asked.stage_out_command or asked.directives_kind == "lua"
+    if own or commands or not (asked.creates or asked.destroys):
         raise Unfit(
             RefusalCode.INVALID_DIRECTIVE,
             "a job of no nodes may only create or destroy persistent buffers",
             "ask for a node, or leave the job's own buffer out",
-            request.places[1] if len(request.places) > 1 and request.places[1] else "nodes",
+            asked.places[1] if len(asked.places) > 1 and asked.places[1] else "nodes",
         )
 
 
-def _check_persistent(state: Facts, actor: c.Actor, buffer: BufferOptions) -> None:
-    touched = [record.place for record in buffer.creates] + [record.place for record in buffer.destroys]
+def _check_persistent(state: Facts, actor: c.Actor, asked: BufferRequest) -> None:
+    touched = [record.place for record in asked.creates] + [record.place for record in asked.destroys]
     if not touched:
         return
     is_operator = actor.role is c.ActorRole.OPERATOR
-    refusal = persistent_refusal(state.site, is_operator=is_operator, place=touched[0])
-    if refusal is not None:
-        raise Unfit(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
-    for record in buffer.creates:
+    require(persistent_refusal(state.site, is_operator=is_operator, place=touched[0]))
+    for record in asked.creates:
         pool = pool_of(state, record.pool, record.place)
         if round_up(record.capacity_bytes, pool.granularity_bytes) > pool.usable_bytes:
             raise _over_total(state, record.capacity_bytes, pool, record.place)
 
 
-def _check_carried_out(state: Facts, request: BufferRequest, buffer: BufferOptions) -> None:
+def _check_carried_out(state: Facts, asked: BufferRequest) -> None:
     """Raise Unfit for what the grammar reads and Forebay's own agents do not do: such a job would run without it."""
     if state.site.provider != NATIVE:
         return
-    if buffer.swap_bytes:
+    if asked.swap_bytes:
         raise Unfit(
             RefusalCode.INVALID_DIRECTIVE,
             "swap is not set up by the provider native: Linux gives swap to everything on a node, and nodes are shared",
             "leave it out, and ask for the memory that the job needs",
-            request.places[-1] if len(request.places) > 2 else "swap",
+            asked.places[-1] if len(asked.places) > 2 else "swap",
         )
-    asked = _asked_of_agents(request, buffer)
-    if asked is None:
+    found = _asked_of_agents(asked)
+    if found is None:
         return
-    what, place = asked
-    refusal = level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, what, place)
-    if refusal is not None:
-        raise Unfit(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
-    if buffer.stage_in_command or buffer.stage_out_command:
+    what, place = found
+    require(level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, what, place))
+    if asked.stage_in_command or asked.stage_out_command:
         _check_backend(state, "command", "--bb")
-    for choice, place in _choices(request, buffer):
+    for choice, place in _choices(asked):
         if choice.backend:
             _check_backend(state, choice.backend, place)
 
 
-def _asked_of_agents(request: BufferRequest, buffer: BufferOptions) -> tuple[str, str] | None:
+def _asked_of_agents(asked: BufferRequest) -> tuple[str, str] | None:
     """Return what agents of earlier releases would leave out, and where it stands; None if there is no such thing."""
-    if buffer.lists:
-        return "staging what a file lists (type=list)", buffer.lists[0].place
-    if buffer.stage_in_command or buffer.stage_out_command:
+    if asked.lists:
+        return "staging what a file lists (type=list)", asked.lists[0].place
+    if asked.stage_in_command or asked.stage_out_command:
         return "a command that stages", "--bb"
-    for count, transfer in enumerate((*request.stage_in, *request.stage_out), start=2):
+    for count, transfer in enumerate((*asked.stage_in, *asked.stage_out), start=2):
         if persistent_name(split_inside(transfer.inside.removeprefix("\\\\"))[0]):
-            return "staging to and from a persistent buffer", request.places[count] if request.places else ""
-    for choice, place in _choices(request, buffer):
+            return "staging to and from a persistent buffer", asked.places[count] if asked.places else ""
+    for choice, place in _choices(asked):
         if choice != NO_CHOICE:
             return "backend= and move=", place
     return None
 
 
-def _choices(request: BufferRequest, buffer: BufferOptions) -> Iterator[tuple[TransferChoice, str]]:
+def _choices(asked: BufferRequest) -> Iterator[tuple[TransferChoice, str]]:
     """Yield what is special about each transfer that has something special, and where it stands."""
-    places = [*request.places[2:], *[""] * (len(request.stage_in) + len(request.stage_out))]
+    places = [*asked.places[2:], *[""] * (len(asked.stage_in) + len(asked.stage_out))]
     for stage, moves, first in (
-        ("stage_in", request.stage_in, 0),
-        ("stage_out", request.stage_out, len(request.stage_in)),
+        ("stage_in", asked.stage_in, 0),
+        ("stage_out", asked.stage_out, len(asked.stage_in)),
     ):
-        yield from zip(choices_of(buffer, stage, len(moves), listed=False), places[first:], strict=False)
-        lists = [transfer for transfer in buffer.lists if transfer.outgoing == (stage == "stage_out")]
-        chosen = choices_of(buffer, stage, len(lists), listed=True)
+        yield from zip(choices_of(asked, stage, len(moves), listed=False), places[first:], strict=False)
+        lists = [transfer for transfer in asked.lists if transfer.outgoing == (stage == "stage_out")]
+        chosen = choices_of(asked, stage, len(lists), listed=True)
         yield from zip(chosen, (transfer.place for transfer in lists), strict=False)
 
 
@@ -233,30 +231,33 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
     )
 
 
-def _over_total(state: Facts, asked: int, pool: Pool, place: str) -> Unfit:
+def _over_total(state: Facts, size: int, pool: Pool, place: str) -> Unfit:
     unit = state.pool_units.get(pool.name, PoolUnit.BYTES)
     most = format_amount(pool.usable_bytes, unit)
     return Unfit(
         RefusalCode.CAPACITY_OVER_TOTAL,
-        f"{format_amount(asked, unit)} is more than pool {pool.name} has in all, {most}",
+        f"{format_amount(size, unit)} is more than pool {pool.name} has in all, {most}",
         f"ask for at most {most}, or for another pool",
         place,
     )
 
 
-def _pool_place(request: BufferRequest) -> str:
-    return request.places[0] if request.places else "pool"
+def _pool_place(asked: BufferRequest) -> str:
+    return asked.places[0] if asked.places else "pool"
+
+
+def _capacity_place(asked: BufferRequest) -> str:
+    return asked.places[1] if len(asked.places) > 1 else "capacity"
 
 
 def _unit(state: Facts, pool: str, place: str) -> PoolUnit:
     return state.pool_units.get(pool_of(state, pool, place).name, PoolUnit.BYTES)
 
 
-def _units(state: Facts, request: BufferRequest, written: str) -> str:
-    if not request.capacity_bytes:
+def _units(state: Facts, asked: BufferRequest, written: str) -> str:
+    if not asked.capacity_bytes:
         return "bytes"
-    place = request.places[1] if len(request.places) > 1 else "capacity"
-    return decided_units(written, _unit(state, request.pool, _pool_place(request)), place)
+    return decided_units(written, _unit(state, asked.pool, _pool_place(asked)), _capacity_place(asked))
 
 
 def _with_units(state: Facts, record: CreatePersistent) -> CreatePersistent:
@@ -286,26 +287,74 @@ def _counts(unit: PoolUnit) -> str:
     return "plain units" if unit is PoolUnit.COUNT else unit.word
 
 
-def _decided_list(state: Facts, command: c.SubmitJob, transfer: ListTransfer) -> ListTransfer:
+def _decided_list(state: Facts, request: JobRequest, transfer: ListTransfer, *, of_array: bool) -> ListTransfer:
     """Return a list with its symbols replaced and its paths checked, as those of the other transfers are."""
-    job_id, spec, place = state.next_job, command.spec, transfer.place
-    if command.array and _OF_ONE_TASK.search(transfer.source + transfer.destination):
+    job_id, place = state.next_job, transfer.place
+    if of_array and _OF_ONE_TASK.search(transfer.source + transfer.destination):
         raise Unfit(
             RefusalCode.INVALID_DIRECTIVE,
             "the tasks of an array share their lists, so %a and %j mean nothing in them",
             "stage a directory for each task, or leave them out",
             place,
         )
-    source = expand(transfer.source, spec, job_id, place, command.options)
-    destination = expand(transfer.destination, spec, job_id, place, command.options)
-    check_beneath(state.policy.sources, spec.user, source, "sources", place)
+    source = expand(transfer.source, request, job_id, place)
+    destination = expand(transfer.destination, request, job_id, place)
+    check_beneath(state.policy.sources, request.user, source, "sources", place)
     if transfer.outgoing:
-        check_beneath(state.policy.destinations, spec.user, destination, "destinations", place)
+        check_beneath(state.policy.destinations, request.user, destination, "destinations", place)
     else:
-        _, rest = split_inside(destination)
-        fault = path_fault("/" + rest)
-        if fault is not None:
-            raise Unfit(
-                RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
-            )
+        check_inside(destination, place)
     return replace(transfer, source=source, destination=destination)
+
+
+def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: int) -> BufferRequest:
+    places = iter(asked.places[2:])
+    moved: dict[str, tuple[Transfer, ...]] = {}
+    for stage, roots, key in (
+        ("stage_in", state.policy.sources, "sources"),
+        ("stage_out", state.policy.destinations, "destinations"),
+    ):
+        transfers = []
+        for transfer in getattr(asked, stage):
+            place = next(places, stage)
+            outside = expand(transfer.outside, request, job_id, place)
+            check_beneath(roots, request.user, outside, key, place)
+            inside = expand(transfer.inside, request, job_id, place)
+            check_inside(inside, place)
+            transfers.append(Transfer(transfer.kind, outside, inside))
+        moved[stage] = tuple(transfers)
+    return replace(asked, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
+
+
+def _granted(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[str, int]:
+    """Return the pool and the bytes (units, where it counts those) that the request will hold."""
+    pool_place, capacity_place = _pool_place(asked), _capacity_place(asked)
+    if not asked.capacity_bytes and not swap_bytes:
+        if asked.pool:
+            pool_of(state, asked.pool, pool_place)
+        return "", 0
+    pool = pool_of(state, asked.pool, pool_place)
+    granted = round_up(asked.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
+    if granted > SIZE_BYTES_MAX:
+        raise Unfit(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
+    if granted > pool.usable_bytes and not state.site.hold_oversized:
+        raise _over_total(state, asked.capacity_bytes + swap_bytes, pool, capacity_place)
+    return pool.name, granted
+
+
+def pool_of(state: Facts, name: str, place: str) -> Pool:
+    if name:
+        pool = state.pools.get(name)
+        if pool is None:
+            listed = ", ".join(sorted(state.pools)) or "there are none"
+            raise Unfit(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", f"use one of: {listed}", place)
+        return pool
+    for pool in state.pools.values():
+        if pool.is_default:
+            return pool
+    raise Unfit(
+        RefusalCode.NO_DEFAULT_POOL,
+        "the request names no pool, and there is no default pool",
+        f"add pool=, one of: {', '.join(sorted(state.pools))}",
+        place,
+    )

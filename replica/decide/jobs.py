@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from replica.decide.accounts import admitted_options, default_account, limits_refusal
-from replica.decide.arrays import array_refusal, array_submitted, members, with_arrays
-from replica.decide.buffer_request import with_options_decided
+from replica.decide.arrays import members
 from replica.decide.reports import _report_operation, _settle_mails
 from replica.decide.runs import (
     cleared_job,
@@ -21,14 +17,13 @@ from replica.decide.runs import (
     restarted,
     resumed,
     suspended,
-    with_operator_noted,
 )
-from replica.decide.submit import job_submitted, options_refusal
+from replica.decide.submit import job_submitted
 from replica.decide.update import updated
-from replica.messages import NOTHING, Accepted, Decision, accepted, features
+from replica.messages import NOTHING, Accepted, Decision, accepted
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import ENDED, NO_OPTIONS, NO_TERMS, BufferState, Hold, Job, JobState, JobTerms, chosen_partition
+from replica.model import ENDED, BufferState, Hold, Job, JobState
 from replica.operations import (
     unwound,
     waiting_stage,
@@ -38,79 +33,8 @@ from replica.values import Instant, Refusal, RefusalCode
 
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:
-    decided = with_options_decided(state, actor, command)
-    if isinstance(decided, Refusal):
-        return decided
-    noted = with_operator_noted(actor, decided.options)
-    command = decided if noted is decided.options else msgspec.structs.replace(decided, options=noted)
-    refusal = options_refusal(state, command)
-    if refusal is not None:
-        return refusal
-    refusal = array_refusal(state, command)
-    if refusal is not None:
-        return refusal
-    resolved = with_arrays(state, command)
-    if isinstance(resolved, Refusal):
-        return resolved
-    command = resolved
-    terms = _terms(state, command)
-    if isinstance(terms, Refusal):
-        return terms
-    placed = _in_a_partition(state, command)
-    if isinstance(placed, Refusal):
-        return placed
-    command = placed
-    options = admitted_options(state, command.spec, command.options, at, max(1, len(command.array)))
-    if isinstance(options, Refusal):
-        return options
-    if options is not command.options:
-        command = msgspec.structs.replace(command, options=options)
-    if command.array:
-        array = array_submitted(state, actor, command)
-        if isinstance(array, Refusal):
-            return array
-        return limits_refusal(state, array, command.options) or Accepted(
-            (array, *_said(terms, array.job, len(command.array)))
-        )
     submitted = job_submitted(state, actor, command)
-    if isinstance(submitted, Refusal):
-        return submitted
-    refusal = limits_refusal(state, submitted, command.options)
-    if refusal is not None:
-        return refusal
-    said = _said(terms, submitted.job, 1)
-    if command.options == NO_OPTIONS:
-        return Accepted((submitted, *said))
-    return Accepted((submitted, e.JobOptionsGiven(submitted.job, command.options), *said))
-
-
-def _in_a_partition(state: Facts, command: c.SubmitJob) -> c.SubmitJob | Refusal:
-    """Return the submit with the partition that it goes to, or why it may not."""
-    options = command.options
-    if not state.partitions:
-        return command
-    # The default account counts, too: a partition may be for the jobs of some accounts only.
-    account = options.account or default_account(state, command.spec.user)
-    chosen = chosen_partition(state.partitions, options.partition, command.spec.user, account)
-    if isinstance(chosen, Refusal):
-        return chosen
-    if chosen == options.partition:
-        return command
-    return msgspec.structs.replace(command, options=msgspec.structs.replace(options, partition=chosen))
-
-
-def _terms(state: Facts, command: c.SubmitJob) -> JobTerms | Refusal:
-    """Return how the conditions of a submit are to be read, or why they cannot be."""
-    conditions = len(command.spec.dependencies) + command.options.singleton
-    if not command.any_of or conditions < 2:
-        return NO_TERMS
-    what = "a job that waits for one of several (?)"
-    refusal = features.level_refusal(state.feature_level, features.TRANSFERS_AND_PARTITIONS, what, "dependencies")
-    return JobTerms(any_of=True) if refusal is None else refusal
-
-
-def _said(terms: JobTerms, job_id: int, tasks: int) -> tuple[e.Event, ...]:
-    return () if terms == NO_TERMS else (e.JobTermsGiven(job_id, terms, tasks),)
+    return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
 
 
 def _find_job(state: Facts, actor: c.Actor, job_id: int) -> Job | Refusal:
@@ -124,10 +48,10 @@ def _find_job(state: Facts, actor: c.Actor, job_id: int) -> Job | Refusal:
             f"forebay job history {job_id} shows what became of it" if gone else "forebay job list shows the jobs",
             "job",
         )
-    if actor.role is c.ActorRole.USER and actor.name != job.spec.user:
+    if actor.role is c.ActorRole.USER and actor.name != job.request.user:
         return Refusal(
             RefusalCode.PERMISSION_DENIED,
-            f"job {job_id} is of user {job.spec.user}",
+            f"job {job_id} is of user {job.request.user}",
             "ask its user or an operator",
             "job",
         )
@@ -183,7 +107,7 @@ def _hold_job(state: Facts, actor: c.Actor, command: c.HoldJob, at: Instant) -> 
         return Refusal(
             RefusalCode.WRONG_STATE, f"job {job.id} is {job.state.name}", "only pending jobs can be held", "job"
         )
-    hold = Hold.ADMIN if actor.role is c.ActorRole.OPERATOR and actor.name != job.spec.user else Hold.USER
+    hold = Hold.ADMIN if actor.role is c.ActorRole.OPERATOR and actor.name != job.request.user else Hold.USER
     return NOTHING if job.hold >= hold else Accepted((e.JobHeld(job.id, hold),))
 
 

@@ -179,16 +179,15 @@ def pool_users(state: State, name: str) -> Iterator[str]:
         if size:
             yield f"reservation {named} sets {format_amount(size, unit)} aside"
     for job_id in sorted(state.unfinished):
-        job_buffer = state.buffers.get(job_id)
+        job_buffer, request = state.buffers.get(job_id), state.jobs[job_id].request
         if job_buffer is not None and job_buffer.pool == name:
             verb = "holds" if job_buffer.held_bytes else "waits for"
-            yield f"job {job_id} of {job_buffer.user} {verb} {format_amount(job_buffer.granted_bytes, unit)}"
+            yield f"job {job_id} of {request.user} {verb} {format_amount(job_buffer.granted_bytes, unit)}"
             continue
-        options = state.options.get(job_id)
-        if options is None or options.buffer is None:
+        if request.buffer is None:
             continue
         creates = [
-            asked.name for asked in options.buffer.creates if asked.pool == name or (is_default and not asked.pool)
+            asked.name for asked in request.buffer.creates if asked.pool == name or (is_default and not asked.pool)
         ]
         if creates and not set(creates) <= set(state.persistent):
-            yield f"job {job_id} of {state.jobs[job_id].spec.user} will make {', '.join(creates)} there"
+            yield f"job {job_id} of {request.user} will make {', '.join(creates)} there"

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import NO_EXTRA, NO_OPTIONS, BufferState, Hold, Job, JobOptions, JobState
+from replica.model import BufferState, Hold, Job, JobState
 from replica.operations import gone, unwound
 from replica.state import Facts
 from replica.values import RESTARTED_MAX, Refusal, RefusalCode
@@ -22,13 +20,6 @@ Events = tuple[e.Event, ...]
 
 _RESTARTED = (BufferState.PRE_RUN, BufferState.POST_RUN, BufferState.STAGING_OUT, BufferState.TEARDOWN)
 _STAGED_AGAIN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
-
-
-def with_operator_noted(actor: c.Actor, options: JobOptions) -> JobOptions:
-    """Return the options with who asks for them: an operator's job may destroy other users' persistent buffers."""
-    destroys = options.buffer is not None and bool(options.buffer.destroys)
-    by_operator = destroys and actor.role is c.ActorRole.OPERATOR
-    return options if options.by_operator == by_operator else replace(options, by_operator=by_operator)
 
 
 def _wrong(job: Job, sentence: str, remedy: str) -> Refusal:
@@ -48,7 +39,7 @@ def suspended(state: Facts, job: Job) -> Events | Refusal:
         return ()
     if job.state is not JobState.RUNNING:
         return _wrong(job, f"is {job.state.name}", "only running jobs can be suspended")
-    if job.cancelled or state.extras.get(job.id, NO_EXTRA).requeueing:
+    if job.cancelled or job.interrupted.requeueing:
         return _wrong(job, "is being ended", "nothing is left to suspend")
     return (e.JobSuspended(job.id),)
 
@@ -68,7 +59,7 @@ def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
     refusal = _below(state, "requeueing a job")
     if refusal is not None:
         return refusal
-    if not state.options.get(job.id, NO_OPTIONS).requeue:
+    if not job.request.asked.requeue:
         return Refusal(
             RefusalCode.WRONG_STATE,
             f"job {job.id} was submitted with --no-requeue",
@@ -85,7 +76,7 @@ def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
         return _wrong(job, f"is {job.state.name}", "only jobs that wait or run can be requeued; submit it again")
     if job.cancelled:
         return _wrong(job, "is being cancelled", "submit it again")
-    if state.extras.get(job.id, NO_EXTRA).requeueing:
+    if job.interrupted.requeueing:
         return ()
     return (e.RequeueRequested(job.id, reason),)
 

@@ -1,199 +1,191 @@
-"""Whether a job may be submitted: its fields, its pool and capacity, and the paths that its user may touch."""
+"""Submitting a job or a job array: one pipeline from what is asked to one event.
+
+The record is checked, then what it asks of buffers is resolved, the array, the partition, the account, and last of all
+the paths and the space. What is refused is raised as Unfit anywhere on the way, and answered here.
+"""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from replica.grammar import path_fault, split_inside
-from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
+from replica.decide.accounts import admitted, check_limits, default_account
+from replica.decide.arrays import array_submitted, check_array, dependencies_resolved
+from replica.decide.buffer_request import (
+    buffer_resolved,
+    check_buffer_user,
+    is_ordinary,
+    is_ordinary_buffer,
+    persistent_fault,
+    space_resolved,
+)
+from replica.decide.checks import (
+    Unfit,
+    check_beneath,
+    check_dependencies,
+    check_name,
+    check_number,
+    check_options,
+    expand,
+    require,
+)
+from replica.messages import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import (
-    NO_OPTIONS,
-    BufferOptions,
-    BufferRequest,
-    Dependency,
-    JobOptions,
-    JobSpec,
-    Pool,
-    PoolUnit,
-    Transfer,
-    buffer_user_refusal,
-    expand_roots,
-    format_amount,
-)
+from replica.model import NO_OPTIONS, JobRequest, chosen_partition, with_options
 from replica.state import Facts
-from replica.values import (
-    SIZE_BYTES_MAX,
-    Refusal,
-    RefusalCode,
-    UnknownSymbol,
-    expand_symbols,
-    limits,
-    name_fault,
-    round_up,
-)
+from replica.values import Refusal, RefusalCode, limits
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""
 
 
-class Unfit(Exception):
-    """A submission that is refused; carries the refusal out of the checks."""
-
-    def __init__(self, code: RefusalCode, sentence: str, remedy: str, place: str) -> None:
-        super().__init__(sentence)
-        self.refusal = Refusal(code, sentence, remedy, place)
-
-
-def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob, *, job_id: int = 0) -> e.JobSubmitted | Refusal:
-    """Return the event that a submit leads to, with pool, granted capacity and paths decided; or why it is refused.
-    `job_id` 0: the next one.
-    """
+def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted | Refusal:
+    """Return the event that a submit leads to, with everything in it decided; or why it is refused."""
     try:
-        _check_spec(state, actor, command.spec)
-        if command.request is not None or command.options.buffer is not None:
-            _check_buffer_user(state, command.spec.user)
-        job_id = job_id or state.next_job
-        spec = _expanded_spec(state, command.spec, job_id, command.options)
-        request, pool, granted = None, "", 0
-        if command.request is not None:
-            request, pool, granted = _decided(state, spec, command.request, job_id, command.options)
+        return _submitted(state, actor, command)
     except Unfit as unfit:
         return unfit.refusal
-    return e.JobSubmitted(job_id, spec, request, pool, granted, command.hold)
 
 
-def request_decided(
-    state: Facts, spec: JobSpec, request: BufferRequest, job_id: int, options: JobOptions
-) -> tuple[BufferRequest, str, int]:
-    """Return what a job asks of burst buffers with its paths decided, the pool, and what it would hold there; Unfit."""
-    _check_buffer_user(state, spec.user)
-    return _decided(state, spec, request, job_id, options)
+def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted:
+    request, is_array = command.request, bool(command.tasks)
+    check_options(request.asked)
+    request = _with_actor(actor, buffer_resolved(state, actor, request, of_array=is_array))
+    if command.throttle or not is_ordinary(request):
+        asked = f"what the job asks for ({_asked(request, command.throttle)})"
+        require(level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, asked))
+        require(persistent_fault(request.buffer))
+    check_array(state, command)
+    dependencies = dependencies_resolved(state, request.dependencies, command.after_tasks)
+    request = _in_a_partition(state, _with_conditions(state, replace(request, dependencies=dependencies)))
+    request = admitted(state, request, max(1, len(command.tasks)))
+
+    def resolved(one: JobRequest, job_id: int) -> e.JobSubmitted:
+        return _resolved(state, actor, one, job_id, command)
+
+    if is_array:
+        event = array_submitted(replace(command, request=request), state.next_job, resolved)
+    else:
+        event = resolved(request, state.next_job)
+    check_limits(state, event.request, event.pool, event.granted_bytes)
+    return event
 
 
-def _decided(
-    state: Facts, spec: JobSpec, request: BufferRequest, job_id: int, options: JobOptions
-) -> tuple[BufferRequest, str, int]:
-    request = _expanded_request(state, spec, request, job_id, options)
-    return request, *_granted(state, request, swap_bytes_of(options))
+def _with_actor(actor: c.Actor, request: JobRequest) -> JobRequest:
+    """Return the request with who asks: an operator's job may destroy other users' persistent buffers."""
+    destroys = request.buffer is not None and bool(request.buffer.destroys)
+    by_operator = destroys and actor.role is c.ActorRole.OPERATOR
+    return with_options(request, replace(request.asked, by_operator=by_operator))
 
 
-def options_refusal(state: Facts, command: c.SubmitJob) -> Refusal | None:
-    """Return why the options of a submit are refused, None where they are not or there are none."""
-    if command.options == NO_OPTIONS:
-        return None
-    asked = f"what the job asks for ({_asked(command.options)})"
-    return level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, asked) or _persistent_fault(command.options.buffer)
-
-
-def _persistent_fault(buffer: BufferOptions | None) -> Refusal | None:
-    """Return why the persistent buffers that a job names cannot be: too many, no names, or at odds with each other."""
-    if buffer is None:
-        return None
-    kinds = {
-        "create_persistent": [(one.name, one.place) for one in buffer.creates],
-        "destroy_persistent": [(one.name, one.place) for one in buffer.destroys],
-        "persistentdw": [(name, "") for name in buffer.uses],
-    }
-    for kind, named in kinds.items():
-        if len(named) > limits.PERSISTENT_PER_JOB_MAX:
-            most = limits.PERSISTENT_PER_JOB_MAX
-            sentence = f"there are {len(named)} {kind}"
-            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"write at most {most} in one job", named[most][1])
-        seen: set[str] = set()
-        for name, place in named:
-            fault = "starts with a digit" if name[:1].isdigit() else name_fault(name)
-            if fault is not None:
-                sentence = f"the name {name!r} of a persistent buffer {fault}"
-                return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "choose another", place)
-            if name in seen and kind != "persistentdw":
-                sentence = f"{kind} names {name} twice"
-                return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "name each once", place)
-            seen.add(name)
-    wanted = {*(one.name for one in buffer.creates), *buffer.uses}
-    for destroy in buffer.destroys:
-        if destroy.name in wanted:
-            sentence = f"the job destroys the persistent buffer {destroy.name} that it creates or uses"
-            return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "destroy it in a job of its own", destroy.place)
-    return None
-
-
-def _asked(options: JobOptions) -> str:
-    """Return the names of the options that are not as in a job that did not ask."""
+def _asked(request: JobRequest, throttle: int) -> str:
+    """Return the names of what is not as in a job that did not ask."""
+    options = replace(request.asked, any_of=False)
     fields = options.__struct_fields__
-    return ", ".join(field for field in fields if getattr(options, field) != getattr(NO_OPTIONS, field))
+    names = [field for field in fields if getattr(options, field) != getattr(NO_OPTIONS, field)]
+    names += ["array_throttle"] * bool(throttle)
+    return ", ".join([*names, *["buffer"] * (request.buffer is not None and not is_ordinary_buffer(request.buffer))])
 
 
-def _check_spec(state: Facts, actor: c.Actor, spec: JobSpec) -> None:
-    if actor.role is c.ActorRole.USER and spec.user != actor.name:
+def _with_conditions(state: Facts, request: JobRequest) -> JobRequest:
+    """Return the request with how its conditions are to be read: where there is one, one is all of them."""
+    options = request.asked
+    if not options.any_of:
+        return request
+    if len(request.dependencies) + options.singleton < 2:
+        return with_options(request, replace(options, any_of=False))
+    what = "a job that waits for one of several (?)"
+    require(level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, what, "dependencies"))
+    return request
+
+
+def _in_a_partition(state: Facts, request: JobRequest) -> JobRequest:
+    """Return the request with the partition that it goes to."""
+    if not state.partitions:
+        return request
+    options = request.asked
+    # The default account counts, too: a partition may be for the jobs of some accounts only.
+    account = options.account or default_account(state, request.user)
+    chosen = require(chosen_partition(state.partitions, options.partition, request.user, account))
+    return with_options(request, replace(options, partition=chosen))
+
+
+def _resolved(state: Facts, actor: c.Actor, request: JobRequest, job_id: int, command: c.SubmitJob) -> e.JobSubmitted:
+    """Return the submit of one job, its record checked, its paths and its space decided."""
+    _check_record(state, actor, request)
+    asked, pool, granted = request.buffer, "", 0
+    if asked is not None:
+        check_buffer_user(state, request.user)
+    output = _output(state, request, job_id)
+    if asked is not None:
+        asked, pool, granted = space_resolved(state, request, asked, job_id)
+    return e.JobSubmitted(job_id, replace(request, output=output, buffer=asked), pool, granted, command.hold)
+
+
+def _output(state: Facts, request: JobRequest, job_id: int) -> str:
+    destinations, user = state.policy.destinations, request.user
+    check_beneath(destinations, user, request.workdir, "destinations", "workdir")
+    output = expand(request.output or DEFAULT_OUTPUT, request, job_id, "output")
+    if not output.startswith("/"):
+        output = request.workdir.rstrip("/") + "/" + output
+    check_beneath(destinations, user, output, "destinations", "output")
+    return output
+
+
+def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
+    if actor.role is c.ActorRole.USER and request.user != actor.name:
         raise Unfit(
             RefusalCode.PERMISSION_DENIED,
-            f"{actor} may not submit for user {spec.user!r}",
+            f"{actor} may not submit for user {request.user!r}",
             "submit as yourself",
             "user",
         )
-    if spec.user == "root" and not state.policy.allow_root:
+    if request.user == "root" and not state.policy.allow_root:
         raise Unfit(
             RefusalCode.ROOT_NOT_ALLOWED,
             "User root can not allocate burst buffers",
             "submit as another user, or set allow_root in the policy",
             "user",
         )
-    for field, value in (("user", spec.user), ("name", spec.name)):
-        fault = name_fault(value)
-        if fault is not None:
-            raise Unfit(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
-    if not spec.script.startswith("#!"):
+    check_name("user", request.user)
+    check_name("name", request.name)
+    if not request.script.startswith("#!"):
         raise Unfit(
             RefusalCode.INVALID_FIELD,
             "the script does not say what runs it",
             "start its first line with #!, for example #!/bin/bash",
             "script line 1, column 1",
         )
-    if len(spec.script.encode("utf-8", "surrogatepass")) > limits.SCRIPT_BYTES_MAX:
+    if len(request.script.encode("utf-8", "surrogatepass")) > limits.SCRIPT_BYTES_MAX:
         raise Unfit(
             RefusalCode.LIMIT_EXCEEDED,
             f"the script is longer than {limits.SCRIPT_BYTES_MAX} bytes",
             "put its data into files and stage them in",
             "script",
         )
-    if "\0" in spec.script:
+    if "\0" in request.script:
         raise Unfit(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
-    for field, number, least, most in (
-        ("time_limit_s", spec.time_limit_s, 1, limits.TIME_LIMIT_S_MAX),
-        ("cpus", spec.cpus, 1, limits.CPUS_MAX),
-        ("priority", spec.priority, 0, limits.PRIORITY_MAX),
-    ):
-        if not least <= number <= most:
-            raise Unfit(
-                RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field
-            )
-    largest = max((node.cpus for node in state.nodes.values()), default=spec.cpus)
-    if spec.cpus > largest:
+    check_number("time_limit_s", request.time_limit_s)
+    check_number("cpus", request.cpus)
+    check_number("priority", request.priority)
+    largest = max((node.cpus for node in state.nodes.values()), default=request.cpus)
+    if request.cpus > largest:
         raise Unfit(
             RefusalCode.LIMIT_EXCEEDED,
-            f"the job needs {spec.cpus} CPUs, and no node has more than {largest}",
+            f"the job needs {request.cpus} CPUs, and no node has more than {largest}",
             f"ask for at most {largest}",
             "cpus",
         )
-    _check_environment(spec)
-    check_dependencies(state, spec.dependencies)
+    _check_environment(request)
+    check_dependencies(state, request.dependencies)
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         raise Unfit(
             RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
         )
 
 
-def _check_buffer_user(state: Facts, user: str) -> None:
-    """Raise Unfit for a user whom AllowUsers or DenyUsers keeps from buffers."""
-    refusal = buffer_user_refusal(state.site, user)
-    if refusal is not None:
-        raise Unfit(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
-
-
-def _check_environment(spec: JobSpec) -> None:
-    if len(spec.environment) > limits.ENVIRONMENT_VARIABLES_MAX:
+def _check_environment(request: JobRequest) -> None:
+    if len(request.environment) > limits.ENVIRONMENT_VARIABLES_MAX:
         raise Unfit(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are more than {limits.ENVIRONMENT_VARIABLES_MAX} variables",
@@ -201,7 +193,7 @@ def _check_environment(spec: JobSpec) -> None:
             "environment",
         )
     size = 0
-    for name, value in spec.environment:
+    for name, value in request.environment:
         size += len(name.encode("utf-8", "surrogatepass")) + len(value.encode("utf-8", "surrogatepass"))
         if not name or "=" in name or "\0" in name + value:
             raise Unfit(RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment")
@@ -212,150 +204,3 @@ def _check_environment(spec: JobSpec) -> None:
             "export less",
             "environment",
         )
-
-
-def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
-    """Raise Unfit for too many dependencies, or one on a job that is not there."""
-    if len(dependencies) > limits.DEPENDENCIES_MAX:
-        raise Unfit(
-            RefusalCode.LIMIT_EXCEEDED,
-            f"there are more than {limits.DEPENDENCIES_MAX} dependencies",
-            "depend on fewer jobs",
-            "dependencies",
-        )
-    for dependency in dependencies:
-        if dependency.job not in state.jobs and not dependency.kind.of_array:
-            raise Unfit(
-                RefusalCode.UNKNOWN_DEPENDENCY,
-                f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
-                "forebay job list shows the jobs",
-                "dependencies",
-            )
-
-
-def expand(text: str, spec: JobSpec, job_id: int, place: str, options: JobOptions = NO_OPTIONS) -> str:
-    """Return `text` with the job's symbols replaced; Unfit for one that means nothing here."""
-    try:
-        return expand_symbols(
-            text,
-            job=job_id,
-            user=spec.user,
-            name=spec.name,
-            workdir=spec.workdir,
-            array_job=options.array_job,
-            array_task=options.array_task,
-        )
-    except UnknownSymbol as symbol:
-        raise Unfit(
-            RefusalCode.INVALID_DIRECTIVE,
-            f"{text!r} has the symbol {symbol}, which means nothing here",
-            "use %% %A %d %j %u %x, and %a in an array",
-            place,
-        ) from None
-
-
-def _expanded_spec(state: Facts, spec: JobSpec, job_id: int, options: JobOptions) -> JobSpec:
-    check_beneath(state.policy.destinations, spec.user, spec.workdir, "destinations", "workdir")
-    output = expand(spec.output or DEFAULT_OUTPUT, spec, job_id, "output", options)
-    if not output.startswith("/"):
-        output = spec.workdir.rstrip("/") + "/" + output
-    check_beneath(state.policy.destinations, spec.user, output, "destinations", "output")
-    return replace(spec, output=output)
-
-
-def _expanded_request(
-    state: Facts, spec: JobSpec, request: BufferRequest, job_id: int, options: JobOptions
-) -> BufferRequest:
-    places = iter(request.places[2:])
-    moved: dict[str, tuple[Transfer, ...]] = {}
-    for stage, roots, key in (
-        ("stage_in", state.policy.sources, "sources"),
-        ("stage_out", state.policy.destinations, "destinations"),
-    ):
-        transfers = []
-        for transfer in getattr(request, stage):
-            place = next(places, stage)
-            outside = expand(transfer.outside, spec, job_id, place, options)
-            check_beneath(roots, spec.user, outside, key, place)
-            inside = expand(transfer.inside, spec, job_id, place, options)
-            _, rest = split_inside(inside)
-            fault = path_fault("/" + rest)
-            if fault is not None:
-                raise Unfit(
-                    RefusalCode.PATH_NOT_ALLOWED,
-                    f"the path {fault}",
-                    "write a path below the variable, without ..",
-                    place,
-                )
-            transfers.append(Transfer(transfer.kind, outside, inside))
-        moved[stage] = tuple(transfers)
-    return replace(request, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
-
-
-def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
-    """Raise Unfit unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
-    descriptor.
-    """
-    fault = path_fault(path)
-    if fault is not None:
-        raise Unfit(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
-    expanded = expand_roots(roots, user)
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    for root in expanded:
-        root_parts = [part for part in root.split("/") if part not in ("", ".")]
-        if parts[: len(root_parts)] == root_parts:
-            return
-    listed = ", ".join(expanded) if expanded else f"none: the site has set no {key}"
-    raise Unfit(
-        RefusalCode.PATH_NOT_ALLOWED,
-        f"{path!r} is outside what user {user} may touch",
-        f"use a path beneath one of {listed}",
-        place,
-    )
-
-
-def swap_bytes_of(options: JobOptions) -> int:
-    """Return the swap of all of a job's nodes together, bytes."""
-    return 0 if options.buffer is None else options.buffer.swap_bytes * max(1, options.nodes)
-
-
-def _granted(state: Facts, request: BufferRequest, swap_bytes: int = 0) -> tuple[str, int]:
-    """Return the pool and the bytes (units, where it counts those) that the request will hold."""
-    pool_place = request.places[0] if request.places else "pool"
-    capacity_place = request.places[1] if len(request.places) > 1 else "capacity"
-    if not request.capacity_bytes and not swap_bytes:
-        if request.pool:
-            pool_of(state, request.pool, pool_place)
-        return "", 0
-    pool = pool_of(state, request.pool, pool_place)
-    granted = round_up(request.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
-    if granted > SIZE_BYTES_MAX:
-        raise Unfit(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
-    if granted > pool.usable_bytes and not state.site.hold_oversized:
-        unit = state.pool_units.get(pool.name, PoolUnit.BYTES)
-        most, asked = format_amount(pool.usable_bytes, unit), format_amount(request.capacity_bytes + swap_bytes, unit)
-        raise Unfit(
-            RefusalCode.CAPACITY_OVER_TOTAL,
-            f"{asked} is more than pool {pool.name} has in all, {most}",
-            f"ask for at most {most}, or for another pool",
-            capacity_place,
-        )
-    return pool.name, granted
-
-
-def pool_of(state: Facts, name: str, place: str) -> Pool:
-    if name:
-        pool = state.pools.get(name)
-        if pool is None:
-            listed = ", ".join(sorted(state.pools)) or "there are none"
-            raise Unfit(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", f"use one of: {listed}", place)
-        return pool
-    for pool in state.pools.values():
-        if pool.is_default:
-            return pool
-    raise Unfit(
-        RefusalCode.NO_DEFAULT_POOL,
-        "the request names no pool, and there is no default pool",
-        f"add pool=, one of: {', '.join(sorted(state.pools))}",
-        place,
-    )

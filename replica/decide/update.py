@@ -12,34 +12,32 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from replica.decide.accounts import limits_refusal, readmission_refusal
-from replica.decide.arrays import with_arrays
-from replica.decide.buffer_request import check_plain_options, with_options_decided
-from replica.decide.submit import Unfit, check_dependencies, request_decided
+from replica.decide.accounts import check_admission, check_limits
+from replica.decide.arrays import dependencies_resolved
+from replica.decide.buffer_request import buffer_resolved, check_buffer_user, space_resolved
+from replica.decide.checks import Unfit, check_dependencies, check_name, check_number, check_options, require
 from replica.messages import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
     NATIVE,
     NO_CHANGE,
-    NO_OPTIONS,
-    NO_TERMS,
-    OF_OPTIONS,
-    OF_SPEC,
+    BufferRequest,
     BufferState,
     Job,
     JobChange,
-    JobOptions,
-    JobSpec,
+    JobRequest,
     JobState,
-    changed_fields,
     check_asked,
     chosen_partition,
+    difference,
     members_of,
+    requested,
+    with_options,
 )
 from replica.scheduler import depended_on
 from replica.state import Facts
-from replica.values import DEPENDENCY_CHAIN_MAX, PRIORITY_MAX, TIME_LIMIT_S_MAX, Refusal, RefusalCode, name_fault
+from replica.values import DEPENDENCY_CHAIN_MAX, Refusal, RefusalCode
 
 Events = tuple[e.Event, ...]
 
@@ -64,43 +62,27 @@ def updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: 
         return unfit.refusal
 
 
-def _updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events | Refusal:
-    options = state.options.get(job.id, NO_OPTIONS)
-    change = _resolved(state, job, options, command)
-    if isinstance(change, Refusal):
-        return change
-    change = _difference(state, job, options, change)
-    spec = replace(job.spec, **changed_fields(change, OF_SPEC))
-    after = replace(options, **changed_fields(change, OF_OPTIONS))
-    refusal = (
-        _forbidden(actor, job, options, change)
-        or _spec_fault(state, job, change)
-        or check_asked(after.licenses, after.nice)
-    )
-    if refusal is None and any(getattr(change, field) is not None for field in _WAITS):
-        refusal = _circle(state, job, spec, after)
-    if refusal is not None:
-        return refusal
-    check_plain_options(after)
+def _updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events:
+    change = difference(job.request, _resolved(state, command))
+    after = requested(job.request, change)
+    options = after.asked
+    _check_permitted(actor, job.request, change)
+    _check_change(state, change)
+    require(check_asked(options.licenses, options.nice))
+    if any(getattr(change, field) is not None for field in _WAITS):
+        _check_circle(state, job, after)
+    check_options(options)
     if any(getattr(change, field) is not None for field in _ADMITTED):
-        refusal = readmission_refusal(state, spec.user, after, jobs if change.qos else 0)
-        if refusal is not None:
-            return refusal
+        check_admission(state, after.user, options, jobs if change.qos else 0)
     if change.partition is not None:
-        partition = chosen_partition(state.partitions, change.partition, spec.user, after.account)
-        if isinstance(partition, Refusal):
-            return partition
-        change, after = replace(change, partition=partition), replace(after, partition=partition)
-    asked = _request_changed(state, actor, job, spec, after, command)
-    if isinstance(asked, Refusal):
-        return asked
-    pool, granted = (asked.pool, asked.granted_bytes) if asked is not None else _held(state, job)
-    if change != NO_CHANGE or asked is not None:
-        refusal = limits_refusal(state, e.JobSubmitted(job.id, spec, None, pool, granted), after)
-        if refusal is not None:
-            return refusal
-    updates: Events = (e.JobUpdated(job.id, change),) if change != NO_CHANGE else ()
-    return (*updates, asked) if asked is not None else updates
+        partition = require(chosen_partition(state.partitions, change.partition, after.user, options.account))
+        change, after = replace(change, partition=partition), with_options(after, replace(options, partition=partition))
+    asked = _request_changed(state, actor, job, after, command)
+    if change == NO_CHANGE and asked is None:
+        return ()
+    buffer, pool, granted = (None, *_held(state, job)) if asked is None else asked
+    check_limits(state, after, pool, granted)
+    return (e.JobUpdated(job.id, change) if asked is None else e.JobUpdated(job.id, change, buffer, pool, granted),)
 
 
 def _held(state: Facts, job: Job) -> tuple[str, int]:
@@ -109,136 +91,109 @@ def _held(state: Facts, job: Job) -> tuple[str, int]:
     return ("", 0) if buffer is None or buffer.held_bytes else (buffer.pool, buffer.granted_bytes)
 
 
-def _resolved(state: Facts, job: Job, options: JobOptions, command: c.UpdateJob) -> JobChange | Refusal:
+def _resolved(state: Facts, command: c.UpdateJob) -> JobChange:
     """Return the change with its dependencies on arrays and their tasks resolved."""
     change = command.change
     if change.dependencies is None and not command.after_tasks:
         return change
-    spec = replace(job.spec, dependencies=change.dependencies or ())
-    resolved = with_arrays(state, c.SubmitJob(spec, None, after_tasks=command.after_tasks))
-    if isinstance(resolved, Refusal):
-        return resolved
+    dependencies = dependencies_resolved(state, change.dependencies or (), command.after_tasks)
     singleton = bool(change.singleton)
-    conditions = len(resolved.spec.dependencies) + singleton
-    any_of = bool(change.any_of) and conditions > 1
-    return replace(change, dependencies=resolved.spec.dependencies, singleton=singleton, any_of=any_of)
+    any_of = bool(change.any_of) and len(dependencies) + singleton > 1
+    return replace(change, dependencies=dependencies, singleton=singleton, any_of=any_of)
 
 
-def _difference(state: Facts, job: Job, options: JobOptions, change: JobChange) -> JobChange:
-    """Return what of the change is not so already."""
-    same: dict[str, None] = {}
-    for field in OF_SPEC:
-        present = job.priority if field == "priority" else getattr(job.spec, field)
-        if getattr(change, field) == present:
-            same[field] = None
-    for field in OF_OPTIONS:
-        if getattr(change, field) == getattr(options, field):
-            same[field] = None
-    if change.any_of == state.terms.get(job.id, NO_TERMS).any_of:
-        same["any_of"] = None
-    return replace(change, **same)
-
-
-def _forbidden(actor: c.Actor, job: Job, options: JobOptions, change: JobChange) -> Refusal | None:
-    """Return what of the change only an operator may do, or None."""
+def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> None:
+    """Raise Unfit for what of the change only an operator may do."""
     if actor.role is c.ActorRole.OPERATOR:
-        return None
-    if change.time_limit_s is not None and change.time_limit_s > job.spec.time_limit_s:
-        return _denied("time_limit_s", "only an operator may raise the time limit of a job")
-    if change.priority is not None and change.priority > job.priority:
-        return _denied("priority", "only an operator may raise the priority of a job")
-    if change.nice is not None and change.nice < min(0, options.nice):
-        return _denied("nice", "only an operator may set a negative nice value")
-    return None
+        return
+    if change.time_limit_s is not None and change.time_limit_s > request.time_limit_s:
+        raise _denied("time_limit_s", "only an operator may raise the time limit of a job")
+    if change.priority is not None and change.priority > request.priority:
+        raise _denied("priority", "only an operator may raise the priority of a job")
+    if change.nice is not None and change.nice < min(0, request.asked.nice):
+        raise _denied("nice", "only an operator may set a negative nice value")
 
 
-def _denied(place: str, sentence: str) -> Refusal:
-    return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
+def _denied(place: str, sentence: str) -> Unfit:
+    return Unfit(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
 
 
-def _spec_fault(state: Facts, job: Job, change: JobChange) -> Refusal | None:
-    fault = name_fault(change.name) if change.name is not None else None
-    if fault is not None:
-        return Refusal(RefusalCode.INVALID_FIELD, f"the name {fault}", "choose another", "name")
-    for field, number, least, most in (
-        ("time_limit_s", change.time_limit_s, 1, TIME_LIMIT_S_MAX),
-        ("priority", change.priority, 0, PRIORITY_MAX),
-    ):
-        if number is not None and not least <= number <= most:
-            sentence = f"{field} is {number}"
-            return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use a number from {least} to {most}", field)
+def _check_change(state: Facts, change: JobChange) -> None:
+    if change.name is not None:
+        check_name("name", change.name)
+    if change.time_limit_s is not None:
+        check_number("time_limit_s", change.time_limit_s)
+    if change.priority is not None:
+        check_number("priority", change.priority)
     if change.dependencies:
         check_dependencies(state, change.dependencies)
-    return None
 
 
-def _circle(state: Facts, job: Job, spec: JobSpec, options: JobOptions) -> Refusal | None:
-    """Return why a job cannot be as it would be: it would wait for itself, directly or by way of others."""
+def _check_circle(state: Facts, job: Job, after: JobRequest) -> None:
+    """Raise Unfit for a job that would wait for itself, directly or by way of others."""
     seen: set[int] = set()
-    waiting = list(_awaited(state, job.id, spec, options, job.id, spec))
+    waiting = list(_awaited(state, job.id, after, job.id, after))
     while waiting:
         other = waiting.pop()
         if other == job.id:
             sentence = f"job {job.id} would wait for itself, directly or by way of others"
-            return Refusal(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
+            raise Unfit(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
         if other in seen:
             continue
         seen.add(other)
         if len(seen) > DEPENDENCY_CHAIN_MAX:
             sentence = f"the job would wait, by way of others, for more than {DEPENDENCY_CHAIN_MAX} jobs"
-            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
-        known = state.jobs[other].spec
-        waiting.extend(_awaited(state, other, known, state.options.get(other, NO_OPTIONS), job.id, spec))
-    return None
+            raise Unfit(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
+        waiting.extend(_awaited(state, other, state.jobs[other].request, job.id, after))
 
 
 def _awaited(
-    state: Facts, job_id: int, spec: JobSpec, options: JobOptions, changed: int, changed_spec: JobSpec
+    state: Facts, job_id: int, request: JobRequest, changed: int, changed_request: JobRequest
 ) -> Iterator[int]:
-    """Yield the pending jobs that a job waits for; `changed` counts as having `changed_spec`."""
-    for dependency in spec.dependencies:
+    """Yield the pending jobs that a job waits for; `changed` counts as having `changed_request`."""
+    for dependency in request.dependencies:
         for other in depended_on(state, dependency):
             job = state.jobs.get(other)
             if job is not None and job.state is JobState.PENDING:
                 yield other
-    if not options.singleton:
+    if not request.asked.singleton:
         return
-    names = state.named.get(spec.user)
-    group = None if names is None else names.get(spec.name)
+    names = state.named.get(request.user)
+    group = None if names is None else names.get(request.name)
     # One more than is looked at says as much as all of them.
     members = () if group is None else islice(members_of(group), DEPENDENCY_CHAIN_MAX + 1)
     for other in members:
         if other < job_id and other != changed and state.jobs[other].state is JobState.PENDING:
             yield other
-    if changed < job_id and (changed_spec.user, changed_spec.name) == (spec.user, spec.name):
+    if changed < job_id and (changed_request.user, changed_request.name) == (request.user, request.name):
         yield changed
 
 
 def _request_changed(
-    state: Facts, actor: c.Actor, job: Job, spec: JobSpec, options: JobOptions, command: c.UpdateJob
-) -> e.BufferRequestChanged | Refusal | None:
-    """Return the event that another burst-buffer request leads to; None where none is asked for."""
-    if command.request is None:
+    state: Facts, actor: c.Actor, job: Job, after: JobRequest, command: c.UpdateJob
+) -> tuple[BufferRequest, str, int] | None:
+    """Return what the job asks of burst buffers from here on, the pool and what it is to hold there; None where that
+    stays as it is.
+    """
+    if command.buffer is None:
         return None
     if state.site.provider != NATIVE:
         # Its script says what the provider does, and that does not change.
         sentence = "Requested operation not supported on this system"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
+        raise Unfit(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
     buffer = state.buffers.get(job.id)
-    if options.array_job:
+    if after.array is not None:
         sentence = "the tasks of an array share what they ask of burst buffers"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
+        raise Unfit(RefusalCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
     if buffer is not None and buffer.state is not BufferState.PENDING:
         sentence = f"the buffer of job {job.id} is {buffer.state.word}: what it asks for can no longer be changed"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb")
-    submit = c.SubmitJob(spec, command.request, options=replace(options, buffer=command.buffer))
-    decided = with_options_decided(state, actor, submit)
-    if isinstance(decided, Refusal):
-        return decided
-    asked = decided.options.buffer
-    if asked is not None and (asked.creates or asked.destroys or asked.uses or asked.lists):
+        raise Unfit(RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb")
+    asked = buffer_resolved(state, actor, replace(after, buffer=command.buffer), of_array=False).buffer
+    assert asked is not None  # what is resolved was asked for
+    if asked.creates or asked.destroys or asked.uses or asked.lists:
         sentence = "persistent buffers and lists (type=list) cannot be asked for of a job that is there already"
-        return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
-    request, pool, granted = request_decided(state, spec, command.request, job.id, decided.options)
-    same = buffer is not None and buffer.request == request and (buffer.pool, buffer.granted_bytes) == (pool, granted)
-    return None if same else e.BufferRequestChanged(job.id, request, pool, granted, asked)
+        raise Unfit(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
+    check_buffer_user(state, after.user)
+    asked, pool, granted = space_resolved(state, after, asked, job.id)
+    same = buffer is not None and job.request.buffer == asked and (buffer.pool, buffer.granted_bytes) == (pool, granted)
+    return None if same else (asked, pool, granted)

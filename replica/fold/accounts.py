@@ -39,7 +39,6 @@ class Drafted(Protocol):
     reservations: immutables.Map[str, Reservation]
     scheduling_rules: immutables.Map[str, SchedulingRules]
     rates: immutables.Map[str, Rates]
-    revocations: immutables.Map[int, int]
     consumed: usage.Consumed
 
 
@@ -94,10 +93,6 @@ def _scheduling_rules_set(draft: Drafted, event: e.SchedulingRulesSet) -> None:
     draft.scheduling_rules = draft.scheduling_rules.set(RULES_KEY, event.rules)
 
 
-def _revoked_for(draft: Drafted, event: e.RevokedFor) -> None:
-    draft.revocations = draft.revocations.set(event.job, draft.revocations.get(event.job, 0) + 1)
-
-
 SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
     e.AccountSet: _account_set,
     e.AccountDeleted: _account_deleted,
@@ -110,7 +105,6 @@ SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
     e.ReservationStarted: _reservation_started,
     e.ReservationEnded: _reservation_gone,
     e.SchedulingRulesSet: _scheduling_rules_set,
-    e.RevokedFor: _revoked_for,
 }
 
 

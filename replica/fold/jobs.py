@@ -9,74 +9,86 @@ import immutables
 from msgspec.structs import replace
 
 from replica.fold.accounts import _partition_deleted, _partition_set, _usage_reset, measure
-from replica.fold.runs import note
 from replica.messages import events as e
 from replica.messages import features
 from replica.model import (
     ENDED,
-    NO_OPTIONS,
-    NO_TERMS,
-    OF_OPTIONS,
-    OF_SPEC,
+    ArrayTask,
     Buffer,
     BufferInput,
     BufferState,
     Hold,
     Job,
-    JobOptions,
+    JobRequest,
     JobState,
-    JobTerms,
     Stage,
-    changed_fields,
+    commented,
+    interrupted,
+    requested,
 )
-from replica.state import Draft, shared_options, shared_request, shared_spec
+from replica.state import Draft, shared_buffer_request, shared_request
 from replica.values import NEVER, Instant, LedgerViolation
 
 
 def _job_submitted(draft: Draft, event: e.JobSubmitted) -> None:
-    request = None if event.request is None else shared_request(event.request)
-    _new_job(draft, replace(event, spec=shared_spec(event.spec), request=request))
+    request, array = shared_request(event.request), event.array  # once for all tasks: they have it in common as it is
+    if array is None:
+        _new_job(draft, event, event.job, request)
+        return
+    for number, task in enumerate(array.tasks):
+        own = replace(request, array=ArrayTask(event.job, task, array.throttle))
+        if array.outputs:
+            own = replace(own, output=array.outputs[number])
+        if array.transfers and own.buffer is not None:
+            stage_in, stage_out = array.transfers[number]
+            own = replace(own, buffer=replace(own.buffer, stage_in=stage_in, stage_out=stage_out))
+        _new_job(draft, event, event.job + number, own)
+    draft.arrays[event.job] = immutables.Map({task: event.job + number for number, task in enumerate(array.tasks)})
 
 
-def _new_job(draft: Draft, event: e.JobSubmitted) -> None:
-    if event.job != draft.next_job:
-        raise LedgerViolation(f"job {event.job} was submitted while {draft.next_job} was next")
-    draft.next_job = event.job + 1
+def _new_job(draft: Draft, event: e.JobSubmitted, job_id: int, request: JobRequest) -> None:
+    if job_id != draft.next_job:
+        raise LedgerViolation(f"job {job_id} was submitted while {draft.next_job} was next")
+    draft.next_job = job_id + 1
     at = Instant(draft.at)
     job = Job(
-        id=event.job,
-        spec=event.spec,
+        id=job_id,
+        request=request,
         state=JobState.PENDING,
-        priority=event.spec.priority,
-        has_buffer=event.request is not None,
         hold=event.hold,
         submitted_at=at,
-        eligible_at=at if event.spec.begin_at <= at else NEVER,
+        eligible_at=at if request.begin_at <= at else NEVER,
         held_at=at if event.hold else NEVER,
     )
-    buffer = None
-    if event.request is not None:
-        buffer = Buffer(
-            job=event.job,
-            user=event.spec.user,
-            state=BufferState.PENDING,
-            request=event.request,
-            pool=event.pool,
-            granted_bytes=event.granted_bytes,
-            created_at=at,
-            changed_at=at,
-        )
-    draft.put(job, buffer)
+    draft.put(job, None if request.buffer is None else _new_buffer(job, event.pool, event.granted_bytes, at))
+
+
+def _new_buffer(job: Job, pool: str, granted_bytes: int, at: Instant) -> Buffer:
+    return Buffer(
+        job=job.id,
+        state=BufferState.PENDING,
+        pool=pool,
+        granted_bytes=granted_bytes,
+        created_at=at,
+        changed_at=at,
+    )
 
 
 def _job_held(draft: Draft, event: e.JobHeld) -> None:
-    draft.change(event.job, None, hold=event.hold, held_at=Instant(draft.at))
+    job = draft.job(event.job)
+    draft.change(
+        event.job,
+        None,
+        hold=Hold.ADMIN if job.hold is Hold.ADMIN else event.hold,  # what an operator holds, only one releases
+        held_at=Instant(draft.at),
+        comment=commented(job.comment, event.comment, Instant(draft.at)),
+        interruptions=interrupted(job, held_because=event.reason) if event.reason else job.interruptions,
+    )
 
 
 def _job_released(draft: Draft, event: e.JobReleased) -> None:
-    draft.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0)
-    if event.job in draft.extras:
-        note(draft, event.job, held_because="", pre_run_failures=0)
+    released = interrupted(draft.job(event.job), held_because="", pre_run_failures=0)
+    draft.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0, interruptions=released)
 
 
 def _buffer_allocated(draft: Draft, event: e.BufferAllocated) -> None:
@@ -116,15 +128,16 @@ def _staged_in(draft: Draft, event: e.StagedIn) -> None:
 
 
 def _stage_failed(draft: Draft, event: e.StageFailed) -> None:
-    happening = BufferInput.TEARDOWN_FAILED if event.stage is Stage.TEARDOWN else BufferInput.STAGE_FAILED
+    job = draft.job(event.job)
     draft.change(
         event.job,
-        happening,
-        failures=draft.job(event.job).failures + 1,
-        message=event.message,
-        comment=event.message,
+        BufferInput.TEARDOWN_FAILED if event.stage is Stage.TEARDOWN else BufferInput.STAGE_FAILED,
+        failures=job.failures + 1,
+        message=event.reason,
+        comment=commented(job.comment, event.comment, Instant(draft.at)),
         retry_at=event.retry_at,
         stuck=event.retry_at == NEVER,
+        interruptions=interrupted(job, operation=event.operation),
     )
 
 
@@ -160,12 +173,12 @@ def _run_ended(draft: Draft, event: e.RunEnded) -> None:
     draft.change(
         event.job,
         BufferInput.RUN_ENDED,
-        state=JobState.STAGE_OUT if job.has_buffer else event.result,
+        state=event.result if job.request.buffer is None else JobState.STAGE_OUT,
         result=event.result,
         exit_code=event.exit_code,
         signal=event.signal,
         attempt=event.attempt,
-        order_at=Instant(draft.at) if job.has_buffer else NEVER,
+        order_at=NEVER if job.request.buffer is None else Instant(draft.at),
         ended_at=Instant(draft.at),
         message=event.message,
         comment=event.message or job.comment,
@@ -236,31 +249,26 @@ def _job_cancelled(draft: Draft, event: e.JobCancelled) -> None:
 def _job_purged(draft: Draft, event: e.JobPurged) -> None:
     if event.job not in draft.finished:
         raise LedgerViolation(f"job {event.job} was purged though it is not over")
+    job = draft.job(event.job)
     del draft.jobs[event.job]
     del draft.finished[event.job]
-    if event.job in draft.revocations:
-        draft.revocations = draft.revocations.delete(event.job)
     if event.job in draft.buffers:
         del draft.buffers[event.job]
-    if event.job in draft.extras:
-        del draft.extras[event.job]
-    if event.job in draft.terms:
-        del draft.terms[event.job]
     if event.job in draft.transfers:
         del draft.transfers[event.job]
-    options = draft.options.get(event.job)
-    if options is not None:
-        del draft.options[event.job]
-        if options.array_job:
-            tasks = draft.arrays[options.array_job].delete(options.array_task)
-            if tasks:
-                draft.arrays[options.array_job] = tasks
-            else:
-                del draft.arrays[options.array_job]
+    array = job.request.array
+    if array is not None:
+        tasks = draft.arrays[array.job].delete(array.task)
+        if tasks:
+            draft.arrays[array.job] = tasks
+        else:
+            del draft.arrays[array.job]
 
 
 def _allocation_revoked(draft: Draft, event: e.AllocationRevoked) -> None:
-    draft.change(event.job, BufferInput.ALLOCATION_REVOKED)
+    job = draft.job(event.job)
+    revocations = job.interrupted.revocations + (event.beneficiary > 0)
+    draft.change(event.job, BufferInput.ALLOCATION_REVOKED, interruptions=interrupted(job, revocations=revocations))
 
 
 def _job_requeued(draft: Draft, event: e.JobRequeued) -> None:
@@ -278,31 +286,6 @@ def _job_became_eligible(draft: Draft, event: e.JobBecameEligible) -> None:
 
 def _deadline_missed(draft: Draft, event: e.DeadlineMissed) -> None:
     draft.change(event.job, None, late=True)
-
-
-def _job_options_given(draft: Draft, event: e.JobOptionsGiven) -> None:
-    draft.give_options(draft.job(event.job).id, shared_options(event.options))
-
-
-def _array_submitted(draft: Draft, event: e.ArraySubmitted) -> None:
-    array = event.job
-    tasks: dict[int, int] = {}
-    # Once for all tasks: they have it in common as it is.
-    shared = shared_spec(event.spec)
-    shared_by_all = None if event.request is None else shared_request(event.request)
-    for number, task in enumerate(event.tasks):
-        spec, request = shared, shared_by_all
-        if event.outputs:
-            spec = replace(spec, output=event.outputs[number])
-        if event.transfers and request is not None:
-            stage_in, stage_out = event.transfers[number]
-            request = replace(request, stage_in=stage_in, stage_out=stage_out)
-        job_id = array + number
-        _new_job(draft, e.JobSubmitted(job_id, spec, request, event.pool, event.granted_bytes, event.hold))
-        options = replace(event.options, array_job=array, array_task=task)
-        _job_options_given(draft, e.JobOptionsGiven(job_id, options))
-        tasks[task] = job_id
-    draft.arrays[array] = immutables.Map(tasks)
 
 
 def _operation_queued(draft: Draft, event: e.OperationQueued) -> None:
@@ -335,8 +318,6 @@ JOB_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     e.JobRequeued: _job_requeued,
     e.JobBecameEligible: _job_became_eligible,
     e.DeadlineMissed: _deadline_missed,
-    e.JobOptionsGiven: _job_options_given,
-    e.ArraySubmitted: _array_submitted,
     e.OperationQueued: _operation_queued,
     e.OperationOrdered: _operation_ordered,
 }
@@ -344,18 +325,6 @@ JOB_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
 
 
 # ---- folding what came with feature level 4 for scheduling: partitions, consumption, and changes of waiting jobs
-
-
-def _job_terms_given(draft: Draft, event: e.JobTermsGiven) -> None:
-    for job_id in range(event.job, event.job + event.tasks):
-        _give_terms(draft, draft.job(job_id).id, event.terms)
-
-
-def _give_terms(draft: Draft, job_id: int, terms: JobTerms) -> None:
-    if terms != NO_TERMS:
-        draft.terms[job_id] = terms
-    elif job_id in draft.terms:
-        del draft.terms[job_id]
 
 
 def _waiting(draft: Draft, job_id: int) -> Job:
@@ -367,57 +336,27 @@ def _waiting(draft: Draft, job_id: int) -> Job:
 
 def _job_updated(draft: Draft, event: e.JobUpdated) -> None:
     job, change, at = _waiting(draft, event.job), event.change, Instant(draft.at)
-    of_spec = changed_fields(change, OF_SPEC)
-    if of_spec:
-        spec = shared_spec(replace(job.spec, **of_spec))
-        if change.name is not None:
-            draft.rename(job, spec.name)
-        changed = replace(job, spec=spec, priority=job.priority if change.priority is None else change.priority)
-        if change.begin_at is not None:
-            changed = replace(changed, eligible_at=at if change.begin_at <= at else NEVER)
-        if change.deadline is not None or change.time_limit_s is not None:
-            changed = replace(changed, late=False)  # whether it still is, the next pass says
-        draft.put(changed, draft.buffers.get(job.id))
-    of_options = changed_fields(change, OF_OPTIONS)
-    if of_options:
-        _give_options(draft, job.id, replace(draft.options.get(job.id, NO_OPTIONS), **of_options))
-    if change.any_of is not None:
-        _give_terms(draft, job.id, replace(draft.terms.get(job.id, NO_TERMS), any_of=change.any_of))
-
-
-def _give_options(draft: Draft, job_id: int, options: JobOptions) -> None:
-    draft.give_options(job_id, shared_options(options))
-    if options == NO_OPTIONS:
-        del draft.options[job_id]
-
-
-def _buffer_request_changed(draft: Draft, event: e.BufferRequestChanged) -> None:
-    job, at = _waiting(draft, event.job), Instant(draft.at)
-    before = draft.buffers.get(job.id)
-    if before is not None and before.state is not BufferState.PENDING:
-        raise LedgerViolation(f"the request of job {job.id} was changed though its buffer is {before.state.word}")
-    buffer = Buffer(
-        job=job.id,
-        user=job.spec.user,
-        state=BufferState.PENDING,
-        request=shared_request(event.request),
-        pool=event.pool,
-        granted_bytes=event.granted_bytes,
-        created_at=at,
-        changed_at=at,
-    )
-    draft.put(job if job.has_buffer else replace(job, has_buffer=True), buffer)
-    options = draft.options.get(job.id, NO_OPTIONS)
-    if options.buffer != event.options:
-        _give_options(draft, job.id, replace(options, buffer=event.options))
+    if change.name is not None:
+        draft.rename(job, change.name)
+    changed = replace(job, request=shared_request(requested(job.request, change)))
+    if change.begin_at is not None:
+        changed = replace(changed, eligible_at=at if change.begin_at <= at else NEVER)
+    if change.deadline is not None or change.time_limit_s is not None:
+        changed = replace(changed, late=False)  # whether it still is, the next pass says
+    buffer = draft.buffers.get(job.id)
+    if event.buffer is not None:
+        if buffer is not None and buffer.state is not BufferState.PENDING:
+            raise LedgerViolation(f"the request of job {job.id} was changed though its buffer is {buffer.state.word}")
+        asked = shared_buffer_request(event.buffer)
+        changed = replace(changed, request=replace(changed.request, buffer=asked))
+        buffer = _new_buffer(changed, event.pool, event.granted_bytes, at)
+    draft.put(changed, buffer)
 
 
 CHANGE_FOLDS: Mapping[type, Callable[[Draft, Any], None]] = {
     e.PartitionSet: _partition_set,
     e.PartitionDeleted: _partition_deleted,
     e.UsageReset: _usage_reset,
-    e.JobTermsGiven: _job_terms_given,
     e.JobUpdated: _job_updated,
-    e.BufferRequestChanged: _buffer_request_changed,
 }
 """What each event does; `replica.fold.fold` has them all."""

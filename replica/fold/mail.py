@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import immutables
 
 from replica.messages import events as e
-from replica.model import Job, JobOptions, JobState, Mail, MailKind, wants
+from replica.model import Job, JobState, Mail, MailKind, wants
 from replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Instant
 
 
@@ -16,8 +16,6 @@ class Drafted(Protocol):
     """What these folds need of a Draft."""
 
     at: int
-    options: Any
-    extras: Any
     jobs: Any
     mails: immutables.Map[str, Mail]
 
@@ -26,28 +24,29 @@ def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """Return the fold of an event of a job that also notes the mail that is owed because of it."""
 
     def fold_and_owe(draft: Drafted, event: Any) -> None:
-        options = draft.options.get(event.job)
-        if options is None or not options.mail_types:
-            fold(draft, event)
-            return
-        before = draft.jobs.get(event.job)
+        before: Job | None = draft.jobs.get(event.job)
         fold(draft, event)
-        if before is None or len(draft.mails) >= MAILS_OWED_MAX:
+        if before is None or before.request.options is None or not before.request.options.mail_types:
             return
-        extra = draft.extras.get(event.job)
-        mail = mail_of(event, before, options, Instant(draft.at), requeueing=extra is not None and extra.requeueing)
+        if len(draft.mails) >= MAILS_OWED_MAX:
+            return
+        # As it is afterwards: a requeue is said once, when it is asked for.
+        after: Job | None = draft.jobs.get(event.job)
+        requeueing = after is not None and after.interrupted.requeueing
+        mail = mail_of(event, before, Instant(draft.at), requeueing=requeueing)
         if mail is not None:
             draft.mails = draft.mails.set(mail.key, mail)
 
     return fold_and_owe
 
 
-def mail_of(event: e.Event, before: Job, options: JobOptions, at: Instant, *, requeueing: bool = False) -> Mail | None:
+def mail_of(event: e.Event, before: Job, at: Instant, *, requeueing: bool = False) -> Mail | None:
     """Return the mail that an event makes owed, None if none; `before` is the job as it was."""
     found = _about(event, before, at, requeueing)
     if found is None:
         return None
     kind, since, result, exit_code, signal = found
+    options, array = before.request.asked, before.request.array
     if kind is MailKind.FAIL and not wants(options, kind):
         # Slurm: who asked for the end only hears of a failure as of an end.
         kind = MailKind.END
@@ -57,15 +56,15 @@ def mail_of(event: e.Event, before: Job, options: JobOptions, at: Instant, *, re
         job=before.id,
         kind=kind,
         number=before.attempt,
-        recipient=options.mail_user or before.spec.user,
-        name=before.spec.name,
+        recipient=options.mail_user or before.request.user,
+        name=before.request.name,
         at=at,
         duration_s=0 if since == NEVER else max(0, at - since) // MICROSECONDS_PER_SECOND,
         result=result,
         exit_code=exit_code,
         signal=signal,
-        array_job=options.array_job,
-        array_task=options.array_task,
+        array_job=0 if array is None else array.job,
+        array_task=0 if array is None else array.task,
     )
 
 

@@ -29,7 +29,7 @@ from replica.grammar.lua import read_lua
 from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
 from replica.grammar.request import Asked
 from replica.grammar.spur import is_spur, read_spur
-from replica.model import BufferOptions, BufferRequest
+from replica.model import BufferRequest
 from replica.values import Refusal, RefusalCode
 
 __all__ = [
@@ -51,10 +51,9 @@ DIRECTIVE_DEFAULT = "BB_LUA"
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a job asks for. `options` None: nothing beyond the request; `request` None: nothing at all."""
+    """What a job asks for; `request` None: nothing."""
 
     request: BufferRequest | None
-    options: BufferOptions | None
     warnings: tuple[str, ...]
 
 
@@ -84,22 +83,16 @@ def read_request(
         _read(found, asked)
     _read(find_directives(script, SCRIPT, kinds, warnings), asked)
     if not asked.kind:
-        return Reading(None, None, tuple(warnings.lines))
-    request, options = asked.finish()
-    return Reading(request, options, tuple(warnings.lines))
+        return Reading(None, tuple(warnings.lines))
+    return Reading(asked.finish(), tuple(warnings.lines))
 
 
 def parse_request(script: str, bb: str = "", bbf: str = "") -> BufferRequest | None:
     """Return what the three together ask for on a native cluster, or None where none of them asks for anything.
 
-    For callers who ask for nothing that needs a BufferOptions; ValueError where somebody does. Raises DirectiveRefused
-    with the place and the remedy.
+    Raises DirectiveRefused with the place and the remedy.
     """
-    reading = read_request(script, bb, bbf)
-    options = reading.options
-    if options is not None and options != BufferOptions(directives_kind=options.directives_kind, units="bare"):
-        raise ValueError("the request has options: call read_request")
-    return reading.request
+    return read_request(script, bb, bbf).request
 
 
 def _kinds(provider: str, directive: str) -> Kinds:

@@ -8,7 +8,6 @@ from replica.grammar.lexer import Warnings, Word
 from replica.grammar.paths import check_access
 from replica.model import (
     Access,
-    BufferOptions,
     BufferRequest,
     CreatePersistent,
     DestroyPersistent,
@@ -141,8 +140,8 @@ class Asked:
             key = word.text.partition("=")[0]
             self.warnings.add(word.place(), f"the option {key[:48]}= is not known here; it is kept and passed on")
 
-    def finish(self) -> tuple[BufferRequest, BufferOptions | None]:
-        """Return the request and what goes beyond it; raises DirectiveRefused for what contradicts itself."""
+    def finish(self) -> BufferRequest:
+        """Return the request; raises DirectiveRefused for what contradicts itself."""
         access = self.access or (Access.STRIPED,)
         for moves in self.moves.values():
             for move in moves:
@@ -155,7 +154,7 @@ class Asked:
         stage_in, stage_out = self.moves["stage_in"], self.moves["stage_out"]
         space = self.space_at or self.swap_at
         fallback = space.place() if space is not None else ""
-        request = BufferRequest(
+        return BufferRequest(
             pool=self.pool or self.swap_pool,
             capacity_bytes=0 if self.capacity is None else self.capacity.value,
             access=access,
@@ -170,8 +169,6 @@ class Asked:
                 *(move.outside.place() for move in stage_out),
                 *(() if self.swap_at is None else (self.swap_at.place(),)),
             ),
-        )
-        options = BufferOptions(
             directives_kind=self.kind,
             creates=tuple(record for record, _ in self.creates.values()),
             destroys=tuple(record for record, _ in self.destroys.values()),
@@ -188,8 +185,6 @@ class Asked:
             lists=tuple(sorted(self.lists, key=lambda transfer: transfer.outgoing)),
             units=self._units(),
         )
-        plain = BufferOptions(directives_kind=self.kind)
-        return request, None if options == plain and self.kind in ("dw", "bb") else options
 
     def _units(self) -> str:
         unit = "bytes" if self.capacity is None else self.capacity.unit

@@ -28,7 +28,6 @@ from replica.messages.commands import (
 )
 from replica.messages.entries import NOTHING, Accepted, Batch, Decision, Entry, Receipt, accepted
 from replica.messages.events import (
-    ArraySubmitted,
     Event,
     FeatureLevelRaised,
     JobSubmitted,

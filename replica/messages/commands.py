@@ -15,15 +15,12 @@ import msgspec
 from replica.grammar import Setting
 from replica.model import (
     NO_CHANGE,
-    NO_OPTIONS,
     Account,
     AfterTask,
-    BufferOptions,
     BufferRequest,
     Hold,
     JobChange,
-    JobOptions,
-    JobSpec,
+    JobRequest,
     JobState,
     License,
     Partition,
@@ -151,15 +148,14 @@ class MarkNodeBack(msgspec.Struct, frozen=True):
 class SubmitJob(msgspec.Struct, frozen=True):
     """Make a job, or a job array."""
 
-    spec: JobSpec
-    request: BufferRequest | None
+    request: JobRequest
+    """What is asked; of an array, what is asked of each task, without its `array`."""
     hold: Hold = Hold.NONE
-    options: JobOptions = NO_OPTIONS
-    array: tuple[int, ...] = ()
+    tasks: tuple[int, ...] = ()
     """The tasks of an array, ascending; empty: one job."""
+    throttle: int = 0
+    """How many tasks may be active at once; 0: all."""
     after_tasks: tuple[AfterTask, ...] = ()
-    any_of: bool = False
-    """Whether one of the dependencies is enough (`?`)."""
 
 
 class CancelJob(msgspec.Struct, frozen=True):
@@ -371,14 +367,13 @@ class SetPartition(msgspec.Struct, frozen=True):
 class UpdateJob(msgspec.Struct, frozen=True):
     """Change a job that waits, or all that wait of an array or of some of its tasks.
 
-    `request` and `buffer`: what is asked of burst buffers instead of what was; None: that stays as it is. `after_tasks`
-    belong to the dependencies in `change`.
+    `buffer`: what is asked of burst buffers instead of what was; None: that stays as it is. `after_tasks` belong to the
+    dependencies in `change`.
     """
 
     job: int
     change: JobChange = NO_CHANGE
-    request: BufferRequest | None = None
-    buffer: BufferOptions | None = None
+    buffer: BufferRequest | None = None
     after_tasks: tuple[AfterTask, ...] = ()
     tasks: tuple[int, ...] | None = None
 

@@ -11,16 +11,14 @@ from collections.abc import Sequence
 import msgspec
 
 from replica.model import (
+    NO_CHANGE,
     Access,
     Account,
-    BufferOptions,
     BufferRequest,
     Hold,
     JobChange,
-    JobOptions,
-    JobSpec,
+    JobRequest,
     JobState,
-    JobTerms,
     License,
     Partition,
     Policy,
@@ -58,36 +56,6 @@ class TornDown(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
     job: int
 
 
-class BufferRequestChanged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=114):
-    """A job that has no space yet asks for this from here on; it may not have asked for a buffer before."""
-
-    job: int
-    request: BufferRequest
-    pool: str
-    granted_bytes: int
-    options: BufferOptions | None = None
-
-
-class ArraySubmitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=50):
-    """A job array exists: task number n of `tasks` is job `job` + n, PENDING. What the tasks share is written once."""
-
-    job: int
-    """The array, and its first task."""
-    tasks: tuple[int, ...]
-    """Ascending."""
-    spec: JobSpec
-    request: BufferRequest | None
-    pool: str
-    granted_bytes: int
-    hold: Hold
-    options: JobOptions
-    """Those of each task, but for `array_job` and `array_task`."""
-    outputs: tuple[str, ...] = ()
-    """Where the output of each task goes; empty: all of them where `spec` says."""
-    transfers: tuple[tuple[tuple[Transfer, ...], tuple[Transfer, ...]], ...] = ()
-    """What each task stages in and out; empty: all of them what `request` says."""
-
-
 class JobPurged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=25):
     """A finished job left the state; its history stays in the ledger."""
 
@@ -120,14 +88,6 @@ class TeardownStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, ta
     result: JobState
     hurry: bool
     reason: str = ""
-
-
-class HeldBecause(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=36):
-    """The system holds a pending job, and says why: `reason` is what is shown, `comment` the SystemComment."""
-
-    job: int
-    reason: str
-    comment: str = ""
 
 
 class NodeRegistered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
@@ -178,23 +138,6 @@ class SchedulingRulesSet(msgspec.Struct, frozen=True, array_like=True, gc=False,
     """The site's rules of scheduling were changed."""
 
     rules: SchedulingRules
-
-
-class RevokedFor(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=71):
-    """The buffer of `job` is taken back so that `beneficiary` may start sooner: it counts against how often that may
-    happen to a job. AllocationRevoked and TeardownStarted follow in the same entry.
-    """
-
-    job: int
-    beneficiary: int
-
-
-class JobTermsGiven(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=112):
-    """How a job's conditions are to be read, said in the same entry that makes the job, or `tasks` jobs from it on."""
-
-    job: int
-    terms: JobTerms
-    tasks: int = 1
 
 
 class TransferRecorded(msgspec.Struct, frozen=True, array_like=True, tag=96):
@@ -319,10 +262,15 @@ class NodeResumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6)
 
 
 class JobUpdated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=113):
-    """Somebody changed a job that waits."""
+    """Somebody changed a job that waits. `buffer`: what it asks of burst buffers from here on, with the pool and what
+    it is to hold there; None: that stays as it is. It has no space yet, and may have had no buffer before.
+    """
 
     job: int
-    change: JobChange
+    change: JobChange = NO_CHANGE
+    buffer: BufferRequest | None = None
+    pool: str = ""
+    granted_bytes: int = 0
 
 
 class RunOrdered(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=16):
@@ -337,13 +285,6 @@ class PolicySet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     """The site policy was changed."""
 
     policy: Policy
-
-
-class JobOptionsGiven(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31):
-    """What the job asked for beyond its JobSpec; in the entry that submitted it."""
-
-    job: int
-    options: JobOptions
 
 
 class BufferCleared(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=44):
@@ -381,22 +322,14 @@ class MailDropped(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=88
 
 
 class JobHeld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
-    """A pending job is held back."""
+    """A pending job is held back: by whom, and where the system does it, why: `reason` is what is shown, `comment` the
+    SystemComment. What an operator holds stays held by an operator.
+    """
 
     job: int
     hold: Hold
-
-
-class StageOperationFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=37):
-    """The `operation` of a stage failed, for example `setup` of stage-in. `retry_at` as in StageFailed."""
-
-    job: int
-    stage: Stage
-    operation: str
-    attempt: int
-    reason: str
-    comment: str
-    retry_at: Instant
+    reason: str = ""
+    comment: str = ""
 
 
 class PersistentDeletionStarted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=34):
@@ -428,13 +361,17 @@ class ClusterFounded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
 
 
 class StageFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=14):
-    """An operation failed. `retry_at` NEVER: no retry is planned, somebody must release or cancel the job."""
+    """An operation of a stage failed, for example `setup` of stage-in: `reason` is what is shown, `comment` the
+    SystemComment. `retry_at` NEVER: no retry is planned, somebody must release or cancel the job.
+    """
 
     job: int
     stage: Stage
     attempt: int
-    message: str
+    reason: str
     retry_at: Instant
+    operation: str = ""
+    comment: str = ""
 
 
 class PreRunFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=38):
@@ -465,15 +402,30 @@ class TransferCheckpointed(msgspec.Struct, frozen=True, array_like=True, tag=97)
 # ---- facts about jobs from submit to purge, but for what is done for them on nodes (`replica.messages.events`)
 
 
+class SubmittedTasks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The tasks of an array that is submitted, and in what they differ."""
+
+    tasks: tuple[int, ...]
+    """Ascending."""
+    throttle: int = 0
+    """How many may be active at once; 0: all."""
+    outputs: tuple[str, ...] = ()
+    """Where the output of each task goes; empty: all of them where the request says."""
+    transfers: tuple[tuple[tuple[Transfer, ...], tuple[Transfer, ...]], ...] = ()
+    """What each task stages in and out; empty: all of them what the request says."""
+
+
 class JobSubmitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
-    """A job exists, PENDING. `request` is None where it asked for no buffer."""
+    """A job exists, PENDING, or an array of jobs: then task number n is job `job` + n."""
 
     job: int
-    spec: JobSpec
-    request: BufferRequest | None
-    pool: str
-    granted_bytes: int
+    request: JobRequest
+    """What was asked; of an array, what is asked of each task, without its `array`."""
+    pool: str = ""
+    granted_bytes: int = 0
     hold: Hold = Hold.NONE
+    array: SubmittedTasks | None = None
+    """None: one job."""
 
 
 class RunEnded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18):
@@ -550,11 +502,15 @@ class StageRetried(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1
 
 
 class AllocationRevoked(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=26):
-    """A buffer is taken back before its job ran; the job stays PENDING and will stage again after the teardown."""
+    """A buffer is taken back before its job ran; the job stays PENDING and will stage again after the teardown.
+
+    `beneficiary` is the job that may start sooner for that, 0 for none: it counts against how often that may happen.
+    """
 
     job: int
     attempt: int
     reason: str
+    beneficiary: int = 0
 
 
 class NodeDrained(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
@@ -650,13 +606,10 @@ Event = (
     | JobBecameEligible
     | DeadlineMissed
     | FeatureLevelRaised
-    | JobOptionsGiven
     | PersistentReserved
     | PersistentCreated
     | PersistentDeletionStarted
     | PersistentDeleted
-    | HeldBecause
-    | StageOperationFailed
     | PreRunFailed
     | JobSuspended
     | JobResumed
@@ -664,7 +617,6 @@ Event = (
     | RunRequeued
     | OperationsRestarted
     | BufferCleared
-    | ArraySubmitted
     | OperationQueued
     | OperationOrdered
     | SiteConfigured
@@ -681,15 +633,12 @@ Event = (
     | ReservationStarted
     | ReservationEnded
     | SchedulingRulesSet
-    | RevokedFor
     | MailDropped
     | MailSent
     | PartitionSet
     | PartitionDeleted
     | UsageReset
-    | JobTermsGiven
     | JobUpdated
-    | BufferRequestChanged
     | TransferRulesSet
     | TransferRecorded
     | TransferCheckpointed
@@ -703,9 +652,7 @@ def job_of(event: Event) -> int | None:
 
 def jobs_of(event: Event) -> Sequence[int]:
     """Return the jobs an event is about."""
-    if type(event) is ArraySubmitted:
-        return range(event.job, event.job + len(event.tasks))
-    if type(event) is JobTermsGiven:
-        return range(event.job, event.job + event.tasks)
+    if type(event) is JobSubmitted and event.array is not None:
+        return range(event.job, event.job + len(event.array.tasks))
     job = job_of(event)
     return () if job is None else (job,)

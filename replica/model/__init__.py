@@ -40,7 +40,6 @@ from replica.model.buffers import (
     Access,
     Buffer,
     BufferInput,
-    BufferRequest,
     BufferState,
     IllegalTransition,
     Transfer,
@@ -77,34 +76,7 @@ from replica.model.failure_texts import (
     operation_of,
 )
 from replica.model.job_names import NameGroup, Several, first_of, members_of
-from replica.model.job_options import (
-    NO_CHANGE,
-    NO_OPTIONS,
-    NO_TERMS,
-    OF_OPTIONS,
-    OF_SPEC,
-    AfterTask,
-    BufferOptions,
-    CreatePersistent,
-    DestroyPersistent,
-    JobChange,
-    JobOptions,
-    JobTerms,
-    ListTransfer,
-    changed_fields,
-)
-from replica.model.jobs import (
-    ENDED,
-    NO_EXTRA,
-    Dependency,
-    DependencyKind,
-    Hold,
-    Job,
-    JobExtra,
-    JobSpec,
-    JobState,
-    commented,
-)
+from replica.model.jobs import ENDED, Hold, Interruptions, Job, JobState, commented, interrupted
 from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_name, wants
 from replica.model.nodes import Node, NodeState
 from replica.model.operations import (
@@ -143,6 +115,24 @@ from replica.model.pools import (
 )
 from replica.model.provider import NATIVE, Provision, provision_of
 from replica.model.rates import Measured, Rates, rates_of
+from replica.model.requests import (
+    NO_CHANGE,
+    NO_OPTIONS,
+    AfterTask,
+    ArrayTask,
+    BufferRequest,
+    CreatePersistent,
+    Dependency,
+    DependencyKind,
+    DestroyPersistent,
+    JobChange,
+    JobOptions,
+    JobRequest,
+    ListTransfer,
+    difference,
+    requested,
+    with_options,
+)
 from replica.model.reservations import Reservation, ReservedSpace, check_reservation, left_of
 from replica.model.transfers import (
     ALGORITHMS,
@@ -182,7 +172,6 @@ from replica.model.usage import (
     minutes_of,
     running_usage,
     scheduling_class_of,
-    scheduling_class_with,
     takes_cpus,
     usage_of,
 )

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 
 from replica.model.buffers import Buffer, BufferState
-from replica.model.job_options import JobOptions
 from replica.model.jobs import Job, JobState
+from replica.model.requests import JobRequest
 from replica.values import ARRAY_SIZE_MAX, Reason, Verdict
 
 
@@ -72,13 +72,6 @@ def compressed(tasks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-def shown_id(job_id: int, options: JobOptions | None) -> str:
-    """Return the job's number as people see it: `1_3` for task 3 of array 1."""
-    if options is None or not options.array_job:
-        return str(job_id)
-    return f"{options.array_job}_{options.array_task}"
-
-
 # How many at once ----------------------------------------------------------------------------------------------------
 
 _WITH_SPACE = (BufferState.STAGING_IN, BufferState.STAGED_IN)
@@ -114,15 +107,17 @@ class ArrayUse:
         self.active += is_active(job, buffer)
         self.ahead += is_ahead(job, buffer)
 
-    def room(self, throttle: int, has_buffer: bool, stage_count: int) -> int:
+    def room(self, request: JobRequest, stage_count: int) -> int:
         """Return how many waiting tasks may be looked at by the next pass; they are the first ones in its order."""
+        throttle = _throttle(request)
         room = throttle - self.active if throttle else ARRAY_SIZE_MAX
-        if has_buffer:
+        if request.buffer is not None:
             room = min(room, stage_count - self.ahead)
         return max(0, room)
 
-    def verdict(self, throttle: int, has_buffer: bool, stage_count: int, before: int) -> Verdict | None:
+    def verdict(self, request: JobRequest, stage_count: int, before: int) -> Verdict | None:
         """Return why a waiting task is kept back that has so many waiting ones `before` it, or None."""
+        throttle = _throttle(request)
         if throttle and self.active + before >= throttle:
             figures: tuple[tuple[str, str], ...] = (
                 ("throttle", str(throttle)),
@@ -131,13 +126,17 @@ class ArrayUse:
             )
             sentence = f"at most {throttle} tasks of the array may go at once"
             return Verdict(Reason.JOB_ARRAY_TASK_LIMIT, sentence, figures)
-        if has_buffer and self.ahead + before >= stage_count:
+        if request.buffer is not None and self.ahead + before >= stage_count:
             figures = (("staged_ahead", str(self.ahead)), ("before_it", str(before)))
             sentence = f"at most {stage_count} tasks of an array hold space before they start"
             return Verdict(Reason.BURST_BUFFER_RESOURCES, sentence, figures)
         return None
 
 
-def is_gated(options: JobOptions | None, has_buffer: bool) -> bool:
+def _throttle(request: JobRequest) -> int:
+    return 0 if request.array is None else request.array.throttle
+
+
+def is_gated(request: JobRequest) -> bool:
     """Whether anything limits how many tasks of the job's array may go at once."""
-    return options is not None and options.array_job > 0 and (options.array_throttle > 0 or has_buffer)
+    return request.array is not None and (request.array.throttle > 0 or request.buffer is not None)

@@ -208,29 +208,11 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inside: str
 
 
-class BufferRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a job asked for. `capacity_bytes` 0: nothing is reserved, data is staged all the same."""
-
-    pool: str
-    """Empty: the default pool."""
-    capacity_bytes: int
-    access: tuple[Access, ...]
-    type: str
-    stage_in: tuple[Transfer, ...]
-    stage_out: tuple[Transfer, ...]
-    text: str
-    """The directives as the user wrote them, one a line: what `BurstBuffer=` shows."""
-    places: tuple[str, ...] = ()
-    """Where in what was written each thing stands: pool, capacity, each stage_in, each stage_out, and swap if any."""
-
-
 class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The buffer of one job. Times are Instants, sizes bytes."""
+    """The buffer of one job, whose request says what it was asked for. Times are Instants, sizes bytes."""
 
     job: int
-    user: str
     state: BufferState
-    request: BufferRequest
     pool: str
     """The pool that was decided on at submit; empty where no capacity was asked for."""
     granted_bytes: int

@@ -1,11 +1,13 @@
-"""Jobs: what was asked, and where each stands."""
+"""Jobs: where each stands, and what became of it. What was asked of it is a JobRequest."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
+from replica.model.requests import JobRequest
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 
@@ -58,75 +60,36 @@ class Hold(IntEnum):
     """An operation failed for good; the job's user may release it."""
 
 
-class DependencyKind(IntEnum):
-    """What a job waits for in another job."""
+class Interruptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What has kept a job from going straight to its end. Times are Instants, durations microseconds."""
 
-    AFTER = 1
-    AFTER_ANY = 2
-    AFTER_OK = 3
-    AFTER_NOT_OK = 4
-    AFTER_BURST_BUFFER = 5
-    # The same for a whole array (feature level 3): `job` is the array, whose first task has the same number.
-    ALL_AFTER = 11
-    ALL_AFTER_ANY = 12
-    ALL_AFTER_OK = 13
-    ALL_AFTER_NOT_OK = 14
-    ALL_AFTER_BURST_BUFFER = 15
-
-    @property
-    def word(self) -> str:
-        """As in `--dependency`, for example `afterok`."""
-        return self.name.removeprefix("ALL_").lower().replace("_", "")
-
-    @property
-    def of_array(self) -> bool:
-        """Whether it is about all tasks of an array."""
-        return self > 10
-
-    @property
-    def of_one(self) -> DependencyKind:
-        """The same kind about one job."""
-        return DependencyKind(self - 10) if self > 10 else self
-
-    @property
-    def of_all(self) -> DependencyKind:
-        """The same kind about all tasks of an array."""
-        return self if self > 10 else DependencyKind(self + 10)
+    held_because: str = ""
+    """The reason that is shown while the job is held by the system, in Slurm's form; it outlives the teardown."""
+    operation: str = ""
+    """The operation that failed last, for example `setup`."""
+    pre_run_failures: int = 0
+    """Failures of pre-run since somebody released the job last."""
+    requeues: int = 0
+    """How often the job was requeued (SLURM_RESTART_COUNT)."""
+    requeueing: bool = False
+    """The present run is being ended, or its results staged out, and the job waits again afterwards."""
+    revocations: int = 0
+    """How often its staged buffer was taken back for another job."""
+    suspended_at: Instant = NEVER
+    suspended_us: int = 0
+    """When the job was suspended, NEVER if it is not; and for how long in all before: its time limit stands still."""
 
 
-class Dependency(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One condition on one other job; all of a job's dependencies must hold."""
-
-    kind: DependencyKind
-    job: int
-
-
-class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a user asked for, apart from the buffer. Durations are whole seconds."""
-
-    name: str
-    user: str
-    script: str
-    workdir: str
-    time_limit_s: int
-    cpus: int = 1
-    priority: int = 1
-    begin_at: Instant = NEVER
-    deadline: Instant = NEVER
-    dependencies: tuple[Dependency, ...] = ()
-    output: str = ""
-    """Where standard output and error go, relative to `workdir`; empty: `forebay-%j.out`."""
-    environment: tuple[tuple[str, str], ...] = ()
+NO_INTERRUPTIONS = Interruptions()
+"""The interruptions of a job that had none: its record has None instead."""
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One job. Times are Instants; NEVER where it has not happened."""
 
     id: int
-    spec: JobSpec
+    request: JobRequest
     state: JobState
-    priority: int
-    has_buffer: bool
     hold: Hold = Hold.NONE
     message: str = ""
     """What the last failed operation said, shown as the reason while the job is held or stuck in stage-out."""
@@ -163,31 +126,19 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ended_at: Instant = NEVER
     exit_code: int = 0
     signal: int = 0
+    interruptions: Interruptions | None = None
+    """None, which most have: NO_INTERRUPTIONS."""
+
+    @property
+    def interrupted(self) -> Interruptions:
+        """The interruptions, NO_INTERRUPTIONS where there were none."""
+        return NO_INTERRUPTIONS if self.interruptions is None else self.interruptions
 
 
-# ---- what is known of a job beyond its Job record, from feature level 3 on: Job itself must not grow (law 12)
-
-
-class JobExtra(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """More of one job. Times are Instants, durations microseconds."""
-
-    held_because: str = ""
-    """The reason that is shown while the job is held by the system, in Slurm's form; it outlives the teardown."""
-    operation: str = ""
-    """The operation that failed last, for example `setup`."""
-    pre_run_failures: int = 0
-    """Failures of pre-run since somebody released the job last."""
-    requeues: int = 0
-    """How often the job was requeued (SLURM_RESTART_COUNT)."""
-    requeueing: bool = False
-    """The present run is being ended, or its results staged out, and the job waits again afterwards."""
-    suspended_at: Instant = NEVER
-    suspended_us: int = 0
-    """When the job was suspended, NEVER if it is not; and for how long in all before: its time limit stands still."""
-
-
-NO_EXTRA = JobExtra()
-"""What a job without a record is."""
+def interrupted(job: Job, **changes: Any) -> Interruptions | None:
+    """Return a job's interruptions with these fields changed, as its record keeps them."""
+    after = msgspec.structs.replace(job.interrupted, **changes)
+    return None if after == NO_INTERRUPTIONS else after
 
 
 # ---- systemComment: what went wrong in a job's life, a line each with the time, as Slurm keeps it

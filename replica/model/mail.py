@@ -13,8 +13,8 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
+from replica.model.requests import JobOptions
 from replica.values import Instant
 
 ALL = "all"

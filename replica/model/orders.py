@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from replica.model.buffers import Transfer
-from replica.model.job_options import CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
 from replica.model.provider import Provision
+from replica.model.requests import ArrayTask, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
 from replica.model.transfers import RateShares, TransferChoice, TransferRules
 
 
@@ -61,6 +61,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     gid: int = 0
     """The group that the job asked for; 0: its user's own."""
     options: JobOptions | None = None
+    array: ArrayTask | None = None
     special: SpecialTransfers | None = None
     """stage_in, stage_out with the native provider: what is to be moved beside `transfers`, and how."""
     rules: TransferRules | None = None

@@ -16,8 +16,7 @@ import immutables
 import msgspec
 
 from replica.model.accounts import check_name
-from replica.model.job_options import JobOptions
-from replica.model.jobs import Job
+from replica.model.requests import JobRequest
 from replica.values import (
     ACCOUNT_USERS_MAX,
     NODES_MAX,
@@ -123,8 +122,9 @@ class AnyNode:
         return 0
 
 
-def partition_gate(partitions: Partitions, job: Job, options: JobOptions) -> Verdict | None:
+def partition_gate(partitions: Partitions, request: JobRequest) -> Verdict | None:
     """Return why the partition keeps a pending job back, or None: one job and the records alone say it."""
+    options = request.asked
     name = options.partition
     if not partitions or not name:
         return None
@@ -137,16 +137,16 @@ def partition_gate(partitions: Partitions, job: Job, options: JobOptions) -> Ver
     if not state.starts_jobs:
         reason = Reason.PARTITION_DOWN if state is PartitionState.DOWN else Reason.PARTITION_INACTIVE
         return Verdict(reason, f"partition {name} is {state.name}, and starts no jobs", figures)
-    if not partition.admits(job.spec.user, options.account):
-        figures += (("user", job.spec.user), ("account", options.account))
+    if not partition.admits(request.user, options.account):
+        figures += (("user", request.user), ("account", options.account))
         return Verdict(Reason.PARTITION_CONFIG, f"partition {name} is for others now", figures)
     nodes, most = options.nodes, partition.max_nodes
     if nodes < partition.min_nodes or (most is not None and nodes > most):
         figures += (("nodes", str(nodes)), ("least", str(partition.min_nodes)))
         figures += () if most is None else (("most", str(most)),)
         return Verdict(Reason.PARTITION_NODE_LIMIT, f"partition {name} does not allow so many nodes", figures)
-    if partition.max_time_s and job.spec.time_limit_s > partition.max_time_s:
-        figures += (("time_limit_s", str(job.spec.time_limit_s)), ("most_s", str(partition.max_time_s)))
+    if partition.max_time_s and request.time_limit_s > partition.max_time_s:
+        figures += (("time_limit_s", str(request.time_limit_s)), ("most_s", str(partition.max_time_s)))
         return Verdict(Reason.PARTITION_TIME_LIMIT, f"partition {name} does not allow such a long time limit", figures)
     return None
 

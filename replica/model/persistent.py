@@ -8,19 +8,19 @@ from __future__ import annotations
 import msgspec
 
 from replica.model.buffers import HOLDING, Access, BufferState
-from replica.model.job_options import BufferOptions
+from replica.model.requests import BufferRequest
 from replica.values import NEVER, Instant
 
 PERSISTENT_STATES = frozenset({BufferState.ALLOCATING, BufferState.ALLOCATED, BufferState.DELETING})
 """The states of a persistent buffer that is there; a deleted one has no record any more."""
 
 
-def named_by(options: BufferOptions | None) -> frozenset[str]:
+def named_by(request: BufferRequest | None) -> frozenset[str]:
     """Return the names of the persistent buffers that a job creates, destroys or uses."""
-    if options is None:
+    if request is None:
         return frozenset()
     return frozenset(
-        (*(one.name for one in options.creates), *(one.name for one in options.destroys), *options.uses)
+        (*(one.name for one in request.creates), *(one.name for one in request.destroys), *request.uses)
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ import re
 import msgspec
 from msgspec.structs import replace
 
-from replica.model.job_options import BufferOptions
 from replica.model.operations import Stage
+from replica.model.requests import BufferRequest
 from replica.values import (
     MICROSECONDS_PER_SECOND,
     NEVER,
@@ -334,12 +334,12 @@ def choice_verb(stage: str, index: int, *, listed: bool) -> str:
     return f"{stage}:{'list' if listed else ''}{index}"
 
 
-def choices_of(options: BufferOptions | None, stage: str, count: int, *, listed: bool) -> tuple[TransferChoice, ...]:
+def choices_of(request: BufferRequest, stage: str, count: int, *, listed: bool) -> tuple[TransferChoice, ...]:
     """Return the choice for each of the `count` transfers of a stage; empty where there is none at all."""
-    if options is None or not any(option.startswith(stage + ":") for option in options.options):
+    if not any(option.startswith(stage + ":") for option in request.options):
         return ()
     chosen: dict[str, dict[str, str]] = {}
-    for option in options.options:
+    for option in request.options:
         verb, _, text = option.partition(" ")
         key, _, value = text.partition("=")
         chosen.setdefault(verb, {})[key] = value

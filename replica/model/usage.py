@@ -13,8 +13,8 @@ from typing import NamedTuple
 import immutables
 
 from replica.model.buffers import Buffer, BufferState
-from replica.model.job_options import JobOptions
 from replica.model.jobs import ENDED, Job, JobState
+from replica.model.requests import JobRequest
 from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
 UsageKey = tuple[str, str, str, str, str]
@@ -44,17 +44,15 @@ class SchedulingClass(NamedTuple):
         return bool(self.account or self.qos or self.licenses)
 
 
-def scheduling_class_of(job: Job, options: JobOptions | None) -> SchedulingClass | None:
+def scheduling_class_of(request: JobRequest) -> SchedulingClass | None:
     """Return the job's scheduling class; None for one without account, QOS, licences, reservation and partition."""
-    return None if options is None else scheduling_class_with(job.spec.user, options)
-
-
-def scheduling_class_with(user: str, options: JobOptions) -> SchedulingClass | None:
-    """Return the class of a job of the user with these options, as `scheduling_class_of`."""
+    options = request.options
+    if options is None:
+        return None
     account, qos, partition = options.account, options.qos, options.partition
     if not (account or qos or options.licenses or options.reservation or partition):
         return None
-    return SchedulingClass(user, account, qos, options.licenses, options.reservation, options.nodes, partition)
+    return SchedulingClass(request.user, account, qos, options.licenses, options.reservation, options.nodes, partition)
 
 
 def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
@@ -123,18 +121,18 @@ def holding_usage(
             yield ("minutes", "q", qos, "", name), minutes
 
 
-def usage_of(job: Job, buffer: Buffer | None, options: JobOptions | None) -> dict[UsageKey, int]:
+def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
     """Return what one job counts for now."""
-    scheduling_class = scheduling_class_of(job, options)
+    scheduling_class = scheduling_class_of(job.request)
     found: dict[UsageKey, int] = {}
     if scheduling_class is None:
         return found
     if job.state not in ENDED:
         found.update(submitted_usage(scheduling_class))
     if is_running(job, buffer):
-        found.update(running_usage(scheduling_class, job.spec.cpus))
+        found.update(running_usage(scheduling_class, job.request.cpus))
     if buffer is not None and buffer.held_bytes:
-        found.update(holding_usage(scheduling_class, buffer.pool, buffer.held_bytes, job.spec.time_limit_s))
+        found.update(holding_usage(scheduling_class, buffer.pool, buffer.held_bytes, job.request.time_limit_s))
     return {key: amount for key, amount in found.items() if amount}
 
 

@@ -9,8 +9,6 @@ from replica.messages import BURST_BUFFERS_WHOLE
 from replica.messages import events as e
 from replica.model import (
     NATIVE,
-    NO_EXTRA,
-    NO_OPTIONS,
     Buffer,
     BufferState,
     Hold,
@@ -34,20 +32,6 @@ PROVIDER = "burst_buffer/native"
 
 PROVIDER_SLACK_S = 60
 """What starting, ending and reporting the operations of a stage may take beside their own time, seconds."""
-
-_OPERATION_NAMES = {
-    Stage.STAGE_IN: "slurm_bb_data_in",
-    Stage.POST_RUN: "slurm_bb_post_run",
-    Stage.STAGE_OUT: "slurm_bb_data_out",
-    Stage.TEARDOWN: "teardown",
-}
-
-
-def failure_message(stage: Stage, message: str) -> str:
-    """Return the reason that a failed operation gives, in Slurm's form: `burst_buffer/native: slurm_bb_data_in:
-    MESSAGE`.
-    """
-    return f"{PROVIDER}: {_OPERATION_NAMES[stage]}: {message}"[:MESSAGE_CHARACTERS_MAX]
 
 
 def timeout_s(policy: Policy, stage: Stage) -> int:
@@ -136,24 +120,20 @@ def failed(
     failure = _failure(state, job, stage, operation, message, NEVER)
     events: list[e.Event] = [failure]
     if stage is Stage.STAGE_IN:
-        if isinstance(failure, e.StageOperationFailed) and teardown_on_failure(state.site):
+        if teardown_on_failure(state.site):
             why = failure.reason
             events += (*unwound(state, job), e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, why))
-            events.append(e.HeldBecause(job.id, why, failure.comment))
+            events.append(e.JobHeld(job.id, Hold.SYSTEM, why, failure.comment))
         elif job.hold is Hold.NONE:
             events.append(e.JobHeld(job.id, Hold.SYSTEM))
     return tuple(events)
 
 
-def _failure(
-    state: Facts, job: Job, stage: Stage, operation: str, message: str, retry_at: Instant
-) -> e.StageFailed | e.StageOperationFailed:
-    """Return the event of a failed operation. The first form is of the levels before operations had names."""
-    if state.feature_level < BURST_BUFFERS_WHOLE:
-        return e.StageFailed(job.id, stage, job.attempt, failure_message(stage, message), retry_at)
+def _failure(state: Facts, job: Job, stage: Stage, operation: str, message: str, retry_at: Instant) -> e.StageFailed:
+    """Return the event of a failed operation."""
     operation, provider = operation_of(stage, operation), state.site.provider
     reason, comment = failure_reason(provider, operation, message), failure_comment(provider, operation, message)
-    return e.StageOperationFailed(job.id, stage, operation, job.attempt, reason, comment, retry_at)
+    return e.StageFailed(job.id, stage, job.attempt, reason, retry_at, operation, comment)
 
 
 def pre_run_failed(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
@@ -167,20 +147,19 @@ def pre_run_failed(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
         e.PreRunFailed(job.id, reason, comment),
         e.TeardownStarted(job.id, job.attempt + 1, result, True, reason),
     ]
-    again = state.extras.get(job.id, NO_EXTRA).pre_run_failures < state.site.pre_run_requeues
-    may_requeue = state.options.get(job.id, NO_OPTIONS).requeue
+    again = job.interrupted.pre_run_failures < state.site.pre_run_requeues
+    may_requeue = job.request.asked.requeue
     if result is JobState.PENDING and not (again and may_requeue):
-        events.append(e.HeldBecause(job.id, reason, comment))
+        events.append(e.JobHeld(job.id, Hold.SYSTEM, reason, comment))
     return tuple(events)
 
 
 def _own_persistent(state: Facts, job: Job, wanted: BufferState) -> list[str]:
     """Return the persistent buffers that the job is creating or destroying and that are `wanted`."""
-    options = state.options.get(job.id)
-    if options is None or options.buffer is None:
+    asked = job.request.buffer
+    if asked is None:
         return []
-    created, destroyed = options.buffer.creates, options.buffer.destroys
-    names = dict.fromkeys((*(one.name for one in created), *(one.name for one in destroyed)))
+    names = dict.fromkeys((*(one.name for one in asked.creates), *(one.name for one in asked.destroys)))
     found = ((name, state.persistent.get(name)) for name in names)
     return [name for name, buffer in found if buffer is not None and (buffer.job, buffer.state) == (job.id, wanted)]
 
@@ -208,7 +187,7 @@ def succeeded(
         events: list[e.Event] = [e.StagedIn(job.id, files, size_bytes, digest)]
         events.extend(e.PersistentCreated(name, job.id) for name in _own_persistent(state, job, BufferState.ALLOCATING))
         events.extend(_deleted(state, job))
-        if not state.options.get(job.id, NO_OPTIONS).nodes:
+        if not job.request.asked.nodes:
             # It has nothing to run (-N0): what it was submitted for is done.
             events.append(e.TeardownStarted(job.id, job.attempt + 1, JobState.COMPLETED, True))
         return tuple(events)
@@ -234,17 +213,17 @@ def gone(state: Facts, job: Job) -> tuple[e.Event, ...]:
         events.append(e.JobRequeued(job.id))
         if job.cancelled:
             events.append(e.JobCancelled(job.id))
-        elif state.extras.get(job.id, NO_EXTRA).requeueing:
+        elif job.interrupted.requeueing:
             events.append(e.RunRequeued(job.id))
     return tuple(events)
 
 
 def _is_requeued(state: Facts, job: Job, result: JobState) -> bool:
     """Whether a job whose script has ended waits again: somebody said so, or its node failed and the site does."""
-    if state.extras.get(job.id, NO_EXTRA).requeueing:
+    if job.interrupted.requeueing:
         return True
     by_site = result is JobState.NODE_FAIL and state.site.requeue_on_node_fail
-    return by_site and state.options.get(job.id, NO_OPTIONS).requeue and state.feature_level >= BURST_BUFFERS_WHOLE
+    return by_site and job.request.asked.requeue and state.feature_level >= BURST_BUFFERS_WHOLE
 
 
 def script_ended(
@@ -272,7 +251,7 @@ def _run_ended_for_requeue(
     state: Facts, job: Job, buffer: Buffer | None, result: JobState, message: str
 ) -> tuple[e.Event, ...]:
     """Return what follows when the run of a requeued job has ended: as always up to the teardown, then it waits."""
-    asked = state.extras.get(job.id, NO_EXTRA).requeueing
+    asked = job.interrupted.requeueing
     events: list[e.Event] = [] if asked else [e.RequeueRequested(job.id, f"requeued after {result.name}")]
     if buffer is not None and job.state is JobState.CONFIGURING:
         # The script has not started, so there is nothing to stage out.

@@ -57,11 +57,11 @@ def with_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -
         allocated = isinstance(event, e.BufferAllocated)
         node = event.node if isinstance(event, e.BufferAllocated) else job.node
         full = not allocated and slots.get(stage, 0) >= state.policy.operations_per_stage_max
-        full = full or (stage in TRANSFERS and not may_begin(state, slots.begun, job.spec.user, node))
+        full = full or (stage in TRANSFERS and not may_begin(state, slots.begun, job.request.user, node))
         if full and state.feature_level >= BURST_BUFFERS_WHOLE:
             found.append(e.OperationQueued(job.id, stage))
         else:
-            slots.take(stage, job.spec.user, node)
+            slots.take(stage, job.request.user, node)
     return tuple(found)
 
 

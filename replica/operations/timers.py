@@ -38,9 +38,9 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     due: list[int] = []
     if job.state is JobState.PENDING:
         if job.eligible_at == NEVER:
-            due.append(job.spec.begin_at)
-        if job.spec.deadline != NEVER and not job.late:
-            due.append(job.spec.deadline - seconds(job.spec.time_limit_s) + 1)
+            due.append(job.request.begin_at)
+        if job.request.deadline != NEVER and not job.late:
+            due.append(job.request.deadline - seconds(job.request.time_limit_s) + 1)
     if buffer is not None and not _is_down(state, job):
         for instant in (
             job.retry_at,
@@ -55,9 +55,10 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
 def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tuple[e.Event, ...]:
     """Return what happens to the job at `at` by time alone: the first thing that is due, or nothing."""
     if job.state is JobState.PENDING:
-        if job.eligible_at == NEVER and job.spec.begin_at <= at:
+        if job.eligible_at == NEVER and job.request.begin_at <= at:
             return (e.JobBecameEligible(job.id),)
-        if job.spec.deadline != NEVER and not job.late and at + seconds(job.spec.time_limit_s) > job.spec.deadline:
+        deadline = job.request.deadline
+        if deadline != NEVER and not job.late and at + seconds(job.request.time_limit_s) > deadline:
             return (e.DeadlineMissed(job.id),)
     if buffer is None or _is_down(state, job):
         return ()
@@ -94,9 +95,9 @@ def _allocation_revoked(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant
     node = state.nodes.get(job.node)
     if node is not None and node.drained:
         return _AT_ONCE, f"node {job.node} is drained"
-    if node is not None and node.cpus < job.spec.cpus:
+    if node is not None and node.cpus < job.request.cpus:
         return _AT_ONCE, f"node {job.node} has only {node.cpus} CPUs now"
-    options = state.options.get(job.id) if state.partitions else None
+    options = job.request.options if state.partitions else None
     if options is not None and job.node:
         nodes = place_name(state.partitions, options.partition)
         # Of a partition that is no more, nobody can say which nodes it had: what is staged stays until one is named.

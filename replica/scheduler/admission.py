@@ -127,15 +127,13 @@ class SpaceRequest(NamedTuple):
     @property
     def queue(self) -> tuple[str, int, SchedulingClass | None]:
         """What it shares with those that gates treat alike."""
-        return self.pool, self.job.spec.cpus, self.scheduling_class
+        return self.pool, self.job.request.cpus, self.scheduling_class
 
 
 def space_request_of(state: State, job: Job, buffer: Buffer) -> SpaceRequest:
     """Return what a job that waits for space asks for."""
     size_bytes = buffer.granted_bytes
-    return SpaceRequest(
-        job, buffer.pool if size_bytes else "", size_bytes, scheduling_class_of(job, state.options.get(job.id))
-    )
+    return SpaceRequest(job, buffer.pool if size_bytes else "", size_bytes, scheduling_class_of(job.request))
 
 
 def available(current: PassState, request: SpaceRequest) -> int:
@@ -180,8 +178,8 @@ def limits_verdict(current: PassState, request: SpaceRequest) -> Verdict | None:
     if scheduling_class is None:
         return None
     return (
-        quotas.run_gate(scheduling_class, job.spec.cpus)
-        or quotas.space_gate(scheduling_class, request.pool, request.size_bytes, job.spec.time_limit_s)
+        quotas.run_gate(scheduling_class, job.request.cpus)
+        or quotas.space_gate(scheduling_class, request.pool, request.size_bytes, job.request.time_limit_s)
         or quotas.license_gate(scheduling_class)
     )
 
@@ -213,7 +211,7 @@ def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
         return SpaceDecision.LIMITED
     if current.slots.get(Stage.STAGE_IN, 0) >= policy.operations_per_stage_max:
         return SpaceDecision.STAGES_FULL
-    if request.job.spec.cpus > current.cpus_max_in(place_name(current.state.partitions, request.partition)):
+    if request.job.request.cpus > current.cpus_max_in(place_name(current.state.partitions, request.partition)):
         # Before it can become the reservation head: who cannot be placed must not keep others from the pool.
         return SpaceDecision.NO_NODE
     if request.size_bytes > usable_in(current.state, request.pool):
@@ -252,7 +250,7 @@ def note_decision(current: PassState, request: SpaceRequest, decision: SpaceDeci
         )
     elif decision is SpaceDecision.GIVEN:
         current.quotas.give_space(
-            request.scheduling_class, request.pool, request.size_bytes, request.job.spec.time_limit_s
+            request.scheduling_class, request.pool, request.size_bytes, request.job.request.time_limit_s
         )
     return head
 
@@ -316,14 +314,14 @@ class PlaceDecision(Enum):
 
 def nodes_of(state: Facts, job_id: int) -> str:
     """Return the nodes that a job may run on, as the `place_name` of its partition."""
-    options = state.options.get(job_id)
+    options = state.jobs[job_id].request.options
     return "" if options is None else place_name(state.partitions, options.partition)
 
 
 def place_decision(current: PassState, job: Job, buffer: Buffer | None) -> PlaceDecision:
     """Return the decision on the candidate: a job runs where its data is, or anywhere in its partition without data."""
-    state, cpus, place = current.state, job.spec.cpus, place_of(current.state, job)
-    if run_verdict(current, scheduling_class_of(job, state.options.get(job.id)), cpus) is not None:
+    state, cpus, place = current.state, job.request.cpus, place_of(current.state, job)
+    if run_verdict(current, scheduling_class_of(job.request), cpus) is not None:
         return PlaceDecision.LIMITED
     if buffer is None:
         nodes = nodes_of(state, job.id)
@@ -354,10 +352,10 @@ WAITS: frozenset[PlaceDecision] = frozenset({PlaceDecision.NOT_ENOUGH, PlaceDeci
 
 def place_verdict(current: PassState, job: Job, buffer: Buffer | None) -> Verdict:
     """Return the verdict on a candidate for CPUs when the pass reaches it."""
-    decision, cpus = place_decision(current, job, buffer), job.spec.cpus
+    decision, cpus = place_decision(current, job, buffer), job.request.cpus
     match decision:
         case PlaceDecision.LIMITED:
-            verdict = run_verdict(current, scheduling_class_of(job, current.state.options.get(job.id)), cpus)
+            verdict = run_verdict(current, scheduling_class_of(job.request), cpus)
             return verdict or Verdict(Reason.NONE, "nothing holds the job back")
         case PlaceDecision.RUNS:
             return Verdict(Reason.NONE, "nothing holds the job back")

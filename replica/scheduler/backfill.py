@@ -75,7 +75,7 @@ def run_until(job: Job, buffer: Buffer) -> int:
         return NOBODY_KNOWS if job.stuck else DRAINING
     # A job that has not started counts from its last step, not from now: else its end would move with every pass.
     since = job.started_at if job.started_at != NEVER else buffer.changed_at
-    return since + seconds(job.spec.time_limit_s)
+    return since + seconds(job.request.time_limit_s)
 
 
 def release_at(until: int, at: Instant, drain_us: int) -> int:
@@ -93,7 +93,7 @@ def expected_end(state: Facts, job: Job, pool: str, at: Instant) -> int:
     transfers of the pool took so far.
     """
     rates = rates_of(state.rates.get(pool), pool)
-    return release_at(at + rates.stage_in.mean_us + seconds(job.spec.time_limit_s), at, rates.drain_us)
+    return release_at(at + rates.stage_in.mean_us + seconds(job.request.time_limit_s), at, rates.drain_us)
 
 
 def start_of(releases: Iterable[tuple[int, int]], free_bytes: int, wanted_bytes: int) -> tuple[Instant, int]:

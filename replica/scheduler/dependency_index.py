@@ -98,7 +98,7 @@ class SingletonIndex:
         found = self._next_first(state, job_id)
         job = state.jobs.get(job_id)
         if job is not None:
-            found.add(_first(former, (job.spec.user, job.spec.name)))
+            found.add(_first(former, (job.request.user, job.request.name)))
         return {one for one in found if one in state.jobs}
 
 

@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 
 import msgspec
 
-from replica.model import ENDED, NO_TERMS, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
+from replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
 from replica.scheduler.admission import nodes_of, place_of, usable_in
 from replica.scheduler.backfill import NOBODY_KNOWS, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
 from replica.scheduler.gates import early_gate, waits_for_space
@@ -97,13 +97,13 @@ def _early(state: State, job: Job, at: Instant) -> list[Step]:
     if job.late:
         return [Step("limits", NEVER, "the job could no longer end before its deadline")]
     steps: list[Step] = []
-    if job.spec.begin_at > at:
-        steps.append(Step("begin_time", job.spec.begin_at, "its begin time"))
+    if job.request.begin_at > at:
+        steps.append(Step("begin_time", job.request.begin_at, "its begin time"))
     waits = _dependencies(state, job, at)
     if any(step.until == NEVER for step in waits):
         return [*steps, next(step for step in waits if step.until == NEVER)]
     steps += waits
-    options = state.options.get(job.id)
+    options = job.request.options
     reservation = None if options is None else state.reservations.get(options.reservation)
     if reservation is not None and not reservation.active:
         steps.append(Step("reservation", reservation.start_at, f"reservation {reservation.name} begins"))
@@ -117,7 +117,7 @@ def _early(state: State, job: Job, at: Instant) -> list[Step]:
 def _dependencies(state: State, job: Job, at: Instant) -> list[Step]:
     """Return until when the job waits for others: for all of them, or where one is enough for the first one."""
     found: list[Step] = []
-    for dependency in job.spec.dependencies:
+    for dependency in job.request.dependencies:
         other = state.jobs.get(dependency.job)
         if other is None or other.state in ENDED:
             continue
@@ -125,9 +125,9 @@ def _dependencies(state: State, job: Job, at: Instant) -> list[Step]:
             found.append(Step("dependency", NEVER, f"it waits for job {other.id}, which has not started"))
             continue
         pool = state.buffers[other.id].pool if other.id in state.buffers else ""
-        over_at = release_at(other.started_at + seconds(other.spec.time_limit_s), at, drain_us(state, pool))
+        over_at = release_at(other.started_at + seconds(other.request.time_limit_s), at, drain_us(state, pool))
         found.append(Step("dependency", Instant(over_at), f"job {other.id} is over at its time limit"))
-    if not state.terms.get(job.id, NO_TERMS).any_of:
+    if not job.request.asked.any_of:
         return found
     known = [step for step in found if step.until != NEVER]
     return [min(known, key=lambda step: step.until)] if known else found[:1]
@@ -190,7 +190,7 @@ def _space(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, a
             instant, given = heappop(releases)
             now, free = max(now, instant), free + given
         free -= wanted
-        heappush(releases, (now + stages_us + seconds(state.jobs[other].spec.time_limit_s) + drains_us, wanted))
+        heappush(releases, (now + stages_us + seconds(state.jobs[other].request.time_limit_s) + drains_us, wanted))
     return Step("space", Instant(now), f"{format_size(size_bytes)} of pool {pool.name} are free{before}")
 
 
@@ -203,7 +203,7 @@ def _reserved(
     until: int | None = None
     try:
         for other in (*ahead, job.id):
-            takes_us = moves_us + seconds(state.jobs[other].spec.time_limit_s)
+            takes_us = moves_us + seconds(state.jobs[other].request.time_limit_s)
             wanted = state.buffers[other].granted_bytes
             until = line.place(other, wanted, takes_us, asked_at if other == job.id else at)
     except TooManySteps:
@@ -215,7 +215,7 @@ def _reserved(
 
 def _stage_in(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
     """Return how long stage-in should take, µs, and why; None where nothing is staged in."""
-    if not buffer.request.stage_in:
+    if job.request.buffer is None or not job.request.buffer.stage_in:
         return None
     measured = rates_of(state.rates.get(buffer.pool), buffer.pool).stage_in
     if not measured.count:
@@ -245,17 +245,17 @@ def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
             (start_at, name)
             for name, line in nodes.items()
             if (name == bound if bound else is_in(state.partitions, partition, name))
-            and (start_at := line.start_of(other.spec.cpus, asked_at)) is not None
+            and (start_at := line.start_of(other.request.cpus, asked_at)) is not None
         ]
         if not starts:
             if other is not job:
                 continue
-            return Step("cpus", NEVER, f"no node that is up and may hold it has {job.spec.cpus} CPUs")
+            return Step("cpus", NEVER, f"no node that is up and may hold it has {job.request.cpus} CPUs")
         start_at, name = min(starts)
         if other is job:
             before = f"; {len(ahead)} jobs are before it" if ahead else ""
-            return Step("cpus", Instant(start_at), f"{job.spec.cpus} CPUs of node {name} are free{before}")
-        nodes[name].take(other.spec.cpus, start_at, start_at + seconds(other.spec.time_limit_s))
+            return Step("cpus", Instant(start_at), f"{job.request.cpus} CPUs of node {name} are free{before}")
+        nodes[name].take(other.request.cpus, start_at, start_at + seconds(other.request.time_limit_s))
     raise AssertionError("the job itself is the last one")
 
 
@@ -272,8 +272,8 @@ class _NodeTimeline:
             job, buffer = state.jobs[other], state.buffers.get(other)
             if takes_cpus(job, buffer):
                 since = job.started_at if job.started_at != NEVER else state.at
-                self.free -= job.spec.cpus
-                self.ends.append((max(state.at, since + seconds(job.spec.time_limit_s)), job.spec.cpus))
+                self.free -= job.request.cpus
+                self.ends.append((max(state.at, since + seconds(job.request.time_limit_s)), job.request.cpus))
         self.ends.sort()
 
     def start_of(self, cpus: int, asked_at: int) -> int | None:

@@ -13,8 +13,6 @@ import immutables
 
 from replica.model import (
     ENDED,
-    NO_EXTRA,
-    NO_TERMS,
     Buffer,
     BufferState,
     Dependency,
@@ -34,15 +32,15 @@ from replica.values import NEVER, Reason, Verdict
 
 def early_gate(state: State, job: Job) -> Verdict | None:
     """Return the first gate before the burst buffer that keeps a pending job back, or None."""
-    options = state.options.get(job.id)
+    options = job.request.options
     early = _hold(state, job) or _deadline(job) or _begin(job)
     if early is None and options is not None:
-        early = partition_gate(state.partitions, job, options)
+        early = partition_gate(state.partitions, job.request)
     early = early or _dependency(state, job)
     if early is not None or options is None:
         return early
     buffer = state.buffers.get(job.id)
-    return _reservation(state, job, options) or class_gate(state, job, buffer, options)
+    return _reservation(state, job, options) or class_gate(state, job, buffer)
 
 
 def _reservation(state: Facts, job: Job, options: JobOptions) -> Verdict | None:
@@ -53,7 +51,7 @@ def _reservation(state: Facts, job: Job, options: JobOptions) -> Verdict | None:
     reservation = state.reservations.get(name)
     if reservation is None:
         return Verdict(Reason.RESERVATION_DELETED, f"reservation {name} is no more; submit the job without it", figures)
-    if not reservation.admits(job.spec.user, options.account):
+    if not reservation.admits(job.request.user, options.account):
         return Verdict(Reason.RESERVATION, f"reservation {name} is for others now", figures)
     if reservation.active:
         return None
@@ -64,7 +62,7 @@ def _reservation(state: Facts, job: Job, options: JobOptions) -> Verdict | None:
 def _hold(state: State, job: Job) -> Verdict | None:
     if job.hold is Hold.NONE:
         return None
-    because = state.extras.get(job.id, NO_EXTRA).held_because
+    because = job.interrupted.held_because
     if because:
         return Verdict(because, "an operation failed; release the job to try again, or cancel it", ())
     if job.stuck and job.message:
@@ -80,24 +78,27 @@ def _hold(state: State, job: Job) -> Verdict | None:
 def _deadline(job: Job) -> Verdict | None:
     if not job.late:
         return None
-    figures = (("deadline_us", str(job.spec.deadline)),)
+    figures = (("deadline_us", str(job.request.deadline)),)
     return Verdict(Reason.DEADLINE, "the job could no longer end before its deadline", figures)
 
 
 def _begin(job: Job) -> Verdict | None:
     if job.eligible_at != NEVER:
         return None
-    return Verdict(Reason.BEGIN_TIME, "the job's begin time has not come", (("begin_at_us", str(job.spec.begin_at)),))
+    figures = (("begin_at_us", str(job.request.begin_at)),)
+    return Verdict(Reason.BEGIN_TIME, "the job's begin time has not come", figures)
 
 
 def _dependency(state: Facts, job: Job) -> Verdict | None:
-    if not job.spec.dependencies and job.id not in state.options:
+    request = job.request
+    options = request.asked
+    if not request.dependencies and not options.singleton:
         return None
-    any_of = state.terms.get(job.id, NO_TERMS).any_of
+    any_of = options.any_of
     unmet: list[str] = []
     never: list[str] = []
-    for dependency in job.spec.dependencies:
-        met = dependency_met(state, dependency, job.has_buffer)
+    for dependency in request.dependencies:
+        met = dependency_met(state, dependency, request.buffer is not None)
         if met and any_of:
             return None
         if not met:
@@ -105,7 +106,7 @@ def _dependency(state: Facts, job: Job) -> Verdict | None:
     earlier = _earlier_of_its_name(state, job)
     if earlier:
         unmet.append(f"singleton:{earlier}")
-    elif any_of and job.id in state.options and state.options[job.id].singleton:
+    elif any_of and options.singleton:
         return None
     if never and not (any_of and unmet):
         name = "?".join(never) if any_of else never[0]
@@ -118,11 +119,11 @@ def _dependency(state: Facts, job: Job) -> Verdict | None:
 
 def _earlier_of_its_name(state: Facts, job: Job) -> int:
     """Return the first job of the same user and name that a `singleton` job waits for; 0 for none."""
-    options = state.options.get(job.id)
+    options = job.request.options
     if options is None or not options.singleton:
         return 0
-    names = state.named.get(job.spec.user)
-    group = None if names is None else names.get(job.spec.name)
+    names = state.named.get(job.request.user)
+    group = None if names is None else names.get(job.request.name)
     first = job.id if group is None else first_of(group)
     return first if first < job.id else 0
 
@@ -233,5 +234,5 @@ def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
 
 def reservation_of(state: State, job_id: int) -> str:
     """Return the reservation that a job is of, or empty."""
-    options = state.options.get(job_id)
+    options = state.jobs[job_id].request.options
     return "" if options is None else options.reservation

@@ -52,6 +52,7 @@ class Touches(Enum):
     JOB_AND_NAME = auto()
     """Its job, and who is or was the first of the job's name."""
     TASKS = auto()
+    """Its job, or the tasks of its array."""
     NODE = auto()
     """Its node, the jobs on it, and those that it names."""
     POOL = auto()
@@ -64,7 +65,7 @@ class Touches(Enum):
 
 TOUCHES: dict[type[e.Event], Touches] = {
     e.JobUpdated: Touches.JOB_AND_NAME,
-    e.ArraySubmitted: Touches.TASKS,
+    e.JobSubmitted: Touches.TASKS,
     e.NodeRegistered: Touches.NODE,
     e.NodeDrained: Touches.NODE,
     e.NodeResumed: Touches.NODE,

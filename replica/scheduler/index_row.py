@@ -17,7 +17,6 @@ from replica.model import (
     BufferState,
     DependencyKind,
     Job,
-    JobOptions,
     JobState,
     SchedulingClass,
     is_active,
@@ -33,7 +32,7 @@ from replica.operations import due_at
 from replica.scheduler.admission import nodes_of, place_of, usable_in
 from replica.scheduler.backfill import run_until
 from replica.scheduler.gates import depended_on, early_gate, reservation_of, waits_for_space
-from replica.scheduler.persistent import persistent_options
+from replica.scheduler.persistent import persistent_request
 from replica.scheduler.preemption import PreemptionCandidate, preemption_candidate
 from replica.state import State, is_finished
 from replica.values import NEVER, Instant, SortedKeys
@@ -108,23 +107,23 @@ GONE_ROW = IndexRow(milestone=Milestone.GONE)
 
 def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Queue, Queue]) -> IndexRow:
     """Return the row of a job that is not over; `queue_names` has the one name of each queue, which its rows share."""
-    spec, options = job.spec, state.options.get(job.id)
+    request = job.request
     queue: Queue | None = None
     key: Key | None = None
     if job.state is JobState.PENDING and early_gate(state, job) is None:
-        place, scheduling_class = place_of(state, job), scheduling_class_of(job, options)
+        place, scheduling_class = place_of(state, job), scheduling_class_of(request)
         if buffer is None:
-            queue, key = ("any", nodes_of(state, job.id), spec.cpus, scheduling_class), (*place, spec.cpus)
+            queue, key = ("any", nodes_of(state, job.id), request.cpus, scheduling_class), (*place, request.cpus)
         elif buffer.state is BufferState.STAGED_IN:
-            queue, key = ("node", job.node, 0, scheduling_class), (*place, spec.cpus)
+            queue, key = ("node", job.node, 0, scheduling_class), (*place, request.cpus)
         elif waits_for_space(job, buffer):
             size_bytes = buffer.granted_bytes
             pool = buffer.pool if size_bytes else ""
-            queue, key = ("space", pool, spec.cpus, scheduling_class), (*place, size_bytes)
+            queue, key = ("space", pool, request.cpus, scheduling_class), (*place, size_bytes)
             if size_bytes > usable_in(state, pool):
                 # Nobody gives it so much, so no pass checks it until its pool has grown.
                 queue = ("large", pool, 0, None)
-            if persistent_options(state, job.id) is not None:
+            if persistent_request(job) is not None:
                 queue, key = ("persistent", "", 0, None), (*place, 0)
     if queue is not None:
         queue = queue_names.setdefault(queue, queue)
@@ -133,11 +132,11 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
         queue,
         key,
         job.node,
-        spec.cpus if takes_cpus(job, buffer) else 0,
+        request.cpus if takes_cpus(job, buffer) else 0,
         due_at(state, job, buffer),
         (buffer.pool, (run_until(job, buffer), buffer.granted_bytes, job.id)) if holds and buffer is not None else None,
         _milestone(job, is_finished(job, buffer)),
-        _rare_fields(state, job, buffer, options, queued=queue is not None),
+        _rare_fields(state, job, buffer, queued=queue is not None),
     )
 
 
@@ -151,26 +150,27 @@ def _milestone(job: Job, finished: bool) -> int:
     return 0 if job.state in (JobState.PENDING, JobState.CONFIGURING) else Milestone.STARTED
 
 
-def _rare_fields(
-    state: State, job: Job, buffer: Buffer | None, options: JobOptions | None, *, queued: bool
-) -> RareFields:
-    if options is None and not job.spec.dependencies and (buffer is None or buffer.state is BufferState.PENDING):
+def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool) -> RareFields:
+    request = job.request
+    options, task = request.options, request.array
+    plain = options is None and task is None and not request.dependencies
+    if plain and (buffer is None or buffer.state is BufferState.PENDING):
         return NO_RARE  # no array, no operation, nothing that could be taken from it
     array = 0
-    if queued and is_gated(options, job.has_buffer) and is_waiting(job, buffer) and options is not None:
-        array = options.array_job
+    if queued and task is not None and is_gated(request) and is_waiting(job, buffer):
+        array = task.job
     stage, reservation = waits_for_slot(job, buffer), reservation_of(state, job.id)
-    active_of = options.array_job if options is not None and is_active(job, buffer) else 0
+    active_of = task.job if task is not None and is_active(job, buffer) else 0
     singleton = options is not None and options.singleton and job.state is JobState.PENDING
     candidate = preemption_candidate(state, job, buffer)
     found = RareFields(
-        _waits_for(state, job) if job.spec.dependencies else (),
-        (job.spec.user, job.spec.name) if singleton else None,
+        _waits_for(state, job) if request.dependencies else (),
+        (request.user, request.name) if singleton else None,
         (reservation, job.id) if reservation else None,
         array,
         active_of,
         active_of > 0 and is_ahead(job, buffer),
-        None if stage is None or buffer is None else ((int(stage), job.spec.user), queue_place(job, buffer)),
+        None if stage is None or buffer is None else ((int(stage), request.user), queue_place(job, buffer)),
         None if candidate is None or buffer is None else (buffer.pool, candidate),
     )
     return NO_RARE if found == NO_RARE else found
@@ -179,7 +179,7 @@ def _rare_fields(
 def _waits_for(state: State, job: Job) -> tuple[tuple[int, int], ...]:
     awaited = (
         (other, _awaited(dependency.kind.of_one, job))
-        for dependency in job.spec.dependencies
+        for dependency in job.request.dependencies
         for other in depended_on(state, dependency)
     )
     return tuple(sorted(set(awaited)))
@@ -191,7 +191,7 @@ def _awaited(kind: DependencyKind, waiter: Job) -> int:
         return Milestone.STARTED
     if kind is DependencyKind.AFTER_BURST_BUFFER:
         return Milestone.FINISHED
-    return Milestone.ENDED if waiter.has_buffer else Milestone.RESULT
+    return Milestone.ENDED if waiter.request.buffer is not None else Milestone.RESULT
 
 
 class SmallIndex(Protocol):

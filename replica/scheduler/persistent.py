@@ -20,9 +20,10 @@ from replica.messages import events as e
 from replica.model import (
     CREATE_ERROR,
     Buffer,
-    BufferOptions,
+    BufferRequest,
     BufferState,
     CreatePersistent,
+    Hold,
     Job,
     Pool,
     Stage,
@@ -74,18 +75,17 @@ class PersistentDecision(msgspec.Struct, frozen=True):
     """The pool whose reservation head it becomes, and what it asks of it."""
 
 
-def persistent_options(state: Facts, job_id: int) -> BufferOptions | None:
-    """Return the options of a job that creates, destroys or uses persistent buffers, None for any other."""
-    options = state.options.get(job_id)
-    buffer = None if options is None else options.buffer
-    return buffer if buffer is not None and (buffer.creates or buffer.destroys or buffer.uses) else None
+def persistent_request(job: Job) -> BufferRequest | None:
+    """Return what a job asks of buffers that creates, destroys or uses persistent ones, None for any other."""
+    asked = job.request.buffer
+    return asked if asked is not None and (asked.creates or asked.destroys or asked.uses) else None
 
 
 def serve_persistent(
-    current: PersistentPassState, job: Job, buffer: Buffer, options: BufferOptions
+    current: PersistentPassState, job: Job, buffer: Buffer, asked: BufferRequest
 ) -> PersistentDecision:
     """Decide on the job, and note in the pass what follows; its node's use is for the caller to note."""
-    decision = persistent_decision(current, job, buffer, options)
+    decision = persistent_decision(current, job, buffer, asked)
     current.persistent_checked += 1
     current.events.extend(with_slots(current.state, current.slots, decision.events))
     if decision.head_of is not None:
@@ -93,14 +93,14 @@ def serve_persistent(
         current.heads[pool] = current.head_of(job, pool, size_bytes, current.free_in(pool))
     if decision.node:
         request = space_request_of(current.state, job, buffer)
-        current.quotas.give_space(request.scheduling_class, request.pool, request.size_bytes, job.spec.time_limit_s)
+        current.quotas.give_space(request.scheduling_class, request.pool, request.size_bytes, job.request.time_limit_s)
         for pool, size_bytes in decision.needs:
             current.held[pool] = current.held.get(pool, 0) + size_bytes
     return decision
 
 
 def persistent_decision(
-    current: PersistentPassState, job: Job, buffer: Buffer, options: BufferOptions
+    current: PersistentPassState, job: Job, buffer: Buffer, asked: BufferRequest
 ) -> PersistentDecision:
     """Return the decision on the job when the pass reaches it. It changes nothing."""
     state = current.state
@@ -115,13 +115,13 @@ def persistent_decision(
         return _waits(f"{under_way} stage-ins are under way, and no more may be")
     if current.is_full:
         return _waits("the job may have its space in the next pass")
-    refused = _refused(state, job, options)
+    refused = _refused(state, job, asked)
     if refused is not None:
         return PersistentDecision(Verdict(refused.reason, refused.comment), (refused,))
-    sentence = _waits_for_names(current, job, options)
+    sentence = _waits_for_names(current, job, asked)
     if sentence:
         return _waits(sentence)
-    creates = [_reserved(state, job, create) for create in options.creates if create.name not in state.persistent]
+    creates = [_reserved(state, job, create) for create in asked.creates if create.name not in state.persistent]
     needs: dict[str, int] = {buffer.pool: buffer.granted_bytes} if buffer.granted_bytes else {}
     if len(state.persistent) + len(creates) + _reserved_in_this_pass(current) > PERSISTENT_BUFFERS_MAX:
         return _waits(f"there are {len(state.persistent)} persistent buffers, and no more may be")
@@ -129,7 +129,7 @@ def persistent_decision(
         if reserved is None:
             return _waits("there is no such pool for a persistent buffer that the job creates")
         needs[reserved.pool] = needs.get(reserved.pool, 0) + reserved.granted_bytes
-    node = _node(current, job, options)
+    node = _node(current, job, asked)
     if isinstance(node, Verdict):
         return PersistentDecision(node)
     for pool, needed in sorted(needs.items()):
@@ -149,7 +149,7 @@ def persistent_decision(
     events.extend(msgspec.structs.replace(reserved, node=node) for reserved in creates if reserved is not None)
     events.extend(
         e.PersistentDeletionStarted(destroy.name, job.id, destroy.hurry)
-        for destroy in options.destroys
+        for destroy in asked.destroys
         if destroy.name in state.persistent
     )
     verdict = _waits("the job may have its space now").verdict
@@ -160,18 +160,18 @@ def _waits(sentence: str) -> PersistentDecision:
     return PersistentDecision(Verdict(Reason.BURST_BUFFER_RESOURCES, sentence))
 
 
-def _refused(state: Facts, job: Job, options: BufferOptions) -> e.HeldBecause | None:
+def _refused(state: Facts, job: Job, asked: BufferRequest) -> e.JobHeld | None:
     """Return the failure that no waiting can cure: another user's name, or another user's buffer to destroy."""
-    for create in options.creates:
+    for create in asked.creates:
         known = state.persistent.get(create.name)
-        if known is not None and known.user != job.spec.user:
-            return e.HeldBecause(job.id, CREATE_ERROR, duplicate_name(state.site.provider))
-    asked = state.options[job.id]
-    for destroy in options.destroys:
+        if known is not None and known.user != job.request.user:
+            return e.JobHeld(job.id, Hold.SYSTEM, CREATE_ERROR, duplicate_name(state.site.provider))
+    by_operator = job.request.asked.by_operator
+    for destroy in asked.destroys:
         known = state.persistent.get(destroy.name)
-        if known is not None and known.user != job.spec.user and not asked.by_operator:
+        if known is not None and known.user != job.request.user and not by_operator:
             denied = delete_denied(state.site.provider, destroy.name)
-            return e.HeldBecause(job.id, denied, denied)
+            return e.JobHeld(job.id, Hold.SYSTEM, denied, denied)
     return None
 
 
@@ -185,19 +185,19 @@ def _given_in_this_pass(current: PersistentPassState) -> Iterator[str]:
             yield event.name
 
 
-def _waits_for_names(current: PersistentPassState, job: Job, options: BufferOptions) -> str:
+def _waits_for_names(current: PersistentPassState, job: Job, asked: BufferRequest) -> str:
     """Return why a persistent buffer keeps the job back, empty if none does."""
     state, moving = current.state, set(_given_in_this_pass(current))
-    own = {create.name for create in options.creates}
-    for name in (*own, *(destroy.name for destroy in options.destroys), *options.uses):
+    own = {create.name for create in asked.creates}
+    for name in (*own, *(destroy.name for destroy in asked.destroys), *asked.uses):
         known = state.persistent.get(name)
         if name in moving or (known is not None and known.state is not BufferState.ALLOCATED):
             word = "coming or going" if known is None or name in moving else known.state.word
             return f"the persistent buffer {name} is {word}"
-    for name in options.uses:
+    for name in asked.uses:
         if name not in own and name not in state.persistent:
             return f"there is no persistent buffer {name} yet"
-    for destroy in options.destroys:
+    for destroy in asked.destroys:
         using = len(state.using.get(destroy.name, ()))
         starting = sum(
             isinstance(event, e.BufferAllocated) and _uses(state, event.job, destroy.name) for event in current.events
@@ -208,8 +208,8 @@ def _waits_for_names(current: PersistentPassState, job: Job, options: BufferOpti
 
 
 def _uses(state: Facts, job_id: int, name: str) -> bool:
-    options = persistent_options(state, job_id)
-    return options is not None and name in options.uses
+    asked = persistent_request(state.jobs[job_id])
+    return asked is not None and name in asked.uses
 
 
 def _reserved(state: Facts, job: Job, create: CreatePersistent) -> e.PersistentReserved | None:
@@ -219,8 +219,8 @@ def _reserved(state: Facts, job: Job, create: CreatePersistent) -> e.PersistentR
     return e.PersistentReserved(
         name=create.name,
         job=job.id,
-        user=job.spec.user,
-        gid=state.options[job.id].gid,
+        user=job.request.user,
+        gid=job.request.asked.gid,
         pool=pool.name,
         granted_bytes=round_up(create.capacity_bytes, pool.granularity_bytes),
         access=create.access,
@@ -235,12 +235,12 @@ def _pool(state: Facts, name: str) -> Pool | None:
     return next((pool for pool in state.pools.values() if pool.is_default), None)
 
 
-def _node(current: PersistentPassState, job: Job, options: BufferOptions) -> str | Verdict:
+def _node(current: PersistentPassState, job: Job, asked: BufferRequest) -> str | Verdict:
     """Return the node whose agent does the work, or why there is none. Native buffers are where they were made."""
-    state, cpus = current.state, job.spec.cpus
+    state, cpus = current.state, job.request.cpus
     places: dict[str, str] = {}
     if state.site.provider == "native":
-        for name in (*options.uses, *(destroy.name for destroy in options.destroys)):
+        for name in (*asked.uses, *(destroy.name for destroy in asked.destroys)):
             known = state.persistent.get(name)
             if known is not None:
                 places.setdefault(known.node, name)

@@ -19,7 +19,7 @@ from replica.scheduler.priority import rules_of
 from replica.state import State
 from replica.values import REVOKED_PER_PASS_MAX, Instant, seconds
 
-EVENTS_PER_PREEMPTION = 4
+EVENTS_PER_PREEMPTION = 3
 
 PreemptionCandidate = tuple[int, int, int]
 """Job whose buffer may be taken back: what it is sorted by, negated, its number, negated, and its size, bytes: the
@@ -33,10 +33,10 @@ def preemption_candidate(state: State, job: Job, buffer: Buffer | None) -> Preem
         return None
     if state.feature_level < BURST_BUFFERS_WHOLE or job.stuck or job.retry_at or job.hold is Hold.SYSTEM:
         return None
-    if state.revocations.get(job.id, 0) >= rules_of(state).revocations_max:
+    if job.interrupted.revocations >= rules_of(state).revocations_max:
         return None
-    options = state.options.get(job.id)
-    if options is not None and options.buffer is not None and (options.buffer.creates or options.buffer.destroys):
+    asked = job.request.buffer
+    if asked is not None and (asked.creates or asked.destroys):
         return None
     if buffer.state is not BufferState.STAGED_IN and (
         buffer.state is not BufferState.STAGING_IN or early_gate(state, job) is None
@@ -64,7 +64,7 @@ def preempted_for(
     if wanted <= 0 or not rules.revocations_max or state.feature_level < BURST_BUFFERS_WHOLE:
         return ()
     nodes = place_name(state.partitions, request.partition)
-    if current.any_node.first_in(nodes) or not current.has_node_for(request.job.spec.cpus, place, nodes):
+    if current.any_node.first_in(nodes) or not current.has_node_for(request.job.request.cpus, place, nodes):
         return ()
     found = _enough(current.state, rules, current.at, place, candidates, wanted, frozenset(done))
     return found if len(found) * EVENTS_PER_PREEMPTION <= room else ()
@@ -106,7 +106,6 @@ def preemption_events(state: State, job_id: int, beneficiary: int) -> tuple[e.Ev
     job = state.jobs[job_id]
     reason = f"job {beneficiary} should start sooner, and this one did not start"
     return (
-        e.RevokedFor(job_id, beneficiary),
-        e.AllocationRevoked(job_id, job.attempt, reason),
+        e.AllocationRevoked(job_id, job.attempt, reason, beneficiary),
         e.TeardownStarted(job_id, job.attempt + 1, JobState.PENDING, True, reason),
     )

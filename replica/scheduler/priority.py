@@ -22,8 +22,8 @@ def effective_priority(state: Facts, job: Job, buffer: Buffer | None) -> int:
     Slurm weighs the size as a share of all there is; here it is points for each GiB, so that a pool that is resized
     reorders nobody.
     """
-    priority = job.priority
-    options = state.options.get(job.id)
+    priority = job.request.priority
+    options = job.request.options
     if options is not None:
         priority -= options.nice
         qos = state.qos.get(options.qos) if options.qos else None
@@ -36,7 +36,7 @@ def effective_priority(state: Facts, job: Job, buffer: Buffer | None) -> int:
 
 def order_of(state: Facts, job: Job, buffer: Buffer | None) -> int:
     """Return what jobs are sorted by, smallest first, before their number."""
-    options = state.options.get(job.id)
+    options = job.request.options
     if options is not None and options.reservation:
         reservation = state.reservations.get(options.reservation)
         if reservation is not None and reservation.active:

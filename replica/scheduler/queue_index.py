@@ -110,8 +110,7 @@ class ArrayIndex:
             queued: dict[Key, Queue] = {}
             if waiting is not None:
                 job = state.jobs[waiting.first[1]]
-                throttle = state.options[job.id].array_throttle
-                room = self.usage_of(array).room(throttle, job.has_buffer, state.site.array_stage_count)
+                room = self.usage_of(array).room(job.request, state.site.array_stage_count)
                 for key in islice(waiting, room):
                     queue = self._rows[key[1]].queue
                     assert queue is not None
@@ -142,8 +141,8 @@ class ArrayIndex:
         if not row.rare.array or row.key is None:
             return None
         before = self._waiting[row.rare.array].rank(row.key)
-        throttle, stage_count = state.options[job_id].array_throttle, state.site.array_stage_count
-        return self.usage_of(row.rare.array).verdict(throttle, state.jobs[job_id].has_buffer, stage_count, before)
+        request, stage_count = state.jobs[job_id].request, state.site.array_stage_count
+        return self.usage_of(row.rare.array).verdict(request, stage_count, before)
 
     def between(self, low: int, high: int) -> set[int]:
         """Return the waiting tasks that ask for more than `low` and at most `high`, be it of a pool or CPUs."""

@@ -16,7 +16,6 @@ from replica.model import (
     QOS_REASONS,
     Buffer,
     Job,
-    JobOptions,
     Limit,
     LimitKind,
     Qos,
@@ -73,11 +72,11 @@ class Over(NamedTuple):
         return Verdict(self.scope.reason(self.limit.kind), f"{self.scope.words} {what}", figures)
 
 
-def class_gate(state: Facts, job: Job, buffer: Buffer | None, options: JobOptions | None) -> Verdict | None:
+def class_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
     """Return why the records of account and QOS alone keep a job back, or None. Space is asked for only once: what
     a job holds already was allowed.
     """
-    scheduling_class = scheduling_class_of(job, options)
+    scheduling_class = scheduling_class_of(job.request)
     if scheduling_class is None:
         return None
     user, account, qos = scheduling_class.user, scheduling_class.account, scheduling_class.qos
@@ -94,7 +93,7 @@ def class_gate(state: Facts, job: Job, buffer: Buffer | None, options: JobOption
     if buffer is not None and buffer.held_bytes:
         return None
     pool, size = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
-    over = alone_over(state, scheduling_class, pool, size, job.spec.time_limit_s, job.spec.cpus)
+    over = alone_over(state, scheduling_class, pool, size, job.request.time_limit_s, job.request.cpus)
     return None if over is None else over.verdict
 
 

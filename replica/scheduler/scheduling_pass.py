@@ -34,7 +34,7 @@ from replica.scheduler.gates import reservation_of, still, waits_for_space
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.index_row import Group, Key, Queue
 from replica.scheduler.node_index import NodeUse
-from replica.scheduler.persistent import persistent_decision, persistent_options, serve_persistent
+from replica.scheduler.persistent import persistent_decision, persistent_request, serve_persistent
 from replica.scheduler.preemption import preempted_for, preemption_events
 from replica.scheduler.quotas import QuotaCheck
 from replica.values import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX, NEVER, Instant, Verdict
@@ -180,10 +180,10 @@ class SchedulingPass:
                 continue
             verdict = self.index.gate_verdict(job_id)
             if verdict is None:
-                options = persistent_options(self.state, job_id)
+                asked = persistent_request(job)
                 waits = buffer is not None and waits_for_space(job, buffer)
-                if options is not None and waits and buffer is not None:
-                    self.verdicts[job_id] = persistent_decision(self, job, buffer, options).verdict
+                if asked is not None and waits and buffer is not None:
+                    self.verdicts[job_id] = persistent_decision(self, job, buffer, asked).verdict
                     continue
                 verdict = space_verdict(self, job, buffer) if waits and buffer else place_verdict(self, job, buffer)
             self.verdicts[job_id] = verdict
@@ -319,7 +319,7 @@ class SchedulingPass:
             self._preempt_for(request)
         if decision is SpaceDecision.GIVEN:
             counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
-            node = self.fewest_jobs(job.spec.cpus, nodes_of(self.state, job_id))
+            node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job_id))
             cpus, cpus_free, jobs = self.index.nodes.up[node]
             self._give(node, (cpus, cpus_free, jobs + 1))
             self.held[pool] = self.held.get(pool, 0) + size_bytes
@@ -345,13 +345,10 @@ class SchedulingPass:
 
     def _reserve_persistent(self, job_id: int) -> _Follows:
         """As `_reserve`, for a job that creates, destroys or uses persistent buffers."""
-        job, buffer, options = (
-            self.state.jobs[job_id],
-            self.state.buffers[job_id],
-            persistent_options(self.state, job_id),
-        )
-        assert options is not None
-        decision = serve_persistent(self, job, buffer, options)
+        job, buffer = self.state.jobs[job_id], self.state.buffers[job_id]
+        asked = persistent_request(job)
+        assert asked is not None
+        decision = serve_persistent(self, job, buffer, asked)
         if decision.node:
             cpus, cpus_free, jobs = self.index.nodes.up[decision.node]
             self._give(decision.node, (cpus, cpus_free, jobs + 1))

@@ -95,23 +95,21 @@ def derive(state: State) -> State:
         if stage is not None:
             operations[int(stage)] = operations.get(int(stage), 0) + 1
         if stage in TRANSFERS:
-            for counted in counted_under(job.spec.user, job.node):
+            for counted in counted_under(job.request.user, job.node):
                 moving[counted] = moving.get(counted, 0) + 1
         if job.state not in ENDED:
-            named.setdefault(job.spec.user, {}).setdefault(job.spec.name, {})[job_id] = True
+            named.setdefault(job.request.user, {}).setdefault(job.request.name, {})[job_id] = True
     arrays: dict[int, dict[int, int]] = {}
-    for job_id, options in state.options.items():
-        if options.array_job:
-            arrays.setdefault(options.array_job, {})[options.array_task] = job_id
     use: dict[UsageKey, int] = {}
-    for job_id, options in state.options.items():
-        for key, amount in usage_of(state.jobs[job_id], state.buffers.get(job_id), options).items():
-            use[key] = use.get(key, 0) + amount
     using: dict[str, dict[int, bool]] = {}
-    for job_id, options in state.options.items():
-        own = state.buffers.get(job_id)
-        if options.buffer is not None and own is not None and own.state in HOLDING:
-            for name in options.buffer.uses:
+    for job_id, job in state.jobs.items():
+        request, own = job.request, state.buffers.get(job_id)
+        if request.array is not None:
+            arrays.setdefault(request.array.job, {})[request.array.task] = job_id
+        for key, amount in usage_of(job, own).items():
+            use[key] = use.get(key, 0) + amount
+        if request.buffer is not None and own is not None and own.state in HOLDING:
+            for name in request.buffer.uses:
                 using.setdefault(name, {})[job_id] = True
     return msgspec.structs.replace(
         state,

@@ -22,9 +22,6 @@ from replica.model import (
     Consumed,
     IllegalTransition,
     Job,
-    JobExtra,
-    JobOptions,
-    JobTerms,
     JobTransfers,
     License,
     Mail,
@@ -87,7 +84,6 @@ class Draft:
     reservations: immutables.Map[str, Reservation]
     scheduling_rules: immutables.Map[str, SchedulingRules]
     rates: immutables.Map[str, Rates]
-    revocations: immutables.Map[int, int]
     mails: immutables.Map[str, Mail]
     partitions: immutables.Map[str, Partition]
     consumed: Consumed
@@ -96,9 +92,6 @@ class Draft:
     jobs: immutables.MapMutation[int, Job]
     buffers: immutables.MapMutation[int, Buffer]
     receipts: ReceiptsDraft
-    options: immutables.MapMutation[int, JobOptions]
-    extras: immutables.MapMutation[int, JobExtra]
-    terms: immutables.MapMutation[int, JobTerms]
     transfers: immutables.MapMutation[int, JobTransfers]
     using: immutables.MapMutation[str, immutables.Map[int, bool]]
     held_bytes: immutables.MapMutation[str, int]
@@ -150,22 +143,21 @@ class Draft:
     def put(self, job: Job, buffer: Buffer | None) -> None:
         """Store a job and its buffer, and keep the derived maps true."""
         former = self.jobs.get(job.id)
-        options = self.options.get(job.id)
-        if options is not None:
-            used = {} if former is None else usage_of(former, self.buffers.get(job.id), options)
-            self.count(used, usage_of(job, buffer, options))
+        before = self.buffers.get(job.id)
+        if job.request.options is not None or (former is not None and former.request.options is not None):
+            self.count({} if former is None else usage_of(former, before), usage_of(job, buffer))
         was_on = former.node if former is not None and job.id in self.unfinished else ""
-        former_stage = None if former is None else takes_slot(former, self.buffers.get(job.id))
+        former_stage = None if former is None else takes_slot(former, before)
         self.jobs[job.id] = job
         stage = takes_slot(job, buffer)
         self._count_turn(former_stage, stage)
         moved, moves = former_stage in TRANSFERS, stage in TRANSFERS
         if moved or moves:
             self._count_moving(
-                job.spec.user, former.node if moved and former is not None else "", job.node if moves else ""
+                job.request.user, former.node if moved and former is not None else "", job.node if moves else ""
             )
         self._keep_name(job, former is not None and former.state not in ENDED, job.state not in ENDED)
-        if buffer is not None and buffer is not (before := self.buffers.get(job.id)):
+        if buffer is not None and buffer is not before:
             difference = buffer.held_bytes - (0 if before is None else before.held_bytes)
             if difference:
                 self.hold(buffer.pool, difference)
@@ -175,9 +167,9 @@ class Draft:
                     before.pool if before is not None and before.held_bytes else "",
                     buffer.pool if buffer.held_bytes else "",
                 )
-                if options is not None and before is not None and not buffer.held_bytes:
-                    self._consume(job, before, options)
-            self._count_use(before, buffer)
+                if before is not None and not buffer.held_bytes:
+                    self._consume(job, before)
+            self._count_use(job, before, buffer)
             self.buffers[job.id] = buffer
         over = is_finished(job, buffer)
         move(self.on_node, job.id, was_on, "" if over else job.node)
@@ -213,12 +205,12 @@ class Draft:
     def _keep_name(self, job: Job, was_there: bool, is_there: bool) -> None:
         if was_there == is_there:
             return
-        user = job.spec.user
+        user = job.request.user
         names = self.named.get(user)
         if is_there:
-            self.named[user] = job_names.joined(names, job.spec.name, job.id)
+            self.named[user] = job_names.joined(names, job.request.name, job.id)
         elif names is not None:
-            names = job_names.left(names, job.spec.name, job.id)
+            names = job_names.left(names, job.request.name, job.id)
             if names:
                 self.named[user] = names
             else:
@@ -226,12 +218,12 @@ class Draft:
 
     def rename(self, job: Job, name: str) -> None:
         """Have a job that is not over stand under another name; its record is for the caller to change."""
-        user = job.spec.user
-        self.named[user] = job_names.joined(job_names.left(self.named[user], job.spec.name, job.id), name, job.id)
+        user = job.request.user
+        self.named[user] = job_names.joined(job_names.left(self.named[user], job.request.name, job.id), name, job.id)
 
-    def _consume(self, job: Job, given_back: Buffer, options: JobOptions) -> None:
+    def _consume(self, job: Job, given_back: Buffer) -> None:
         """Add what a buffer that has just given back its space has used of it."""
-        scheduling_class = scheduling_class_of(job, options)
+        scheduling_class = scheduling_class_of(job.request)
         # Not below the level that knows of it: members of an earlier release must have the same state.
         if scheduling_class is not None and self.feature_level >= TRANSFERS_AND_PARTITIONS:
             self.consumed = usage.with_given_back(self.consumed, scheduling_class, given_back, self.at)
@@ -257,19 +249,13 @@ class Draft:
             buffer = self.moved(buffer, happening)
         self.put(job, buffer)
 
-    def give_options(self, job_id: int, options: JobOptions) -> None:
-        """Store what a job asked for beyond its JobSpec."""
-        job, buffer = self.job(job_id), self.buffers.get(job_id)
-        self.count(usage_of(job, buffer, self.options.get(job_id)), usage_of(job, buffer, options))
-        self.options[job_id] = options
-
-    def _count_use(self, before: Buffer | None, buffer: Buffer) -> None:
+    def _count_use(self, job: Job, before: Buffer | None, buffer: Buffer) -> None:
         """Note that the job works with its persistent buffers from now on, or no longer."""
-        options = self.options.get(buffer.job)
+        asked = job.request.buffer
         was, uses = before is not None and before.state in HOLDING, buffer.state in HOLDING
-        if was == uses or options is None or options.buffer is None:
+        if was == uses or asked is None:
             return
-        for name in dict.fromkeys(options.buffer.uses):
+        for name in dict.fromkeys(asked.uses):
             move(self.using, buffer.job, name if was else "", name if uses else "")
 
     def moved(self, buffer: Buffer, happening: BufferInput) -> Buffer:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.model import Buffer, BufferRequest, Job, JobOptions, JobSpec, Transfer
+from replica.model import Buffer, BufferRequest, Job, JobRequest, Transfer
 
 TEXTS_REMEMBERED = 4_096
 """Short texts (users, directories, names), count: a megabyte at most, more than a site has users at work."""
@@ -20,7 +20,7 @@ SCRIPTS_REMEMBERED = 64
 """Scripts, count: 16 MiB at most; those who submit thousands submit the same one."""
 
 RECORDS_REMEMBERED = 2_048
-"""Requests, options, environments and dependencies, count: a few megabytes at most."""
+"""Requests for buffers, options and environments, count: a few megabytes at most."""
 
 
 @lru_cache(TEXTS_REMEMBERED)
@@ -38,20 +38,22 @@ def _record(record: Any) -> Any:
     return record
 
 
-def shared_spec(spec: JobSpec) -> JobSpec:
-    """Return an equal spec that shares with others what they have in common."""
+def shared_request(request: JobRequest) -> JobRequest:
+    """Return an equal request that shares with others what they have in common."""
     return replace(
-        spec,
-        name=_text(spec.name),
-        user=_text(spec.user),
-        script=_script(spec.script),
-        workdir=_text(spec.workdir),
-        environment=_record(spec.environment) if spec.environment else (),
+        request,
+        name=_text(request.name),
+        user=_text(request.user),
+        script=_script(request.script),
+        workdir=_text(request.workdir),
+        environment=_record(request.environment) if request.environment else (),
+        buffer=None if request.buffer is None else shared_buffer_request(request.buffer),
+        options=None if request.options is None else _record(request.options),
     )
 
 
 @lru_cache(RECORDS_REMEMBERED)
-def shared_request(request: BufferRequest) -> BufferRequest:
+def shared_buffer_request(request: BufferRequest) -> BufferRequest:
     """Return an equal request, one that was seen before if there was one."""
     return replace(
         request,
@@ -69,18 +71,12 @@ def _transfers(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
     return tuple(replace(transfer, inside=_text(transfer.inside)) for transfer in transfers)
 
 
-def shared_options(options: JobOptions) -> JobOptions:
-    """Return equal options, some that were seen before if there were any."""
-    found: JobOptions = _record(options)
-    return found
-
-
 def shared_job(job: Job) -> Job:
     """Return an equal job as `fold` makes it: sharing with others, and within itself what happened at one time."""
     submitted_at = job.submitted_at
     return replace(
         job,
-        spec=shared_spec(job.spec),
+        request=shared_request(job.request),
         message=_text(job.message) if job.message else "",
         comment=_text(job.comment) if job.comment else "",
         node=_text(job.node) if job.node else "",
@@ -97,8 +93,6 @@ def shared_buffer(buffer: Buffer, job: Job | None) -> Buffer:
     return replace(
         buffer,
         job=buffer.job if job is None else job.id,
-        user=_text(buffer.user),
-        request=shared_request(buffer.request),
         pool=_text(buffer.pool) if buffer.pool else "",
         node=_text(buffer.node) if buffer.node else "",
         created_at=created_at,

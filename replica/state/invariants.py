@@ -48,14 +48,11 @@ def check(state: State) -> list[str]:
 
 
 def _later_faults(state: State) -> list[str]:
-    faults = [f"the options of job {job_id} have no job" for job_id in state.options if job_id not in state.jobs]
-    faults.extend(f"the terms of job {job_id} have no job" for job_id in state.terms if job_id not in state.jobs)
+    faults: list[str] = []
     named = ((name, one.name) for name, one in state.partitions.items())
     faults.extend(f"the partition {own!r} is kept under the name {name!r}" for name, own in named if own != name)
     if sum(one.is_default for one in state.partitions.values()) > 1:
         faults.append("there are several default partitions")
-    unknown = (job_id for job_id in state.extras if job_id not in state.jobs)
-    faults.extend(f"there is more of job {job_id}, which does not exist" for job_id in unknown)
     for name, buffer in state.persistent.items():
         if buffer.name != name:
             faults.append(f"the persistent buffer {buffer.name!r} is kept under the name {name!r}")
@@ -86,7 +83,7 @@ def _job_faults(state: State, job_id: int) -> list[str]:
     faults: list[str] = []
     if job_id != job.id or not 0 < job_id < state.next_job:
         faults.append(f"job {job_id} has number {job.id}, next is {state.next_job}")
-    if job.has_buffer != (buffer is not None):
+    if (job.request.buffer is None) != (buffer is None):
         faults.append(f"job {job_id} and its buffer disagree on whether it has one")
     if buffer is None:
         return faults

@@ -19,9 +19,6 @@ from replica.model import (
     Buffer,
     Consumed,
     Job,
-    JobExtra,
-    JobOptions,
-    JobTerms,
     JobTransfers,
     License,
     Mail,
@@ -87,11 +84,7 @@ class Facts(Protocol):
     @property
     def receipts(self) -> Lookup[bytes, Receipt]: ...
     @property
-    def options(self) -> Lookup[int, JobOptions]: ...
-    @property
     def persistent(self) -> immutables.Map[str, PersistentBuffer]: ...
-    @property
-    def extras(self) -> Lookup[int, JobExtra]: ...
     @property
     def using(self) -> Lookup[str, immutables.Map[int, bool]]: ...
     @property
@@ -113,15 +106,11 @@ class Facts(Protocol):
     @property
     def rates(self) -> immutables.Map[str, Rates]: ...
     @property
-    def revocations(self) -> Lookup[int, int]: ...
-    @property
     def mails(self) -> immutables.Map[str, Mail]: ...
     @property
     def partitions(self) -> immutables.Map[str, Partition]: ...
     @property
     def consumed(self) -> Consumed: ...
-    @property
-    def terms(self) -> Lookup[int, JobTerms]: ...
     @property
     def transfer_rules(self) -> immutables.Map[str, TransferRules]: ...
     @property
@@ -166,13 +155,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     receipts_horizon_ms: int = 0
     """The latest client time among the dropped receipts: an unknown id that is not newer may be one of them."""
 
-    options: immutables.Map[int, JobOptions] = immutables.Map()
-    """What jobs asked for beyond their JobSpec; a job that asked for nothing has no record. From here to the derived
-    maps, each has a row in `replica.state.tables`."""
     persistent: immutables.Map[str, PersistentBuffer] = immutables.Map()
-    """Persistent buffers by name, from allocating to deleted."""
-    extras: immutables.Map[int, JobExtra] = immutables.Map()
-    """What is known of jobs beyond their Job record; a job about which there is nothing has no record."""
+    """Persistent buffers by name, from allocating to deleted. From here to the derived maps, each has a row in
+    `replica.state.tables`."""
     sites: immutables.Map[str, Site] = immutables.Map()
     """The site's configuration under SITE_KEY; nothing as long as nobody configured anything. Read it as `site`."""
     pool_units: immutables.Map[str, PoolUnit] = immutables.Map()
@@ -186,15 +171,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The site's rules of scheduling under RULES_KEY; nothing while nobody has set any. Read as `priority.rules_of`."""
     rates: immutables.Map[str, Rates] = immutables.Map()
     """Pool -> what was measured of its transfers."""
-    revocations: immutables.Map[int, int] = immutables.Map()
-    """Job -> how often its staged buffer was taken back for another one, where it was."""
     mails: immutables.Map[str, Mail] = immutables.Map()
     """Mails that are owed (`replica.model.mail`), by their key."""
     partitions: immutables.Map[str, Partition] = immutables.Map()
     consumed: Consumed = immutables.Map()
     """What accounts, their users and QOS have used of burst buffers (`replica.model.usage`)."""
-    terms: immutables.Map[int, JobTerms] = immutables.Map()
-    """How the conditions of jobs are to be read, where that is not as for most."""
     transfer_rules: immutables.Map[str, TransferRules] = immutables.Map()
     """How data is moved, under TRANSFER_RULES_KEY; nothing while nobody has said. Read as `governing.rules_of`."""
     transfers: immutables.Map[int, JobTransfers] = immutables.Map()

@@ -11,17 +11,10 @@ import msgspec
 from replica.model import (
     Account,
     AccountUser,
-    BufferOptions,
-    CreatePersistent,
-    DestroyPersistent,
-    JobExtra,
-    JobOptions,
-    JobTerms,
     JobTransfers,
     LeftOut,
     License,
     Limit,
-    ListTransfer,
     Mail,
     Measured,
     Partition,
@@ -65,32 +58,23 @@ class LaterMap(msgspec.Struct, frozen=True):
 
 
 LATER_MAPS: tuple[LaterMap, ...] = (
-    LaterMap("options", 9, int, JobOptions, JOBS_IN_STATE_MAX),
     LaterMap("persistent", 10, str, PersistentBuffer, PERSISTENT_BUFFERS_MAX),
     LaterMap("sites", 11, str, Site, 1),
     LaterMap("pool_units", 12, str, PoolUnit, POOLS_MAX),
-    LaterMap("extras", 30, int, JobExtra, JOBS_IN_STATE_MAX),
     LaterMap("accounts", 13, str, Account, ACCOUNTS_MAX),
     LaterMap("qos", 14, str, Qos, QOS_MAX),
     LaterMap("licenses", 15, str, License, LICENSES_MAX),
     LaterMap("reservations", 16, str, Reservation, RESERVATIONS_MAX),
     LaterMap("scheduling_rules", 17, str, SchedulingRules, 1),
     LaterMap("rates", 18, str, Rates, POOLS_MAX + 1),
-    LaterMap("revocations", 19, int, int, JOBS_IN_STATE_MAX),
     LaterMap("mails", 40, str, Mail, MAILS_OWED_MAX),
     LaterMap("transfer_rules", 50, str, TransferRules, 1, level=4),
     LaterMap("transfers", 51, int, JobTransfers, JOBS_IN_STATE_MAX, level=4),
     LaterMap("partitions", 60, str, Partition, PARTITIONS_MAX, level=4),
     LaterMap("consumed", 61, str, int, CONSUMED_MAX, level=4),
-    LaterMap("terms", 62, int, JobTerms, JOBS_IN_STATE_MAX, level=4),
 )
 
 LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
-    JobOptions,
-    BufferOptions,
-    CreatePersistent,
-    DestroyPersistent,
-    ListTransfer,
     PersistentBuffer,
     Site,
     Limit,
@@ -103,7 +87,6 @@ LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
     SchedulingRules,
     Measured,
     Rates,
-    JobExtra,
     Mail,
     TransferRules,
     JobTransfers,
@@ -111,6 +94,5 @@ LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
     LeftOut,
     TransferCheckpoint,
     Partition,
-    JobTerms,
 )
 """Every kind of record in those maps. Append only: positions are wire numbers (law 12)."""

@@ -11,7 +11,6 @@ import msgspec
 
 from replica.model import (
     HOLDING,
-    NO_OPTIONS,
     Buffer,
     BufferState,
     Pool,
@@ -153,7 +152,7 @@ def _buffers(state: State, only_user: str | None) -> Iterator[BurstBuffer]:
     default = next((name for name in sorted(state.pools) if state.pools[name].is_default), "")
     for job_id in _near(state):
         buffer = state.buffers.get(job_id)
-        if buffer is not None and buffer.state in HOLDING and wanted(buffer.user):
+        if buffer is not None and buffer.state in HOLDING and wanted(state.jobs[job_id].request.user):
             yield _of_job(state, buffer, default)
     for name in state.persistent:
         kept = state.persistent[name]
@@ -182,7 +181,8 @@ def _near(state: State) -> set[int]:
 
 
 def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
-    options = state.options.get(buffer.job)
+    request = state.jobs[buffer.job].request
+    array = request.array
     pool = buffer.pool or default
     shown = RECORD_STATES.get(buffer.state, buffer.state.word)
     # So the records of Slurm's lua plugin, from the reservation to the end, and those that reserve nothing.
@@ -190,8 +190,8 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
         shown = "allocated"
     return BurstBuffer(
         job=buffer.job,
-        array_job=0 if options is None else options.array_job,
-        array_task=0 if options is None else options.array_task,
+        array_job=0 if array is None else array.job,
+        array_task=0 if array is None else array.task,
         name="",
         pool=pool,
         unit=state.pool_units.get(pool, PoolUnit.BYTES),
@@ -199,7 +199,7 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
         state=shown,
         buffer_state=buffer.state.word,
         created_at=buffer.created_at,
-        user=buffer.user,
+        user=request.user,
     )
 
 
@@ -227,11 +227,11 @@ MEGABYTE = 1024**2
 
 def tres_count(state: State, job_id: int) -> int:
     """Return how much burst buffer a job counts for, whole MB, rounded up: its own, and what it makes persistent."""
-    buffer, options = state.buffers.get(job_id), state.options.get(job_id, NO_OPTIONS)
+    buffer, asked = state.buffers.get(job_id), state.jobs[job_id].request.buffer
     total = 0
     if buffer is not None and pool_unit(state, buffer.pool) is PoolUnit.BYTES:
         total = buffer.granted_bytes
-    for create in () if options.buffer is None else options.buffer.creates:
+    for create in () if asked is None else asked.creates:
         pool = pool_named(state, create.pool)
         if pool is not None and pool_unit(state, pool.name) is PoolUnit.BYTES:
             total += round_up(create.capacity_bytes, pool.granularity_bytes)
@@ -240,8 +240,9 @@ def tres_count(state: State, job_id: int) -> int:
 
 def job_tres(state: State, job_id: int) -> str:
     """Return what a job counts for, as Slurm writes it after `TRES=`: `cpu=1,node=1,bb/lua=3G,license/matlab=2`."""
-    job, options = state.jobs[job_id], state.options.get(job_id, NO_OPTIONS)
-    parts = [f"cpu={job.spec.cpus}", f"node={options.nodes}"] if options.nodes else []
+    request = state.jobs[job_id].request
+    options = request.asked
+    parts = [f"cpu={request.cpus}", f"node={options.nodes}"] if options.nodes else []
     count = tres_count(state, job_id)
     if count:
         parts.append(f"bb/{state.site.provider}={tres_size(count * MEGABYTE)}")

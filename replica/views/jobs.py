@@ -8,9 +8,8 @@ import msgspec
 
 from replica.model import (
     ENDED,
-    NO_EXTRA,
     Buffer,
-    BufferOptions,
+    BufferRequest,
     BufferState,
     Hold,
     Job,
@@ -65,7 +64,7 @@ def buffer_word(state: State, job_id: int) -> str | None:
     if buffer is None:
         return None
     gone = buffer.state is BufferState.PENDING and job.state is JobState.PENDING and job.hold is not Hold.NONE
-    if gone and job.attempt and state.extras.get(job_id, NO_EXTRA).held_because:
+    if gone and job.attempt and job.interrupted.held_because:
         return BufferState.COMPLETE.word
     return buffer.state.word
 
@@ -97,8 +96,7 @@ def not_exported(state: State, job_id: int) -> tuple[NotExported, ...]:
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if buffer is None or job.started_at == NEVER:
         return ()
-    options = state.options.get(job_id)
-    wanted = _destinations(buffer, None if options is None else options.buffer)
+    wanted = _destinations(job.request.buffer)
     if job.state in ENDED:
         if buffer.hurry:
             why = "the buffer was removed without stage-out"
@@ -115,12 +113,12 @@ def of_persistent(path: str) -> bool:
     return path.removeprefix("$").removeprefix("{").startswith("DW_PERSISTENT_STRIPED_")
 
 
-def _destinations(buffer: Buffer, options: BufferOptions | None) -> tuple[str, ...]:
-    if options is None:
-        return tuple(transfer.outside for transfer in buffer.request.stage_out)
-    listed = tuple(one.destination for one in options.lists if one.outgoing)
-    commands = tuple(f"stage_out:{command}" for command in options.stage_out_command.splitlines())
-    return (*(transfer.outside for transfer in buffer.request.stage_out), *listed, *commands)
+def _destinations(asked: BufferRequest | None) -> tuple[str, ...]:
+    if asked is None:
+        return ()
+    listed = tuple(one.destination for one in asked.lists if one.outgoing)
+    commands = tuple(f"stage_out:{command}" for command in asked.stage_out_command.splitlines())
+    return (*(transfer.outside for transfer in asked.stage_out), *listed, *commands)
 
 
 def _left_out(state: State, job_id: int) -> tuple[NotExported, ...]:
@@ -130,7 +128,8 @@ def _left_out(state: State, job_id: int) -> tuple[NotExported, ...]:
     if last is None:
         return ()
     # A persistent buffer still holds what was left there.
-    lost = any(not of_persistent(transfer.inside) for transfer in state.buffers[job_id].request.stage_out)
+    asked = state.jobs[job_id].request.buffer
+    lost = asked is not None and any(not of_persistent(transfer.inside) for transfer in asked.stage_out)
     named = tuple(NotExported(one.path, one.reason, lost=lost) for one in last.left_out_first)
     more = last.left_out - len(named)
     return (*named, NotExported(f"{more} more", "see the receipt on its node", lost=lost)) if more > 0 else named

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from replica.model import (
     NATIVE,
-    NO_EXTRA,
     NOTHING_SPECIAL,
     TRANSFERS,
     Access,
@@ -19,7 +18,6 @@ from replica.model import (
     CreatePersistent,
     DestroyPersistent,
     Job,
-    JobOptions,
     JobState,
     Order,
     PoolUnit,
@@ -66,88 +64,86 @@ def _governed(state: State, node: str) -> _Governed | None:
 
 
 def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed: _Governed | None) -> Order:
-    policy, spec = state.policy, job.spec
+    policy, request = state.policy, job.request
     transfers: tuple[Transfer, ...] = ()
     roots: tuple[str, ...] = ()
     timeout_s = policy.other_timeout_s
     access: tuple[Access, ...] = ()
-    if buffer is not None:
-        access = buffer.request.access
+    if request.buffer is not None:
+        access = request.buffer.access
         if stage is Stage.STAGE_IN:
-            transfers, timeout_s = buffer.request.stage_in, policy.stage_in_timeout_s
-            roots = expand_roots(policy.sources, spec.user)
+            transfers, timeout_s = request.buffer.stage_in, policy.stage_in_timeout_s
+            roots = expand_roots(policy.sources, request.user)
         elif stage is Stage.STAGE_OUT:
-            transfers, timeout_s = buffer.request.stage_out, policy.stage_out_timeout_s
-            roots = expand_roots(policy.destinations, spec.user)
+            transfers, timeout_s = request.buffer.stage_out, policy.stage_out_timeout_s
+            roots = expand_roots(policy.destinations, request.user)
         timeout_s = cap_s(state, stage) or timeout_s
     running = stage is Stage.RUN
-    options = state.options.get(job.id)
     provision = None if buffer is None else provision_of(state)
-    extra = state.extras.get(job.id, NO_EXTRA)
     works = stage in (Stage.STAGE_IN, Stage.TEARDOWN)
-    creates, destroys = persistent_work(state, job.id, options) if works else ((), ())
+    creates, destroys = persistent_work(state, job) if works else ((), ())
     return Order(
         job=job.id,
         attempt=job.attempt,
         stage=stage.word,
-        user=spec.user,
-        name=spec.name,
-        workdir=spec.workdir,
+        user=request.user,
+        name=request.name,
+        workdir=request.workdir,
         capacity_bytes=0 if buffer is None else buffer.granted_bytes,
         has_buffer=buffer is not None,
         access=tuple(way.name.lower() for way in access),
         transfers=transfers,
-        roots=expand_roots(policy.destinations, spec.user) if running else roots,
+        roots=expand_roots(policy.destinations, request.user) if running else roots,
         timeout_s=0 if running else timeout_s,
-        script=spec.script if running or provision is not None else "",
-        output=spec.output if running else "",
-        environment=spec.environment if running else (),
-        time_limit_s=spec.time_limit_s if running or provision is not None else 0,
-        cpus=spec.cpus,
-        cancel=running and (job.cancelled or extra.requeueing),
+        script=request.script if running or provision is not None else "",
+        output=request.output if running else "",
+        environment=request.environment if running else (),
+        time_limit_s=request.time_limit_s if running or provision is not None else 0,
+        cpus=request.cpus,
+        cancel=running and (job.cancelled or job.interrupted.requeueing),
         started=running and job.state in (JobState.RUNNING, JobState.SUSPENDED),
         suspend=running and job.state is JobState.SUSPENDED,
         hurry=job.hurry,
         creates=creates,
         destroys=destroys,
-        uses=() if options is None or options.buffer is None else options.buffer.uses,
+        uses=() if request.buffer is None else request.buffer.uses,
         provision=provision,
-        directives="" if buffer is None or provision is None else buffer.request.text,
+        directives="" if request.buffer is None or provision is None else request.buffer.text,
         pool="" if buffer is None or provision is None else buffer.pool or _default_pool(state, provision),
         pool_is_bytes=buffer is None or state.pool_units.get(buffer.pool, PoolUnit.BYTES) is PoolUnit.BYTES,
-        gid=0 if options is None else options.gid,
-        options=None if provision is None else options,
-        special=special_transfers(state, job, buffer, stage),
+        gid=request.asked.gid,
+        options=None if provision is None else request.options,
+        array=None if provision is None else request.array,
+        special=special_transfers(state, job, stage),
         rules=None if governed is None else governed.rules,
         shares=None
         if governed is None
-        else shares_of(state, governed.rules, spec.user, job.node, governed.node_bytes_s),
+        else shares_of(state, governed.rules, request.user, job.node, governed.node_bytes_s),
     )
 
 
-def persistent_work(
-    state: State, job: int, options: JobOptions | None
-) -> tuple[tuple[CreatePersistent, ...], tuple[DestroyPersistent, ...]]:
+def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...], tuple[DestroyPersistent, ...]]:
     """Return the persistent buffers that the job still has to make, and those that it has to remove: one that it had
     not finished making is removed by its teardown.
     """
     creates: list[CreatePersistent] = []
     destroys: list[DestroyPersistent] = []
-    if options is None or options.buffer is None:
+    asked = job.request.buffer
+    if asked is None:
         return (), ()
-    for wanted in options.buffer.creates:
+    for wanted in asked.creates:
         made = state.persistent.get(wanted.name)
-        if made is not None and made.job == job and made.state is BufferState.ALLOCATING:
+        if made is not None and made.job == job.id and made.state is BufferState.ALLOCATING:
             creates.append(
                 CreatePersistent(made.name, made.granted_bytes, made.pool, made.access, made.type, wanted.place)
             )
-    for unwanted in options.buffer.destroys:
+    for unwanted in asked.destroys:
         made = state.persistent.get(unwanted.name)
-        if made is not None and made.job == job and made.state is BufferState.DELETING:
+        if made is not None and made.job == job.id and made.state is BufferState.DELETING:
             destroys.append(DestroyPersistent(made.name, made.hurry or unwanted.hurry, unwanted.place))
-    for wanted in options.buffer.creates:
+    for wanted in asked.creates:
         made = state.persistent.get(wanted.name)
-        if made is not None and made.job == job and made.state is BufferState.DELETING:
+        if made is not None and made.job == job.id and made.state is BufferState.DELETING:
             destroys.append(DestroyPersistent(made.name, True, wanted.place))
     return tuple(creates), tuple(destroys)
 
@@ -159,23 +155,22 @@ def _default_pool(state: State, provision: Provision) -> str:
     return next((name for name in sorted(state.pools) if state.pools[name].is_default), "")
 
 
-def special_transfers(state: State, job: Job, buffer: Buffer | None, stage: Stage) -> SpecialTransfers | None:
+def special_transfers(state: State, job: Job, stage: Stage) -> SpecialTransfers | None:
     """Return what the order of this stage has beside its transfers; None for most."""
-    options = state.options.get(job.id)
-    asked = None if options is None else options.buffer
+    asked = job.request.buffer
     moving = stage in (Stage.STAGE_IN, Stage.STAGE_OUT)
-    if asked is None or buffer is None or not moving or state.site.provider != NATIVE:
+    if asked is None or not moving or state.site.provider != NATIVE:
         return None
     outgoing = stage is Stage.STAGE_OUT
     lists = tuple(transfer for transfer in asked.lists if transfer.outgoing == outgoing)
     commands = tuple((asked.stage_out_command if outgoing else asked.stage_in_command).splitlines())
-    transfers = buffer.request.stage_out if outgoing else buffer.request.stage_in
+    transfers = asked.stage_out if outgoing else asked.stage_in
     known = ((name, state.persistent.get(name)) for name in asked.uses)
     special = SpecialTransfers(
         lists=lists,
         list_roots=_expanded(state.policy.sources, job) if lists else (),
         commands=commands,
-        environment=job.spec.environment if commands else (),
+        environment=job.request.environment if commands else (),
         workdir_roots=_expanded(state.policy.destinations, job) if commands else (),
         choices=choices_of(asked, stage.word, len(transfers), listed=False),
         list_choices=choices_of(asked, stage.word, len(lists), listed=True),
@@ -189,4 +184,4 @@ def special_transfers(state: State, job: Job, buffer: Buffer | None, stage: Stag
 
 
 def _expanded(roots: tuple[str, ...], job: Job) -> tuple[str, ...]:
-    return tuple(root.replace("%u", job.spec.user) for root in roots)
+    return tuple(root.replace("%u", job.request.user) for root in roots)

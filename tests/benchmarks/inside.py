@@ -22,7 +22,8 @@ from cluster.server.pending import NotLeading, OutcomeUnknown, QueueFull
 from cluster.system.clock import SystemClock
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
-from replica.model.jobs import Hold, JobSpec
+from replica.model.jobs import Hold
+from replica.model.requests import JobRequest
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.load import Measurement, measurement, verify_settled
 from tests.benchmarks.processes import ServerFailed
@@ -69,10 +70,15 @@ class _Load:
 
     async def client(self, number: int, start: float, end: float) -> None:
         """Send one command after another until `end`; what is answered from `start` on counts."""
-        spec = JobSpec(
-            name=f"bench-{number:04d}", user=USER.name, script=SCRIPT, workdir=self._order.workdir, time_limit_s=60
+        asked = JobRequest(
+            name=f"bench-{number:04d}",
+            user=USER.name,
+            script=SCRIPT,
+            workdir=self._order.workdir,
+            time_limit_s=60,
+            buffer=parse_request(SCRIPT, "pool=fast capacity=1MiB"),
         )
-        command: c.Command = c.SubmitJob(spec, parse_request(SCRIPT, "pool=fast capacity=1MiB"), Hold.USER)
+        command: c.Command = c.SubmitJob(asked, Hold.USER)
         job = 0
         following: itertools.cycle[c.Command] = itertools.cycle(())
         submit, new_id = self._controller.submit, self.new_id

@@ -18,10 +18,10 @@ from replica.messages import events as e
 from replica.messages.entries import Accepted, Entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.model.configuration import Policy
-from replica.model.job_options import JobOptions
-from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
+from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
+from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest, with_options
 from replica.operations.outcomes import active_stage, script_ended, succeeded
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
@@ -86,22 +86,14 @@ def _submission(choose: random.Random, job: int, pending: int) -> tuple[e.Event,
     submitted, kind = _submitted(choose, job), choose.random()
     if kind < ARRAYS_PART:
         tasks = range(1, 1 + min(ARRAY_TASKS, 1 + pending - job))
-        options = JobOptions(account=f"group{job % 20}", array_throttle=choose.choice((0, 4, 16)))
-        array = e.ArraySubmitted(
-            job,
-            tuple(tasks),
-            submitted.spec,
-            submitted.request,
-            submitted.pool,
-            submitted.granted_bytes,
-            submitted.hold,
-            options,
-            tuple(f"/out/forebay-{job}_{task}.out" for task in tasks),
-        )
-        return (array,)
+        options = JobOptions(account=f"group{job % 20}")
+        outputs = tuple(f"/out/forebay-{job}_{task}.out" for task in tasks)
+        array = e.SubmittedTasks(tuple(tasks), choose.choice((0, 4, 16)), outputs)
+        request = with_options(submitted.request, options)
+        return (msgspec.structs.replace(submitted, request=request, array=array),)
     if kind < 0.5:
         options = JobOptions(account=f"group{job % 20}", singleton=kind > 0.48, comment="" if kind < 0.4 else f"n{job}")
-        return submitted, e.JobOptionsGiven(job, options)
+        return (msgspec.structs.replace(submitted, request=with_options(submitted.request, options)),)
     return (submitted,)
 
 
@@ -110,7 +102,7 @@ ARRAYS_PART, ARRAY_TASKS = 1 / 150, 50
 
 def _submitted(choose: random.Random, job: int) -> e.JobSubmitted:
     kind = choose.random()
-    spec = JobSpec(
+    asked = JobRequest(
         name=f"job{job}",
         user=f"user{job % 100}",
         script=SCRIPT,
@@ -131,7 +123,7 @@ def _submitted(choose: random.Random, job: int) -> e.JobSubmitted:
         # Every third has paths of its own, so that its request is shared with nobody.
         request = parse_request(STAGING_SCRIPT.format(pool=pool, size=size, job=job), "")
     hold = Hold.USER if 0.1 <= kind < 0.2 else Hold.NONE
-    return e.JobSubmitted(job, spec, request, pool if size else "", size, hold)
+    return e.JobSubmitted(job, msgspec.structs.replace(asked, buffer=request), pool if size else "", size, hold)
 
 
 def _over(state: State, job_id: int, at: Instant) -> tuple[State, list[e.Event]]:
@@ -211,9 +203,10 @@ def submits(state: State) -> dict[str, float]:
     index, times, passes_s = SchedulingIndex(state), [], []
     events_of_pass(index, START)
     actor = c.Actor(c.ActorRole.USER, "alice")
+    buffer = parse_request(SCRIPT, "capacity=100")
     for number in range(SUBMITS):
-        spec = JobSpec("job", "alice", SCRIPT, "/out", 60, priority=number % 1_000)
-        command = c.SubmitJob(spec, parse_request(SCRIPT, "capacity=100"))
+        asked = JobRequest("job", "alice", SCRIPT, "/out", 60, priority=number % 1_000, buffer=buffer)
+        command = c.SubmitJob(asked)
         request = c.Request((START // 1000).to_bytes(6, "big") + number.to_bytes(10, "big"), actor, command)
         assert is_by_key(command)
         gc.disable()
@@ -272,7 +265,7 @@ def _as_from_a_snapshot(state: State) -> State:
     with jobs.mutate() as mutation:
         for job_id in list(jobs):
             job = jobs[job_id]
-            mutation[job_id] = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, script=""))
+            mutation[job_id] = msgspec.structs.replace(job, request=msgspec.structs.replace(job.request, script=""))
         jobs = mutation.finish()
     bare = msgspec.structs.replace(state, jobs=jobs)
     sections = [(part.section, part.payload) for part in to_sections(Image(bare, 1, 1, bytes(DIGEST_BYTES)))]

@@ -37,9 +37,10 @@ from replica.messages.events import Event
 from replica.model.accounts import ACCOUNT_REASONS, QOS_REASONS
 from replica.model.buffers import BufferState
 from replica.model.configuration import DEFAULT_SITE, FLAGS, PROVIDERS, RESTART_POLICIES
-from replica.model.jobs import DependencyKind, Hold, JobState
+from replica.model.jobs import Hold, JobState
 from replica.model.mail import MAIL_TYPES
 from replica.model.operations import Stage
+from replica.model.requests import DependencyKind
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant

@@ -20,9 +20,6 @@ COMMANDS_LEAST = 600
 ONCE = frozenset({"found_cluster"})
 """Commands that a ledger has once, and refused ones beside."""
 
-NEVER_WRITTEN = frozenset({"stage_failed"})
-"""Events that are written at earlier feature levels only."""
-
 OTHER_ROUTES = frozenset(
     f"{method} {path}"
     for method, path in (
@@ -56,7 +53,7 @@ def test_the_day_has_each_command_twice_and_each_event(day: Day) -> None:
     assert sum(count for name, count in day.commands.items() if name != "run_scheduling_pass") >= COMMANDS_LEAST
     assert sorted(name for name in names if day.commands[name] < 2 - (name in ONCE)) == []
     events = (HERE / "names" / "events.txt").read_text(encoding="utf-8").split()
-    assert sorted({*events} - {*day.events}) == sorted(NEVER_WRITTEN)
+    assert sorted({*events} - {*day.events}) == []
 
 
 def test_the_day_asks_every_route_and_says_every_field_of_every_body(day: Day) -> None:

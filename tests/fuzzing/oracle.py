@@ -11,8 +11,7 @@ import re
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from replica.model.buffers import BufferRequest
-from replica.model.job_options import BufferOptions
+from replica.model.requests import BufferRequest
 from tests.fuzzing.generator import Case
 
 LARGEST: Final = 9_223_372_036_854_775_807
@@ -40,7 +39,7 @@ class Line(NamedTuple):
     from_bb: bool
 
 
-def nonsense(case: Case, request: BufferRequest | None, options: BufferOptions | None) -> str | None:
+def nonsense(case: Case, request: BufferRequest | None) -> str | None:
     """Return what is wrong with a request that was accepted, or None."""
     lines = [
         *directives(case.bb, case, True),
@@ -49,15 +48,13 @@ def nonsense(case: Case, request: BufferRequest | None, options: BufferOptions |
     ]
     if request is None:
         return "there is a directive, and no request" if lines or case.bb or case.bbf else None
-    if options is None:
-        options = BufferOptions()
     if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", request.text):
         return "a control character is in what is shown"
-    if not 0 <= request.capacity_bytes <= LARGEST or not 0 <= options.swap_bytes <= LARGEST:
+    if not 0 <= request.capacity_bytes <= LARGEST or not 0 <= request.swap_bytes <= LARGEST:
         return "a size is out of range"
     if case.provider == "lua":
         return _lua_nonsense(lines, request)
-    return _nonsense(case, lines, request, options)
+    return _nonsense(case, lines, request)
 
 
 def directives(text: str, case: Case, from_bb: bool) -> list[Line]:
@@ -125,7 +122,7 @@ def _lua_nonsense(lines: list[Line], request: BufferRequest) -> str | None:
     return None
 
 
-def _nonsense(case: Case, lines: list[Line], request: BufferRequest, options: BufferOptions) -> str | None:
+def _nonsense(case: Case, lines: list[Line], request: BufferRequest) -> str | None:
     capacities: list[int] = []
     names: dict[str, list[str]] = {"create_persistent": [], "destroy_persistent": [], "persistentdw": []}
     moves: list[tuple[str, str, str]] = []
@@ -150,11 +147,11 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest, options: Bu
                 return f"{pairs.get('capacity')!r} is no size"
             if verb == "jobdw":
                 capacities.append(size)
-            elif size not in [record.capacity_bytes for record in options.creates]:
+            elif size not in [record.capacity_bytes for record in request.creates]:
                 return "a persistent buffer has another size"
         if verb == "swap":
             swaps += 1
-            if size_of(line.words[1] if len(line.words) > 1 else "", GIB) != options.swap_bytes:
+            if size_of(line.words[1] if len(line.words) > 1 else "", GIB) != request.swap_bytes:
                 return "another swap"
         if verb in ("stage_in", "stage_out") and case.provider == "native":
             if pairs.get("move", "no") not in ("no",) + ("yes",) * (verb == "stage_out"):
@@ -168,7 +165,7 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest, options: Bu
                     return f"the pool {pairs[key]!r}"
     if case.bb and not case.bb.startswith("#"):
         if ";" in case.bb or case.bb.lstrip(" \t").startswith(("stage_in:", "stage_out:")):
-            wrong = _spur_nonsense(case.bb, capacities, options)
+            wrong = _spur_nonsense(case.bb, capacities, request)
             if wrong is not None:
                 return wrong
         else:
@@ -180,14 +177,14 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest, options: Bu
         swaps += "swap" in pairs
         if "capacity" in pairs:
             capacities.append(size_of(pairs["capacity"]) or -1)
-        if "swap" in pairs and size_of(pairs["swap"], GIB) != options.swap_bytes:
+        if "swap" in pairs and size_of(pairs["swap"], GIB) != request.swap_bytes:
             return "another swap"
     if len(capacities) > 1 or swaps > 1 or sum(capacities) != request.capacity_bytes:
         return f"capacities {capacities} and {swaps} swaps for a request of {request.capacity_bytes}"
-    return _names_nonsense(names, options) or _moves_nonsense(moves, request, options)
+    return _names_nonsense(names, request) or _moves_nonsense(moves, request)
 
 
-def _spur_nonsense(text: str, capacities: list[int], options: BufferOptions) -> str | None:
+def _spur_nonsense(text: str, capacities: list[int], request: BufferRequest) -> str | None:
     pieces = [piece.strip(" \t") for piece in text.split(";")]
     sizes = [size_of(piece[9:], GIB) for piece in pieces if piece.startswith("capacity=")]
     if any(size is None for size in sizes):
@@ -198,10 +195,10 @@ def _spur_nonsense(text: str, capacities: list[int], options: BufferOptions) -> 
     if len(known) + pieces.count("") != len(pieces) or not known or pieces.count("") > 1:
         return f"no request of Spur: {text!r}"
     commands = [piece[9:].strip(" \t") for piece in pieces if piece.startswith("stage_in:")]
-    return None if "\n".join(commands) == options.stage_in_command and all(commands) else "other commands"
+    return None if "\n".join(commands) == request.stage_in_command and all(commands) else "other commands"
 
 
-def _names_nonsense(names: dict[str, list[str]], options: BufferOptions) -> str | None:
+def _names_nonsense(names: dict[str, list[str]], request: BufferRequest) -> str | None:
     every = [name for found in names.values() for name in found]
     if any(NAME.fullmatch(name) is None or name[0].isdigit() for name in every):
         return f"persistent names {every}"
@@ -209,16 +206,16 @@ def _names_nonsense(names: dict[str, list[str]], options: BufferOptions) -> str 
     if set(destroyed) & {*created, *used}:
         return "a persistent buffer is destroyed and needed by one job"
     same = (
-        created == [record.name for record in options.creates]
-        and destroyed == [record.name for record in options.destroys]
-        and used == list(options.uses)
+        created == [record.name for record in request.creates]
+        and destroyed == [record.name for record in request.destroys]
+        and used == list(request.uses)
     )
     if not same or any(len(set(found)) != len(found) for found in names.values()):
         return f"{names} became something else"
     return None
 
 
-def _moves_nonsense(moves: list[tuple[str, str, str]], request: BufferRequest, options: BufferOptions) -> str | None:
+def _moves_nonsense(moves: list[tuple[str, str, str]], request: BufferRequest) -> str | None:
     for what, source, destination in moves:
         stage, kind = what.split(" ")
         if kind not in ("file", "directory", "list"):
@@ -234,7 +231,7 @@ def _moves_nonsense(moves: list[tuple[str, str, str]], request: BufferRequest, o
         if matched is None or ".." in matched[1].split("/") or not matched[1].strip("/"):
             return f"the path {inside!r} on the buffer"
         persistent = PERSISTENT.fullmatch(inside)
-        if persistent is not None and persistent[1] not in options.uses:
+        if persistent is not None and persistent[1] not in request.uses:
             return f"the path {inside!r} on a persistent buffer that is not used"
-    made = len(request.stage_in) + len(request.stage_out) + len(options.lists)
+    made = len(request.stage_in) + len(request.stage_out) + len(request.lists)
     return None if made == len(moves) else f"{made} transfers instead of {len(moves)}"

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
-from replica.model.buffers import BufferRequest
-from replica.model.job_options import BufferOptions
+from replica.model.requests import BufferRequest
 from tests.fuzzing.generator import Case, make_case
 from tests.fuzzing.oracle import nonsense
 from tests.replica.reference.printing import format_request
@@ -44,7 +43,7 @@ def check_case(case: Case) -> str | None:
         if len(refusal.sentence) > 1_000 or len(refusal.remedy) > 1_000:
             return "a refusal that nobody can read"
         return None
-    wrong = nonsense(case, reading.request, reading.options)
+    wrong = nonsense(case, reading.request)
     if wrong is not None:
         return f"accepted: {wrong}"
     if reading.request is None:
@@ -56,33 +55,31 @@ def _read(case: Case) -> Reading:
     return read_request(case.script, case.bb, case.bbf, provider=case.provider, directive=case.directive)
 
 
-def asked(request: BufferRequest | None, options: BufferOptions | None) -> tuple[object, object]:
+def asked(request: BufferRequest | None) -> BufferRequest | None:
     """Return a request without what only says where it stood."""
     if request is None:
-        return None, None
-    if options is not None:
-        options = replace(
-            options,
-            creates=tuple(replace(record, place="") for record in options.creates),
-            destroys=tuple(replace(record, place="") for record in options.destroys),
-            lists=tuple(replace(record, place="") for record in options.lists),
-            directives_kind=options.directives_kind if options.directives_kind in ("lua", "spur") else "",
-        )
-        if options == BufferOptions():
-            options = None
-    return replace(request, text="", places=()), options
+        return None
+    return replace(
+        request,
+        text="",
+        places=(),
+        creates=tuple(replace(record, place="") for record in request.creates),
+        destroys=tuple(replace(record, place="") for record in request.destroys),
+        lists=tuple(replace(record, place="") for record in request.lists),
+        directives_kind=request.directives_kind if request.directives_kind in ("lua", "spur") else "",
+    )
 
 
 def _printed_wrongly(case: Case, reading: Reading) -> str | None:
     """Return how a native request does not read back as it was printed, or None."""
     if case.provider != "native" or reading.request is None:
         return None
-    bb, bbf = format_request(reading.request, reading.options)
+    bb, bbf = format_request(reading.request)
     try:
         again = read_request("", bb, bbf)
     except DirectiveRefused as refused:
         return f"printed as {bb!r} {bbf!r}, which is refused: {refused}"
-    before, after = asked(reading.request, reading.options), asked(again.request, again.options)
+    before, after = asked(reading.request), asked(again.request)
     return None if before == after else f"printed as {bb!r} {bbf!r}, read back as {after} instead of {before}"
 
 
@@ -97,7 +94,7 @@ def _shown_wrongly(case: Case, reading: Reading) -> str | None:
         again = read_request("", bb, bbf, provider=case.provider, directive=case.directive)
     except DirectiveRefused as refused:
         return f"shown as {reading.request.text!r}, which is refused: {refused}"
-    before, after = asked(reading.request, reading.options), asked(again.request, again.options)
+    before, after = asked(reading.request), asked(again.request)
     return None if before == after else f"shown as {reading.request.text!r}, read back as {after} instead of {before}"
 
 

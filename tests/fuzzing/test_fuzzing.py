@@ -46,8 +46,8 @@ SOUND = "#DW jobdw capacity=1GiB"
 )
 def test_the_oracle_sees_what_a_bad_grammar_would_accept(line: str) -> None:
     accepted = read_request(SOUND)
-    assert nonsense(case(SOUND), accepted.request, accepted.options) is None
-    assert nonsense(case(line), accepted.request, accepted.options) is not None
+    assert nonsense(case(SOUND), accepted.request) is None
+    assert nonsense(case(line), accepted.request) is not None
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ from replica.messages import commands as c
 from replica.messages.entries import Batch
 from replica.messages.events import Event
 from replica.model.configuration import Policy
-from replica.model.jobs import Dependency, DependencyKind, Hold
+from replica.model.jobs import Hold
 from replica.model.pools import Pool
+from replica.model.requests import Dependency, DependencyKind
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
 from snapshots.image import Image
@@ -59,7 +60,7 @@ UNSEEN = 25
 
 def lived() -> list[Batch]:
     """The batches of a cluster in which every event of feature level 1 has happened."""
-    world = World({"fast": 100, "slow": 1_000}, nodes=2, cpus=4, stage_retries=1, finished_jobs_kept=3,
+    world = World({"fast": 100, "slow": 1_000}, nodes=2, cpus=4, level=1, stage_retries=1, finished_jobs_kept=3,
                   staged_hold_time_s=60)  # fmt: skip
     world.settle(c.SetPool(Pool("bulk", 500, 10)))
     policy: Policy = msgspec.structs.replace(POLICY, stage_retries=1, finished_jobs_kept=2, staged_hold_time_s=60)

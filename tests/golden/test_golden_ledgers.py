@@ -22,7 +22,6 @@ from tests.golden.asked import REQUIRED, bodies
 from tests.golden.make_ledger import BEHIND, REPLICAS, UNSEEN
 from tests.golden.previous import EXPECTED, GOLDEN, previous_cluster
 from tests.golden.spoken import CLUSTER, MESSAGES, SENDER, frames
-from tests.golden.words import vocabulary
 from wal.codec import Kind, decode_batch, encode_batch, kind_of
 from wal.configuration import decode_configuration, encode_configuration
 
@@ -115,23 +114,6 @@ def test_a_snapshot_of_the_previous_release_would_be_written_again_byte_for_byte
         again = tmp_path / str(number)
         again.mkdir()
         assert write_snapshot(again, load_snapshot(path)).read_bytes() == path.read_bytes()
-
-
-VALUES_OF_LATER_LEVELS = {
-    # About an array, which there is none of below level 3: `array_submission.with_arrays` refuses them.
-    "DependencyKind": ("ALL_AFTER", "ALL_AFTER_ANY", "ALL_AFTER_OK", "ALL_AFTER_NOT_OK", "ALL_AFTER_BURST_BUFFER"),
-}
-"""Values that came with a later level, by what they are values of: none of them is written below it."""
-
-
-def test_no_record_that_the_previous_release_knew_has_changed_so_it_can_read_what_is_written_at_its_level() -> None:
-    then = json.loads((GOLDEN / "level-1-words.json").read_text(encoding="utf-8"))
-    now = json.loads(json.dumps(vocabulary()))
-    for enumeration, values in VALUES_OF_LATER_LEVELS.items():
-        for value in values:
-            del now[enumeration][value]
-    assert {name: now[name] for name in then} == then, "what is new comes as a new event of a new level"
-    assert set(now) - set(then) >= {kind.__name__ for kind in features.EVENT_LEVELS}
 
 
 def test_replicas_say_to_each_other_what_those_of_the_previous_release_said_byte_for_byte() -> None:

@@ -19,8 +19,7 @@ from replica.model.accounts import (
     Qos,
     SchedulingRules,
 )
-from replica.model.job_options import JobOptions
-from replica.model.jobs import JobSpec
+from replica.model.requests import JobOptions, JobRequest, with_options
 from replica.state.derived import derive
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import SCRIPT, World, user
@@ -32,7 +31,8 @@ def tried(world: World, bb: str = "", who: str = "alan", **asked: Any) -> Refusa
     options = {field: asked.pop(field) for field in JobOptions.__struct_fields__ if field in asked}
     fields: dict[str, Any] = {"name": "job", "user": who, "script": SCRIPT, "workdir": "/out", "time_limit_s": 60}
     request = parse_request(SCRIPT, bb) if bb else None
-    return world.settle(c.SubmitJob(JobSpec(**fields | asked), request, options=JobOptions(**options)), user(who))
+    asked_for = JobRequest(**fields | asked, buffer=request)
+    return world.settle(c.SubmitJob(with_options(asked_for, JobOptions(**options))), user(who))
 
 
 def given(world: World, bb: str = "", who: str = "alan", **asked: Any) -> int:
@@ -266,7 +266,7 @@ def test_the_site_s_default_account_and_qos_are_filled_in_and_an_account_may_be_
     qos(world)
     changed(world, c.SetSchedulingRules(SchedulingRules(default_account="a", default_qos="q", accounts_required=True)))
     job = given(world)
-    assert (world.state.options[job].account, world.state.options[job].qos) == ("a", "q")
+    assert (world.state.jobs[job].request.options.account, world.state.jobs[job].request.options.qos) == ("a", "q")
     refusal = tried(world, who="eve")
     assert isinstance(refusal, Refusal) and refusal.place == "account"
 

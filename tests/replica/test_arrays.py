@@ -10,16 +10,18 @@ from replica.decide.arrays import job_of_task, parse_reference, shown_reference
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.arrays import ArrayFault, compressed, parse_array, shown_id
-from replica.model.job_options import AfterTask, BufferOptions, CreatePersistent, JobOptions
-from replica.model.jobs import Dependency, DependencyKind, Hold, JobState
+from replica.model.arrays import ArrayFault, compressed, parse_array
+from replica.model.jobs import Hold, JobState
+from replica.model.requests import (
+    AfterTask,
+    ArrayTask,
+    Dependency,
+    DependencyKind,
+    JobOptions,
+)
 from replica.values import limits
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
-
-
-def throttled(number: int) -> JobOptions:
-    return JobOptions(array_throttle=number)
 
 
 def tasks_of(world: World, array: int) -> list[int]:
@@ -73,12 +75,14 @@ def test_an_array_is_one_entry_and_each_task_has_a_buffer_of_its_own() -> None:
     before = len(world.ledger)
     array = world.submit("capacity=10", array=(1, 2, 3))
     made = world.ledger[before].entries[0].events
-    assert len(made) == 1 and isinstance(made[0], e.ArraySubmitted)
+    assert len(made) == 1 and isinstance(made[0], e.JobSubmitted)
     assert tasks_of(world, array) == [array, array + 1, array + 2]
     assert world.state.next_job == array + 3
     assert [world.shown(job)[2] for job in tasks_of(world, array)] == ["staging-in"] * 3
     assert world.free() == 70
-    assert [shown_id(job, world.state.options.get(job)) for job in tasks_of(world, array)] == ["1_1", "1_2", "1_3"]
+    assert [world.state.jobs[job].request.array for job in tasks_of(world, array)] == [
+        ArrayTask(1, 1), ArrayTask(1, 2), ArrayTask(1, 3)
+    ]  # fmt: skip
     for job in tasks_of(world, array):
         world.finish(job)
     assert world.free() == 100
@@ -91,18 +95,18 @@ def test_what_has_symbols_is_expanded_for_each_task() -> None:
     )
     array = world.submit(script=script, array=(3, 8), output="%A_%a.out")
     first, second = tasks_of(world, array)
-    assert [world.state.jobs[job].spec.output for job in (first, second)] == ["/out/1_3.out", "/out/1_8.out"]
-    assert world.state.buffers[first].request.stage_in[0].outside == "/in/1.3"
-    assert world.state.buffers[second].request.stage_in[0].outside == "/in/1.8"
-    assert world.state.buffers[second].request.stage_in[0].inside == f"$DW_JOB_STRIPED/{second}"
+    assert [world.state.jobs[job].request.output for job in (first, second)] == ["/out/1_3.out", "/out/1_8.out"]
+    assert world.state.jobs[first].request.buffer.stage_in[0].outside == "/in/1.3"
+    assert world.state.jobs[second].request.buffer.stage_in[0].outside == "/in/1.8"
+    assert world.state.jobs[second].request.buffer.stage_in[0].inside == f"$DW_JOB_STRIPED/{second}"
     other = world.submit(array=(1, 2))
-    assert world.state.jobs[other + 1].spec.output == f"/out/forebay-{other}_2.out"
+    assert world.state.jobs[other + 1].request.output == f"/out/forebay-{other}_2.out"
 
 
 def test_a_throttled_task_neither_stages_nor_reserves() -> None:
     """SPUR.md: an array with a throttle, pool 160, 60 each."""
     world = World({"fast": 160})
-    array = world.submit("capacity=60", array=(1, 2, 3), options=throttled(1))
+    array = world.submit("capacity=60", array=(1, 2, 3), throttle=1)
     assert reasons(world, array) == ["BurstBufferStageIn", "JobArrayTaskLimit", "JobArrayTaskLimit"]
     assert world.free() == 100
     first, second, third = tasks_of(world, array)
@@ -117,7 +121,7 @@ def test_a_throttled_task_neither_stages_nor_reserves() -> None:
 
 def test_a_throttle_holds_for_tasks_without_a_buffer_and_keeps_nobody_else_back() -> None:
     world = World(cpus=8)
-    array = world.submit(array=tuple(range(6)), options=throttled(2))
+    array = world.submit(array=tuple(range(6)), throttle=2)
     other = world.submit()
     states = [world.state.jobs[job].state for job in tasks_of(world, array)]
     assert states == [JobState.CONFIGURING] * 2 + [JobState.PENDING] * 4
@@ -129,7 +133,7 @@ def test_a_throttle_holds_for_tasks_without_a_buffer_and_keeps_nobody_else_back(
 
 def test_a_held_task_takes_no_room_from_the_others() -> None:
     world = World(cpus=8)
-    array = world.submit(array=(1, 2, 3), options=throttled(1), hold=Hold.USER)
+    array = world.submit(array=(1, 2, 3), throttle=1, hold=Hold.USER)
     world.settle(c.ReleaseJob(array, (2, 3)), user())
     assert reasons(world, array) == ["JobHeldUser", "None", "JobArrayTaskLimit"]
 
@@ -181,19 +185,19 @@ def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "options", "words"),
+    ("tasks", "asked", "words"),
     [
-        ((1, 1), JobOptions(), "ascending"),
-        ((2, 1), JobOptions(), "ascending"),
-        ((limits.ARRAY_SIZE_MAX,), JobOptions(), "too large"),
-        ((1, 2), JobOptions(nodes=0, buffer=BufferOptions("bb", (CreatePersistent("a", 1),))), "Node count"),
-        ((), throttled(2), "no array"),
-        ((), JobOptions(array_job=3), "decided by the controller"),
-        ((1,), throttled(-1), "throttle"),
+        ((1, 1), {}, "ascending"),
+        ((2, 1), {}, "ascending"),
+        ((limits.ARRAY_SIZE_MAX,), {}, "too large"),
+        ((1, 2), {"options": JobOptions(nodes=0)}, "Node count"),
+        ((), {"throttle": 2}, "no array"),
+        ((), {"request_array": ArrayTask(3, 1)}, "decided by the controller"),
+        ((1,), {"throttle": -1}, "throttle"),
     ],
 )
-def test_an_array_that_cannot_be_is_refused(array: tuple[int, ...], options: JobOptions, words: str) -> None:
-    refusal = World().try_submit(array=array, options=options)
+def test_an_array_that_cannot_be_is_refused(tasks: tuple[int, ...], asked: dict[str, Any], words: str) -> None:
+    refusal = World().try_submit(array=tasks, **asked)
     assert isinstance(refusal, Refusal) and words in refusal.sentence
 
 
@@ -250,7 +254,7 @@ def test_a_dependency_on_an_array_is_one_on_all_its_tasks(kind: DependencyKind, 
         world = World(cpus=8)
         array = world.submit(array=(1, 2))
         waiter = world.submit(**after(kind, array))
-        assert world.state.jobs[waiter].spec.dependencies == (Dependency(kind.of_all, array),)
+        assert world.state.jobs[waiter].request.dependencies == (Dependency(kind.of_all, array),)
         assert world.reason(waiter) == "Dependency"
         world.finish(array)
         assert world.reason(waiter) == "Dependency"
@@ -283,7 +287,7 @@ def test_a_kind_for_arrays_is_refused_where_there_is_no_array_so_below_the_level
 
 def test_after_an_array_means_after_all_its_tasks_have_started() -> None:
     world = World(cpus=8)
-    array = world.submit(array=(1, 2), options=throttled(1))
+    array = world.submit(array=(1, 2), throttle=1)
     waiter = world.submit(**after(DependencyKind.AFTER, array))
     world.finish(array)
     assert world.reason(waiter) == "Dependency"

@@ -30,7 +30,6 @@ from replica.model.configuration import (
     private_data,
     teardown_on_failure,
 )
-from replica.model.job_options import BufferOptions, JobOptions
 from replica.model.pools import Pool
 from replica.model.transfers import check_transfer_rules
 from replica.operations.transfer_limits import rules_of
@@ -41,7 +40,7 @@ from replica.views.jobs import reason_of
 from snapshots.assembly import from_sections
 from snapshots.image import Image, to_sections
 from tests.replica.test_site_file import VALUES
-from tests.replica.world import World, user
+from tests.replica.world import World, beside_space, user
 
 FILE = """\
 # a site's burst_buffer.conf
@@ -364,8 +363,7 @@ def test_the_lists_of_users_are_enforced_at_submit_with_slurms_sentences(
     assert (refused.code, refused.sentence) == (RefusalCode.PERMISSION_DENIED, sentence)
     without = world.try_submit(who=denied)
     assert isinstance(without, int), "a job without a buffer is nobody's business here"
-    creating = JobOptions(buffer=BufferOptions(directives_kind="bb"))
-    refused = world.try_submit(who=denied, options=creating)
+    refused = world.try_submit(who=denied, buffer=beside_space(directives_kind="bb"))
     assert isinstance(refused, Refusal) and refused.sentence == sentence
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from replica.messages import commands as c
 from replica.model.job_names import Several, first_of, joined, left
-from replica.model.job_options import JobOptions
-from replica.model.jobs import Dependency, DependencyKind, JobState
+from replica.model.jobs import JobState
+from replica.model.requests import Dependency, DependencyKind, JobOptions
 from tests.replica.world import World, user
 
 K = DependencyKind

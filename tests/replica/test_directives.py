@@ -172,7 +172,7 @@ def test_any_text_is_a_request_or_is_refused_with_a_place(text: str, in_bb: bool
         assert refused.refusal.sentence and refused.refusal.remedy and refused.refusal.place
     else:
         request = reading.request
-        assert request is None or request.capacity_bytes or request.stage_in or request.stage_out or reading.options
+        assert request is None or request.capacity_bytes or request.stage_in or request.stage_out or reading.request
 
 
 LINES = st.lists(st.sampled_from([row[0] for row in REFUSED] + FULL.splitlines()), max_size=8)

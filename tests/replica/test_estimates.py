@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from replica.messages import commands as c
-from replica.model.jobs import Dependency, DependencyKind, Hold
+from replica.model.jobs import Hold
 from replica.model.rates import DRAIN_TIME_S, MEASURED_MAX, Measured
+from replica.model.requests import Dependency, DependencyKind
 from replica.scheduler import backfill
 from replica.scheduler.estimates import Estimate, estimate
 from replica.values.units import NEVER, seconds
@@ -169,7 +170,7 @@ def test_an_estimate_beside_a_reservation_holds_if_everybody_uses_his_time() -> 
                 world.report(job, c.ScriptStarted())
             elif job in world.state.unfinished and buffer != "pending":
                 started_at = world.state.jobs[job].started_at
-                if buffer != "running" or world.at >= started_at + seconds(world.state.jobs[job].spec.time_limit_s):
+                if buffer != "running" or world.at >= started_at + seconds(world.state.jobs[job].request.time_limit_s):
                     world.done(job)
         world.advance(5)
     assert sorted(allocated) == jobs

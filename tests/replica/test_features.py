@@ -17,8 +17,8 @@ from replica.messages import events as e
 from replica.messages import features
 from replica.messages.entries import Accepted, Entry
 from replica.messages.features import LEVELS, ReleaseNeeded
-from replica.model.job_options import JobOptions
-from replica.state.digest import state_records
+from replica.model.requests import JobOptions
+from replica.state.digest import state_digest, state_records
 from replica.state.state import EMPTY, State
 from replica.state.tables import LATER_MAPS
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
@@ -208,9 +208,9 @@ def test_a_job_with_options_is_refused_below_their_level_with_the_remedy_and_kep
     assert refusal.remedy.endswith("forebay cluster raise-feature-level")
     raised(world, 3, (("r1", 3),))
     job = world.submit(options=asked)
-    assert world.state.options[job] == asked
+    assert world.state.jobs[job].request.options == asked
     plain = world.submit()
-    assert plain not in world.state.options
+    assert world.state.jobs[plain].request.options is None
 
 
 def test_options_of_a_purged_job_go_with_it() -> None:
@@ -218,12 +218,14 @@ def test_options_of_a_purged_job_go_with_it() -> None:
     job = world.submit(options=JobOptions(comment="x"))
     world.finish(job)
     world.advance(10**7)
-    assert job not in world.state.jobs and job not in world.state.options
+    assert job not in world.state.jobs
 
 
-def test_the_digest_of_a_state_without_options_is_what_it_was_before_there_were_any() -> None:
+def test_what_a_job_asked_for_is_in_the_digest_and_maps_that_are_empty_are_not() -> None:
     sections = {section for section, _ in state_records(World().state)}
     assert not sections & {later.field for later in LATER_MAPS}
-    world = World()
-    world.submit(options=JobOptions(comment="x"))
-    assert ("options", (1, JobOptions(comment="x"))) in list(state_records(world.state))
+    one, other = World(), World()
+    one.submit(options=JobOptions(comment="x"))
+    other.submit()
+    assert ("job", one.state.jobs[1]) in list(state_records(one.state))
+    assert state_digest(one.state) != state_digest(other.state)

@@ -151,7 +151,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def no_job_runs_without_its_data(self) -> None:
         for job in self.world.state.jobs.values():
-            if job.has_buffer and job.state in (JobState.CONFIGURING, JobState.RUNNING):
+            if job.request.buffer is not None and job.state in (JobState.CONFIGURING, JobState.RUNNING):
                 assert self.world.state.buffers[job.id].state in HOLDING
 
     def teardown(self) -> None:
@@ -212,9 +212,9 @@ def test_the_same_command_id_gets_the_first_answer_and_changes_nothing() -> None
     world = World()
     command_id = b"\x01" * 16
     spec = msgspec.structs.replace(world_spec(), name="once")
-    first = world.settle(c.SubmitJob(spec, None), user(), command_id)
+    first = world.settle(c.SubmitJob(spec), user(), command_id)
     revision = world.state.revision
-    assert world.settle(c.SubmitJob(spec, None), user(), command_id) == first
+    assert world.settle(c.SubmitJob(spec), user(), command_id) == first
     refused = b"\x02" * 16
     refusal = world.settle(c.CancelJob(99), user(), refused)
     assert isinstance(refusal, Refusal)
@@ -224,10 +224,10 @@ def test_the_same_command_id_gets_the_first_answer_and_changes_nothing() -> None
 
 
 def world_spec() -> object:
-    from replica.model.jobs import JobSpec
+    from replica.model.requests import JobRequest
     from tests.replica.world import SCRIPT
 
-    return JobSpec("job", "alan", SCRIPT, "/out", 60)
+    return JobRequest("job", "alan", SCRIPT, "/out", 60)
 
 
 def test_a_command_id_is_for_one_command_of_one_actor() -> None:

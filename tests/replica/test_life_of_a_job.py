@@ -336,7 +336,7 @@ def test_an_agent_reports_for_its_own_node_only() -> None:
 
 
 def test_dependencies_follow_the_guide_for_jobs_with_buffers() -> None:
-    from replica.model.jobs import Dependency, DependencyKind
+    from replica.model.requests import Dependency, DependencyKind
 
     world = World()
     parent = world.submit("capacity=40")

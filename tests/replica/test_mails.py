@@ -10,9 +10,9 @@ from replica.decide.reports import settling_events
 from replica.fold.settle import settle
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.model.mail import Mail, MailKind, message_name, wants
+from replica.model.requests import JobOptions
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.limits import MAILS_OWED_MAX, MAILS_SETTLED_MAX

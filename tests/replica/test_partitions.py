@@ -13,14 +13,14 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, SchedulingRules
-from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
-from replica.model.jobs import Dependency, DependencyKind, JobState
+from replica.model.jobs import JobState
 from replica.model.partitions import Partition, PartitionState
+from replica.model.requests import CreatePersistent, Dependency, DependencyKind, JobOptions
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import NODES_MAX
 from replica.values.names import NodeListFault, format_nodes, parse_nodes
 from tests.replica.scheduler.test_index import IndexedWorld
-from tests.replica.world import World, user
+from tests.replica.world import World, beside_space, user
 
 P = PartitionState
 
@@ -159,14 +159,14 @@ def test_what_exceeds_the_limits_of_a_partition_is_accepted_and_waits(partition:
 def test_a_job_that_names_none_goes_to_the_default_partition_or_where_there_is_none_to_any_node() -> None:
     made = world(Partition("a", ("n1",)), Partition("b", ("n2",)))
     free = made.submit()
-    assert free not in made.state.options
+    assert made.state.jobs[free].request.options is None
     made.settle(c.SetPartition(Partition("a", ("n1",), is_default=True)))
     first = made.submit()
-    assert made.state.options[first].partition == "a"
+    assert made.state.jobs[first].request.options.partition == "a"
     made.settle(c.SetPartition(Partition("b", ("n2",), is_default=True)))
     assert [name for name, one in made.state.partitions.items() if one.is_default] == ["b"]
     second = made.submit()
-    assert made.state.options[second].partition == "b"
+    assert made.state.jobs[second].request.options.partition == "b"
 
 
 def test_the_account_that_counts_is_the_default_one_where_none_is_named() -> None:
@@ -225,9 +225,9 @@ def test_setting_what_is_there_already_changes_nothing_and_an_unknown_one_cannot
 def test_a_persistent_buffer_on_a_node_outside_the_partition_is_said() -> None:
     made = world(Partition("p", ("n1",)), Partition("q", ("n2",)))
     made.settle(c.ConfigureSite(settings=(Setting("Flags", "EnablePersistent"),), partial=True))
-    creates = BufferOptions(creates=(CreatePersistent("lake", 5, "fast"),))
+    creates = beside_space(creates=(CreatePersistent("lake", 5, "fast"),))
     script = "#!/bin/sh\n#BB create_persistent name=lake capacity=5 pool=fast\n"
-    maker = made.submit(script=script, options=of("p", buffer=creates))
+    maker = made.submit(script=script, options=of("p"), buffer=creates)
     made.finish(maker)
     assert made.state.persistent["lake"].node == "n1"
     uses = made.submit(script="#!/bin/sh\n#DW persistentdw name=lake\n", options=of("q"))

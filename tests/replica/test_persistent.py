@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.model.buffers import BufferState
-from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
-from replica.model.jobs import Hold, JobSpec
+from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, JobOptions, JobRequest
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.verdicts import Reason
-from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
+from tests.replica.world import OPERATOR, SCRIPT, World, agent, beside_space, user
 
-CREATES_LAKE = BufferOptions(creates=(CreatePersistent("lake", 40),))
-USES_LAKE = BufferOptions(uses=("lake",))
-DESTROYS_LAKE = BufferOptions(destroys=(DestroyPersistent("lake"),))
+CREATES_LAKE = beside_space(creates=(CreatePersistent("lake", 40),))
+USES_LAKE = beside_space(uses=("lake",))
+DESTROYS_LAKE = beside_space(destroys=(DestroyPersistent("lake"),))
 
 
 def world(**fields: Any) -> World:
@@ -30,21 +30,17 @@ def world(**fields: Any) -> World:
 
 
 def asks(
-    here: World, options: BufferOptions, *, who: str = "alan", bb: str = "", actor: c.Actor | None = None, **more: Any
+    here: World, options: BufferRequest, *, who: str = "alan", bb: str = "", actor: c.Actor | None = None, **more: Any
 ) -> int | Refusal:
     spec = {"name": "job", "user": who, "script": SCRIPT, "workdir": "/out", "time_limit_s": 60}
-    request = parse_request(SCRIPT, bb) or parse_request(SCRIPT, "capacity=1")
-    assert request is not None
-    if not bb:
-        from msgspec.structs import replace
-
-        request = replace(request, capacity_bytes=0, text="#BB persistent")
-    fields = {key: more.pop(key) for key in tuple(more) if key in JobSpec.__struct_fields__}
-    submit = c.SubmitJob(JobSpec(**{**spec, **fields}), request, Hold.NONE, JobOptions(buffer=options, **more))
-    return here.settle(submit, actor or user(who))
+    request = parse_request(SCRIPT, bb) or options
+    fields = {key: more.pop(key) for key in tuple(more) if key in JobRequest.__struct_fields__}
+    named = {name: getattr(options, name) for name in ("creates", "destroys", "uses")}
+    asked = JobRequest(**{**spec, **fields}, buffer=replace(request, **named), options=JobOptions(**more))
+    return here.settle(c.SubmitJob(asked), actor or user(who))
 
 
-def submitted(here: World, options: BufferOptions, **more: Any) -> int:
+def submitted(here: World, options: BufferRequest, **more: Any) -> int:
     job = asks(here, options, **more)
     assert isinstance(job, int), job
     return job
@@ -195,7 +191,7 @@ def test_a_creation_that_fails_holds_the_job_and_its_space_and_a_release_tries_a
 def test_who_wants_more_than_is_free_is_first_in_line_and_is_not_passed_without_bound() -> None:
     here = world(max_passes=1)
     holder = here.submit("capacity=80", time_limit_s=999)
-    maker = submitted(here, BufferOptions(creates=(CreatePersistent("lake", 100),)))
+    maker = submitted(here, beside_space(creates=(CreatePersistent("lake", 100),)))
     passing = [here.submit("capacity=10", time_limit_s=9999) for _ in range(3)]
     assert [here.state.buffers[job].state.word for job in passing] == ["staging-in", "pending", "pending"]
     for job in (holder, passing[0]):
@@ -230,14 +226,14 @@ def test_an_operator_clears_a_buffer_that_cannot_be_removed_and_nobody_else() ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (BufferOptions(creates=(CreatePersistent("1st", 1),)), "starts with a digit"),
-        (BufferOptions(creates=(CreatePersistent("../x", 1),)), "'../x'"),
-        (BufferOptions(creates=(CreatePersistent("lake", 1), CreatePersistent("lake", 2))), "names lake twice"),
-        (BufferOptions(uses=("lake",), destroys=(DestroyPersistent("lake"),)), "creates or uses"),
-        (BufferOptions(uses=tuple(f"b{n}" for n in range(65))), "there are 65 persistentdw"),
+        (beside_space(creates=(CreatePersistent("1st", 1),)), "starts with a digit"),
+        (beside_space(creates=(CreatePersistent("../x", 1),)), "'../x'"),
+        (beside_space(creates=(CreatePersistent("lake", 1), CreatePersistent("lake", 2))), "names lake twice"),
+        (beside_space(uses=("lake",), destroys=(DestroyPersistent("lake"),)), "creates or uses"),
+        (beside_space(uses=tuple(f"b{n}" for n in range(65))), "there are 65 persistentdw"),
     ],
 )
-def test_names_that_cannot_be_are_refused_before_a_job_waits_for_them(options: BufferOptions, words: str) -> None:
+def test_names_that_cannot_be_are_refused_before_a_job_waits_for_them(options: BufferRequest, words: str) -> None:
     refusal = asks(world(), options)
     assert isinstance(refusal, Refusal) and words in refusal.sentence
 

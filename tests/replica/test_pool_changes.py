@@ -16,11 +16,11 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Accepted, Batch, Entry
-from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_of
+from replica.model.requests import CreatePersistent
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.digest import state_digest
@@ -30,7 +30,7 @@ from replica.values.units import Revision, SizeError, format_slurm_size
 from replica.views.jobs import pool_use, reason_of, verdict_of
 from tests.replica.reference.reference_scheduler import plan
 from tests.replica.test_configuration import imaged
-from tests.replica.world import OPERATOR, World, agent, user
+from tests.replica.world import OPERATOR, World, agent, beside_space, user
 
 HUGE = 2**63 - 1
 
@@ -171,9 +171,10 @@ def test_a_pool_where_a_job_will_make_a_persistent_buffer_is_not_removed() -> No
     world = World({"fast": 100, "bulk": 50})
     for asked in ("bulk", ""):
         creates = (CreatePersistent("alpha", 200, asked),)
-        job_options = JobOptions(buffer=BufferOptions(directives_kind="bb", creates=creates))
         job = world.submit(begin_at=world.at + 10**9, who="alan")
-        state = replace(world.state, options=world.state.options.set(job, job_options))
+        record = world.state.jobs[job]
+        request = replace(record.request, buffer=beside_space(directives_kind="bb", creates=creates))
+        state = replace(world.state, jobs=world.state.jobs.set(job, replace(record, request=request)))
         named = asked or "fast"
         assert [who for who in pool_users(state, named) if "alpha" in who] == [
             f"job {job} of alan will make alpha there"

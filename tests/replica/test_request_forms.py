@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replica.decide.buffer_request import is_ordinary_buffer
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
-from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
-from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, ListTransfer
+from replica.model.buffers import Access, Transfer, TransferKind
+from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, ListTransfer
 from replica.values.errors import RefusalCode
 from replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
 from replica.values.units import SIZE_BYTES_MAX
@@ -31,10 +32,8 @@ def request_of(*lines: str, **more: Any) -> BufferRequest:
     return request
 
 
-def options_of(*lines: str, **more: Any) -> BufferOptions:
-    options = read(*lines, **more).options
-    assert options is not None
-    return options
+def options_of(*lines: str, **more: Any) -> BufferRequest:
+    return request_of(*lines, **more)
 
 
 def refused(*lines: str, **more: Any) -> str:
@@ -54,13 +53,13 @@ def test_the_script_of_the_guide_is_read_whole() -> None:
         "#DW stage_in type=file source=/home/alice/x destination=$DW_JOB_STRIPED/data",
         "#DW stage_out type=file destination=/home/alice/data.out source=$DW_JOB_STRIPED/data",
     )
-    assert found.request is not None and found.options is not None
+    assert found.request is not None
     assert found.request.capacity_bytes == 10**9
     assert found.request.stage_out == (Transfer(TransferKind.FILE, "/home/alice/data.out", "$DW_JOB_STRIPED/data"),)
-    assert found.options.creates == (
+    assert found.request.creates == (
         CreatePersistent("alpha", 32 * 10**9, "", (Access.STRIPED,), "scratch", "script line 2, column 34"),
     )
-    assert found.options.options == ("jobdw pfs=/scratch",)
+    assert found.request.options == ("jobdw pfs=/scratch",)
     assert "pfs= has no effect" in found.warnings[0]
 
 
@@ -108,8 +107,8 @@ def test_what_contradicts_itself_is_refused_where_it_stands(lines: tuple[str, ..
 )
 def test_swap_counts_gib_without_a_suffix_as_in_slurm(text: str, size_bytes: int, warned: bool) -> None:
     found = read(f"#DW swap {text} pool=fast")
-    assert found.request is not None and found.options is not None
-    assert (found.request.pool, found.request.capacity_bytes, found.options.swap_bytes) == ("fast", 0, size_bytes)
+    assert found.request is not None
+    assert (found.request.pool, found.request.capacity_bytes, found.request.swap_bytes) == ("fast", 0, size_bytes)
     assert bool(found.warnings) is warned
 
 
@@ -129,8 +128,8 @@ def test_an_option_that_is_not_known_is_kept_and_the_submitter_is_warned() -> No
     found = read(
         "#DW jobdw capacity=1G colour=red", "#DW stage_in type=file source=/a destination=$DW_JOB_STRIPED/a k=v"
     )
-    assert found.options is not None
-    assert found.options.options == ("jobdw colour=red", "stage_in k=v")
+    assert found.request is not None
+    assert found.request.options == ("jobdw colour=red", "stage_in k=v")
     assert found.warnings == (
         "script line 2, column 23: the option colour= is not known here; it is kept and passed on",
         "script line 3, column 64: the option k= is not known here; it is kept and passed on",
@@ -140,23 +139,22 @@ def test_an_option_that_is_not_known_is_kept_and_the_submitter_is_warned() -> No
 @pytest.mark.parametrize(
     ("capacity", "value", "units"),
     [
-        ("10GiB", 10 * GIB, None),
-        ("1.5TB", 1_500_000_000_000, None),
+        ("10GiB", 10 * GIB, "bytes"),
+        ("1.5TB", 1_500_000_000_000, "bytes"),
         ("3", 3, "bare"),
         ("2N", 2, "count"),
         ("4nodes", 4, "count"),
     ],
 )
-def test_a_capacity_says_what_it_counts(capacity: str, value: int, units: str | None) -> None:
+def test_a_capacity_says_what_it_counts(capacity: str, value: int, units: str) -> None:
     found = read(f"#DW jobdw capacity={capacity}")
     assert found.request is not None and found.request.capacity_bytes == value
-    assert (None if found.options is None else found.options.units) == units
+    assert found.request.units == units
 
 
 def test_what_needs_nothing_new_has_no_record() -> None:
-    assert (
-        read("#DW jobdw capacity=1G", "#DW stage_in type=file source=/a destination=$DW_JOB_STRIPED/a").options is None
-    )
+    found = request_of("#DW jobdw capacity=1G", "#DW stage_in type=file source=/a destination=$DW_JOB_STRIPED/a")
+    assert is_ordinary_buffer(found)
 
 
 # Lines ---------------------------------------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ def test_what_only_begins_like_a_directive_is_a_comment_with_a_warning(head: str
 
 @pytest.mark.parametrize("line", ["#SBATCH -n1", "# DW jobdw", "#", "##DW x", "#PBS -l x"])
 def test_an_ordinary_comment_is_left_in_peace(line: str) -> None:
-    assert read(line) == Reading(None, None, ())
+    assert read(line) == Reading(None, ())
 
 
 def test_continued_lines_are_one_directive_and_keep_their_places() -> None:
@@ -224,7 +222,7 @@ def test_the_short_form_stands_for_the_lines_that_slurm_writes(text: str, lines:
     found = read(bb=text)
     assert found.request is not None and found.request.text == lines
     written = read(bbf=lines)
-    assert asked(found.request, found.options) == asked(written.request, written.options)
+    assert asked(found.request) == asked(written.request)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +280,10 @@ def test_a_file_may_make_persistent_buffers_and_must_hold_a_directive() -> None:
 )
 def test_spurs_form_is_read_with_exact_units(text: str, size_bytes: int, stage_in: str, stage_out: str) -> None:
     found = read(bb=text)
-    assert found.request is not None and found.options is not None
+    assert found.request is not None
     assert found.request.capacity_bytes == size_bytes
-    assert (found.options.stage_in_command, found.options.stage_out_command) == (stage_in, stage_out)
-    assert found.options.directives_kind == "spur"
+    assert (found.request.stage_in_command, found.request.stage_out_command) == (stage_in, stage_out)
+    assert found.request.directives_kind == "spur"
     assert found.request.text == text.strip()
 
 
@@ -323,9 +321,9 @@ def test_spurs_form_adds_to_the_directives_of_the_script_but_not_a_second_capaci
 def test_a_lua_site_reads_its_own_directive_and_passes_the_rest_on_word_for_word() -> None:
     line = "#BB_LUA pool=pool1  capacity=1K\tsrc=/scratch/%u/%j  anything -x capacity=2K"
     found = read(line, provider="lua")
-    assert found.request is not None and found.options is not None
+    assert found.request is not None
     assert (found.request.pool, found.request.capacity_bytes, found.request.text) == ("pool1", 1024, line)
-    assert found.options.directives_kind == "lua"
+    assert found.request.directives_kind == "lua"
     assert "only the first capacity= of a line is read" in found.warnings[0]
 
 
@@ -421,7 +419,7 @@ LISTS = st.builds(ListTransfer, st.just(False), PATHS, INSIDE) | st.builds(ListT
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[BufferRequest, BufferOptions]:
+def requests(draw: st.DrawFn) -> BufferRequest:
     """A native request with anything that directives can ask for."""
     names = draw(st.lists(NAMES, max_size=4, unique=True))
     cut = draw(st.integers(0, len(names)))
@@ -429,11 +427,17 @@ def requests(draw: st.DrawFn) -> tuple[BufferRequest, BufferOptions]:
     units = draw(UNITS) if capacity else "bytes"
     swap = draw(st.just(0) | SIZES) if units != "count" else 0
     pool = draw(st.just("") | NAMES) if capacity or swap else ""
-    request = BufferRequest(
-        pool, capacity, draw(MODES) if capacity else (Access.STRIPED,), "scratch", draw(MOVES), draw(MOVES), "", ()
-    )
+    modes, moved_in, moved_out = draw(MODES) if capacity else (Access.STRIPED,), draw(MOVES), draw(MOVES)
     creates = {record.name: record for record in draw(st.lists(CREATES, max_size=2)) if record.name not in names}
-    options = BufferOptions(
+    return BufferRequest(
+        pool,
+        capacity,
+        modes,
+        "scratch",
+        moved_in,
+        moved_out,
+        "",
+        (),
         "dw",
         tuple(creates.values()),
         tuple(DestroyPersistent(name, draw(st.booleans())) for name in names[:cut]),
@@ -448,18 +452,17 @@ def requests(draw: st.DrawFn) -> tuple[BufferRequest, BufferOptions]:
         lists=tuple(sorted(draw(st.lists(LISTS, max_size=2)), key=lambda one: one.outgoing)),
         units=units,
     )
-    return request, options
 
 
 @given(requests())
-def test_a_request_that_is_written_reads_back_as_the_same(made: tuple[BufferRequest, BufferOptions]) -> None:
-    bb, bbf = format_request(*made)
+def test_a_request_that_is_written_reads_back_as_the_same(made: BufferRequest) -> None:
+    bb, bbf = format_request(made)
     assert bb == ""
     if not bbf:
-        assert asked(*made) == (made[0], None)
+        assert is_ordinary_buffer(made) and not (made.capacity_bytes or made.stage_in or made.stage_out)
         return
     found = read(bbf=bbf)
-    assert asked(found.request, found.options) == asked(*made)
+    assert asked(found.request) == asked(made)
 
 
 @given(st.integers(1, SIZE_BYTES_MAX), st.sampled_from(["capacity=", "swap="]))
@@ -468,5 +471,5 @@ def test_every_size_survives_the_short_form(size_bytes: int, key: str) -> None:
     found = read(bb=text)
     assert found.request is not None
     again = read(bbf=found.request.text)
-    assert asked(found.request, found.options) == asked(again.request, again.options)
-    assert size_bytes in (found.request.capacity_bytes, found.options.swap_bytes if found.options else 0)
+    assert asked(found.request) == asked(again.request)
+    assert size_bytes in (found.request.capacity_bytes, found.request.swap_bytes)

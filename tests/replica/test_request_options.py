@@ -11,9 +11,8 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.messages.features import BURST_BUFFERS_WHOLE
-from replica.model.job_options import JobOptions
-from replica.model.jobs import JobSpec
 from replica.model.pools import PoolUnit
+from replica.model.requests import JobOptions, JobRequest, with_options
 from replica.model.transfers import TransferRules
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
@@ -35,14 +34,13 @@ def world(**settings: str) -> World:
 
 def submit(
     made: World, *lines: str, bb: str = "", who: str = "alan", actor: c.Actor | None = None,
-    tasks: tuple[int, ...] = (), **options: Any,
+    tasks: tuple[int, ...] = (), throttle: int = 0, **options: Any,
 ) -> Refusal | int:  # fmt: skip
     script = "\n".join(["#!/bin/sh", *lines, "true", ""])
     site = made.state.site
     reading = read_request(script, bb, provider=site.provider, directive=site.directive)
-    spec = JobSpec("job", who, script, "/out", 60)
-    asked = JobOptions(buffer=reading.options, **options)
-    return made.settle(c.SubmitJob(spec, reading.request, options=asked, array=tasks), actor or user(who))
+    asked = with_options(JobRequest("job", who, script, "/out", 60, buffer=reading.request), JobOptions(**options))
+    return made.settle(c.SubmitJob(asked, tasks=tasks, throttle=throttle), actor or user(who))
 
 
 def refused(made: World, *lines: str, **more: Any) -> Refusal:
@@ -81,19 +79,19 @@ def test_what_no_pool_can_give_is_refused_where_it_stands(line: str, code: Refus
 @pytest.mark.parametrize(
     ("line", "pool", "granted", "units"),
     [
-        ("#DW jobdw capacity=1025K", "fast", 2 * MIB, None),
-        ("#DW jobdw capacity=3", "fast", MIB, None),
+        ("#DW jobdw capacity=1025K", "fast", 2 * MIB, "bytes"),
+        ("#DW jobdw capacity=3", "fast", MIB, "bytes"),
         ("#DW jobdw capacity=3 pool=slots", "slots", 4, "count"),
         ("#DW jobdw capacity=3N pool=racks", "racks", 4, "count"),
         ("#DW jobdw capacity=3 pool=racks", "racks", 4, "count"),
     ],
 )
-def test_a_request_is_rounded_up_in_what_its_pool_counts(line: str, pool: str, granted: int, units: str | None) -> None:
+def test_a_request_is_rounded_up_in_what_its_pool_counts(line: str, pool: str, granted: int, units: str) -> None:
     made = world()
     job = taken(made, line)
-    buffer, options = made.state.buffers[job], made.state.options.get(job)
+    buffer, asked = made.state.buffers[job], made.state.jobs[job].request.buffer
     assert (buffer.pool, buffer.granted_bytes) == (pool, granted)
-    assert (None if options is None or options.buffer is None else options.buffer.units) == units
+    assert asked is not None and asked.units == units
 
 
 def test_swap_and_capacity_are_held_together() -> None:
@@ -101,7 +99,7 @@ def test_swap_and_capacity_are_held_together() -> None:
     job = taken(made, "#DW swap 3M", "#DW jobdw capacity=5M")
     assert made.state.buffers[job].granted_bytes == 8 * MIB
     alone = taken(made, "#DW swap 3M")
-    options = made.state.options[alone].buffer
+    options = made.state.jobs[alone].request.buffer
     assert (made.state.buffers[alone].granted_bytes, options and options.units) == (3 * MIB, "bytes")
     assert "not set up" in refused(world(), "#DW swap 3M").sentence
 
@@ -116,7 +114,7 @@ def test_swap_is_refused_at_its_own_place_whatever_else_is_asked_for() -> None:
 def test_a_bare_number_needs_no_record_and_no_feature_level() -> None:
     made = World(pools={"fast": 100}, level=2)
     job = taken(made, "#DW jobdw capacity=40")
-    assert job not in made.state.options
+    assert made.state.jobs[job].request.options is None
     assert "feature level 3" in refused(made, "#DW jobdw capacity=1 colour=red").sentence
 
 
@@ -144,7 +142,7 @@ def test_a_job_of_no_nodes_may_only_make_or_remove_persistent_buffers(
 def test_a_job_of_no_nodes_that_makes_a_persistent_buffer_is_taken() -> None:
     made = world(Flags="EnablePersistent")
     job = taken(made, CREATE, nodes=0)
-    assert made.state.options[job].nodes == 0
+    assert made.state.jobs[job].request.options.nodes == 0
 
 
 @pytest.mark.parametrize("nodes", [-1, 2])
@@ -216,7 +214,7 @@ def test_every_symbol_is_replaced_in_an_array_and_a_task_has_none_outside_of_one
     made = world()
     array = taken(made, STAGE, tasks=(3, 5))
     for number, task in enumerate((3, 5)):
-        transfer = made.state.buffers[array + number].request.stage_in[0]
+        transfer = made.state.jobs[array + number].request.buffer.stage_in[0]
         assert transfer.outside == f"/in/{array}/{task}/{array + number}/alan/job"
         assert transfer.inside == f"$FOREBAY_JOB_DIR/%{task}"
     found = refused(made, STAGE)
@@ -226,7 +224,7 @@ def test_every_symbol_is_replaced_in_an_array_and_a_task_has_none_outside_of_one
 def test_two_backslashes_keep_the_symbols_of_the_rest_of_the_line() -> None:
     made = world()
     job = taken(made, r"#DW stage_in type=file source=/in/%u\\%j destination=$FOREBAY_JOB_DIR/%j")
-    transfer = made.state.buffers[job].request.stage_in[0]
+    transfer = made.state.jobs[job].request.buffer.stage_in[0]
     assert (transfer.outside, transfer.inside) == ("/in/alan%j", "$FOREBAY_JOB_DIR/%j")
 
 
@@ -305,5 +303,6 @@ def test_what_a_job_asks_for_is_kept_with_it() -> None:
     made = world()
     wanted: dict[str, Any] = {"mail_types": ("stage_out",), "mail_user": "alan@example.org", "comment": "a b"}
     job = taken(made, **wanted, requeue=False, singleton=True)
-    assert made.state.options[job] == JobOptions(**wanted, requeue=False, singleton=True)
-    assert made.state.options.get(taken(made)) is None
+    assert made.state.jobs[job].request.options == JobOptions(**wanted, requeue=False, singleton=True)
+    plain = taken(made)
+    assert made.state.jobs[plain].request.options is None

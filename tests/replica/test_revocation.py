@@ -38,8 +38,10 @@ def test_a_staged_job_that_does_not_start_gives_way_to_one_that_could_run_at_onc
     world.advance(301)
     assert revoked(world, waiting)
     events = [event for batch in world.ledger for entry in batch.entries for event in entry.events]
-    assert e.RevokedFor(waiting, urgent) in events
-    (why,) = [event.reason for event in events if isinstance(event, e.AllocationRevoked)]
+    ((why, beneficiary),) = [
+        (event.reason, event.beneficiary) for event in events if isinstance(event, e.AllocationRevoked)
+    ]
+    assert beneficiary == urgent
     assert why == f"job {urgent} should start sooner, and this one did not start"
     world.done(waiting)
     assert world.shown(urgent)[2] == "staging-in"
@@ -83,7 +85,7 @@ def test_a_job_gives_way_only_so_often_in_its_whole_life() -> None:
     world.submit("capacity=60", priority=9)
     world.advance(10_000)
     assert not revoked(world, waiting)
-    assert world.state.revocations[waiting] == 1
+    assert world.state.jobs[waiting].interrupted.revocations == 1
 
 
 def test_a_held_job_s_staged_buffer_may_be_taken_back_for_a_higher_priority() -> None:
@@ -135,4 +137,4 @@ def test_whoever_gives_way_no_job_starves() -> None:
                 world.done(job)
         world.advance(7)
     assert not world.state.unfinished
-    assert all(count <= 2 for count in world.state.revocations.values())
+    assert all(job.interrupted.revocations <= 2 for job in world.state.jobs.values())

@@ -9,8 +9,8 @@ import pytest
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import features
-from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
+from replica.model.requests import JobOptions
 from replica.values.errors import Refusal
 from tests.replica.world import World, user
 
@@ -53,7 +53,7 @@ def test_a_suspended_job_stands_still_and_goes_on_where_it_was(bb: str) -> None:
     here.advance(100)
     here.settle(c.ResumeJob(job), user())
     assert (state_of(here, job), here.order(job).suspend) == ("RUNNING", False)
-    assert here.state.extras[job].suspended_us == 100_000_000
+    assert here.state.jobs[job].interrupted.suspended_us == 100_000_000
     here.report(job, c.ScriptEnded(JobState.COMPLETED))
     if bb:
         here.finish(job)
@@ -94,7 +94,7 @@ def test_a_running_job_that_is_requeued_is_ended_drained_torn_down_and_stages_in
     assert state_of(here, job) == "PENDING"
     found = here.state.jobs[job]
     assert (found.result, found.started_at, found.ended_at, found.cancelled) == (JobState.PENDING, 0, 0, False)
-    assert here.state.extras[job].requeues == 1
+    assert here.state.jobs[job].interrupted.requeues == 1
     here.finish(job)
     assert state_of(here, job) == "COMPLETED"
 
@@ -104,7 +104,7 @@ def test_a_running_job_without_a_buffer_is_requeued_as_soon_as_its_script_has_en
     job = running(here, "")
     here.settle(c.RequeueJob(job))
     here.report(job, c.ScriptEnded(JobState.CANCELLED, 0, 15))
-    assert state_of(here, job) == "CONFIGURING" and here.state.extras[job].requeues == 1
+    assert state_of(here, job) == "CONFIGURING" and here.state.jobs[job].interrupted.requeues == 1
 
 
 def test_a_pending_job_that_is_requeued_gives_its_buffer_back_and_stages_in_again() -> None:
@@ -138,7 +138,7 @@ def test_a_requeued_job_that_is_cancelled_is_cancelled_and_not_run_again() -> No
 
 
 def test_a_dependency_on_a_requeued_job_waits_for_its_next_run() -> None:
-    from replica.model.jobs import Dependency, DependencyKind
+    from replica.model.requests import Dependency, DependencyKind
 
     here = site()
     job = running(here)
@@ -227,7 +227,7 @@ def test_a_site_may_have_failed_pre_runs_requeued_by_themselves_up_to_a_limit() 
     for failures in (1, 2, 3):
         here.done(job)
         fails(here, job, "mount failed", "pre_run")
-        assert here.state.extras[job].pre_run_failures == failures
+        assert here.state.jobs[job].interrupted.pre_run_failures == failures
         here.done(job)
         assert here.shown(job)[2] == ("staging-in" if failures < 3 else "complete")
 
@@ -316,13 +316,3 @@ def test_below_their_level_these_commands_are_refused_with_the_remedy(command: c
     running(here)
     refusal = here.settle(command)
     assert isinstance(refusal, Refusal) and refusal.remedy.endswith("forebay cluster raise-feature-level")
-
-
-def test_below_the_level_failures_are_written_as_earlier_releases_read_them() -> None:
-    from replica.messages import events as e
-
-    here = World(level=features.FOUNDING_LEVEL, stage_retries=0)
-    job = here.submit("capacity=40")
-    fails(here, job, "why", "setup")
-    kinds = {type(event) for batch in here.ledger for entry in batch.entries for event in entry.events}
-    assert e.StageFailed in kinds and not kinds & set(features.EVENT_LEVELS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from replica.model.buffers import Buffer
-from replica.model.job_options import JobOptions
 from replica.model.jobs import Job
-from replica.state.interning import shared_buffer, shared_job, shared_options
+from replica.model.requests import JobOptions, JobRequest, with_options
+from replica.state.interning import shared_buffer, shared_job, shared_request
 from replica.state.state import State
 from snapshots.assembly import from_sections
 from snapshots.image import DIGEST_BYTES, Image, to_sections
@@ -29,11 +29,10 @@ def submitted() -> State:
 
 def assert_shared(state: State) -> None:
     first, second = state.jobs[1], state.jobs[2]
-    assert first.spec.script is second.spec.script
-    assert first.spec.workdir is second.spec.workdir and first.spec.user is second.spec.user
-    assert state.buffers[1].request is state.buffers[2].request
-    assert state.buffers[1].user is state.jobs[1].spec.user
-    assert state.options[1] is state.options[2]
+    assert first.request.script is second.request.script
+    assert first.request.workdir is second.request.workdir and first.request.user is second.request.user
+    assert first.request.buffer is second.request.buffer
+    assert first.request.options is second.request.options is not None
     assert first.submitted_at is first.eligible_at is state.buffers[1].created_at
 
 
@@ -50,13 +49,14 @@ def test_sharing_changes_no_value() -> None:
     world = World({"fast": 100})
     world.submit("capacity=10", environment=(("A", "b"),), name="one")
     job, buffer = world.state.jobs[1], world.state.buffers[1]
+    asked = with_options(job.request, JobOptions(nice=3))
     for kind, record, shared in (
         (Job, job, shared_job(job)),
         (Buffer, buffer, shared_buffer(buffer, job)),
         (Buffer, buffer, shared_buffer(buffer, None)),
-        (JobOptions, JobOptions(nice=3), shared_options(JobOptions(nice=3))),
+        (JobRequest, asked, shared_request(asked)),
     ):
         assert shared == record
         assert msgspec.msgpack.encode(shared) == msgspec.msgpack.encode(record)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(shared), type=kind) == record
-    assert SCRIPT == job.spec.script
+    assert SCRIPT == job.request.script

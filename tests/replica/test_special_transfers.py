@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from replica.grammar.directives import read_request
 from replica.grammar.lexer import DirectiveRefused
 from replica.model.buffers import BufferState, TransferKind
-from replica.model.job_options import ListTransfer
 from replica.model.operations import Stage
 from replica.model.orders import Order, SpecialTransfers
+from replica.model.requests import ListTransfer
 from replica.model.transfers import (
     NO_CHOICE,
     TransferChoice,
@@ -70,9 +70,7 @@ def test_an_ordinary_order_has_nothing_special() -> None:
     made = world()
     job = taken(made, "#DW jobdw capacity=1M", STAGE_OUT.format("a"))
     assert order_of(made, job, Stage.STAGE_OUT).special is None
-    buffer = made.state.buffers[job]
-    assert special_transfers(made.state, made.state.jobs[job], buffer, Stage.RUN) is None
-    assert special_transfers(made.state, made.state.jobs[job], None, Stage.STAGE_OUT) is None
+    assert special_transfers(made.state, made.state.jobs[job], Stage.RUN) is None
 
 
 def test_each_transfer_has_its_own_choice_and_reads_back_as_it_was_written() -> None:
@@ -90,16 +88,16 @@ def test_each_transfer_has_its_own_choice_and_reads_back_as_it_was_written() -> 
         ]
     )
     reading = read_request(script)
-    assert reading.request is not None and reading.options is not None
-    options = reading.options
+    assert reading.request is not None
+    options = reading.request
     assert choices_of(options, "stage_in", 1, listed=False) == (TransferChoice("rclone"),)
     assert choices_of(options, "stage_out", 3, listed=False) == (NO_CHOICE, TransferChoice("rsync", True), NO_CHOICE)
     assert choices_of(options, "stage_out", 2, listed=True) == (TransferChoice("", True), NO_CHOICE)
     assert choices_of(options, "stage_in", 0, listed=True) == ()
-    bb, bbf = format_request(reading.request, options)
+    bb, bbf = format_request(options)
     again = read_request("#!/bin/sh\n", bb, bbf)
-    assert again.options is not None and again.request is not None
-    assert (again.options.options, again.request.stage_out) == (options.options, reading.request.stage_out)
+    assert again.request is not None
+    assert (again.request.options, again.request.stage_out) == (options.options, reading.request.stage_out)
 
 
 def test_an_order_says_what_was_chosen_for_each_transfer() -> None:

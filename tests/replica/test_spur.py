@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from replica.grammar.lexer import DirectiveRefused
 from replica.messages import commands as c
 from replica.model.accounts import License, Limit, LimitKind
-from replica.model.job_options import JobOptions
-from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
+from replica.model.jobs import Hold
+from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
 from replica.state.digest import state_digest
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import seconds
@@ -56,11 +57,11 @@ def test_60_is_held_while_staged_and_running_and_100_is_free_after_teardown() ->
 
 def test_a_throttled_task_neither_stages_nor_reserves() -> None:
     world = World({"fast": 160})
-    spec = JobSpec("job", "alan", SCRIPT, "/out", 60)
+    spec = JobRequest("job", "alan", SCRIPT, "/out", 60)
     from replica.grammar.directives import parse_request
 
-    options = JobOptions(array_throttle=1)
-    command = c.SubmitJob(spec, parse_request(SCRIPT, "capacity=60"), options=options, array=(0, 1, 2))
+    asked = replace(spec, buffer=parse_request(SCRIPT, "capacity=60"))
+    command = c.SubmitJob(asked, tasks=(0, 1, 2), throttle=1)
     first = world.settle(command, user())
     assert isinstance(first, int)
     assert world.free() == 100
@@ -104,7 +105,7 @@ def test_each_gate_names_its_reason_until_it_opens_and_then_the_next_one_does() 
     blocker = world.submit(time_limit_s=100_000)
     world.report(blocker, c.ScriptStarted())
     full = given(world, "capacity=90", time_limit_s=100_000)
-    spec = JobSpec(
+    spec = JobRequest(
         "job",
         "alan",
         SCRIPT,
@@ -116,7 +117,8 @@ def test_each_gate_names_its_reason_until_it_opens_and_then_the_next_one_does() 
     from replica.grammar.directives import parse_request
 
     options = JobOptions(qos="q", licenses=(("matlab", 1),))
-    job = world.settle(c.SubmitJob(spec, parse_request(SCRIPT, "capacity=50"), Hold.USER, options), user())
+    asked = replace(spec, buffer=parse_request(SCRIPT, "capacity=50"), options=options)
+    job = world.settle(c.SubmitJob(asked, Hold.USER), user())
     assert isinstance(job, int)
     reasons = [world.reason(job)]
     world.settle(c.ReleaseJob(job), user())
@@ -242,7 +244,7 @@ def test_8_one_decision_is_one_entry_of_a_batch() -> None:
     given(world, "capacity=10", nice=3)
     submitted = world.ledger[before].entries
     assert len(submitted) == 1
-    assert [type(event).__name__ for event in submitted[0].events] == ["JobSubmitted", "JobOptionsGiven"]
+    assert [type(event).__name__ for event in submitted[0].events] == ["JobSubmitted"]
 
 
 def test_9_a_report_of_an_earlier_attempt_no_longer_counts() -> None:
@@ -256,7 +258,7 @@ def test_9_a_report_of_an_earlier_attempt_no_longer_counts() -> None:
 
 def test_11_a_duplicate_submit_after_a_lost_reply_makes_one_job() -> None:
     world = World()
-    command = c.SubmitJob(JobSpec("job", "alan", SCRIPT, "/out", 60), None)
+    command = c.SubmitJob(JobRequest("job", "alan", SCRIPT, "/out", 60))
     first = world.settle(command, user(), b"\x07" * 16)
     assert world.settle(command, user(), b"\x07" * 16) == first
     assert len(world.state.jobs) == 1

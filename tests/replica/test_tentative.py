@@ -13,11 +13,11 @@ from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch, Decision, Entry
-from replica.model.job_options import JobChange
-from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec
+from replica.model.jobs import Hold
 from replica.model.operations import Stage
 from replica.model.partitions import Partition, PartitionState
 from replica.model.pools import Pool
+from replica.model.requests import Dependency, DependencyKind, JobChange, JobRequest
 from replica.state.state import State
 from replica.values.errors import LedgerViolation, Refusal
 from replica.values.units import Instant
@@ -27,8 +27,8 @@ JOBS = st.integers(1, 6)
 
 
 def submission(who: str, bb: str, hold: Hold) -> c.SubmitJob:
-    spec = JobSpec(name="job", user=who, script=SCRIPT, workdir="/out", time_limit_s=60)
-    return c.SubmitJob(spec, parse_request(SCRIPT, bb), hold)
+    buffer = parse_request(SCRIPT, bb)
+    return c.SubmitJob(JobRequest("job", who, SCRIPT, "/out", 60, buffer=buffer), hold)
 
 
 REQUESTS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(

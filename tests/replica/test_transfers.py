@@ -405,7 +405,7 @@ def test_several_turns_of_one_pass_go_to_users_by_turns_and_to_no_more_than_ther
 
     def users(room: int, stage: Stage) -> list[str]:
         given_slots = slots_given(idle, OperationSlots(), stage, waiting, lambda job: True, room)
-        return [world.state.jobs[event.job].spec.user for event in given_slots]
+        return [world.state.jobs[event.job].request.user for event in given_slots]
 
     assert users(9, Stage.STAGE_IN) == ["alan", "ben", "carla", "alan", "ben", "alan"]
     assert users(2, Stage.STAGE_IN) == ["alan", "ben"]
@@ -447,12 +447,13 @@ def test_what_a_complete_stage_out_left_out_is_said_by_name_for_as_long_as_the_j
         ("/buffer/fifo", "a FIFO", True),
         ("17 more", "see the receipt on its node", True),
     ]
-    buffer = world.state.buffers[job]
-    lake = tuple(
-        msgspec.structs.replace(one, inside="${DW_PERSISTENT_STRIPED_lake}/r") for one in buffer.request.stage_out
-    )
-    kept = msgspec.structs.replace(buffer, request=msgspec.structs.replace(buffer.request, stage_out=lake))
-    state = msgspec.structs.replace(world.state, buffers=world.state.buffers.set(job, kept))
+    record = world.state.jobs[job]
+    asked = record.request.buffer
+    assert asked is not None
+    lake = tuple(msgspec.structs.replace(one, inside="${DW_PERSISTENT_STRIPED_lake}/r") for one in asked.stage_out)
+    kept = msgspec.structs.replace(record.request, buffer=msgspec.structs.replace(asked, stage_out=lake))
+    jobs = world.state.jobs.set(job, msgspec.structs.replace(record, request=kept))
+    state = msgspec.structs.replace(world.state, jobs=jobs)
     assert [one.lost for one in not_exported(state, job)] == [False, False]
     other = world.submit(script=OUT.format("s"))
     staged_out(world, other)

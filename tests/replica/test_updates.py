@@ -12,10 +12,9 @@ from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
-from replica.model.buffers import BufferRequest
-from replica.model.job_options import BufferOptions, JobChange, JobOptions
-from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
+from replica.model.jobs import Hold, JobState
 from replica.model.partitions import Partition, PartitionState
+from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
 from replica.scheduler.estimates import estimate
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import NEVER, Instant, seconds
@@ -38,15 +37,8 @@ def refused(outcome: Refusal | int) -> Refusal:
     return outcome
 
 
-def asked(bb: str) -> tuple[BufferRequest, BufferOptions | None]:
-    reading = read_request(SCRIPT, bb)
-    assert reading.request is not None
-    return reading.request, reading.options
-
-
 def rebuffer(made: World, job: int, bb: str) -> Refusal | int:
-    request, options = asked(bb)
-    return made.settle(c.UpdateJob(job, request=request, buffer=options), user())
+    return made.settle(c.UpdateJob(job, buffer=read_request(SCRIPT, bb).request), user())
 
 
 def events_of_last(made: World) -> list[e.Event]:
@@ -65,8 +57,8 @@ def test_its_user_may_lower_time_limit_and_priority_and_only_an_operator_raises_
         assert (refusal.code, [refusal.place]) == (RefusalCode.PERMISSION_DENIED, list(changes))
         assert isinstance(update(made, job, OPERATOR, **changes), int)
     record = made.state.jobs[job]
-    assert (record.spec.time_limit_s, record.priority, record.spec.priority) == (31, 5, 5)
-    assert made.state.options[job].nice == -1
+    assert (record.request.time_limit_s, record.request.priority) == (31, 5)
+    assert made.state.jobs[job].request.options.nice == -1
     # What an operator has set, the user may keep or worsen.
     assert isinstance(update(made, job, nice=-1), int) and isinstance(update(made, job, nice=0), int)
     assert refused(update(made, job, user("eve"), comment="x")).code is RefusalCode.PERMISSION_DENIED
@@ -245,7 +237,7 @@ def test_all_tasks_that_move_to_a_qos_count_together() -> None:
     assert refused(update(made, array, qos="two")).code is RefusalCode.LIMIT_EXCEEDED
     change = c.UpdateJob(array, JobChange(qos="two"), tasks=(1, 3))
     assert isinstance(made.settle(change, user()), int)
-    assert [made.state.options[array + task].qos for task in range(3)] == ["two", "", "two"]
+    assert [made.state.jobs[array + task].request.asked.qos for task in range(3)] == ["two", "", "two"]
 
 
 def test_the_tasks_of_an_array_that_wait_are_changed_and_the_others_left() -> None:
@@ -253,7 +245,7 @@ def test_the_tasks_of_an_array_that_wait_are_changed_and_the_others_left() -> No
     array = made.submit(array=(1, 2, 3))
     assert made.state.jobs[array].state is JobState.CONFIGURING
     assert isinstance(update(made, array, comment="later"), int)
-    assert [made.state.options[array + number].comment for number in range(3)] == ["", "later", "later"]
+    assert [made.state.jobs[array + number].request.asked.comment for number in range(3)] == ["", "later", "later"]
     refusal = refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(1,)), user()))
     assert "no longer pending" in refusal.sentence
     assert refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(9,)), user())).place == "job"
@@ -320,7 +312,7 @@ def test_a_job_without_a_buffer_may_get_one_and_waits_for_the_stage_out_of_other
     first = made.submit("capacity=5")
     waits = made.submit(dependencies=(Dependency(K.AFTER_OK, first),))
     rebuffer(made, waits, "capacity=7 pool=bulk")
-    assert made.state.jobs[waits].has_buffer
+    assert made.state.jobs[waits].request.buffer is not None
     for _ in range(3):
         made.done(first)  # staged in, run, post-run: its stage-out is under way
     assert made.reason(waits) == "Dependency"
@@ -348,7 +340,7 @@ def test_the_request_of_an_array_or_of_a_site_with_a_provider_is_not_changed() -
     job = made.submit(hold=Hold.USER)
     made.settle(c.ConfigureSite(settings=(Setting("BurstBufferType", "burst_buffer/lua"),), partial=True))
     request = BufferRequest("", 0, (), "scratch", (), (), "#BB_LUA x")
-    refusal = refused(made.settle(c.UpdateJob(job, request=request), user()))
+    refusal = refused(made.settle(c.UpdateJob(job, buffer=request), user()))
     assert refusal.sentence == "Requested operation not supported on this system"
 
 
@@ -357,9 +349,9 @@ def test_the_request_of_an_array_or_of_a_site_with_a_provider_is_not_changed() -
 
 def any_of(made: World, *dependencies: Dependency, singleton: bool = False, **spec: Any) -> int:
     fields = {"name": "job", "user": "alan", "script": SCRIPT, "workdir": "/out", "time_limit_s": 60, **spec}
-    options = JobOptions(singleton=singleton)
     array = fields.pop("array", ())
-    command = c.SubmitJob(JobSpec(**fields, dependencies=dependencies), None, options=options, array=array, any_of=True)
+    options = JobOptions(singleton=singleton, any_of=True)
+    command = c.SubmitJob(JobRequest(**fields, dependencies=dependencies, options=options), tasks=array)
     outcome = made.settle(command, user())
     assert isinstance(outcome, int), outcome
     return outcome
@@ -406,27 +398,29 @@ def test_any_and_all_are_changed_into_each_other_and_their_record_goes_with_the_
     first, second = made.submit(), made.submit()
     both = (Dependency(K.AFTER_OK, first), Dependency(K.AFTER_OK, second))
     job = any_of(made, *both)
-    assert made.state.terms[job].any_of
+    assert made.state.jobs[job].request.asked.any_of
     update(made, job, dependencies=both, any_of=False)
-    assert job not in made.state.terms
+    assert made.state.jobs[job].request.options is None
     made.finish(first)
     assert made.reason(job) == "Dependency"
     update(made, job, dependencies=(Dependency(K.AFTER_OK, second), Dependency(K.AFTER, second)), any_of=True)
-    assert made.reason(job) == "Dependency" and made.state.terms[job].any_of
+    assert made.reason(job) == "Dependency" and made.state.jobs[job].request.asked.any_of
     made.finish(second)
     made.finish(job)
-    assert job not in made.state.jobs and not made.state.terms
+    assert job not in made.state.jobs
 
 
 def test_one_dependency_alone_needs_no_record_and_below_its_level_several_are_refused() -> None:
     made = world()
     first = made.submit()
-    assert any_of(made, Dependency(K.AFTER_OK, first)) not in made.state.terms
+    alone = any_of(made, Dependency(K.AFTER_OK, first))
+    assert made.state.jobs[alone].request.options is None
     old = World(level=3)
     first, second = old.submit(), old.submit()
-    spec = old.state.jobs[first].spec
+    spec = old.state.jobs[first].request
     both = (Dependency(K.AFTER_OK, first), Dependency(K.AFTER_OK, second))
-    command = c.SubmitJob(msgspec.structs.replace(spec, dependencies=both, output=""), None, any_of=True)
+    options = JobOptions(any_of=True)
+    command = c.SubmitJob(msgspec.structs.replace(spec, dependencies=both, output="", options=options))
     assert "raise-feature-level" in refused(old.settle(command, user())).remedy
 
 

@@ -14,15 +14,15 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
-from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent
 from replica.model.jobs import JobState
 from replica.model.persistent import PERSISTENT_STATES
-from replica.scheduler.persistent import persistent_options
+from replica.model.requests import CreatePersistent, DestroyPersistent
+from replica.scheduler.persistent import persistent_request
 from replica.state.state import EMPTY
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks
-from tests.replica.world import OPERATOR, World, user
+from tests.replica.world import OPERATOR, World, beside_space, user
 
 NAMES = ("lake", "pond")
 USERS = ("alan", "ben")
@@ -48,7 +48,7 @@ class WholeHistories(Histories):
             return False
         kept = sum(one.granted_bytes for one in state.persistent.values() if one.pool == buffer.pool)
         crowded = buffer.pool in state.pools and kept + buffer.granted_bytes > state.pools[buffer.pool].usable_bytes
-        return crowded or persistent_options(state, job) is not None
+        return crowded or persistent_request(state.jobs[job]) is not None
 
     @rule(
         create=st.sampled_from((*NAMES, "")),
@@ -64,7 +64,7 @@ class WholeHistories(Histories):
     def submits_for_persistent_buffers(
         self, create: str, destroy: str, use: str, size: int, own: int, pool: str, none: bool, who: str, requeue: bool
     ) -> None:
-        options = BufferOptions(
+        options = beside_space(
             creates=(CreatePersistent(create, size, pool),) if create else (),
             destroys=(DestroyPersistent(destroy),) if destroy and destroy != create else (),
             uses=(use,) if use and use != destroy else (),
@@ -144,7 +144,7 @@ class WholeHistories(Histories):
                     there.add(event.name)
                 elif isinstance(event, e.PersistentDeletionStarted):
                     cleared = any(isinstance(other, e.PersistentDeleted) and other.reason for other in events)
-                    options = state.options[event.job].buffer if event.job in state.options else None
+                    options = state.jobs[event.job].request.buffer if event.job in state.jobs else None
                     destroys = {one.name for one in options.destroys} if options is not None else set()
                     assert cleared or event.name in destroys or event.name not in there
                 elif isinstance(event, e.PersistentDeleted):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import structs
-
 from replica.decide.decide import decide
 from replica.fold.settle import receipt_for, settle
 from replica.grammar.burst_buffer_conf import Setting
@@ -14,12 +12,13 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
 from replica.messages.entries import Batch, Entry
+from replica.model.buffers import Access
 from replica.model.configuration import Policy
-from replica.model.job_options import NO_OPTIONS, JobOptions
-from replica.model.jobs import Hold, JobSpec, JobState
+from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.pools import Pool
+from replica.model.requests import NO_OPTIONS, BufferRequest, JobOptions, JobRequest, with_options
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
@@ -33,6 +32,11 @@ OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 SCRIPT = "#!/bin/sh\ntrue\n"
 POLICY = Policy(sources=("/in",), destinations=("/out",), retry_backoff_s=2)
 START = Instant(1_700_000_000_000_000)
+
+
+def beside_space(**fields: Any) -> BufferRequest:
+    """Return a request for no space of the job's own, with these fields."""
+    return BufferRequest("", 0, (Access.STRIPED,), "scratch", (), (), "#BB persistent", **fields)
 
 
 def user(name: str = "alan") -> c.Actor:
@@ -152,13 +156,13 @@ class World:
         **spec: Any,
     ) -> Refusal | int:
         fields: dict[str, Any] = {"name": "job", "user": who, "script": script, "workdir": "/out", "time_limit_s": 60}
-        array, after_tasks = spec.pop("array", ()), spec.pop("after_tasks", ())
+        array, throttle = spec.pop("array", ()), spec.pop("throttle", 0)
+        spec["array"] = spec.pop("request_array", None)
+        after_tasks = spec.pop("after_tasks", ())
         fields.update(spec)
-        reading = read_request(script, bb)
-        if reading.options is not None and options.buffer is None:
-            options = structs.replace(options, buffer=reading.options)
-        request = reading.request
-        return self.settle(c.SubmitJob(JobSpec(**fields), request, hold, options, array, after_tasks), user(who))
+        fields.setdefault("buffer", read_request(script, bb).request)
+        request = with_options(JobRequest(**fields), options)
+        return self.settle(c.SubmitJob(request, hold, array, throttle, after_tasks), user(who))
 
     def orders(self, node: str = "n1") -> tuple[Order, ...]:
         return orders_for(self.state, node)

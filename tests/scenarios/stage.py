@@ -24,8 +24,8 @@ from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.model.buffers import BufferState
-from replica.model.job_options import JobOptions
-from replica.model.jobs import ENDED, Hold, JobSpec
+from replica.model.jobs import ENDED, Hold
+from replica.model.requests import JobOptions, JobRequest
 from replica.state.invariants import check
 from replica.values.errors import Refusal
 from replica.values.units import Revision
@@ -65,14 +65,16 @@ class Stage(World):
         self.advance(seconds)
 
     def asks(self, *directives: str, who: str = "bbu1", array: tuple[int, ...] = (), **more: Any) -> int:
-        """Submit a job with these directives; options of JobOptions and fields of JobSpec by name."""
+        """Submit a job with these directives; options of JobOptions and fields of JobRequest by name."""
         script = "\n".join(("#!/bin/sh", *directives, "true", ""))
         site = self.state.site
         reading = read_request(script, provider=site.provider, directive=site.directive)
         named = {key: more.pop(key) for key in tuple(more) if key in JobOptions.__struct_fields__}
-        options = JobOptions(buffer=reading.options, **{"gid": 65534, **named})
+        throttle = more.pop("throttle", 0)
+        options = JobOptions(**{"gid": 65534, **named})
         spec: dict[str, Any] = {"name": "sbatch", "user": who, "script": script, "workdir": "/out", "time_limit_s": 60}
-        command = c.SubmitJob(JobSpec(**{**spec, **more}), reading.request, Hold.NONE, options, array)
+        request = JobRequest(**{**spec, **more}, buffer=reading.request, options=options)
+        command = c.SubmitJob(request, Hold.NONE, array, throttle)
         self.text += [f"$ [{who}] submit", *(f"    {directive}" for directive in directives)]
         job = self.settle(command, user(who))
         assert isinstance(job, int), job

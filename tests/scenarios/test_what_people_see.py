@@ -88,7 +88,7 @@ def who_waits_for_space() -> Stage:
 
 def tasks_of_an_array() -> Stage:
     here = lua()
-    here.asks("#BB_LUA pool=pool1 capacity=1KiB", array=(1, 2, 3), array_throttle=2)
+    here.asks("#BB_LUA pool=pool1 capacity=1KiB", array=(1, 2, 3), throttle=2)
     here.wait(1)
     here.queue()
     here.burst()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from cluster.server.pending import NotLeading, QueueFull, Settled
 from replica.messages import commands as c
-from replica.model.buffers import Access, BufferRequest, Transfer, TransferKind
-from replica.model.jobs import Hold, JobSpec, JobState
+from replica.model.buffers import Access, Transfer, TransferKind
+from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.pools import Pool
+from replica.model.requests import BufferRequest, JobRequest
 from replica.state.state import State
 from replica.values.errors import RefusalCode
 from replica.views.orders import orders_for
@@ -250,7 +253,7 @@ class SimClient(Caller):
         """Make a job whose name is unique, so that its effects can be counted."""
         rng = self.rng
         self.submitted += 1
-        spec = JobSpec(
+        spec = JobRequest(
             name=f"{self.name}-{self.submitted}",
             user=self.actor.name,
             # Some longer than a sector of the disk, or two: a write of theirs can be torn.
@@ -271,7 +274,7 @@ class SimClient(Caller):
                 stage_out=(),
                 text="#DW jobdw",
             )
-        return c.SubmitJob(spec, request, Hold.USER if rng.random() < 0.1 else Hold.NONE)
+        return c.SubmitJob(replace(spec, buffer=request), Hold.USER if rng.random() < 0.1 else Hold.NONE)
 
 
 class SimAgent(Caller):

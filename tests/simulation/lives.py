@@ -15,6 +15,7 @@ from replica.messages import events as e
 from replica.model.buffers import HOLDING, TRANSITIONS, BufferState
 from replica.model.jobs import ENDED
 from replica.model.persistent import PersistentBuffer
+from replica.model.requests import JobRequest
 from replica.state.draft import Draft
 from replica.state.state import State
 
@@ -75,10 +76,11 @@ class Lives:
     def _check_once(self, event: e.Event, index: int) -> None:
         """Exactly once: a job is made once, and in each of its lives its script is ordered once and started once."""
         match event:
-            case e.JobSubmitted(job=job, spec=spec) | e.ArraySubmitted(job=job, spec=spec):
-                known = self._submitted.setdefault(spec.name, job)
+            case e.JobSubmitted(job=job, request=request, array=array):
+                self.kinds.update(_asked(request, array))
+                known = self._submitted.setdefault(request.name, job)
                 if known != job:
-                    self._violate(f"exactly once: {spec.name} is job {known} and job {job}")
+                    self._violate(f"exactly once: {request.name} is job {known} and job {job}")
             case e.RunOrdered(job=job, attempt=attempt):
                 known = self._ordered.setdefault(job, attempt)
                 if known != attempt:
@@ -132,14 +134,20 @@ class Lives:
                 self._violate(f"entry {index}: pool {name} holds {held[name]} bytes, and {now} are counted")
             if now < 0 or (now > was and now > pool.usable_bytes):
                 self._violate(f"entry {index}: pool {name} holds {now} bytes of {pool.usable_bytes}")
-        for job, options in after.options.items():
-            own = after.buffers.get(job)
-            if options.buffer is None or own is None or own.state not in WORKS:
+        for job, own in after.buffers.items():
+            asked = after.jobs[job].request.buffer
+            if asked is None or own.state not in WORKS:
                 continue
-            for name in options.buffer.uses:
+            for name in asked.uses:
                 used = after.persistent.get(name)
                 if used is None or used.state is not BufferState.ALLOCATED or used.node != own.node:
                     self._violate(f"entry {index}: job {job} works with the persistent buffer {name}, which is {used}")
+
+
+def _asked(request: JobRequest, array: e.SubmittedTasks | None) -> set[str]:
+    """Return by which words it is counted what was asked of a job."""
+    said = {"array": array is not None, "options": request.options is not None, "any_of": request.asked.any_of}
+    return {word for word, true in said.items() if true}
 
 
 def _owned(buffer: PersistentBuffer) -> tuple[Any, ...]:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from replica.messages import commands as c
 from replica.messages import features
 from replica.model.accounts import Limit, LimitKind, Qos
-from replica.model.buffers import Access, BufferRequest
-from replica.model.job_options import JobChange, JobOptions
-from replica.model.jobs import Dependency, DependencyKind, Hold, JobState
+from replica.model.buffers import Access
+from replica.model.jobs import Hold, JobState
 from replica.model.partitions import Partition, PartitionState
+from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, with_options
 from replica.values.units import NEVER, Instant
 
 if TYPE_CHECKING:
@@ -75,11 +75,10 @@ def _submission(client: SimClient) -> c.SubmitJob:
     partition, qos = rng.choice(("", *NAMES)), QOS if rng.random() < 0.5 else ""
     dependencies = _others(client) if client.jobs and rng.random() < 0.5 else ()
     made = client.submission()
-    spec = replace(made.spec, dependencies=dependencies)
     # Some are held, so that there is time to change them.
     hold = Hold.USER if rng.random() < 0.3 else made.hold
-    options = JobOptions(partition=partition, qos=qos)
-    return replace(made, spec=spec, hold=hold, options=options, any_of=rng.random() < 0.7)
+    options = JobOptions(partition=partition, qos=qos, any_of=rng.random() < 0.7)
+    return replace(made, request=with_options(replace(made.request, dependencies=dependencies), options), hold=hold)
 
 
 def _change(client: SimClient, job: int) -> c.UpdateJob:
@@ -89,7 +88,7 @@ def _change(client: SimClient, job: int) -> c.UpdateJob:
             pool="", capacity_bytes=rng.randrange(1, 4) * GRAIN_BYTES, access=(Access.STRIPED,), type="scratch",
             stage_in=(), stage_out=(), text="capacity",
         )  # fmt: skip
-        return c.UpdateJob(job, request=request)
+        return c.UpdateJob(job, buffer=request)
     change = JobChange(
         time_limit_s=rng.choice((None, 20, 60)),
         priority=rng.choice((None, 0, 3)),

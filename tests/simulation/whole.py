@@ -11,15 +11,16 @@ from msgspec.structs import replace
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import features
-from replica.model.buffers import Access, BufferRequest
+from replica.model.buffers import Access
 from replica.model.configuration import persistent_refusal
-from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
+from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions, with_options
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.state.state import State
 from replica.values.errors import Refusal
+from tests.replica.world import beside_space
 from tests.simulation import waiting
 
 if TYPE_CHECKING:
@@ -103,39 +104,36 @@ def persistent(client: SimClient) -> c.SubmitJob:
             creates = uses = rng.choice(NAMES)
     pool = rng.choice((LAKES, LAKES, LAKES, "", "slow"))
     create = CreatePersistent(creates, rng.randrange(1, 3) * GRAIN_BYTES, pool, (Access.STRIPED,), "scratch", "line 2")
-    buffer = BufferOptions(
+    buffer = beside_space(
         directives_kind="bb",
         creates=(create,) if creates else (),
         destroys=(DestroyPersistent(destroys, rng.random() < 0.5, "line 2"),) if destroys else (),
         uses=(uses,) if uses else (),
     )
-    options = JobOptions(nodes=1 if uses or rng.random() < 0.3 else 0, requeue=rng.random() < 0.9, buffer=buffer)
+    options = JobOptions(nodes=1 if uses or rng.random() < 0.3 else 0, requeue=rng.random() < 0.9)
     made = client.submission()
-    request = made.request if options.nodes and rng.random() < 0.4 else _nothing_of_its_own()
-    return replace(made, request=request, options=options)
-
-
-def _nothing_of_its_own() -> BufferRequest:
-    return BufferRequest(
-        pool="", capacity_bytes=0, access=(Access.STRIPED,), type="scratch", stage_in=(), stage_out=(), text="#BB",
-    )  # fmt: skip
+    own = made.request.buffer
+    if options.nodes and rng.random() < 0.4:
+        beside = {name: getattr(buffer, name) for name in ("directives_kind", "creates", "destroys", "uses")}
+        buffer = buffer if own is None else replace(own, **beside)
+    return replace(made, request=with_options(replace(made.request, buffer=buffer), options))
 
 
 def destroyer(client: SimClient, name: str) -> c.SubmitJob:
     """Make a job that removes a persistent buffer, whoever may own it, and does nothing else."""
-    buffer = BufferOptions(directives_kind="bb", destroys=(DestroyPersistent(name, True, "line 2"),))
+    buffer = beside_space(directives_kind="bb", destroys=(DestroyPersistent(name, True, "line 2"),))
     made = client.submission()
-    return replace(
-        made, request=_nothing_of_its_own(), hold=Hold.NONE, options=JobOptions(nodes=0, buffer=buffer)
-    )  # fmt: skip
+    request = replace(made.request, buffer=buffer, options=JobOptions(nodes=0))
+    return replace(made, request=request, hold=Hold.NONE)
 
 
 def array(client: SimClient) -> c.SubmitJob:
     """Make a job array, some of which may be under way at once."""
     rng = client.rng
     made = client.submission()
-    options = JobOptions(array_throttle=rng.choice((0, 1, 2)), requeue=rng.random() < 0.9)
-    return replace(made, options=options, array=tuple(range(rng.randrange(2, 5))))
+    throttle, options = rng.choice((0, 1, 2)), JobOptions(requeue=rng.random() < 0.9)
+    request = with_options(made.request, options)
+    return replace(made, request=request, throttle=throttle, tasks=tuple(range(rng.randrange(2, 5))))
 
 
 def _pool_change(client: SimClient) -> c.Command:

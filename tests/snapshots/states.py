@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import immutables
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from replica.messages import events as e
 from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import Batch, Entry, Receipt
-from replica.model.buffers import Access, Buffer, BufferRequest, BufferState, Transfer, TransferKind
+from replica.model.buffers import Access, Buffer, BufferState, Transfer, TransferKind
 from replica.model.configuration import Policy
-from replica.model.jobs import ENDED, Dependency, DependencyKind, Hold, Job, JobSpec, JobState
+from replica.model.jobs import ENDED, Hold, Job, JobState
 from replica.model.nodes import Node
 from replica.model.operations import Stage
 from replica.model.pools import Pool
+from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobRequest
 from replica.state.derived import derive
 from replica.state.receipts import Receipts
 from replica.state.state import State
@@ -49,7 +51,7 @@ policies = st.builds(
     Policy, stage_retries=st.integers(0, 9), allow_root=st.booleans(), sources=st.lists(words, max_size=2).map(tuple)
 )
 specs = st.builds(
-    JobSpec,
+    JobRequest,
     name=words,
     user=words,
     script=st.text("#!/bin/sh\n", max_size=40),
@@ -89,10 +91,8 @@ def states(draw: st.DrawFn) -> State:
         node = draw(names)
         jobs[number] = Job(
             id=number,
-            spec=draw(specs),
+            request=replace(draw(specs), buffer=None if pair is None else draw(requests)),
             state=draw(st.sampled_from(JobState)) if pair is None else pair[0],
-            priority=draw(numbers),
-            has_buffer=pair is not None,
             hold=draw(st.sampled_from(Hold)),
             message=draw(words),
             node=node,
@@ -102,9 +102,7 @@ def states(draw: st.DrawFn) -> State:
             pool = draw(st.sampled_from(sorted(pools))) if pools else ""
             buffers[number] = Buffer(
                 number,
-                draw(words),
                 pair[1],
-                draw(requests),
                 pool,
                 draw(sizes) if pool else 0,
                 draw(st.sampled_from(["", node])),
@@ -152,10 +150,10 @@ images = st.builds(
 
 def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Image:
     """An image with one record of each kind, well under 1 KiB."""
-    job = Job(1, JobSpec("j", "ann", "#!/bin/sh\n", "/w", 60), JobState.RUNNING, 1, True, node="n1")
     request = BufferRequest(
         "", 8 * MIB, (Access.STRIPED,), "scratch", (Transfer(TransferKind.FILE, "/a", "$x"),), (), "#DW"
     )
+    job = Job(1, JobRequest("j", "ann", "#!/bin/sh\n", "/w", 60, buffer=request), JobState.RUNNING, node="n1")
     return Image(
         derive(
             State(
@@ -168,7 +166,7 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
                 pools=immutables.Map({"fast": Pool("fast", 96 * MIB, 8 * MIB, True)}),
                 nodes=immutables.Map({"n1": Node("n1", 2, "i", "s")}),
                 jobs=immutables.Map({1: job}),
-                buffers=immutables.Map({1: Buffer(1, "ann", BufferState.RUNNING, request, "fast", 8 * MIB, "n1")}),
+                buffers=immutables.Map({1: Buffer(1, BufferState.RUNNING, "fast", 8 * MIB, "n1")}),
                 receipts=Receipts([(b"r" * 16, Receipt(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no")))]),
             )
         ),
@@ -181,10 +179,10 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
 
 def many_jobs(count: int, *, script_bytes: int = 200) -> Image:
     """An image of `count` jobs with buffers and as many receipts (at most 65,536)."""
-    spec = JobSpec("job", "ann", "x" * script_bytes, "/home/ann", 3600)
     request = BufferRequest(
         "fast", MIB, (Access.STRIPED,), "scratch", (Transfer(TransferKind.FILE, "/a", "$b"),), (), "#DW x"
     )
+    asked = JobRequest("job", "ann", "x" * script_bytes, "/home/ann", 3600, buffer=request)
     kept = min(count, 65_536)
     state = State(
         cluster_id="c1",
@@ -192,16 +190,14 @@ def many_jobs(count: int, *, script_bytes: int = 200) -> Image:
         revision=Revision(count),
         next_job=count + 1,
         pools=immutables.Map({"fast": Pool("fast", 2**50, MIB, True)}),
-        jobs=immutables.Map({i: Job(i, spec, JobState.RUNNING, 1, True, node="n1") for i in range(1, count + 1)}),
-        buffers=immutables.Map(
-            {i: Buffer(i, "ann", BufferState.RUNNING, request, "fast", MIB, "n1") for i in range(1, count + 1)}
-        ),
+        jobs=immutables.Map({i: Job(i, asked, JobState.RUNNING, node="n1") for i in range(1, count + 1)}),
+        buffers=immutables.Map({i: Buffer(i, BufferState.RUNNING, "fast", MIB, "n1") for i in range(1, count + 1)}),
         receipts=Receipts((i.to_bytes(16, "big"), Receipt(Revision(i), i, None)) for i in range(1, kept + 1)),
     )
     return Image(derive(state), max(count, 1), 1, DIGEST)
 
 
-def _life(job: int, spec: JobSpec, request: BufferRequest) -> tuple[tuple[e.Event, ...], ...]:
+def _life(job: int) -> tuple[tuple[e.Event, ...], ...]:
     """What happens to one job, entry by entry."""
     ended = JobState.COMPLETED
     return (
@@ -234,10 +230,10 @@ def ledgers(draw: st.DrawFn) -> list[Batch]:
             entries.append(Entry(key, user, "submit_job", (), Refusal(RefusalCode.UNKNOWN_POOL, "no", "yes", "line 1")))
         elif choice == -1:
             job = len(lives) + 1
-            spec, request = draw(specs), draw(requests)
-            lives.append(list(_life(job, spec, request)))
+            request = replace(draw(specs), buffer=draw(requests))
+            lives.append(list(_life(job)))
             pool = draw(st.sampled_from(["fast", "big"]))
-            submitted = e.JobSubmitted(job, spec, request, pool, draw(st.integers(0, 8)) * MIB)
+            submitted = e.JobSubmitted(job, request, pool, draw(st.integers(0, 8)) * MIB)
             entries.append(Entry(key, user, "submit_job", (submitted,)))
         elif lives[choice]:
             entries.append(Entry(draw(st.sampled_from([b"", key])), controller, "report", lives[choice].pop(0)))

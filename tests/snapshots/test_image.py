@@ -248,10 +248,10 @@ REFUSED: tuple[tuple[str, Section, Any, str], ...] = (
     (
         "a buffer in no pool",
         Section.BUFFERS,
-        _in_first(4, "gone"),
+        _in_first(2, "gone"),
         "8388608 bytes of pool 'gone', which does not",
     ),
-    ("a smaller grant", Section.BUFFERS, _in_first(5, 0), "pool 'fast'"),
+    ("a smaller grant", Section.BUFFERS, _in_first(3, 0), "pool 'fast'"),
     ("another pool size", Section.POOLS, _in_first(1, 80 * MIB), "pool 'fast'"),
     ("a receipt with no id", Section.RECEIPTS, _in_first(0, b""), "section receipts"),
     ("the end's count", Section.END, lambda total: total + 1, "the end says 6 records; the header says 5"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from replica.messages import commands as c
 from replica.model.accounts import Account, AccountUser
-from replica.model.job_options import JobOptions
-from replica.model.jobs import Dependency, DependencyKind, JobSpec
 from replica.model.partitions import Partition, PartitionState
+from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
 from replica.state.digest import state_digest
 from snapshots.assembly import from_sections
 from snapshots.image import DIGEST_BYTES, Image, to_sections
@@ -23,9 +22,10 @@ def test_what_came_with_level_4_for_scheduling_comes_back_with_the_same_digest_a
     made.advance(600)
     made.finish(first)
     both = tuple(Dependency(kind, first) for kind in (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK))
-    spec = JobSpec("job", "alan", SCRIPT, "/out", 60, dependencies=both)
-    job = made.settle(c.SubmitJob(spec, None, any_of=True), user())
-    assert made.state.partitions and made.state.consumed and set(made.state.terms) == {job}
+    asked = JobRequest("job", "alan", SCRIPT, "/out", 60, dependencies=both, options=JobOptions(any_of=True))
+    job = made.settle(c.SubmitJob(asked), user())
+    assert isinstance(job, int)
+    assert made.state.partitions and made.state.consumed and made.state.jobs[job].request.asked.any_of
     assert state_digest(made.state) != before
     image = Image(made.state, made.state.revision, 1, bytes(DIGEST_BYTES))
     loaded = from_sections((piece.section, piece.payload) for piece in to_sections(image)).state

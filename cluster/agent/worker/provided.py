@@ -64,11 +64,11 @@ def subject_of(order: Order, accounts: Mode, node: str) -> Subject:
             "comment": options.comment,
             "reservation": options.reservation,
             "nodes": options.nodes,
-            "array_job": options.array_job,
-            "array_task": options.array_task,
             "persistent_only": options.nodes == 0,
         }
     )
+    if order.array is not None:
+        more |= {"array_job": order.array.job, "array_task": order.array.task}
     return msgspec.convert(
         {
             "job": order.job,

@@ -12,7 +12,7 @@ from cluster.schemas import EventView, Json
 from cluster.system import format_instant
 from replica.messages import CONTROLLER, Actor, Batch, Entry
 from replica.messages import events as e
-from replica.model import NO_OPTIONS, BufferOptions, Hold, JobChange, JobOptions, JobState, Stage, compressed
+from replica.model import NO_OPTIONS, BufferRequest, Hold, JobChange, JobOptions, JobState, Stage, compressed
 from replica.values import Instant, Revision, Verdict, format_size
 from wal import Configuration, Member
 
@@ -135,17 +135,11 @@ def _asked(options: JobOptions) -> list[str]:
     ) if value]  # fmt: skip
     if options.nodes != NO_OPTIONS.nodes:
         words.append(f"{options.nodes} nodes" if options.nodes else "no nodes")
-    if options.array_job:
-        words.append(f"task {options.array_task} of array {options.array_job}")
     words += ["one of its name at a time"] * options.singleton + ["not to be requeued"] * (not options.requeue)
-    return words + (_asked_of_buffers(options.buffer) if options.buffer is not None else [])
+    return words + ["one of its dependencies is enough"] * options.any_of
 
 
-def _options_given(event: e.JobOptionsGiven) -> str:
-    return f"it also asked for {'; '.join(_asked(event.options)) or 'something that this release does not name'}"
-
-
-def _asked_of_buffers(buffer: BufferOptions) -> list[str]:
+def _asked_of_buffers(buffer: BufferRequest) -> list[str]:
     words = []
     for made in buffer.creates:
         size = format_size(made.capacity_bytes) if made.units == "bytes" else str(made.capacity_bytes)
@@ -174,23 +168,22 @@ def _files(files: int, size_bytes: int) -> str:
     return f"{files} file{'' if files == 1 else 's'}, {size}{' bytes' if size.isdigit() else ''}"
 
 
-def _array_submitted(event: e.ArraySubmitted) -> str:
-    throttle = event.options.array_throttle
-    at_once = f", at most {throttle} at once" if throttle else ""
-    also = "".join(f"; {words}" for words in _asked(event.options))
-    return f"as tasks {compressed(event.tasks)} of array {event.job}{at_once}: {_submitted(event)}{also}"
-
-
-def _submitted(event: e.JobSubmitted | e.ArraySubmitted) -> str:
-    asks = "without a buffer"
-    if event.request is not None:
+def _submitted(event: e.JobSubmitted) -> str:
+    request, array = event.request, event.array
+    asks, also = "without a buffer", _asked(request.asked)
+    if request.buffer is not None:
+        also += _asked_of_buffers(request.buffer)
         asks = (
             f"with {format_size(event.granted_bytes)} of pool {event.pool}"
             if event.pool
             else "with a buffer of no capacity"
         )
     held = "" if event.hold is Hold.NONE else ", held"
-    return f"submitted {asks}{held}"
+    sentence = "; ".join((f"submitted {asks}{held}", *also))
+    if array is None:
+        return sentence
+    at_once = f", at most {array.throttle} at once" if array.throttle else ""
+    return f"as tasks {compressed(array.tasks)} of array {event.job}{at_once}: {sentence}"
 
 
 def _allocated(event: e.BufferAllocated) -> str:
@@ -200,7 +193,16 @@ def _allocated(event: e.BufferAllocated) -> str:
 
 def _stage_failed(event: e.StageFailed) -> str:
     when = f"tried again at {format_instant(event.retry_at)}" if event.retry_at else "waiting for a release"
-    return f"{_words(event.stage)} failed: {event.message}; {when}"
+    return f"{_words(event.stage)} failed: {event.reason}; {when}"
+
+
+def _held(event: e.JobHeld) -> str:
+    return f"held: {event.reason}" if event.reason else f"held {_HELD[event.hold]}"
+
+
+def _revoked(event: e.AllocationRevoked) -> str:
+    sooner = f", so that job {event.beneficiary} may start sooner" if event.beneficiary else ""
+    return f"the buffer is taken back before the job ran{sooner}: {event.reason}"
 
 
 def _run_ended(event: e.RunEnded) -> str:
@@ -253,7 +255,11 @@ def _updated(event: e.JobUpdated) -> str:
         elif isinstance(value, tuple):
             value = ",".join(":".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value)
         changes.append(f"{field} {value if value not in ('', None) else 'none'}")
-    return f"changed: {'; '.join(changes)}"
+    words = [f"changed: {'; '.join(changes)}"] if changes else []
+    if event.buffer is not None:
+        size = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "a buffer of no capacity"
+        words.append(f"it asks for {size} now")
+    return "; ".join(words)
 
 
 def _mail(key: str) -> str:
@@ -286,15 +292,8 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.UsageReset: lambda event: (
         f"what {'account' if event.whose == 'a' else 'QOS'} {event.name} used of burst buffers counts as nothing"
     ),
-    e.JobTermsGiven: lambda event: "one of its dependencies is enough" if event.terms.any_of else "its terms are known",
     e.JobUpdated: _updated,
-    e.BufferRequestChanged: lambda event: (
-        f"it asks for {format_size(event.granted_bytes)} of pool {event.pool} now"
-        if event.pool
-        else "it asks for a buffer of no capacity now"
-    ),
     e.SchedulingRulesSet: lambda event: "the rules of scheduling were changed",
-    e.RevokedFor: lambda event: f"its buffer is taken back so that job {event.beneficiary} may start sooner",
     e.PoolUnitSet: lambda event: f"pool {event.pool} counts {event.unit.word}",
     e.NodeRegistered: lambda event: f"the agent of {event.node} registered with {event.cpus} CPUs",
     e.NodeDrained: lambda event: f"{event.node} was drained: {event.reason}",
@@ -302,10 +301,9 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.NodeWentDown: lambda event: f"{event.node} is down: {event.reason}",
     e.NodeCameBack: lambda event: f"{event.node} is back",
     e.JobSubmitted: _submitted,
-    e.ArraySubmitted: _array_submitted,
     e.OperationQueued: lambda event: f"{_words(event.stage)} waits for its turn",
     e.OperationOrdered: lambda event: f"it is the turn of {_words(event.stage)}",
-    e.JobHeld: lambda event: f"held {_HELD[event.hold]}",
+    e.JobHeld: _held,
     e.JobReleased: lambda event: "released",
     e.BufferAllocated: _allocated,
     e.StagedIn: lambda event: _moved("staged in", event, NATIVE),
@@ -321,12 +319,11 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.CancelRequested: lambda event: "cancelling" + (", in a hurry" if event.hurry else ""),
     e.JobCancelled: lambda event: "cancelled before it held anything",
     e.JobPurged: lambda event: "left the list of finished jobs; its history stays in the ledger",
-    e.AllocationRevoked: lambda event: f"the buffer is taken back before the job ran: {event.reason}",
+    e.AllocationRevoked: _revoked,
     e.JobRequeued: lambda event: "waits for a new buffer",
     e.JobBecameEligible: lambda event: "its begin time has come",
     e.MailSent: lambda event: f"mail was sent: {_mail(event.mail)}",
     e.MailDropped: lambda event: f"mail was not sent: {_mail(event.mail)}; {event.reason}",
-    e.JobOptionsGiven: _options_given,
     e.PersistentReserved: lambda event: (
         f"{format_size(event.granted_bytes)} of pool {event.pool} are reserved for persistent buffer {event.name}"
     ),
@@ -334,11 +331,6 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.PersistentDeletionStarted: lambda event: f"persistent buffer {event.name} is being removed",
     e.PersistentDeleted: lambda event: (
         f"persistent buffer {event.name} is gone" + (f" ({event.reason})" if event.reason else "")
-    ),
-    e.HeldBecause: lambda event: f"held: {event.reason}",
-    e.StageOperationFailed: lambda event: (
-        f"{_words(event.stage)} failed: {event.reason}; "
-        + (f"tried again at {format_instant(event.retry_at)}" if event.retry_at else "waiting for a release")
     ),
     e.PreRunFailed: lambda event: f"what comes before the script failed: {event.reason}",
     e.JobSuspended: lambda event: "suspended",

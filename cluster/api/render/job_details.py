@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.schemas import NO_DETAILS, JobDetailsView
 from cluster.system import format_instant
-from replica.model import NO_EXTRA, NO_OPTIONS, NO_TERMS, Job
+from replica.model import NO_OPTIONS, Job
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND
 
@@ -16,14 +16,15 @@ def job_words(state: State, job_id: int) -> str:
 
 def task_words(state: State, job_id: int) -> str | None:
     """Return what people call a task of an array, such as `10_3`; None for every other job."""
-    options = state.options.get(job_id, NO_OPTIONS)
-    return f"{options.array_job}_{options.array_task}" if options.array_job else None
+    array = state.jobs[job_id].request.array if job_id in state.jobs else None
+    return None if array is None else f"{array.job}_{array.task}"
 
 
 def details_of(state: State, job: Job) -> JobDetailsView | None:
     """Return the details of a job at `state`; None where there are none, as for most."""
-    options, extra = state.options.get(job.id, NO_OPTIONS), state.extras.get(job.id, NO_EXTRA)
-    if options is NO_OPTIONS and extra is NO_EXTRA and not job.spec.deadline and job.id not in state.terms:
+    request, before = job.request, job.interrupted
+    options, array = request.asked, request.array
+    if options is NO_OPTIONS and array is None and job.interruptions is None and not request.deadline:
         return None
     details = JobDetailsView(
         nodes=options.nodes,
@@ -34,18 +35,18 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
         reservation=options.reservation or None,
         partition=options.partition or None,
         nice=options.nice,
-        array_job_id=options.array_job or None,
-        array_task_id=options.array_task if options.array_job else None,
-        array_throttle=options.array_throttle,
+        array_job_id=None if array is None else array.job,
+        array_task_id=None if array is None else array.task,
+        array_throttle=0 if array is None else array.throttle,
         requeue=options.requeue,
-        restarts=extra.requeues,
+        restarts=before.requeues,
         singleton=options.singleton,
-        dependency_any=state.terms.get(job.id, NO_TERMS).any_of,
+        dependency_any=options.any_of,
         mail_types=options.mail_types,
         mail_user=options.mail_user or None,
         comment=options.comment or None,
-        deadline=format_instant(job.spec.deadline),
-        suspend_time=format_instant(extra.suspended_at),
-        suspended_s=extra.suspended_us // MICROSECONDS_PER_SECOND,
+        deadline=format_instant(request.deadline),
+        suspend_time=format_instant(before.suspended_at),
+        suspended_s=before.suspended_us // MICROSECONDS_PER_SECOND,
     )
     return None if details == NO_DETAILS else details

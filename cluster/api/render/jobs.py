@@ -26,33 +26,33 @@ _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
 def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str, ...] = ()) -> JobView:
     """Return one job at `state`; KeyError if it is not there."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-    spec = job.spec
+    request = job.request
     return JobView(
         job_id=job.id,
-        name=spec.name,
-        user=spec.user,
+        name=request.name,
+        user=request.user,
         state=job.state.name,
         reason=known.reason(state, job_id),
-        burst_buffer=None if buffer is None else buffer.request.text,
+        burst_buffer=None if request.buffer is None else request.buffer.text,
         burst_buffer_state=buffer_word(state, job_id),
         pool=None if buffer is None or not buffer.pool else buffer.pool,
         capacity_bytes=0 if buffer is None else buffer.granted_bytes,
         node=job.node or None,
-        priority=job.priority,
+        priority=request.priority,
         attempt=job.attempt,
-        cpus=spec.cpus,
-        time_limit_s=spec.time_limit_s,
+        cpus=request.cpus,
+        time_limit_s=request.time_limit_s,
         submit_time=format_instant(job.submitted_at),
-        eligible_time=format_instant(Instant(max(job.submitted_at, spec.begin_at))),
+        eligible_time=format_instant(Instant(max(job.submitted_at, request.begin_at))),
         start_time=format_instant(job.started_at),
         end_time=format_instant(job.ended_at),
         exit_code=job.exit_code,
         signal=job.signal,
         hold=_HOLDS[job.hold],
         system_comment=job.comment,
-        workdir=spec.workdir,
-        output=spec.output,
-        dependencies=tuple(f"{dependency.kind.word}:{dependency.job}" for dependency in spec.dependencies),
+        workdir=request.workdir,
+        output=request.output,
+        dependencies=tuple(f"{dependency.kind.word}:{dependency.job}" for dependency in request.dependencies),
         cancelled=job.cancelled,
         warnings=warnings,
         tres=job_tres(state, job_id),
@@ -86,26 +86,28 @@ def holders(state: State) -> dict[str, int]:
 
 def buffer_view(state: State, job_id: int) -> BufferView:
     """Return the buffer of one job at `state`; KeyError if it has none."""
-    buffer = state.buffers[job_id]
+    buffer, request = state.buffers[job_id], state.jobs[job_id].request
+    asked = request.buffer
+    assert asked is not None  # a job with a buffer asked for one
     return BufferView(
         job_id=buffer.job,
         task=task_words(state, job_id),
-        user=buffer.user,
+        user=request.user,
         state=buffer.state.word,
         pool=buffer.pool or None,
         capacity_bytes=buffer.granted_bytes,
-        requested_bytes=buffer.request.capacity_bytes,
+        requested_bytes=asked.capacity_bytes,
         held_bytes=buffer.held_bytes,
         node=buffer.node or None,
-        access=tuple(way.name.lower() for way in buffer.request.access),
-        type=buffer.request.type,
+        access=tuple(way.name.lower() for way in asked.access),
+        type=asked.type,
         create_time=format_instant(buffer.created_at),
         change_time=format_instant(buffer.changed_at),
         staged_in_bytes=buffer.staged_in_bytes,
         staged_in_files=buffer.staged_in_files,
         staged_out_bytes=buffer.staged_out_bytes,
         staged_out_files=buffer.staged_out_files,
-        request=buffer.request.text,
+        request=asked.text,
         hurry=buffer.hurry,
         unit=unit_in(state, buffer.pool).word,
         revision=state.revision,
@@ -152,7 +154,7 @@ def node_view(state: State, name: str, jobs: list[int], liveness: Liveness | Non
         reason=node.reason,
         cpus=node.cpus,
         cpus_in_use=sum(
-            state.jobs[job].spec.cpus for job in jobs if takes_cpus(state.jobs[job], state.buffers.get(job))
+            state.jobs[job].request.cpus for job in jobs if takes_cpus(state.jobs[job], state.buffers.get(job))
         ),
         instance=node.instance,
         storage_id=node.storage_id,

@@ -20,6 +20,7 @@ from replica.scheduler import (
     early_gate,
     estimate,
     later_reason,
+    persistent_request,
     verdicts_of,
     waits_for_space,
 )
@@ -73,7 +74,8 @@ class Verdicts:
             gate = early_gate(state, job)
             if gate is not None:
                 return str(gate.reason)
-        if job_id in state.options or job.state is not JobState.PENDING or not waits_for_space(job, buffer):
+        simple = job.request.options is None and job.request.array is None and persistent_request(job) is None
+        if not simple or job.state is not JobState.PENDING or not waits_for_space(job, buffer):
             return str(self.of(state, job_id).reason)
         return "BurstBufferResources"
 

@@ -16,8 +16,8 @@ from cluster.agent.worker.lists import LIST_LINES_MAX, read_list
 from cluster.system.processes import all_pids, environment_variables
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
-from replica.model.job_options import CreatePersistent, ListTransfer
 from replica.model.orders import Order, SpecialTransfers
+from replica.model.requests import CreatePersistent, ListTransfer
 from replica.model.transfers import TransferChoice, TransferRules
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble

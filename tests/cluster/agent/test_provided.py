@@ -13,10 +13,10 @@ import pytest
 from cluster.system.processes import all_pids, environment_variables, start_time
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Access
-from replica.model.job_options import CreatePersistent, DestroyPersistent
 from replica.model.jobs import JobState
 from replica.model.orders import Order
 from replica.model.provider import Provision
+from replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 from tests.cluster.agent.test_agent import until

@@ -30,7 +30,7 @@ async def test_tasks_are_shown_explained_and_cancelled_by_what_people_call_them(
         why = await rig.ask("GET", "/v1/jobs/1_3/why", who="alice")
         assert why.body["reason"] == "JobArrayTaskLimit" and "at most 2 tasks" in why.body["sentence"]
         history = await rig.ask("GET", "/v1/jobs/1_3/history", who="alice")
-        assert history.body["rows"][0]["event"] == "array_submitted" and history.body["complete"]
+        assert history.body["rows"][0]["event"] == "job_submitted" and history.body["complete"]
         assert "tasks 1-4 of array 1, at most 2 at once" in history.body["rows"][0]["sentence"]
         cancelled = await rig.ask("POST", "/v1/jobs/1_%5B3-4%5D/cancel", {"command_id": rig.new_id()}, who="alice")
         assert cancelled.status == 200 and cancelled.body["job_id"] == 3

@@ -42,7 +42,7 @@ async def test_runs_are_suspended_resumed_and_requeued_many_at_once(config: Conf
             assert [(result["status"], result["job"]["state"]) for result in results] == [(200, state)] * 2
         results = await all_of(rig, {"type": "requeue_job", "job_id": str(jobs[0])}, {"type": "hold_job", "job_id": 99})
         assert [result["status"] for result in results] == [200, 404]
-        assert rig.controller.state.extras[jobs[0]].requeueing
+        assert rig.controller.state.jobs[jobs[0]].interrupted.requeueing
 
 
 @story
@@ -121,7 +121,7 @@ async def test_waiting_jobs_are_changed_in_bulk_as_one_by_one(config: Config) ->
         assert [result["status"] for result in results] == [200, 200, 400, 404]
         assert (results[0]["job"]["name"], results[1]["job"]["job_id"]) == ("night", plain)
         state = rig.controller.state
-        assert [state.jobs[state.arrays[1][task]].spec.name == "night" for task in (1, 2, 3)] == [True, True, False]
+        assert [state.jobs[state.arrays[1][task]].request.name == "night" for task in (1, 2, 3)] == [True, True, False]
         assert state.buffers[plain].granted_bytes == 8 * 1024**2
         alone = await rig.ask("POST", f"/v1/jobs/{plain}/update", {"command_id": rig.new_id(), "bb": "capacity=1XB"})
         assert (results[2]["status"], results[2]["error"]) == (alone.status, alone.body["error"])

@@ -7,8 +7,7 @@ from typing import Any
 from cluster.api.render.events import as_json, sentence_of
 from cluster.config.config import Config
 from replica.messages import events as e
-from replica.model.job_options import JobChange
-from replica.model.jobs import Dependency, DependencyKind
+from replica.model.requests import Dependency, DependencyKind, JobChange
 from replica.values.units import NEVER
 from tests.cluster.rig import Rig, story
 

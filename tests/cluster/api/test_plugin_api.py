@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cluster.client import Client
 from replica.fold.settle import settle
@@ -15,7 +16,7 @@ from replica.grammar.lexer import DirectiveRefused
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
-from replica.model.job_options import BufferOptions, CreatePersistent, JobOptions
+from replica.model.requests import CreatePersistent
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
 from replica.views.burst import MEGABYTE, burst_of, job_tres, tres_count
@@ -95,8 +96,9 @@ def test_job_set_tres_cnt_counts_the_buffer_and_what_the_job_makes_persistent_in
     plain = here.submit()
     assert (tres_count(here.state, plain), job_tres(here.state, plain)) == (0, "cpu=1,node=1")
     assert not isinstance(here.settle(c.ConfigureSite((Setting("Flags", "EnablePersistent"),), partial=True)), Refusal)
-    options = JobOptions(buffer=BufferOptions(creates=(CreatePersistent("lake", MB + 1),)))
-    maker = here.submit(BB.replace("40MiB", "1MiB"), options=options)
+    asked = read_request("", BB.replace("40MiB", "1MiB")).request
+    assert asked is not None
+    maker = here.submit(buffer=replace(asked, creates=(CreatePersistent("lake", MB + 1),)))
     assert tres_count(here.state, maker) == 1 + 2
 
 

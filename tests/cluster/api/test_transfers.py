@@ -203,7 +203,7 @@ async def test_paths_of_others_are_not_shown_where_data_is_private(config: Confi
         await register(rig)
         job = await submit(rig)
         await configure(rig, PrivateData="yes")
-        user = rig.controller.state.jobs[job].spec.user
+        user = rig.controller.state.jobs[job].request.user
         for who in ("alice", "bob"):
             expected = 200 if who == user else 403
             assert (await rig.ask("GET", f"/v1/transfers/{job}", who=who)).status == expected

@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cluster.api import wire
 from cluster.api.render.events import _SENTENCES, as_json, event_name, kind_name, sentence_of
@@ -15,10 +16,15 @@ from cluster.security.identity import Identity, Role
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.events import Event
-from replica.model.buffers import BufferRequest
-from replica.model.job_options import BufferOptions, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
-from replica.model.jobs import Hold, JobSpec
 from replica.model.operations import Stage
+from replica.model.requests import (
+    BufferRequest,
+    CreatePersistent,
+    DestroyPersistent,
+    JobOptions,
+    JobRequest,
+    ListTransfer,
+)
 from replica.values.units import NEVER
 
 ALICE = Identity(Role.USER, "alice")
@@ -50,7 +56,7 @@ def test_any_submission_becomes_a_command_or_a_problem_with_a_sentence(changes: 
         assert problem.view.outcome == "refused"
     else:
         assert isinstance(command, c.SubmitJob)
-        assert command.spec.user == "alice"
+        assert command.request.user == "alice"
 
 
 @settings(max_examples=200, deadline=None)
@@ -71,34 +77,38 @@ def test_every_event_has_a_sentence_and_a_name() -> None:
 
 
 def test_what_others_may_see_of_a_job_leaves_out_its_script_and_environment() -> None:
-    spec = JobSpec("n", "u", "#!/bin/sh\nsecret\n", "/", 60, environment=(("TOKEN", "secret"),))
-    event = e.JobSubmitted(1, spec, BufferRequest("", 0, (), "", (), (), ""), "", 0, Hold.NONE)
+    spec = JobRequest("n", "u", "#!/bin/sh\nsecret\n", "/", 60, environment=(("TOKEN", "secret"),))
+    event = e.JobSubmitted(1, replace(spec, buffer=BufferRequest("", 0, (), "", (), (), "")))
     assert "secret" not in json.dumps(as_json(event, private=False))
     assert "secret" in json.dumps(as_json(event, private=True))
     assert sentence_of(event)
 
 
 def test_a_history_says_of_each_option_that_a_job_gave_what_it_asked_for() -> None:
-    buffer = BufferOptions(
+    buffer = BufferRequest(
+        "", 0, (), "scratch", (), (), "",
         creates=(CreatePersistent("lake", 8 * 2**20),), destroys=(DestroyPersistent("pond"),), uses=("sea",),
         swap_bytes=2**30, options=("colour=blue",), stage_in_command="/bin/fill", stage_out_command="/bin/drain",
         lists=(ListTransfer(False, "/in/list", "$DW_JOB_STRIPED"), ListTransfer(True, "/in/out", "/out")),
     )  # fmt: skip
     options = JobOptions(
-        nodes=0, account="physics", qos="high", licenses=(("matlab", 2),), reservation="night", nice=7, array_job=4,
-        array_task=3, singleton=True, requeue=False, mail_types=("end", "fail"), partition="long", buffer=buffer,
+        nodes=0, account="physics", qos="high", licenses=(("matlab", 2),), reservation="night", nice=7,
+        singleton=True, any_of=True, requeue=False, mail_types=("end", "fail"), partition="long",
     )  # fmt: skip
-    said = sentence_of(e.JobOptionsGiven(1, options))
+    asked = JobRequest("n", "u", "#!/bin/sh\n", "/", 60, buffer=buffer, options=options)
+    said = sentence_of(e.JobSubmitted(4, asked, array=e.SubmittedTasks((3,))))
     for words in (
         "no nodes", "account physics", "QOS high", "licences matlab:2", "reservation night", "nice 7", "mail end,fail",
-        "task 3 of array 4", "one of its name at a time", "not to be requeued", "partition long",
+        "as tasks 3 of array 4", "one of its dependencies is enough", "one of its name at a time",
+        "not to be requeued", "partition long",
         "persistent buffer lake to be made (8MiB of the default pool)", "persistent buffer pond to be removed",
         "persistent buffer sea", "1GiB of swap on each node", "colour=blue for the provider",
         "stage-in by a command of its own", "stage-out by a command of its own",
         "stage-in of what /in/list lists", "stage-out of what /in/out lists",
     ):  # fmt: skip
         assert words in said
-    assert sentence_of(e.JobOptionsGiven(1, JobOptions(nice=1))) == "it also asked for nice 1"
+    plain = JobRequest("n", "u", "#!/bin/sh\n", "/", 60, options=JobOptions(nice=1))
+    assert sentence_of(e.JobSubmitted(1, plain)) == "submitted without a buffer; nice 1"
 
 
 def test_a_history_never_says_that_nothing_was_moved_where_a_provider_moved_it() -> None:

@@ -53,7 +53,7 @@ async def test_commands_sent_together_are_settled_in_one_batch_and_each_is_answe
         assert [answer.job for answer in done] == list(range(1, 51))
         assert [answer.revision for answer in done] == list(range(done[0].revision, done[0].revision + 50))
         assert rig.controller.proposer.counts.batches <= batches + 3
-        assert rig.controller.state.jobs[50].spec.user == "alice"
+        assert rig.controller.state.jobs[50].request.user == "alice"
         connection.close()
 
 

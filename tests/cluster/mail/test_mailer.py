@@ -11,9 +11,9 @@ from cluster.mail.sending import Send, SendFailed
 from cluster.server.pending import NotLeading, QueueFull, Settled
 from cluster.system.clock import ManualClock
 from replica.messages import commands as c
-from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.model.mail import Mail
+from replica.model.requests import JobOptions
 from replica.values.errors import Refusal
 from tests.cluster.rig import story
 from tests.replica.world import World

@@ -11,7 +11,7 @@ from cluster.providers import OperationError
 from cluster.providers.files import replace_symbols, whole_script
 from cluster.providers.trust import ProgramRefused, check_command, read_trusted
 from replica.model.buffers import Access
-from replica.model.job_options import CreatePersistent, DestroyPersistent
+from replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.providers.conftest import Programs
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from cluster.server.pending import weight_bytes
 from replica.messages.commands import CONTROLLER, CancelJob, Command, Request, SubmitJob, UpdateJob
-from replica.model.buffers import BufferRequest
-from replica.model.jobs import JobSpec
+from replica.model.requests import BufferRequest, JobRequest
 
 TEXT = "#BB_LUA " + "x" * 50_000
 DIRECTIVES = BufferRequest("", 0, (), "scratch", (), (), TEXT)
@@ -15,9 +14,9 @@ DIRECTIVES = BufferRequest("", 0, (), "scratch", (), (), TEXT)
     ("command", "least_bytes"),
     [
         (CancelJob(1), 0),
-        (SubmitJob(JobSpec("a", "alice", "#!/bin/sh\n" * 100, "/out", 60), None), 1_000),
-        (SubmitJob(JobSpec("a", "alice", "", "/out", 60), DIRECTIVES), len(TEXT)),
-        (UpdateJob(1, request=DIRECTIVES), len(TEXT)),
+        (SubmitJob(JobRequest("a", "alice", "#!/bin/sh\n" * 100, "/out", 60)), 1_000),
+        (SubmitJob(JobRequest("a", "alice", "", "/out", 60, buffer=DIRECTIVES)), len(TEXT)),
+        (UpdateJob(1, buffer=DIRECTIVES), len(TEXT)),
         (UpdateJob(1), 0),
     ],
 )

@@ -14,8 +14,9 @@ from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages.entries import Accepted, Entry
 from replica.messages.events import Event
-from replica.model.jobs import Hold, JobSpec, JobState
+from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
+from replica.model.requests import JobRequest
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.values.units import Instant
@@ -177,4 +178,4 @@ def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
 
 
 def _submit() -> c.SubmitJob:
-    return c.SubmitJob(JobSpec("job", "alan", TRUE, "/out", 60), parse_request(TRUE, "capacity=40"))
+    return c.SubmitJob(JobRequest("job", "alan", TRUE, "/out", 60, buffer=parse_request(TRUE, "capacity=40")))

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cluster.config.config import Config
 from cluster.server.pass_timer import PassTimer
@@ -18,7 +19,8 @@ from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import Event
 from replica.model.configuration import Policy
-from replica.model.jobs import Hold, JobSpec
+from replica.model.jobs import Hold
+from replica.model.requests import JobRequest
 from replica.state.digest import state_digest
 from replica.state.state import State
 from replica.values.errors import RefusalCode
@@ -42,8 +44,8 @@ def submission(rig: Rig, **changes: object) -> c.SubmitJob:
     workdir = str(rig.config.file.parent / "out")
     fields = {"name": "job", "user": "alice", "script": PLAIN, "workdir": workdir, "time_limit_s": 60, **changes}
     hold = fields.pop("hold", Hold.USER)
-    spec = JobSpec(**fields)  # type: ignore[arg-type]
-    return c.SubmitJob(spec, parse_request(spec.script), hold)  # type: ignore[arg-type]
+    spec = JobRequest(**fields)  # type: ignore[arg-type]
+    return c.SubmitJob(replace(spec, buffer=parse_request(spec.script)), hold)  # type: ignore[arg-type]
 
 
 def submit(rig: Rig, id_: bytes | None = None, **changes: object) -> Answer:

@@ -210,7 +210,7 @@ def _cancelled(act: Act, parsed: Parsed, run: Run) -> list[str]:
         str(number)
         for number in (named or sorted(state.unfinished))
         if (job := state.jobs.get(number)) is not None
-        and wanted.get("user", job.spec.user) == job.spec.user
-        and wanted.get("name", job.spec.name) == job.spec.name
+        and wanted.get("user", job.request.user) == job.request.user
+        and wanted.get("name", job.request.name) == job.request.name
         and (not states or job.state.name in states)
     ]

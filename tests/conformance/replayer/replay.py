@@ -111,7 +111,7 @@ class Replay:
             if buffer is not None and not job.stuck and not job.hold:
                 if buffer.state.word in ("staging-in", "post-run", "staging-out", "teardown", "teardown-fail"):
                     return True
-            if job.retry_at or (job.state.name == "PENDING" and job.spec.begin_at and not job.eligible_at):
+            if job.retry_at or (job.state.name == "PENDING" and job.request.begin_at and not job.eligible_at):
                 return True
         return False
 

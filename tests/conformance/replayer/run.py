@@ -74,11 +74,10 @@ class Run:
         master, underscore, task = job.partition("_")
         if not underscore or master not in self.numbers:
             return None
-        for number, options in self.mirror.state.options.items():
-            if options.array_job == self.numbers[master] and options.array_task == int(task):
-                self.numbers[job] = number
-                return number
-        return None
+        number = (self.mirror.state.arrays.get(self.numbers[master]) or {}).get(int(task))
+        if number is not None:
+            self.numbers[job] = number
+        return number
 
     def note(self, step: Step) -> None:
         """Keep what came of one thing."""

@@ -16,12 +16,12 @@ from replica.decide.decide import decide
 from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages.features import FEATURE_LEVEL_KNOWN
-from replica.model.buffers import Buffer, BufferRequest, BufferState
-from replica.model.job_options import JobChange
-from replica.model.jobs import ENDED, Hold, Job, JobSpec, JobState
+from replica.model.buffers import Buffer, BufferState
+from replica.model.jobs import ENDED, Hold, Job, JobState
 from replica.model.nodes import Node
 from replica.model.operations import Stage, stage_of
 from replica.model.pools import Pool
+from replica.model.requests import BufferRequest, JobChange, JobRequest
 from replica.state.derived import derive
 from replica.state.state import State
 from replica.values.errors import Refusal
@@ -86,7 +86,7 @@ def happenings(job: Job, buffer: Buffer) -> dict[str, tuple[c.Actor, c.Command]]
         "resume": c.ResumeJob(job.id),
         "requeue": c.RequeueJob(job.id),
         "update": c.UpdateJob(job.id, JobChange(comment="another")),
-        "update --bb": c.UpdateJob(job.id, request=BufferRequest("fast", 9, (), "", (), (), "capacity=9")),
+        "update --bb": c.UpdateJob(job.id, buffer=BufferRequest("fast", 9, (), "", (), (), "capacity=9")),
         "buffer clear": c.ClearBuffer(job.id),
         "buffer clear --discard": c.ClearBuffer(job.id, discard=True),
     }
@@ -99,6 +99,9 @@ def happenings(job: Job, buffer: Buffer) -> dict[str, tuple[c.Actor, c.Command]]
     }
 
 
+ASKED = BufferRequest("fast", 8, (), "", (), (), "#DW jobdw capacity=8 pool=fast")
+
+
 def specimen(buffer_state: BufferState) -> State:
     """Return a State with one job whose buffer is in `buffer_state`, as honest agents would have brought it there."""
     job_state = STATES[buffer_state]
@@ -106,10 +109,8 @@ def specimen(buffer_state: BufferState) -> State:
     failed = buffer_state is _B.TEARDOWN_FAIL
     job = Job(
         id=1,
-        spec=JobSpec("job", "user", "#!/bin/sh\n", "/work", 60),
+        request=JobRequest("job", "user", "#!/bin/sh\n", "/work", 60, buffer=ASKED),
         state=job_state,
-        priority=1,
-        has_buffer=True,
         node="" if waits else _NODE,
         attempt=0 if waits else 3,
         stuck=failed,
@@ -121,12 +122,9 @@ def specimen(buffer_state: BufferState) -> State:
         eligible_at=_AT,
         started_at=_AT,
     )
-    request = BufferRequest("fast", 8, (), "", (), (), "#DW jobdw capacity=8 pool=fast")
     buffer = Buffer(
         job=1,
-        user="user",
         state=buffer_state,
-        request=request,
         pool="fast",
         granted_bytes=8,
         node="" if waits else _NODE,
@@ -165,14 +163,14 @@ def _shown(before: State, after: State) -> str:
     words = buffer.state.word
     if (buffer.state, job.state) != (before.buffers[1].state, before.jobs[1].state):
         return f"{words}, {job.state.name}" + (", held" if job.hold is not Hold.NONE else "")
-    was, extra = before.jobs[1], after.extras.get(1)
+    was = before.jobs[1]
     notes = [
         word
         for word, true in (
-            ("changed", after.options != before.options or buffer.request != before.buffers[1].request),
+            ("changed", job.request != was.request),
             ("held", job.hold is not was.hold and job.hold is not Hold.NONE),
             ("failed", job.stuck and not was.stuck),
-            ("ending", (job.cancelled or (extra is not None and extra.requeueing)) and not was.cancelled),
+            ("ending", (job.cancelled or job.interrupted.requeueing) and not was.cancelled),
             ("a new attempt", job.attempt != was.attempt),
         )
         if true

@@ -88,8 +88,8 @@ def xlate_bb_2_tres_str(state: State, burst_buffer: str) -> str:
     reading = read_request(script, short, provider=site.provider, directive=site.directive)
     total = 0
     asked = [] if reading.request is None else [(reading.request.pool, reading.request.capacity_bytes)]
-    if reading.options is not None:
-        asked += [(create.pool, create.capacity_bytes) for create in reading.options.creates]
+    if reading.request is not None:
+        asked += [(create.pool, create.capacity_bytes) for create in reading.request.creates]
     for name, size in asked:
         pool = pool_named(state, name)
         if pool is not None and pool_unit(state, pool.name) is PoolUnit.BYTES:

@@ -7,27 +7,26 @@ from __future__ import annotations
 
 from replica.grammar.bb import format_bytes, format_quantity
 from replica.grammar.values import STOP
-from replica.model.buffers import Access, BufferRequest, Transfer
-from replica.model.job_options import BufferOptions, CreatePersistent
+from replica.model.buffers import Access, Transfer
+from replica.model.requests import BufferRequest, CreatePersistent
 from replica.model.transfers import choice_verb
 from replica.values.units import Quantity
 
 
-def format_request(request: BufferRequest, options: BufferOptions | None) -> tuple[str, str]:
+def format_request(request: BufferRequest) -> tuple[str, str]:
     """Return the text for `--bb` and the text for a `--bbf` file that together ask for this; each may be empty."""
-    options = options or BufferOptions(directives_kind="dw")
-    rest = list(options.options)
+    rest = list(request.options)
     lines: list[str] = []
-    spur = options.directives_kind == "spur"
-    alone = spur and not options.stage_in_command and not options.stage_out_command
+    spur = request.directives_kind == "spur"
+    alone = spur and not request.stage_in_command and not request.stage_out_command
     if request.capacity_bytes and not alone:
-        lines.append(_line(rest, "jobdw", "#DW jobdw", _space(request, options)))
-    if options.swap_bytes:
+        lines.append(_line(rest, "jobdw", "#DW jobdw", _space(request)))
+    if request.swap_bytes:
         pool = f" pool={request.pool}" if request.pool else ""
-        lines.append(_line(rest, "swap", "#DW swap", f"{format_bytes(options.swap_bytes)}{pool}"))
-    lines += [_line(rest, "persistentdw", "#DW persistentdw", f"name={name}") for name in options.uses]
+        lines.append(_line(rest, "swap", "#DW swap", f"{format_bytes(request.swap_bytes)}{pool}"))
+    lines += [_line(rest, "persistentdw", "#DW persistentdw", f"name={name}") for name in request.uses]
     for stage, transfers in (("stage_in", request.stage_in), ("stage_out", request.stage_out)):
-        lists = [transfer for transfer in options.lists if transfer.outgoing == (stage == "stage_out")]
+        lists = [transfer for transfer in request.lists if transfer.outgoing == (stage == "stage_out")]
         for listed, texts in (
             (False, [_move(transfer, stage) for transfer in transfers]),
             (True, ["type=list" + _paths(transfer.source, transfer.destination) for transfer in lists]),
@@ -35,7 +34,7 @@ def format_request(request: BufferRequest, options: BufferOptions | None) -> tup
             for index, text in enumerate(texts):
                 chosen = _line(rest, choice_verb(stage, index, listed=listed), f"#DW {stage}", text)
                 lines.append(_line(rest, stage, chosen))
-    lines += [_line(rest, "create_persistent", "#BB create_persistent", _create(record)) for record in options.creates]
+    lines += [_line(rest, "create_persistent", "#BB create_persistent", _create(record)) for record in request.creates]
     lines += [
         _line(
             rest,
@@ -43,9 +42,9 @@ def format_request(request: BufferRequest, options: BufferOptions | None) -> tup
             "#BB destroy_persistent",
             f"name={record.name}{' hurry' if record.hurry else ''}",
         )
-        for record in options.destroys
+        for record in request.destroys
     ]
-    return _spur(request, options, alone) if spur else "", "\n".join(lines)
+    return _spur(request, alone) if spur else "", "\n".join(lines)
 
 
 def _line(rest: list[str], verb: str, *texts: str) -> str:
@@ -60,9 +59,9 @@ def _access(modes: tuple[Access, ...]) -> str:
     return ",".join(mode.name.lower() for mode in modes)
 
 
-def _space(request: BufferRequest, options: BufferOptions) -> str:
+def _space(request: BufferRequest) -> str:
     pool = f" pool={request.pool}" if request.pool else ""
-    capacity = _capacity(request.capacity_bytes, options.units)
+    capacity = _capacity(request.capacity_bytes, request.units)
     return f"capacity={capacity}{pool} access_mode={_access(request.access)} type={request.type}"
 
 
@@ -96,8 +95,8 @@ def _paths(source: str, destination: str) -> str:
     return "".join(f" {key}={path}" for key, path in pair)
 
 
-def _spur(request: BufferRequest, options: BufferOptions, alone: bool) -> str:
+def _spur(request: BufferRequest, alone: bool) -> str:
     parts = [f"capacity={format_bytes(request.capacity_bytes)}"] if alone else []
-    parts += [f"stage_in:{command}" for command in options.stage_in_command.splitlines()]
-    parts += [f"stage_out:{command}" for command in options.stage_out_command.splitlines()]
+    parts += [f"stage_in:{command}" for command in request.stage_in_command.splitlines()]
+    parts += [f"stage_out:{command}" for command in request.stage_out_command.splitlines()]
     return "; ".join(parts) + ";"

@@ -17,11 +17,11 @@ import msgspec
 from replica.messages import events as e
 from replica.model.arrays import ArrayUse, is_gated, is_waiting
 from replica.model.buffers import Buffer
-from replica.model.job_options import BufferOptions
 from replica.model.jobs import Job, JobState
 from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_slot, waits_for_slot
 from replica.model.partitions import AnyNode, is_in
 from replica.model.pools import free_bytes
+from replica.model.requests import BufferRequest
 from replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
 from replica.operations.slots import OperationSlots, slots_given, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
@@ -61,7 +61,7 @@ from replica.scheduler.gates import (
     still,
     waits_for_space,
 )
-from replica.scheduler.persistent import persistent_options, serve_persistent
+from replica.scheduler.persistent import persistent_request, serve_persistent
 from replica.scheduler.preemption import preempted_for, preemption_candidate, preemption_events
 from replica.scheduler.quotas import QuotaCheck
 from replica.state.state import State
@@ -135,7 +135,7 @@ class _Pass:
             self._account(job, buffer)
             waits_for = waits_for_slot(job, buffer)
             if waits_for is not None and buffer is not None:
-                queued[waits_for].setdefault(job.spec.user, []).append(queue_place(job, buffer))
+                queued[waits_for].setdefault(job.request.user, []).append(queue_place(job, buffer))
             instant = due_at(state, job, buffer)
             if instant != NEVER and instant <= self.at:
                 due.append((instant, job_id))
@@ -172,10 +172,9 @@ class _Pass:
         if stage is not None:
             self.slots[stage] = self.slots.get(stage, 0) + 1
         if job.node in self.cpus_free and takes_cpus(job, buffer):
-            self.cpus_free[job.node] -= job.spec.cpus
-        options = self.state.options.get(job.id)
-        if options is not None and options.array_job:
-            self.arrays.setdefault(options.array_job, ArrayUse()).count(job, buffer)
+            self.cpus_free[job.node] -= job.request.cpus
+        if job.request.array is not None:
+            self.arrays.setdefault(job.request.array.job, ArrayUse()).count(job, buffer)
 
     def _judge(self, job: Job, buffer: Buffer | None) -> Verdict | None:
         """Judge a candidate; None for one that something was due for: what follows is for the next pass."""
@@ -185,7 +184,7 @@ class _Pass:
         if verdict is not None:
             return verdict
         if buffer is not None and waits_for_space(job, buffer):
-            options = persistent_options(self.state, job.id)
+            options = persistent_request(job)
             return self._reserve(job, buffer) if options is None else self._reserve_persistent(job, buffer, options)
         return buffer_gate(buffer, job) or self._place(job, buffer)
 
@@ -241,7 +240,7 @@ class _Pass:
         if decision is SpaceDecision.GIVEN:
             counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
             self.held[pool] = self.held.get(pool, 0) + size_bytes
-            node = self.fewest_jobs(job.spec.cpus, nodes_of(self.state, job.id))
+            node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job.id))
             self.assigned[node] += 1
             allocated = e.BufferAllocated(job.id, node, job.attempt + 1)
             if head is not None:
@@ -261,7 +260,7 @@ class _Pass:
             self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
             self.verdicts[job_id] = still(state, state.jobs[job_id], state.buffers[job_id])
 
-    def _reserve_persistent(self, job: Job, buffer: Buffer, options: BufferOptions) -> Verdict:
+    def _reserve_persistent(self, job: Job, buffer: Buffer, options: BufferRequest) -> Verdict:
         decision = serve_persistent(self, job, buffer, options)
         if decision.node:
             self.assigned[decision.node] += 1
@@ -295,13 +294,12 @@ class _Pass:
     # Arrays ----------------------------------------------------------------------------------------------------
 
     def _array_gate(self, job: Job, buffer: Buffer | None) -> Verdict | None:
-        options = self.state.options.get(job.id)
-        if options is None or not is_gated(options, job.has_buffer) or not is_waiting(job, buffer):
+        array = job.request.array
+        if array is None or not is_gated(job.request) or not is_waiting(job, buffer):
             return None
-        before = self.array_tasks_before.get(options.array_job, 0)
-        self.array_tasks_before[options.array_job] = before + 1
-        use, stage_count = self.arrays[options.array_job], self.state.site.array_stage_count
-        return use.verdict(options.array_throttle, job.has_buffer, stage_count, before)
+        before = self.array_tasks_before.get(array.job, 0)
+        self.array_tasks_before[array.job] = before + 1
+        return self.arrays[array.job].verdict(job.request, self.state.site.array_stage_count, before)
 
     # CPUs ------------------------------------------------------------------------------------------------------
 
@@ -310,8 +308,8 @@ class _Pass:
         verdict = place_verdict(self, job, buffer) if self.explain else Verdict(Reason.NONE, "")
         if decision is PlaceDecision.RUNS:
             node = job.node if buffer is not None else self._node_with_most_free(job)
-            self.cpus_free[node] -= job.spec.cpus
-            self.quotas.give_run(scheduling_class_of(job, self.state.options.get(job.id)), job.spec.cpus)
+            self.cpus_free[node] -= job.request.cpus
+            self.quotas.give_run(scheduling_class_of(job.request), job.request.cpus)
             self.events.append(e.RunOrdered(job.id, node, job.attempt + 1))
             if buffer is not None:
                 self.slots[Stage.RUN] = self.slots.get(Stage.RUN, 0) + 1
@@ -323,7 +321,7 @@ class _Pass:
         return verdict
 
     def _node_with_most_free(self, job: Job) -> str:
-        fitting = self._free_for(job.spec.cpus, nodes_of(self.state, job.id))
+        fitting = self._free_for(job.request.cpus, nodes_of(self.state, job.id))
         return min(fitting, key=lambda name: (-self.cpus_free[name], name))
 
     # ---------------------------------------------------------------------------------------------------------------
@@ -335,7 +333,7 @@ class _Pass:
         waited_for = {
             other
             for job_id in self.state.unfinished
-            for dependency in self.state.jobs[job_id].spec.dependencies
+            for dependency in self.state.jobs[job_id].request.dependencies
             for other in depended_on(self.state, dependency)
         }
         oldest = [job_id for job_id in sorted(self.state.finished) if job_id not in waited_for]

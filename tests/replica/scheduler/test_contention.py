@@ -11,10 +11,10 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
-from replica.model.job_options import JobOptions
 from replica.model.jobs import Hold, JobState
 from replica.model.pools import Pool
-from replica.model.usage import scheduling_class_with
+from replica.model.requests import JobOptions, JobRequest
+from replica.model.usage import scheduling_class_of
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.estimates import estimate
 from replica.scheduler.quotas import QuotaCheck
@@ -160,7 +160,7 @@ def test_tasks_of_an_array_and_what_a_limit_turns_away_are_told_the_same(monkeyp
     made.submit("capacity=40", options=JobOptions(qos="small"))
     for size in (90, 90, 90, 20):
         made.submit(f"capacity={size}", options=JobOptions(qos="small"), hold=Hold.USER)
-    array = made.submit("capacity=80", array=(1, 2, 3), hold=Hold.USER, options=JobOptions(array_throttle=2))
+    array = made.submit("capacity=80", array=(1, 2, 3), hold=Hold.USER, throttle=2)
     made.settle(c.SetPool(Pool("fast", 60, 1, is_default=True)))
     for job in (2, 3, 4, 5, array):
         made.settle(c.ReleaseJob(job))
@@ -274,7 +274,7 @@ def test_what_a_tree_of_accounts_used_is_summed_once_for_all_candidates_of_a_pas
 
     made = World({"fast": 100})
     made.settle(c.SetQos(Qos("q", limits=(Limit(LimitKind.GRP_BB_MINUTES, "fast", 5),))))
-    scheduling_class = scheduling_class_with("alan", JobOptions(qos="q"))
+    scheduling_class = scheduling_class_of(JobRequest("job", "alan", "", "", 1, options=JobOptions(qos="q")))
     quotas = QuotaCheck(made.state, made.at)
     assert quotas.space_gate(scheduling_class, "fast", 5, 60) is None
     quotas._state = msgspec.structs.replace(made.state, consumed=made.state.consumed.set("q/q//fast", 99))

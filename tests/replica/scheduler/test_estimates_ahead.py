@@ -7,7 +7,6 @@ from random import Random
 import pytest
 
 from replica.fold.fold import fold
-from replica.model.job_options import JobOptions
 from replica.model.jobs import JobState
 from replica.scheduler import estimates
 from replica.scheduler.estimates import ahead_in, estimate
@@ -49,7 +48,7 @@ def test_an_index_says_of_everybody_s_start_what_a_walk_over_all_jobs_says(seed:
 
 def test_a_throttled_task_is_not_waited_for_by_those_behind_it() -> None:
     world = World({"fast": 100}, cpus=64)
-    tasks = world.submit("capacity=60", time_limit_s=3600, array=(1, 2, 3), options=JobOptions(array_throttle=1))
+    tasks = world.submit("capacity=60", time_limit_s=3600, array=(1, 2, 3), throttle=1)
     behind = world.submit("capacity=60", time_limit_s=60)
     index = SchedulingIndex(world.state)
     index.prepare(1_000)

@@ -15,12 +15,19 @@ from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Entry
-from replica.model.buffers import BufferRequest, BufferState
+from replica.model.buffers import BufferState
 from replica.model.configuration import Policy
-from replica.model.job_options import NO_OPTIONS, JobOptions
-from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
+from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
+from replica.model.requests import (
+    BufferRequest,
+    Dependency,
+    DependencyKind,
+    JobOptions,
+    JobRequest,
+    with_options,
+)
 from replica.operations.outcomes import active_stage, failed, script_ended, succeeded
 from replica.operations.slots import OperationSlots, with_slots
 from replica.scheduler import admission, scheduling_pass
@@ -131,8 +138,7 @@ class IndexHistories(Histories):
         if other is not None and data.draw(st.booleans()):
             kind = data.draw(st.sampled_from([kind for kind in DependencyKind if not kind.of_array]))
             dependencies = (Dependency(kind, other),)
-        options = JobOptions(array_throttle=throttle)
-        self.world.try_submit(bb, array=tuple(sorted(tasks)), options=options, dependencies=dependencies)
+        self.world.try_submit(bb, array=tuple(sorted(tasks)), throttle=throttle, dependencies=dependencies)
 
     @rule(data=st.data(), what=st.sampled_from([c.CancelJob, c.HoldJob, c.ReleaseJob]), some=st.booleans())
     def steers_an_array(self, data: st.DataObject, what: type[c.CancelJob], some: bool) -> None:
@@ -178,20 +184,17 @@ def submission(random: Random, state: State) -> tuple[e.Event, ...]:
     chance = random.randrange(8)
     if chance == 0:
         tasks = tuple(sorted(random.sample(range(40), random.randrange(1, 25))))
-        options = JobOptions(array_throttle=random.choice((0, 0, 1, 3, 12)))
-        return (
-            e.ArraySubmitted(job.job, tasks, job.spec, job.request, job.pool, job.granted_bytes, job.hold, options),
-        )
+        array = e.SubmittedTasks(tasks, random.choice((0, 0, 1, 3, 12)))
+        return (msgspec.structs.replace(job, array=array),)
     if chance == 1:
-        spec = msgspec.structs.replace(job.spec, name=random.choice(("weekly", "daily")))
+        named = msgspec.structs.replace(job.request, name=random.choice(("weekly", "daily")))
         options = JobOptions(singleton=bool(random.randrange(4)))
-        named = msgspec.structs.replace(job, spec=spec)
-        return (named, e.JobOptionsGiven(job.job, options)) if options != NO_OPTIONS else (named,)
+        return (msgspec.structs.replace(job, request=with_options(named, options)),)
     return (job,)
 
 
 def submitted(random: Random, job: int) -> e.JobSubmitted:
-    spec = JobSpec(
+    spec = JobRequest(
         name="job",
         user="alan",
         script=SCRIPT,
@@ -213,7 +216,8 @@ def submitted(random: Random, job: int) -> e.JobSubmitted:
     request = None if random.randrange(4) == 0 else BufferRequest("", size, (), "scratch", (), (), "")
     pool = f"p{random.randrange(3)}" if request is not None and size else ""
     hold = Hold.USER if not random.randrange(10) else Hold.NONE
-    return e.JobSubmitted(job, spec, request, pool, size if request is not None else 0, hold)
+    asked = msgspec.structs.replace(spec, buffer=request)
+    return e.JobSubmitted(job, asked, pool, size if request is not None else 0, hold)
 
 
 def happening(random: Random, state: State, job_id: int, at: Instant) -> tuple[e.Event, ...]:
@@ -279,7 +283,7 @@ def test_in_a_crowd_the_index_decides_what_walking_over_all_jobs_decides(
             batch += events
         if not random.randrange(3):
             events = submission(random, state)
-            events = events if not events[0].spec.dependencies else ()
+            events = events if not events[0].request.dependencies else ()
             state = fold(state, events, at)
             batch += events
         index.advance(state, batch)
@@ -363,7 +367,7 @@ def replace_rows(random: Random, index: SchedulingIndex, state: State, *, leave:
     index._touched.clear()
 
 
-_JOB_NOT_TOUCHED = (e.ArraySubmitted, e.MailSent, e.MailDropped)
+_JOB_NOT_TOUCHED = (e.JobSubmitted, e.MailSent, e.MailDropped)
 
 
 def test_no_more_than_so_many_candidates_behind_the_reservation_head_are_checked(

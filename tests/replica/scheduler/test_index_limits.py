@@ -15,10 +15,10 @@ from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
-from replica.model.buffers import BufferRequest, BufferState
-from replica.model.job_options import JobChange, JobOptions, JobTerms
-from replica.model.jobs import Dependency, DependencyKind, JobSpec, JobState
+from replica.model.buffers import BufferState
+from replica.model.jobs import JobState
 from replica.model.partitions import Partition, PartitionState
+from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
 from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.index import SchedulingIndex
@@ -101,7 +101,7 @@ def change(random: Random, state: State, at: Instant) -> tuple[e.Event, ...]:
 
 
 def with_options(random: Random, submit: e.JobSubmitted) -> tuple[e.Event, ...]:
-    submit = msgspec.structs.replace(submit, spec=msgspec.structs.replace(submit.spec, user=random.choice(USERS)))
+    submit = msgspec.structs.replace(submit, request=msgspec.structs.replace(submit.request, user=random.choice(USERS)))
     if not random.randrange(4):
         return (submit,)
     options = JobOptions(
@@ -112,9 +112,9 @@ def with_options(random: Random, submit: e.JobSubmitted) -> tuple[e.Event, ...]:
         nice=random.randrange(-2, 3),
         partition=f"t{random.randrange(3)}" if random.randrange(3) else "",
         singleton=not random.randrange(8),
+        any_of=not random.randrange(4),
     )
-    terms = (e.JobTermsGiven(submit.job, JobTerms(any_of=True)),) if not random.randrange(4) else ()
-    return (submit, e.JobOptionsGiven(submit.job, options), *terms)
+    return (msgspec.structs.replace(submit, request=msgspec.structs.replace(submit.request, options=options)),)
 
 
 def update(random: Random, state: State) -> tuple[e.Event, ...]:
@@ -127,7 +127,8 @@ def update(random: Random, state: State) -> tuple[e.Event, ...]:
     if not random.randrange(4) and (buffer is None or buffer.state is BufferState.PENDING):
         size = random.choice((0, 10, 200))
         request = BufferRequest("", size, (), "scratch", (), (), "")
-        return (e.BufferRequestChanged(job_id, request, random.choice(POOLS) if size else "", size),)
+        pool = random.choice(POOLS) if size else ""
+        return (e.JobUpdated(job_id, buffer=request, pool=pool, granted_bytes=size),)
     kinds = [kind for kind in DependencyKind if not kind.of_array]
     before = [other for other in (job_id // 2, job_id - 1) if other > 0]
     others = tuple(Dependency(random.choice(kinds), other) for other in before[: random.randrange(3)])
@@ -250,11 +251,17 @@ class LimitedIndexHistories(IndexHistories):
     )
     def submits_with_a_scheduling_class(self, seed: int, bb: str, priority: int) -> None:
         random = Random(seed)
-        spec = JobSpec("job", "alan", SCRIPT, "/out", random.choice((10, 60, 3_600)), priority=priority)
-        events = with_options(random, e.JobSubmitted(1, spec, None, "", 0))
-        given = events[1].options if len(events) > 1 and isinstance(events[1], e.JobOptionsGiven) else JobOptions()
-        request = parse_request(SCRIPT, bb) if bb else None
-        self.world.settle(c.SubmitJob(spec, request, options=given), user())
+        spec = JobRequest("job", "alan", SCRIPT, "/out", random.choice((10, 60, 3_600)), priority=priority)
+        (event,) = with_options(random, e.JobSubmitted(1, spec))
+        assert isinstance(event, e.JobSubmitted)
+        given = event.request.options
+        asked = msgspec.structs.replace(
+            event.request,
+            user=spec.user,
+            buffer=parse_request(SCRIPT, bb) if bb else None,
+            options=given if given is None else msgspec.structs.replace(given, any_of=False),
+        )
+        self.world.settle(c.SubmitJob(asked), user())
 
     @rule(data=st.data(), seed=st.integers(0, 10_000), bb=st.sampled_from(["", "capacity=5", "capacity=90"]))
     def changes_a_job(self, data: st.DataObject, seed: int, bb: str) -> None:
@@ -292,7 +299,7 @@ class LimitedIndexHistories(IndexHistories):
         for name in sorted(world.state.partitions):
             world.settle(c.SetPartition(Partition(name, every_node=True)))
         for job in sorted(world.state.unfinished):
-            options = world.state.options.get(job)
+            options = world.state.jobs[job].request.options
             if options is not None and (options.reservation or options.partition not in {"", *world.state.partitions}):
                 world.settle(c.CancelJob(job), user())
         super().teardown()

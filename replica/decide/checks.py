@@ -1,0 +1,171 @@
+"""Checks of what is asked of a job, each once: a submit makes them of all of it, an update of what is to change.
+
+A check raises Unfit; whoever decides the command catches it once, and answers with the refusal in it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from replica.grammar import path_fault, split_inside
+from replica.model import (
+    MAIL_TYPES,
+    Dependency,
+    JobOptions,
+    JobRequest,
+    expand_roots,
+)
+from replica.state import Facts
+from replica.values import (
+    MAIL_USER_CHARACTERS_MAX,
+    MESSAGE_CHARACTERS_MAX,
+    Refusal,
+    RefusalCode,
+    UnknownSymbol,
+    expand_symbols,
+    limits,
+    name_fault,
+)
+
+Found = TypeVar("Found")
+
+
+class Unfit(Exception):
+    """What is asked of a job is refused; carries the refusal out of the checks."""
+
+    def __init__(self, code: RefusalCode, sentence: str, remedy: str, place: str) -> None:
+        super().__init__(sentence)
+        self.refusal = Refusal(code, sentence, remedy, place)
+
+
+def require(found: Found | Refusal) -> Found:
+    """Return what a check of another room has found; Unfit if it is a refusal."""
+    if isinstance(found, Refusal):
+        raise Unfit(found.code, found.sentence, found.remedy, found.place)
+    return found
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise Unfit for what cannot be the name of a job or of a user."""
+    fault = name_fault(name)
+    if fault is not None:
+        raise Unfit(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
+
+
+_RANGES = {
+    "time_limit_s": (1, limits.TIME_LIMIT_S_MAX),
+    "cpus": (1, limits.CPUS_MAX),
+    "priority": (0, limits.PRIORITY_MAX),
+}
+"""The least and the most that a job may ask for."""
+
+
+def check_number(field: str, number: int) -> None:
+    """Raise Unfit for a time limit, CPUs or a priority outside of what a job may ask for."""
+    least, most = _RANGES[field]
+    if not least <= number <= most:
+        raise Unfit(RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field)
+
+
+def check_options(options: JobOptions) -> None:
+    """Raise Unfit for an option whose value can never be. Whether accounts and such exist is asked elsewhere."""
+    fault = name_fault(options.partition) if options.partition else None
+    if fault is not None:
+        raise Unfit(RefusalCode.INVALID_FIELD, f"the partition {fault}", "write the name of a partition", "partition")
+    unknown = [word for word in options.mail_types if word.strip().lower() not in MAIL_TYPES]
+    if unknown:
+        raise Unfit(
+            RefusalCode.INVALID_FIELD,
+            f"the mail type {unknown[0][:48]!r} is unknown",
+            f"use some of {', '.join(MAIL_TYPES)}",
+            "mail_types",
+        )
+    for field, text, most in (
+        ("mail_user", options.mail_user, MAIL_USER_CHARACTERS_MAX),
+        ("comment", options.comment, MESSAGE_CHARACTERS_MAX),
+    ):
+        if len(text) > most:
+            raise Unfit(
+                RefusalCode.LIMIT_EXCEEDED, f"{field} has {len(text)} characters", f"write at most {most}", field
+            )
+        if any(ord(character) < 32 or ord(character) == 127 for character in text):
+            raise Unfit(RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field)
+    if options.mail_user.startswith("-") or " " in options.mail_user:
+        raise Unfit(
+            RefusalCode.INVALID_FIELD,
+            f"{options.mail_user[:48]!r} is no address",
+            "write a user or an address",
+            "mail_user",
+        )
+
+
+def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
+    """Raise Unfit for too many dependencies, or one on a job that is not there."""
+    if len(dependencies) > limits.DEPENDENCIES_MAX:
+        raise Unfit(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"there are more than {limits.DEPENDENCIES_MAX} dependencies",
+            "depend on fewer jobs",
+            "dependencies",
+        )
+    for dependency in dependencies:
+        if dependency.job not in state.jobs and not dependency.kind.of_array:
+            raise Unfit(
+                RefusalCode.UNKNOWN_DEPENDENCY,
+                f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
+                "forebay job list shows the jobs",
+                "dependencies",
+            )
+
+
+def expand(text: str, request: JobRequest, job_id: int, place: str) -> str:
+    """Return `text` with the job's symbols replaced; Unfit for one that means nothing here."""
+    array = request.array
+    try:
+        return expand_symbols(
+            text,
+            job=job_id,
+            user=request.user,
+            name=request.name,
+            workdir=request.workdir,
+            array_job=0 if array is None else array.job,
+            array_task=0 if array is None else array.task,
+        )
+    except UnknownSymbol as symbol:
+        raise Unfit(
+            RefusalCode.INVALID_DIRECTIVE,
+            f"{text!r} has the symbol {symbol}, which means nothing here",
+            "use %% %A %d %j %u %x, and %a in an array",
+            place,
+        ) from None
+
+
+def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
+    """Raise Unfit unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
+    descriptor.
+    """
+    fault = path_fault(path)
+    if fault is not None:
+        raise Unfit(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
+    expanded = expand_roots(roots, user)
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    for root in expanded:
+        root_parts = [part for part in root.split("/") if part not in ("", ".")]
+        if parts[: len(root_parts)] == root_parts:
+            return
+    listed = ", ".join(expanded) if expanded else f"none: the site has set no {key}"
+    raise Unfit(
+        RefusalCode.PATH_NOT_ALLOWED,
+        f"{path!r} is outside what user {user} may touch",
+        f"use a path beneath one of {listed}",
+        place,
+    )
+
+
+def check_inside(path: str, place: str) -> None:
+    """Raise Unfit for a path in a buffer that leads out of it."""
+    fault = path_fault("/" + split_inside(path)[1])
+    if fault is not None:
+        raise Unfit(
+            RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
+        )

@@ -1,0 +1,267 @@
+"""What was asked of a job: its request, with that for burst buffers in it, and what may change while it waits."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from replica.model.buffers import Access, Transfer
+from replica.values import NEVER, Instant
+
+
+class DependencyKind(IntEnum):
+    """What a job waits for in another job."""
+
+    AFTER = 1
+    AFTER_ANY = 2
+    AFTER_OK = 3
+    AFTER_NOT_OK = 4
+    AFTER_BURST_BUFFER = 5
+    # The same for a whole array (feature level 3): `job` is the array, whose first task has the same number.
+    ALL_AFTER = 11
+    ALL_AFTER_ANY = 12
+    ALL_AFTER_OK = 13
+    ALL_AFTER_NOT_OK = 14
+    ALL_AFTER_BURST_BUFFER = 15
+
+    @property
+    def word(self) -> str:
+        """As in `--dependency`, for example `afterok`."""
+        return self.name.removeprefix("ALL_").lower().replace("_", "")
+
+    @property
+    def of_array(self) -> bool:
+        """Whether it is about all tasks of an array."""
+        return self > 10
+
+    @property
+    def of_one(self) -> DependencyKind:
+        """The same kind about one job."""
+        return DependencyKind(self - 10) if self > 10 else self
+
+    @property
+    def of_all(self) -> DependencyKind:
+        """The same kind about all tasks of an array."""
+        return self if self > 10 else DependencyKind(self + 10)
+
+
+class Dependency(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One condition on one other job; all of a job's dependencies must hold."""
+
+    kind: DependencyKind
+    job: int
+
+
+class CreatePersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One `create_persistent`. `capacity_bytes` counts units where the pool does; `pool` empty: the default pool."""
+
+    name: str
+    capacity_bytes: int
+    pool: str = ""
+    access: tuple[Access, ...] = ()
+    type: str = ""
+    place: str = ""
+    """Where in what the user wrote it stands, for example `line 3, column 1`."""
+    units: str = "bytes"
+    """As in BufferRequest."""
+
+
+class DestroyPersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One `destroy_persistent`; `hurry`: without its stage-out."""
+
+    name: str
+    hurry: bool = False
+    place: str = ""
+
+
+class ListTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One `stage_in` or `stage_out` (`outgoing`) with `type=list`: `source` is the file that lists what to move."""
+
+    outgoing: bool
+    source: str
+    destination: str
+    place: str = ""
+
+
+class BufferRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a job asked of burst buffers. `capacity_bytes` 0: nothing is reserved, data is staged all the same."""
+
+    pool: str
+    """Empty: the default pool."""
+    capacity_bytes: int
+    access: tuple[Access, ...]
+    type: str
+    stage_in: tuple[Transfer, ...]
+    stage_out: tuple[Transfer, ...]
+    text: str
+    """The directives as the user wrote them, one a line: what `BurstBuffer=` shows."""
+    places: tuple[str, ...] = ()
+    """Where in what was written each thing stands: pool, capacity, each stage_in, each stage_out, and swap if any."""
+    directives_kind: str = ""
+    """dw, bb, lua, spur, or empty where nothing was written."""
+    creates: tuple[CreatePersistent, ...] = ()
+    destroys: tuple[DestroyPersistent, ...] = ()
+    uses: tuple[str, ...] = ()
+    """Names of persistent buffers that the job works with (`persistentdw name=`)."""
+    swap_bytes: int = 0
+    """Swap for each node, bytes."""
+    options: tuple[str, ...] = ()
+    """Options that are not known here, as they were written: they go to the provider."""
+    stage_in_command: str = ""
+    stage_out_command: str = ""
+    """Spur's commands, run instead of transfers."""
+    lists: tuple[ListTransfer, ...] = ()
+    units: str = "bytes"
+    """What capacity counts: bytes, or count for units of the pool. While it is not decided, `bare`: a number without a
+    suffix, which is one or the other by its pool."""
+
+
+class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What few jobs ask for; every field has the value of a job that did not ask."""
+
+    nodes: int = 1
+    """0: the job runs no script, and only creates or destroys persistent buffers (`-N0`)."""
+    account: str = ""
+    qos: str = ""
+    licenses: tuple[tuple[str, int], ...] = ()
+    reservation: str = ""
+    nice: int = 0
+    singleton: bool = False
+    any_of: bool = False
+    """Whether one of its dependencies is enough (`?`); otherwise all must hold."""
+    requeue: bool = True
+    mail_types: tuple[str, ...] = ()
+    mail_user: str = ""
+    comment: str = ""
+    partition: str = ""
+    gid: int = 0
+    groups: tuple[int, ...] = ()
+    by_operator: bool = False
+    """Whether an operator submitted a job that destroys persistent buffers: then it may destroy other users'. Decided
+    from who asks, never taken from what is asked.
+    """
+
+
+NO_OPTIONS = JobOptions()
+"""The options of a job that asked for none of them: its request has None instead."""
+
+
+class ArrayTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The array that a job is a task of, the task's number, and how many tasks may be active at once (0: all)."""
+
+    job: int
+    task: int
+    throttle: int = 0
+
+
+class JobRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was asked of a job, as it was decided. Durations are whole seconds."""
+
+    name: str
+    user: str
+    script: str
+    workdir: str
+    time_limit_s: int
+    cpus: int = 1
+    priority: int = 1
+    begin_at: Instant = NEVER
+    deadline: Instant = NEVER
+    dependencies: tuple[Dependency, ...] = ()
+    output: str = ""
+    """Where standard output and error go, relative to `workdir`; empty: `forebay-%j.out`."""
+    environment: tuple[tuple[str, str], ...] = ()
+    buffer: BufferRequest | None = None
+    """None: the job works without a burst buffer."""
+    array: ArrayTask | None = None
+    """None: the job is no task of an array."""
+    options: JobOptions | None = None
+    """None, which most have: NO_OPTIONS."""
+
+    @property
+    def asked(self) -> JobOptions:
+        """The options, NO_OPTIONS where there are none."""
+        return NO_OPTIONS if self.options is None else self.options
+
+
+def with_options(request: JobRequest, options: JobOptions) -> JobRequest:
+    """Return the request with these options."""
+    return msgspec.structs.replace(request, options=None if options == NO_OPTIONS else options)
+
+
+# ---- what may change of a job while it waits
+
+
+class JobChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What of a waiting job is to be as it is here; None: it stays as it is. Durations are whole seconds."""
+
+    name: str | None = None
+    time_limit_s: int | None = None
+    priority: int | None = None
+    begin_at: Instant | None = None
+    deadline: Instant | None = None
+    """NEVER: none any more."""
+    dependencies: tuple[Dependency, ...] | None = None
+    singleton: bool | None = None
+    any_of: bool | None = None
+    nice: int | None = None
+    account: str | None = None
+    qos: str | None = None
+    licenses: tuple[tuple[str, int], ...] | None = None
+    reservation: str | None = None
+    partition: str | None = None
+    """Empty, as for the four before it: none any more."""
+    comment: str | None = None
+    requeue: bool | None = None
+    mail_types: tuple[str, ...] | None = None
+    mail_user: str | None = None
+
+
+NO_CHANGE = JobChange()
+
+_OF_REQUEST = ("name", "time_limit_s", "priority", "begin_at", "deadline", "dependencies")
+"""Fields of a change that are fields of JobRequest."""
+
+_OF_OPTIONS = (
+    "singleton",
+    "any_of",
+    "nice",
+    "account",
+    "qos",
+    "licenses",
+    "reservation",
+    "partition",
+    "comment",
+    "requeue",
+    "mail_types",
+    "mail_user",
+)
+"""Fields of a change that are fields of JobOptions."""
+
+
+def requested(request: JobRequest, change: JobChange) -> JobRequest:
+    """Return the request with what the change is about as it is there."""
+    own, options = _named(change, _OF_REQUEST), _named(change, _OF_OPTIONS)
+    if own:
+        request = msgspec.structs.replace(request, **own)
+    return with_options(request, msgspec.structs.replace(request.asked, **options)) if options else request
+
+
+def difference(request: JobRequest, change: JobChange) -> JobChange:
+    """Return what of the change is not so already."""
+    same = [field for field in _OF_REQUEST if getattr(change, field) == getattr(request, field)]
+    same += [field for field in _OF_OPTIONS if getattr(change, field) == getattr(request.asked, field)]
+    return msgspec.structs.replace(change, **dict.fromkeys(same))
+
+
+def _named(change: JobChange, fields: tuple[str, ...]) -> dict[str, object]:
+    found = ((field, getattr(change, field)) for field in fields)
+    return {field: value for field, value in found if value is not None}
+
+
+class AfterTask(msgspec.Struct, frozen=True, array_like=True):
+    """A dependency on one task of an array, as it is asked for: `afterok:1_3`."""
+
+    kind: DependencyKind
+    array: int
+    task: int
