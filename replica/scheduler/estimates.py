@@ -199,13 +199,13 @@ def _reserved(
 ) -> Step:
     """Return until when the job waits for space of a pool of which reservations have a part."""
     pool, size = buffer.pool, format_size(buffer.granted_bytes)
-    line = ReservedTimeline(state, pool, at)
+    timeline = ReservedTimeline(state, pool, at)
     until: int | None = None
     try:
         for other in (*ahead, job.id):
             takes_us = moves_us + seconds(state.jobs[other].spec.time_limit_s)
             wanted = state.buffers[other].granted_bytes
-            until = line.place(other, wanted, takes_us, asked_at if other == job.id else at)
+            until = timeline.place(other, wanted, takes_us, asked_at if other == job.id else at)
     except TooManySteps:
         return Step("space", NEVER, f"{len(ahead)} jobs are before it in line for pool {pool}: too many to say")
     if until is None:
@@ -243,9 +243,9 @@ def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
         partition = nodes_of(state, other.id)
         starts = [
             (start_at, name)
-            for name, line in nodes.items()
+            for name, timeline in nodes.items()
             if (name == bound if bound else is_in(state.partitions, partition, name))
-            and (start_at := line.start_of(other.spec.cpus, asked_at)) is not None
+            and (start_at := timeline.start_of(other.spec.cpus, asked_at)) is not None
         ]
         if not starts:
             if other is not job:
@@ -304,8 +304,8 @@ def ahead_in(index: SchedulingIndex) -> Ahead:
     """Return who says which candidates are before a job; `index` must be prepared, and not change meanwhile."""
 
     def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
-        lines = (takewhile(lambda key: key[:2] < place, keys) for keys in _queues_for(index, pool))
-        found = [job_id for _, job_id, _ in islice(merge(*lines), AHEAD_MAX + 1)]
+        queues = (takewhile(lambda key: key[:2] < place, keys) for keys in _queues_for(index, pool))
+        found = [job_id for _, job_id, _ in islice(merge(*queues), AHEAD_MAX + 1)]
         return None if len(found) > AHEAD_MAX else found
 
     return ahead

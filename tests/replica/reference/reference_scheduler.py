@@ -118,14 +118,14 @@ class _Pass:
         self.slots = OperationSlots()
         self.arrays: dict[int, ArrayUse] = {}
         self.array_tasks_before: dict[int, int] = {}
-        """Array -> its waiting tasks that had their turn in this pass."""
+        """Array -> its waiting tasks that this pass has reached."""
         self.persistent_checked = 0
 
     def run(self) -> Plan:
         state = self.state
         begin_or_end = reservations_due(state, self.at)
         if begin_or_end:
-            # Everything is looked at again by the next pass, with them begun or ended.
+            # Everything is checked again by the next pass, with them begun or ended.
             said = {job_id: still(state, state.jobs[job_id], state.buffers.get(job_id)) for job_id in state.unfinished}
             return Plan(begin_or_end, said)
         due: list[tuple[int, int]] = []
@@ -147,9 +147,11 @@ class _Pass:
             self.events.extend(with_slots(state, self.slots, due_events(state, job, buffer, self.at)))
             self.verdicts[job_id] = still(state, job, buffer)
         for stage, waiting in queued.items():
-            lines = {user: sorted(places) for user, places in waiting.items()}
+            queues = {user: sorted(places) for user, places in waiting.items()}
             room = EVENTS_PER_PASS_MAX - len(self.events)
-            self.events.extend(slots_given(state, self.slots, stage, lines, lambda job: job not in self.verdicts, room))
+            self.events.extend(
+                slots_given(state, self.slots, stage, queues, lambda job: job not in self.verdicts, room)
+            )
         candidates: list[Job] = []
         for job_id in state.unfinished:
             job = state.jobs[job_id]
@@ -189,7 +191,7 @@ class _Pass:
             return self._reserve(job, buffer) if options is None else self._reserve_persistent(job, buffer, options)
         return buffer_gate(buffer, job) or self._place(job, buffer)
 
-    # The Turn ------------------------------------------------------------------------------------------------------
+    # The PassState -------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
@@ -250,7 +252,7 @@ class _Pass:
         return verdict
 
     def _preempt_for(self, request: SpaceRequest) -> None:
-        """Take back buffers for the first in line, if that is called for."""
+        """Take back buffers for the reservation head, if that is called for."""
         state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
         holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(request.pool, ())]
         coming = sum(buffer.held_bytes for job, buffer in holders if run_until(job, buffer) == DRAINING)
@@ -273,7 +275,7 @@ class _Pass:
         return min(fitting, key=lambda name: (self.assigned[name], name))
 
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
-        """Return the first in line for a pool, with when it should get its space if every holder uses its time."""
+        """Return the reservation head of a pool, with when it should get its space if every holder uses its time."""
         new = given_of(self, self.events, pool)
         ends = self.quotas.ends(pool, reservation_of(self.state, job.id))
         return ReservationHead(job, lambda: start_of(sorted(self._releases(pool) + new + ends), free, size_bytes))
