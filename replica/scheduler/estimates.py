@@ -8,15 +8,15 @@ long as nobody comes before it, since scripts mostly end before their limit. Wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush, merge, nsmallest
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice, takewhile
 
 import msgspec
 
 from replica.model import ENDED, NO_TERMS, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
-from replica.scheduler.admission import nodes_of, place_of, usable_in
+from replica.scheduler.admission import nodes_of, place_of
 from replica.scheduler.backfill import NOBODY_KNOWS, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
-from replica.scheduler.gates import early_gate, waits_for_space
+from replica.scheduler.gates import early_gate
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.index_row import Key
 from replica.state import State
@@ -55,13 +55,11 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.start_at != NEVER
 
 
-def estimate(state: State, job_id: int, at: Instant, ahead: Ahead | None = None) -> Estimate:
+def estimate(state: State, job_id: int, at: Instant, ahead: Ahead) -> Estimate:
     """Return when the job should start, as of `at`. KeyError for a job that is not in the state.
 
-    `ahead` knows who stands before it (`replica.scheduler.estimates`); without it, this walks over all jobs.
+    `ahead` knows who stands before it: `ahead_in` an index of `state`. It is asked of a job that waits alone.
     """
-    if ahead is None:
-        ahead = _walk(state)
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if job.state is not JobState.PENDING:
         return Estimate(job.started_at or (at if job.state is JobState.CONFIGURING else NEVER), ())
@@ -131,30 +129,6 @@ def _dependencies(state: State, job: Job, at: Instant) -> list[Step]:
         return found
     known = [step for step in found if step.until != NEVER]
     return [min(known, key=lambda step: step.until)] if known else found[:1]
-
-
-def _walk(state: State) -> Ahead:
-    """Return who says which candidates are before a job by walking over all jobs."""
-
-    def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
-        found: list[tuple[int, int]] = []
-        for other_id in state.unfinished:
-            other, buffer = state.jobs[other_id], state.buffers.get(other_id)
-            if other.state is not JobState.PENDING:
-                continue
-            if pool is None:
-                if buffer is not None and buffer.state is not BufferState.STAGED_IN:
-                    continue
-            elif not waits_for_space(other, buffer) or buffer is None or not buffer.granted_bytes:
-                continue
-            elif buffer.pool != pool or buffer.granted_bytes > usable_in(state, pool):
-                continue
-            stands = place_of(state, other)
-            if stands < place and early_gate(state, other) is None:
-                found.append(stands)
-        return None if len(found) > AHEAD_MAX else [job_id for _, job_id in nsmallest(len(found), found)]
-
-    return ahead
 
 
 def _space(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead_of: Ahead) -> Step | None:

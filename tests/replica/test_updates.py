@@ -16,9 +16,9 @@ from replica.model.buffers import BufferRequest
 from replica.model.job_options import BufferOptions, JobChange, JobOptions
 from replica.model.jobs import Dependency, DependencyKind, Hold, JobSpec, JobState
 from replica.model.partitions import Partition, PartitionState
-from replica.scheduler.estimates import estimate
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import NEVER, Instant, seconds
+from tests.replica.scheduler.test_estimates import of as estimated
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import OPERATOR, SCRIPT, World, user
 
@@ -436,5 +436,5 @@ def test_an_estimate_waits_for_the_first_of_several() -> None:
     for job in (long, short):
         made.report(job, c.ScriptStarted())
     job = any_of(made, Dependency(K.AFTER_OK, long), Dependency(K.AFTER_OK, short))
-    found = estimate(made.state, job, made.at)
+    found = estimated(made, job)
     assert found.is_known and found.start_at < made.at + seconds(4_000)

@@ -11,12 +11,13 @@ It walks over all jobs that are not over. The leader decides with an index, whic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from heapq import nsmallest
 
 import msgspec
 
 from replica.messages import events as e
 from replica.model.arrays import ArrayUse, is_gated, is_waiting
-from replica.model.buffers import Buffer
+from replica.model.buffers import Buffer, BufferState
 from replica.model.job_options import BufferOptions
 from replica.model.jobs import Job, JobState
 from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_slot, waits_for_slot
@@ -25,6 +26,7 @@ from replica.model.pools import free_bytes
 from replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
 from replica.operations.slots import OperationSlots, slots_given, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
+from replica.scheduler import estimates
 from replica.scheduler.admission import (
     WAITS,
     Place,
@@ -41,6 +43,7 @@ from replica.scheduler.admission import (
     space_decision,
     space_request_of,
     space_verdict,
+    usable_in,
 )
 from replica.scheduler.backfill import (
     DRAINING,
@@ -51,6 +54,7 @@ from replica.scheduler.backfill import (
     run_until,
     start_of,
 )
+from replica.scheduler.estimates import Ahead
 from replica.scheduler.gates import (
     REPLAN_S,
     buffer_gate,
@@ -343,3 +347,27 @@ class _Pass:
         oldest = [job_id for job_id in sorted(self.state.finished) if job_id not in waited_for]
         for job_id in oldest[: max(0, min(surplus, EVENTS_PER_PASS_MAX - len(self.events)))]:
             self.events.append(e.JobPurged(job_id))
+
+
+def ahead_by_walk(state: State) -> Ahead:
+    """Return who says which candidates are before a job, by a walk over all jobs. It knows of no room in arrays."""
+
+    def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
+        found: list[tuple[int, int]] = []
+        for other_id in state.unfinished:
+            other, buffer = state.jobs[other_id], state.buffers.get(other_id)
+            if other.state is not JobState.PENDING:
+                continue
+            if pool is None:
+                if buffer is not None and buffer.state is not BufferState.STAGED_IN:
+                    continue
+            elif not waits_for_space(other, buffer) or buffer is None or not buffer.granted_bytes:
+                continue
+            elif buffer.pool != pool or buffer.granted_bytes > usable_in(state, pool):
+                continue
+            stands = place_of(state, other)
+            if stands < place and early_gate(state, other) is None:
+                found.append(stands)
+        return None if len(found) > estimates.AHEAD_MAX else [job_id for _, job_id in nsmallest(len(found), found)]
+
+    return ahead

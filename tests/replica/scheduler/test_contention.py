@@ -16,11 +16,11 @@ from replica.model.jobs import Hold, JobState
 from replica.model.pools import Pool
 from replica.model.usage import scheduling_class_with
 from replica.scheduler import admission, scheduling_pass
-from replica.scheduler.estimates import estimate
 from replica.scheduler.quotas import QuotaCheck
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
+from tests.replica.scheduler.test_estimates import of as estimated
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.scheduler.test_preemption import revoked, staged_behind_a_full_node
 from tests.replica.world import World, user
@@ -101,10 +101,10 @@ def test_nobody_can_say_when_space_comes_that_waits_for_a_person() -> None:
     made = IndexedWorld({"fast": 100}, nodes=2)
     stuck = stuck_teardown(made, 60)
     job = made.submit("capacity=50")
-    assert not estimate(made.state, job, made.at).is_known
+    assert not estimated(made, job).is_known
     assert "expected_start_us" not in dict(made.verdict(job).figures)
     made.settle(c.ReleaseJob(stuck))
-    assert estimate(made.state, job, made.at).is_known
+    assert estimated(made, job).is_known
 
 
 # Requests that are too large -----------------------------------------------------------------------------------------
