@@ -114,7 +114,7 @@ class _Pass:
         self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.state.name == "UP"}
         self._cpus_max: dict[str, int] = {}
         self.assigned = dict.fromkeys(self.cpus_free, 0)
-        self.heads: dict[str, ReservationHead] = {}
+        self.reservation_heads: dict[str, ReservationHead] = {}
         self.waiting_nodes: dict[str, int] = {}
         self.any_node = AnyNode(state.partitions)
         self.quotas = QuotaCheck(state, at)
@@ -242,7 +242,7 @@ class _Pass:
         decision = space_decision(self, request)
         verdict = space_verdict(self, job, buffer) if self.explain else Verdict(Reason.BURST_BUFFER_RESOURCES, "")
         head = note_decision(self, request, decision)
-        if decision is SpaceDecision.NOT_ENOUGH and self.heads[pool].job == job.id:
+        if decision is SpaceDecision.NOT_ENOUGH and self.reservation_heads[pool].job == job.id:
             self._preempt_for(request)
         if decision is SpaceDecision.GIVEN:
             counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
