@@ -24,7 +24,6 @@ from replica.model import (
     SchedulingRules,
 )
 from replica.scheduler import effective_priority, rules_of
-from replica.scheduler import estimate as estimate_of
 from replica.state import State
 from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListFault, format_nodes, parse_nodes
 
@@ -225,7 +224,9 @@ async def estimate(call: Call) -> Reply:
         raise Problem(404, "unknown_job", f"there is no job {job_id} in the state", "see /v1/jobs", "job id")
     check_sight(call, state, job_id)
     at = Instant(max(state.at, call.service.clock.now())) if job.state is JobState.PENDING else state.at
-    found = estimate_of(state, job_id, at)
+    if job.state is JobState.PENDING:
+        await call.service.verdicts.ready(state)
+    found = call.service.verdicts.estimate_at_any(state, job_id, at)
     view = v.EstimateView(
         revision=state.revision,
         job_id=job_id,

@@ -1,6 +1,6 @@
 """Who gets space, nodes and turns now: gates, quotas, backfill, preemption, the index and the pass over it."""
 
-from replica.scheduler.estimates import Estimate, ahead_in, estimate
+from replica.scheduler.estimates import Ahead, Estimate, ahead_in, estimate
 from replica.scheduler.gates import depended_on, dependency_met, early_gate, later_reason, waits_for_space
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.persistent import persistent_request

@@ -33,7 +33,7 @@ class PassState(Protocol):
 
     state: State
     at: Instant
-    heads: dict[str, ReservationHead]
+    reservation_heads: dict[str, ReservationHead]
     slots: OperationSlots
     """Stage -> the operations of it that are under way."""
     any_node: AnyNode
@@ -169,7 +169,7 @@ def head_before(current: PassState, request: SpaceRequest) -> ReservationHead | 
     """
     if not request.size_bytes or request.size_bytes <= current.quotas.own_bytes(request.pool, request.reservation):
         return None
-    return current.heads.get(request.pool)
+    return current.reservation_heads.get(request.pool)
 
 
 def limits_verdict(current: PassState, request: SpaceRequest) -> Verdict | None:
@@ -218,7 +218,7 @@ def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
         # Nor must who cannot have his space whoever gives back, since his pool has shrunk or was never that large.
         return SpaceDecision.TOO_LARGE
     fits = request.size_bytes <= available(current, request)
-    if not fits and request.pool in current.heads:
+    if not fits and request.pool in current.reservation_heads:
         return SpaceDecision.NOT_ENOUGH
     head = head_before(current, request)
     if head is not None and head.behind >= CANDIDATES_BEHIND_MAX:
@@ -244,8 +244,8 @@ def note_decision(current: PassState, request: SpaceRequest, decision: SpaceDeci
     if decision in GATED and request.size_bytes <= usable_in(current.state, request.pool):
         # Those who ask for more than their pool ever has are not checked one by one (`index_row`).
         current.skipped[request.queue] = current.skipped.get(request.queue, 0) + 1
-    elif decision is SpaceDecision.NOT_ENOUGH and request.pool not in current.heads:
-        current.heads[request.pool] = current.head_of(
+    elif decision is SpaceDecision.NOT_ENOUGH and request.pool not in current.reservation_heads:
+        current.reservation_heads[request.pool] = current.head_of(
             request.job, request.pool, request.size_bytes, available(current, request)
         )
     elif decision is SpaceDecision.GIVEN:

@@ -8,15 +8,15 @@ long as nobody comes before it, since scripts mostly end before their limit. Wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush, merge, nsmallest
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice, takewhile
 
 import msgspec
 
 from replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
-from replica.scheduler.admission import nodes_of, place_of, usable_in
+from replica.scheduler.admission import nodes_of, place_of
 from replica.scheduler.backfill import NOBODY_KNOWS, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
-from replica.scheduler.gates import early_gate, waits_for_space
+from replica.scheduler.gates import early_gate
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.index_row import Key
 from replica.state import State
@@ -55,13 +55,11 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.start_at != NEVER
 
 
-def estimate(state: State, job_id: int, at: Instant, ahead: Ahead | None = None) -> Estimate:
+def estimate(state: State, job_id: int, at: Instant, ahead: Ahead) -> Estimate:
     """Return when the job should start, as of `at`. KeyError for a job that is not in the state.
 
-    `ahead` knows who stands before it (`replica.scheduler.estimates`); without it, this walks over all jobs.
+    `ahead` knows who stands before it: `ahead_in` an index of `state`. It is asked of a job that waits alone.
     """
-    if ahead is None:
-        ahead = _walk(state)
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if job.state is not JobState.PENDING:
         return Estimate(job.started_at or (at if job.state is JobState.CONFIGURING else NEVER), ())
@@ -133,30 +131,6 @@ def _dependencies(state: State, job: Job, at: Instant) -> list[Step]:
     return [min(known, key=lambda step: step.until)] if known else found[:1]
 
 
-def _walk(state: State) -> Ahead:
-    """Return who says which candidates are before a job by walking over all jobs."""
-
-    def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
-        found: list[tuple[int, int]] = []
-        for other_id in state.unfinished:
-            other, buffer = state.jobs[other_id], state.buffers.get(other_id)
-            if other.state is not JobState.PENDING:
-                continue
-            if pool is None:
-                if buffer is not None and buffer.state is not BufferState.STAGED_IN:
-                    continue
-            elif not waits_for_space(other, buffer) or buffer is None or not buffer.granted_bytes:
-                continue
-            elif buffer.pool != pool or buffer.granted_bytes > usable_in(state, pool):
-                continue
-            stands = place_of(state, other)
-            if stands < place and early_gate(state, other) is None:
-                found.append(stands)
-        return None if len(found) > AHEAD_MAX else [job_id for _, job_id in nsmallest(len(found), found)]
-
-    return ahead
-
-
 def _space(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead_of: Ahead) -> Step | None:
     """Return until when the job waits for space, for which it asks at `asked_at`; None: it has it, or needs none."""
     if buffer.state is BufferState.STAGING_IN or not buffer.granted_bytes:
@@ -199,13 +173,13 @@ def _reserved(
 ) -> Step:
     """Return until when the job waits for space of a pool of which reservations have a part."""
     pool, size = buffer.pool, format_size(buffer.granted_bytes)
-    line = ReservedTimeline(state, pool, at)
+    timeline = ReservedTimeline(state, pool, at)
     until: int | None = None
     try:
         for other in (*ahead, job.id):
             takes_us = moves_us + seconds(state.jobs[other].request.time_limit_s)
             wanted = state.buffers[other].granted_bytes
-            until = line.place(other, wanted, takes_us, asked_at if other == job.id else at)
+            until = timeline.place(other, wanted, takes_us, asked_at if other == job.id else at)
     except TooManySteps:
         return Step("space", NEVER, f"{len(ahead)} jobs are before it in line for pool {pool}: too many to say")
     if until is None:
@@ -243,9 +217,9 @@ def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
         partition = nodes_of(state, other.id)
         starts = [
             (start_at, name)
-            for name, line in nodes.items()
+            for name, timeline in nodes.items()
             if (name == bound if bound else is_in(state.partitions, partition, name))
-            and (start_at := line.start_of(other.request.cpus, asked_at)) is not None
+            and (start_at := timeline.start_of(other.request.cpus, asked_at)) is not None
         ]
         if not starts:
             if other is not job:
@@ -304,8 +278,8 @@ def ahead_in(index: SchedulingIndex) -> Ahead:
     """Return who says which candidates are before a job; `index` must be prepared, and not change meanwhile."""
 
     def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
-        lines = (takewhile(lambda key: key[:2] < place, keys) for keys in _queues_for(index, pool))
-        found = [job_id for _, job_id, _ in islice(merge(*lines), AHEAD_MAX + 1)]
+        queues = (takewhile(lambda key: key[:2] < place, keys) for keys in _queues_for(index, pool))
+        found = [job_id for _, job_id, _ in islice(merge(*queues), AHEAD_MAX + 1)]
         return None if len(found) > AHEAD_MAX else found
 
     return ahead

@@ -11,13 +11,13 @@ from a State, a portion at a time if need be, and advanced by the events that le
 It is composed of small indexes: queues of candidates, arrays, nodes, timers, holders of pools, waits for operation
 slots, candidates for preemption, reservations, dependencies and singletons. For each job that is not over,
 `index_row` says what they hold of it. An event touches jobs and nodes (`TOUCHES`); the rows of those are computed anew
-from the new State, and each small index is told the former row and the new one (`apply`). Two things reach further
+from the new State, and each small index is given the former row and the new one (`apply`). Two things reach further
 than the jobs that an event names: a node that changes touches the jobs on it, and a job that passes a milestone touches
 those that wait for it. What depends on several jobs at once is done last, once for a batch (`refresh`): which tasks of
 an array have room in it, and which nodes could run their first candidate.
 
 A scheduling pass (`scheduling_pass`) merges the queues, and leaves one as soon as nothing further back can get
-anything. Why a job waits is a pass that stops at the job's turn: what it leaves out changes nothing.
+anything. Why a job waits is a pass that stops where it reaches the job: what it leaves out changes nothing.
 
 Laws (tests/replica/scheduler/test_index.py): the advanced index equals one built afresh, and so does each small one;
 its events and its next instant are those of the reference.

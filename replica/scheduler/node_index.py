@@ -92,6 +92,8 @@ class NodeIndex:
     def refresh(self, state: State, heads: Mapping[Group, SortedKeys[tuple[Key, Queue]]]) -> None:
         """Have the lists and `ready` say of each node that has changed what is so now; `heads`: those of the queues."""
         self._follow(state.partitions)
+        if not self._changed:
+            return
         for name in self._changed:
             node = state.nodes.get(name)
             up = node is not None and not node.down and not node.drained

@@ -90,7 +90,7 @@ def serve_persistent(
     current.events.extend(with_slots(current.state, current.slots, decision.events))
     if decision.head_of is not None:
         pool, size_bytes = decision.head_of
-        current.heads[pool] = current.head_of(job, pool, size_bytes, current.free_in(pool))
+        current.reservation_heads[pool] = current.head_of(job, pool, size_bytes, current.free_in(pool))
     if decision.node:
         request = space_request_of(current.state, job, buffer)
         current.quotas.give_space(request.scheduling_class, request.pool, request.size_bytes, job.request.time_limit_s)
@@ -133,7 +133,7 @@ def persistent_decision(
     if isinstance(node, Verdict):
         return PersistentDecision(node)
     for pool, needed in sorted(needs.items()):
-        head, free = current.heads.get(pool), free_for(current, pool, request.reservation)
+        head, free = current.reservation_heads.get(pool), free_for(current, pool, request.reservation)
         if head is not None:
             return _waits(f"job {head.job} is first in line for the pool {pool}")
         if needed > usable_in(state, pool):

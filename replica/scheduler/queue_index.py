@@ -105,6 +105,8 @@ class ArrayIndex:
 
     def refresh(self, state: State) -> None:
         """Have in the queues, of each array that has changed, its first tasks: as many as have room in it."""
+        if not self._changed:
+            return
         for array in self._changed:
             waiting = self._waiting.get(array)
             queued: dict[Key, Queue] = {}

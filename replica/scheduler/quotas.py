@@ -213,7 +213,7 @@ class QuotaCheck:
     # Gates
 
     def run_gate(self, scheduling_class: SchedulingClass | None, cpus: int) -> Verdict | None:
-        """Return which limit of what runs keeps back every job of this standing that takes so much, or None."""
+        """Return which limit of what runs keeps back every job of this class that takes so much, or None."""
         if scheduling_class is None or not (scheduling_class.account or scheduling_class.qos):
             return None
         key = (scheduling_class, cpus)
@@ -283,7 +283,7 @@ class QuotaCheck:
         return None
 
     def license_gate(self, scheduling_class: SchedulingClass | None) -> Verdict | None:
-        """Return which licence keeps back every job of this standing, or None."""
+        """Return which licence keeps back every job of this class, or None."""
         if scheduling_class is None:
             return None
         for name, count in scheduling_class.licenses:

@@ -94,7 +94,7 @@ class SchedulingPass:
         self.slots = OperationSlots(index.state.operations)
         self.held: dict[str, int] = {}
         """Pool -> bytes that this pass gave away."""
-        self.heads: dict[str, ReservationHead] = {}
+        self.reservation_heads: dict[str, ReservationHead] = {}
         self.waiting_nodes: dict[str, int] = {}
         self.any_node = AnyNode(index.state.partitions)
         self.quotas = QuotaCheck(index.state, at)
@@ -303,7 +303,7 @@ class SchedulingPass:
         # Those of a reservation come first and have space of their own: what is over for them is not for others.
         over = _Follows.NOT_THIS_QUEUE if request.reservation else _Follows.NOBODY
         smallest = self.index.queues.sizes[pool].first
-        if pool in self.heads and available(self, request) < smallest:
+        if pool in self.reservation_heads and available(self, request) < smallest:
             return over
         if run_verdict(self, scheduling_class, cpus) is not None:
             return _Follows.NOT_THIS_QUEUE
@@ -315,7 +315,7 @@ class SchedulingPass:
         if decision is SpaceDecision.SKIPPED:
             return _Follows.NOT_THIS_QUEUE
         head = note_decision(self, request, decision)
-        if decision is SpaceDecision.NOT_ENOUGH and self.heads[pool].job == job_id:
+        if decision is SpaceDecision.NOT_ENOUGH and self.reservation_heads[pool].job == job_id:
             self._preempt_for(request)
         if decision is SpaceDecision.GIVEN:
             counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)

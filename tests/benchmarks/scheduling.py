@@ -148,8 +148,8 @@ def _running(state: State) -> list[int]:
 
 
 def passes(state: State) -> dict[str, float]:
-    """Return the median and the 99th percentile of a pass after one completion, and of looking for what is due."""
-    index, at, times, looks = SchedulingIndex(state), START, [], []
+    """Return the median and the 99th percentile of a pass after one completion, and of the check for what is due."""
+    index, at, times, checks = SchedulingIndex(state), START, [], []
     events_of_pass(index, at)
     running, found = _running(state), 0
     for _ in range(PASSES):
@@ -165,7 +165,7 @@ def passes(state: State) -> dict[str, float]:
         times.append(time.perf_counter() - started_s)
         started_s = time.perf_counter()
         index.next_due(at)
-        looks.append(time.perf_counter() - started_s)
+        checks.append(time.perf_counter() - started_s)
         while events:
             found += len(events)
             state = fold(state, events, at)
@@ -190,7 +190,7 @@ def passes(state: State) -> dict[str, float]:
         "decided": found,
         "pass_ms": _ms(statistics.median(times)),
         "pass_p99_ms": _ms(times[int(len(times) * 0.99)]),
-        "next_due_ms": _ms(statistics.median(looks)),
+        "next_due_ms": _ms(statistics.median(checks)),
         "walking_ms": _ms(walk_s),
     }
 

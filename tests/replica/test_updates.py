@@ -15,9 +15,9 @@ from replica.model.accounts import Account, AccountUser, License, Limit, LimitKi
 from replica.model.jobs import Hold, JobState
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
-from replica.scheduler.estimates import estimate
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import NEVER, Instant, seconds
+from tests.replica.scheduler.test_estimates import of as estimated
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import OPERATOR, SCRIPT, World, user
 
@@ -430,5 +430,5 @@ def test_an_estimate_waits_for_the_first_of_several() -> None:
     for job in (long, short):
         made.report(job, c.ScriptStarted())
     job = any_of(made, Dependency(K.AFTER_OK, long), Dependency(K.AFTER_OK, short))
-    found = estimate(made.state, job, made.at)
+    found = estimated(made, job)
     assert found.is_known and found.start_at < made.at + seconds(4_000)

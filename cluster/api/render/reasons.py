@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import islice
 
 from cluster.server import AppliedLog
 from replica.messages import Event
 from replica.model import JobState
 from replica.scheduler import (
+    Ahead,
     Estimate,
     SchedulingIndex,
     ahead_in,
@@ -103,6 +105,17 @@ class Verdicts:
         while not index.prepare(JOBS_PER_TURN):
             pass
         return estimate(state, job_id, at, ahead_in(index))
+
+    def estimate_at_any(self, state: State, job_id: int, at: Instant) -> Estimate:
+        """As `estimate`, with an index of its own for a state that is older than what was asked about last."""
+
+        @cache
+        def ahead() -> Ahead:
+            index = self._follow(state) or SchedulingIndex(state)
+            index.catch_up()
+            return ahead_in(index)
+
+        return estimate(state, job_id, at, lambda place, pool: ahead()(place, pool))
 
     def _known(self, state: State) -> dict[int, Verdict]:
         for kept, found in self._kept:

@@ -40,7 +40,7 @@ def test_only_so_many_stage_outs_are_ordered_and_the_others_follow_in_the_order_
     assert ordered(world, "stage_out") == jobs[2:]
 
 
-def test_the_time_of_an_operation_that_waits_for_its_turn_does_not_run() -> None:
+def test_the_time_of_an_operation_that_waits_for_its_slot_does_not_run() -> None:
     world = World({"fast": 100}, operations_per_stage_max=1, stage_out_timeout_s=50, stage_retries=0, timeouts="fixed")
     first, second = world.submit("capacity=10"), world.submit("capacity=10")
     run(world, first)
@@ -54,10 +54,10 @@ def test_the_time_of_an_operation_that_waits_for_its_turn_does_not_run() -> None
     assert world.state.jobs[second].stuck
 
 
-def test_teardowns_have_turns_too_and_a_report_without_a_turn_is_refused() -> None:
+def test_teardowns_have_slots_too_and_a_report_without_a_slot_is_refused() -> None:
     world = World({"fast": 100}, operations_per_stage_max=1, cpus=1)
     world.submit()  # the others wait for its CPU
-    # One after the other: stage-in has one turn as well.
+    # One after the other: stage-in has one slot as well.
     jobs = []
     for _ in range(2):
         jobs.append(world.submit("capacity=10"))
@@ -88,7 +88,7 @@ def test_only_so_many_pre_runs_are_under_way_and_the_next_keeps_its_node() -> No
     assert world.shown(second)[2] == "pre-run"
 
 
-def test_a_failed_stage_in_that_somebody_must_release_gives_up_its_turn() -> None:
+def test_a_failed_stage_in_that_somebody_must_release_gives_up_its_slot() -> None:
     world = World({"fast": 100}, operations_per_stage_max=1, stage_retries=0)
     first, second = world.submit("capacity=10"), world.submit("capacity=10")
     assert world.reason(second) == "BurstBufferResources"
@@ -101,7 +101,7 @@ def test_a_failed_stage_in_that_somebody_must_release_gives_up_its_turn() -> Non
     assert ordered(world, "stage_in") == [first]
 
 
-def test_an_operation_keeps_its_turn_while_it_waits_for_its_retry() -> None:
+def test_an_operation_keeps_its_slot_while_it_waits_for_its_retry() -> None:
     world = World({"fast": 100}, operations_per_stage_max=1)
     first, second = world.submit("capacity=10"), world.submit("capacity=10")
     world.report(first, c.OperationFailed("try again"))

@@ -11,12 +11,13 @@ It walks over all jobs that are not over. The leader decides with an index, whic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from heapq import nsmallest
 
 import msgspec
 
 from replica.messages import events as e
 from replica.model.arrays import ArrayUse, is_gated, is_waiting
-from replica.model.buffers import Buffer
+from replica.model.buffers import Buffer, BufferState
 from replica.model.jobs import Job, JobState
 from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_slot, waits_for_slot
 from replica.model.partitions import AnyNode, is_in
@@ -25,6 +26,7 @@ from replica.model.requests import BufferRequest
 from replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
 from replica.operations.slots import OperationSlots, slots_given, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
+from replica.scheduler import estimates
 from replica.scheduler.admission import (
     WAITS,
     Place,
@@ -41,6 +43,7 @@ from replica.scheduler.admission import (
     space_decision,
     space_request_of,
     space_verdict,
+    usable_in,
 )
 from replica.scheduler.backfill import (
     DRAINING,
@@ -51,6 +54,7 @@ from replica.scheduler.backfill import (
     run_until,
     start_of,
 )
+from replica.scheduler.estimates import Ahead
 from replica.scheduler.gates import (
     REPLAN_S,
     buffer_gate,
@@ -110,7 +114,7 @@ class _Pass:
         self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.state.name == "UP"}
         self._cpus_max: dict[str, int] = {}
         self.assigned = dict.fromkeys(self.cpus_free, 0)
-        self.heads: dict[str, ReservationHead] = {}
+        self.reservation_heads: dict[str, ReservationHead] = {}
         self.waiting_nodes: dict[str, int] = {}
         self.any_node = AnyNode(state.partitions)
         self.quotas = QuotaCheck(state, at)
@@ -118,14 +122,14 @@ class _Pass:
         self.slots = OperationSlots()
         self.arrays: dict[int, ArrayUse] = {}
         self.array_tasks_before: dict[int, int] = {}
-        """Array -> its waiting tasks that had their turn in this pass."""
+        """Array -> its waiting tasks that this pass has reached."""
         self.persistent_checked = 0
 
     def run(self) -> Plan:
         state = self.state
         begin_or_end = reservations_due(state, self.at)
         if begin_or_end:
-            # Everything is looked at again by the next pass, with them begun or ended.
+            # Everything is checked again by the next pass, with them begun or ended.
             said = {job_id: still(state, state.jobs[job_id], state.buffers.get(job_id)) for job_id in state.unfinished}
             return Plan(begin_or_end, said)
         due: list[tuple[int, int]] = []
@@ -147,9 +151,11 @@ class _Pass:
             self.events.extend(with_slots(state, self.slots, due_events(state, job, buffer, self.at)))
             self.verdicts[job_id] = still(state, job, buffer)
         for stage, waiting in queued.items():
-            lines = {user: sorted(places) for user, places in waiting.items()}
+            queues = {user: sorted(places) for user, places in waiting.items()}
             room = EVENTS_PER_PASS_MAX - len(self.events)
-            self.events.extend(slots_given(state, self.slots, stage, lines, lambda job: job not in self.verdicts, room))
+            self.events.extend(
+                slots_given(state, self.slots, stage, queues, lambda job: job not in self.verdicts, room)
+            )
         candidates: list[Job] = []
         for job_id in state.unfinished:
             job = state.jobs[job_id]
@@ -188,7 +194,7 @@ class _Pass:
             return self._reserve(job, buffer) if options is None else self._reserve_persistent(job, buffer, options)
         return buffer_gate(buffer, job) or self._place(job, buffer)
 
-    # The Turn ------------------------------------------------------------------------------------------------------
+    # The PassState -------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
@@ -235,7 +241,7 @@ class _Pass:
         decision = space_decision(self, request)
         verdict = space_verdict(self, job, buffer) if self.explain else Verdict(Reason.BURST_BUFFER_RESOURCES, "")
         head = note_decision(self, request, decision)
-        if decision is SpaceDecision.NOT_ENOUGH and self.heads[pool].job == job.id:
+        if decision is SpaceDecision.NOT_ENOUGH and self.reservation_heads[pool].job == job.id:
             self._preempt_for(request)
         if decision is SpaceDecision.GIVEN:
             counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
@@ -249,7 +255,7 @@ class _Pass:
         return verdict
 
     def _preempt_for(self, request: SpaceRequest) -> None:
-        """Take back buffers for the first in line, if that is called for."""
+        """Take back buffers for the reservation head, if that is called for."""
         state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
         holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(request.pool, ())]
         coming = sum(buffer.held_bytes for job, buffer in holders if run_until(job, buffer) == DRAINING)
@@ -272,7 +278,7 @@ class _Pass:
         return min(fitting, key=lambda name: (self.assigned[name], name))
 
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
-        """Return the first in line for a pool, with when it should get its space if every holder uses its time."""
+        """Return the reservation head of a pool, with when it should get its space if every holder uses its time."""
         new = given_of(self, self.events, pool)
         ends = self.quotas.ends(pool, reservation_of(self.state, job.id))
         return ReservationHead(job, lambda: start_of(sorted(self._releases(pool) + new + ends), free, size_bytes))
@@ -339,3 +345,27 @@ class _Pass:
         oldest = [job_id for job_id in sorted(self.state.finished) if job_id not in waited_for]
         for job_id in oldest[: max(0, min(surplus, EVENTS_PER_PASS_MAX - len(self.events)))]:
             self.events.append(e.JobPurged(job_id))
+
+
+def ahead_by_walk(state: State) -> Ahead:
+    """Return who says which candidates are before a job, by a walk over all jobs. It knows of no room in arrays."""
+
+    def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
+        found: list[tuple[int, int]] = []
+        for other_id in state.unfinished:
+            other, buffer = state.jobs[other_id], state.buffers.get(other_id)
+            if other.state is not JobState.PENDING:
+                continue
+            if pool is None:
+                if buffer is not None and buffer.state is not BufferState.STAGED_IN:
+                    continue
+            elif not waits_for_space(other, buffer) or buffer is None or not buffer.granted_bytes:
+                continue
+            elif buffer.pool != pool or buffer.granted_bytes > usable_in(state, pool):
+                continue
+            stands = place_of(state, other)
+            if stands < place and early_gate(state, other) is None:
+                found.append(stands)
+        return None if len(found) > estimates.AHEAD_MAX else [job_id for _, job_id in nsmallest(len(found), found)]
+
+    return ahead

@@ -51,7 +51,7 @@ def test_a_small_request_that_gives_back_in_time_passes_without_being_counted() 
     assert world.state.jobs[large].passed == 0
 
 
-def test_pools_do_not_stand_in_line_for_each_other() -> None:
+def test_requests_for_one_pool_do_not_wait_behind_those_for_another() -> None:
     world = World({"fast": 100, "bulk": 100}, max_passes=0)
     world.submit("capacity=100")
     world.submit("capacity=100", priority=9)

@@ -16,13 +16,13 @@ from replica.model.pools import Pool
 from replica.model.requests import JobOptions, JobRequest
 from replica.model.usage import scheduling_class_of
 from replica.scheduler import admission, scheduling_pass
-from replica.scheduler.estimates import estimate
 from replica.scheduler.quotas import QuotaCheck
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
+from tests.replica.scheduler.test_estimates import of as estimated
 from tests.replica.scheduler.test_index import IndexedWorld
-from tests.replica.test_revocation import revoked, staged_behind_a_full_node
+from tests.replica.scheduler.test_preemption import revoked, staged_behind_a_full_node
 from tests.replica.world import World, user
 
 # Suspended jobs ------------------------------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ def test_nobody_can_say_when_space_comes_that_waits_for_a_person() -> None:
     made = IndexedWorld({"fast": 100}, nodes=2)
     stuck = stuck_teardown(made, 60)
     job = made.submit("capacity=50")
-    assert not estimate(made.state, job, made.at).is_known
+    assert not estimated(made, job).is_known
     assert "expected_start_us" not in dict(made.verdict(job).figures)
     made.settle(c.ReleaseJob(stuck))
-    assert estimate(made.state, job, made.at).is_known
+    assert estimated(made, job).is_known
 
 
 # Requests that are too large -----------------------------------------------------------------------------------------
@@ -121,28 +121,28 @@ def shrunk(jobs: int, **changes: Any) -> IndexedWorld:
     return made
 
 
-def test_requests_larger_than_their_pool_are_not_looked_at_and_do_not_keep_others_from_it(
+def test_requests_larger_than_their_pool_are_not_checked_and_do_not_keep_others_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = shrunk(12)
     small = made.submit("capacity=10 pool=fast", hold=Hold.USER)
-    looked_at: list[int] = []
+    checked: list[int] = []
     real = admission.space_decision
 
     def counted(current: admission.PassState, request: admission.SpaceRequest) -> admission.SpaceDecision:
-        looked_at.append(request.job.id)
+        checked.append(request.job.id)
         return real(current, request)
 
     made.passes = False
     made.settle(c.ReleaseJob(small))
     monkeypatch.setattr(scheduling_pass, "space_decision", counted)
     events = scheduling_pass.events_of_pass(made.index, made.at)
-    assert looked_at == [small]
+    assert checked == [small]
     assert [type(event) for event in events] == [e.BufferAllocated]
     assert events == reference_events(made.state, made.at)
 
 
-def test_a_pool_that_grows_again_gives_them_their_turn_and_one_that_shrinks_takes_it() -> None:
+def test_a_pool_that_grows_again_admits_them_and_one_that_shrinks_keeps_them_back() -> None:
     made = shrunk(3)
     assert [made.reason(job) for job in (1, 2, 3)] == ["BurstBufferResources"] * 3
     assert "more than its pool has in service" in made.verdict(1).sentence
@@ -152,7 +152,7 @@ def test_a_pool_that_grows_again_gives_them_their_turn_and_one_that_shrinks_take
     assert "more than its pool has in service" in made.verdict(2).sentence
 
 
-def test_tasks_of_an_array_and_what_a_limit_turns_away_are_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_an_array_and_what_a_limit_skips_are_decided_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(admission, "SKIPPED_MAX", 2)
     made = IndexedWorld({"fast": 100}, cpus=64)
@@ -164,7 +164,7 @@ def test_tasks_of_an_array_and_what_a_limit_turns_away_are_told_the_same(monkeyp
     made.settle(c.SetPool(Pool("fast", 60, 1, is_default=True)))
     for job in (2, 3, 4, 5, array):
         made.settle(c.ReleaseJob(job))
-    # Those before it that ask for more than the pool has do not count as turned away.
+    # Those before it that ask for more than the pool has do not count as skipped.
     assert made.shown(5)[2] == "staging-in"
     made.settle(c.SetPool(Pool("fast", 200, 1, is_default=True)))
     assert [made.shown(array + task)[2] for task in range(3)] == ["staging-in", "pending", "pending"]
@@ -283,7 +283,7 @@ def test_what_a_tree_of_accounts_used_is_summed_once_for_all_candidates_of_a_pas
     assert fresh is not None and fresh.reason == "QOSGrpBBMinutes"
 
 
-def test_the_site_may_hold_what_is_too_large_at_submit_and_a_pass_does_not_look_at_it() -> None:
+def test_the_site_may_hold_what_is_too_large_at_submit_and_a_pass_does_not_check_it() -> None:
     made = IndexedWorld({"fast": 100})
     made.settle(c.ConfigureSite(settings=(Setting("HoldOversized", "yes"),), partial=True))
     large = made.submit("capacity=500")

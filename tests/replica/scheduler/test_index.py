@@ -49,7 +49,7 @@ from tests.replica.world import OPERATOR, SCRIPT, START, World, user
 LATER_S = (1, REPLAN_S, 1_000, 200_000)
 
 CROWD_MAX = 40
-"""Jobs of a random history that are not over, before it may submit another array: looking at all of them at every step,
+"""Jobs of a random history that are not over, before it may submit another array: checking all of them at every step,
 and having each end, takes time that grows with the cube of their number, and finds no more."""
 
 

@@ -112,7 +112,7 @@ def test_a_buffer_whose_stage_in_failed_is_kept_for_whoever_looks() -> None:
     assert not revoked(world, failed)
 
 
-def test_a_site_that_wants_no_revocation_has_none_and_none_happens_below_level_3() -> None:
+def test_a_site_that_wants_no_preemption_has_none_and_none_happens_below_level_3() -> None:
     world, _, waiting = staged_behind_a_full_node(revocations_max=0)
     world.submit("capacity=60", priority=9)
     world.advance(400)
