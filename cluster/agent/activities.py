@@ -28,7 +28,7 @@ from cluster.agent.script_run import ProvidedStep, Step
 from cluster.agent.scripts import StepRecord, recorded_jobs, remove_record
 from cluster.agent.transfer import PHASES, Rate, workspace
 from cluster.agent.worker import SWEEP, jobs_with_leftovers
-from cluster.providers.interface import NO_LOCAL, Local
+from cluster.providers import NO_LOCAL, Local
 from cluster.schemas import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.system import Clock
 from replica.messages import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted

@@ -27,7 +27,7 @@ from cluster.agent.processes import OPERATION_VARIABLE, Mode, kill_operation, sp
 from cluster.agent.rate_governor import Governor
 from cluster.agent.transfer import Control, Counters, SharedCounters
 from cluster.agent.worker import Left, Outcome, Work, leftovers
-from cluster.providers.interface import NO_LOCAL, Local
+from cluster.providers import NO_LOCAL, Local
 from replica.messages import OperationDone, OperationFailed
 from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 

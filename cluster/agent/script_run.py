@@ -20,7 +20,7 @@ from cluster.agent.operation import Operation
 from cluster.agent.processes import CANNOT_EXECUTE, AccountRefused, Mode, account_for, kill_job, spawn
 from cluster.agent.scripts import RESUME, SUSPEND, StepOrder, StepRecord, create_record, recorded_jobs, remove_record
 from cluster.agent.worker import PRE_RUN, paths_of
-from cluster.providers.interface import Local
+from cluster.providers import Local
 from cluster.system import boot_id, start_time
 from replica.messages import OperationFailed, ScriptEnded
 from replica.model import JobState, Order

@@ -11,8 +11,7 @@ import msgspec
 
 from cluster.providers import files
 from cluster.providers.commands import Commands, Said, failure
-from cluster.providers.interface import Local, OperationError, PoolReport, Subject
-from cluster.providers.pools import parse_pools
+from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
 from cluster.system import Clock
 from replica.model import CreatePersistent, DestroyPersistent, Provision
 from replica.values import format_slurm_size
@@ -28,12 +27,12 @@ VALID: Final = "job_file_valid True"
 CREATED: Final = "created"
 
 
-class DatawarpProvider:
+class DatawarpProvider(Provider):
     """A site's DataWarp."""
 
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
         """Prepare; nothing is run yet."""
-        self._provision = provision
+        super().__init__(provision, local, clock)
         self._state = local.get_sys_state or provision.get_sys_state
         self._status = local.get_sys_status or provision.get_sys_status
         self._commands = Commands(local.environment, clock)
@@ -166,3 +165,6 @@ class DatawarpProvider:
 class _RealSize(msgspec.Struct):
     capacity: int
     units: str = "bytes"
+
+
+PROVIDER: Final = DatawarpProvider

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from replica.decide.submit import Unfit, check_beneath, expand, pool_of
-from replica.grammar import NATIVE, path_fault, persistent_name, split_inside
+from replica.grammar import path_fault, persistent_name, split_inside
 from replica.messages import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
     MAIL_TYPES,
+    NATIVE,
     NO_CHOICE,
     NO_OPTIONS,
     TRANSFER_RULES_KEY,

@@ -6,7 +6,7 @@ import msgspec
 
 from cluster.agent.processes import Mode
 from cluster.agent.worker.leftovers import Left
-from cluster.providers.interface import NO_LOCAL, Local
+from cluster.providers import NO_LOCAL, Local
 from replica.messages import OperationDone, OperationFailed
 from replica.model import Order
 

@@ -280,7 +280,7 @@ def test_what_a_script_says_is_in_the_agents_log_with_its_job_and_cannot_forge_a
             await controller.order(provided.order(1, "stage_in"))
             assert await controller.result(7, 1) == OperationFailed("no\n1970-01-01 INFO forged", False, "setup")
             said = shown(provided.site.directory / "agent.log")
-            assert " INFO cluster.providers.saying: job 7: slurm_bb_setup: info: hello\n" in said
+            assert " INFO cluster.providers.commands: job 7: slurm_bb_setup: info: hello\n" in said
             assert "failed: no\\n1970-01-01 INFO forged\n" in said and "\n1970" not in said
 
     asyncio.run(story())
