@@ -92,12 +92,12 @@ def differences(
     ValueError if the receipts are damaged or do not say where the files went, PathRefused if a destination cannot be
     opened, OSError.
     """
-    places = read_places(descriptor)
-    if not places:
+    paths = read_places(descriptor)
+    if not paths:
         raise ValueError("the receipts do not say where the files went: an earlier release wrote them")
     with contextlib.ExitStack() as held:
         anchors: dict[str, Target] = {}
-        items = [_item(home, which.job, place, anchors, held) for place in places]
+        items = [_item(home, which.job, place, anchors, held) for place in paths]
         yield from recheck(descriptor, items, algorithm, told)
 
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", MARK)
 
 
-class Said(NamedTuple):
+class CommandOutput(NamedTuple):
     """How a command ended, and what it printed: standard output, or standard error where that is empty."""
 
     code: int
@@ -38,7 +38,7 @@ class Commands:
         self._environment = environment_for(environment)
         self._clock = clock
 
-    def run(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> Said:
+    def run(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> CommandOutput:
         """Run it to its end; OperationError if it cannot be run, is over its time or prints without end."""
         if not path:
             raise OperationError(
@@ -59,9 +59,9 @@ class Commands:
         if finished.timed_out:
             raise OperationError(operation, timed_out(timeout_s, finished))
         text = (finished.printed.strip() or finished.complained.strip())[:OUTPUT_BYTES_MAX].decode("utf-8", "replace")
-        return Said(finished.code, text, finished.printed)
+        return CommandOutput(finished.code, text, finished.printed)
 
-    def check(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> Said:
+    def check(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> CommandOutput:
         """Run it; OperationError with what it said if its exit code is not 0."""
         said = self.run(operation, path, arguments, timeout_s)
         if said.code != 0:
@@ -69,7 +69,7 @@ class Commands:
         return said
 
 
-def failure(operation: str, path: str, said: Said) -> OperationError:
+def failure(operation: str, path: str, said: CommandOutput) -> OperationError:
     """Return the error that a command's end is."""
     return OperationError(operation, said.text or f"{path} {guard.how(said.code)} and said nothing")
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from cluster.providers import files
-from cluster.providers.commands import Commands, Said, failure
+from cluster.providers.commands import CommandOutput, Commands, failure
 from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
 from cluster.system import Clock
 from replica.model import CreatePersistent, DestroyPersistent, Provision
@@ -136,7 +136,7 @@ class DatawarpProvider(Provider):
     def _scripts(self, directory: str, subject: Subject) -> tuple[str, str]:
         return files.write_scripts(directory, subject, DIRECTIVES, self._provision)
 
-    def _run(self, operation: str, argv: tuple[str, ...], timeout_s: float) -> Said:
+    def _run(self, operation: str, argv: tuple[str, ...], timeout_s: float) -> CommandOutput:
         return self._commands.run(operation, self._state, argv, timeout_s)
 
     def _operate(self, operation: str, argv: tuple[str, ...], timeout_s: float, fine: tuple[str, ...] = ()) -> None:

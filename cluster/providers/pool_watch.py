@@ -43,7 +43,7 @@ class PoolWatch:
         self._task: asyncio.Task[None] | None = None
         self._reported: set[str] = set()
         """Pools that this provider has told this leader of: one that it does not tell of any more has nothing left."""
-        self._said = ""
+        self._logged = ""
 
     def poll(self) -> None:
         """Ask if it is time; return at once. Called often."""
@@ -77,11 +77,11 @@ class PoolWatch:
             answer = await self._calls.ask(request, provision.other_timeout_s)
         except (OperationError, TooManyCalls) as error:
             said = f"the pools of the provider {provision.provider} are not known: {error}"
-            if said != self._said:
+            if said != self._logged:
                 logger.warning("%s", said)
-            self._said = said
+            self._logged = said
             return
-        self._said = ""
+        self._logged = ""
         if not self._leads() or answer.pools is None:
             return
         state = self._state()

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import BUFFERS, STEPS, identity_of, is_no_room, open_directory, write_all
-from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX
+from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes import (
     CANNOT_EXECUTE,
@@ -28,7 +28,7 @@ from cluster.agent.processes import (
     become_script,
     environment_of,
 )
-from cluster.agent.scripts.record import RESUME, SUSPEND, ProcessName, StepOrder, StepRecord
+from cluster.agent.scripts.record import RESUME, SUSPEND, ProcessName, ScriptOrder, ScriptRecord
 from cluster.system import SystemClock, become_subreaper, boot_id, descendants, die_with_parent, send, start_time
 from replica.messages import ScriptEnded
 from replica.model import JobState
@@ -55,7 +55,7 @@ class Cause(Enum):
 class Supervisor:
     """One script from its start to its end."""
 
-    def __init__(self, record: StepRecord, wanted: StepOrder, lock: int) -> None:
+    def __init__(self, record: ScriptRecord, wanted: ScriptOrder, lock: int) -> None:
         """Take over the record and its lock."""
         self._record = record
         self._wanted = wanted
@@ -188,7 +188,7 @@ class Supervisor:
         return ScriptEnded(JobState.COMPLETED if code == 0 else JobState.FAILED, exit_code, number)
 
 
-def _child(wanted: StepOrder, go: int, said: int, lock: int, supervisor: int) -> None:
+def _child(wanted: ScriptOrder, go: int, said: int, lock: int, supervisor: int) -> None:
     """The child: wait for the word, then become the script; never returns."""
     try:
         os.setsid()
@@ -231,7 +231,7 @@ def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
 
     False, with nothing written, if `unless_ended` and SIGTERM arrived meanwhile; OSError that is not about room.
     """
-    wait_s = ROOM_RETRY_S
+    wait_s = DISK_FULL_RETRY_S
     while True:
         try:
             write()
@@ -242,7 +242,7 @@ def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
         received = signal.sigtimedwait(_BLOCKED, wait_s)
         if unless_ended and received is not None and received.si_signo == signal.SIGTERM:
             return False
-        wait_s = min(ROOM_RETRY_S_MAX, 2 * wait_s)
+        wait_s = min(DISK_FULL_RETRY_S_MAX, 2 * wait_s)
 
 
 def main(arguments: list[str]) -> int:
@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     os.set_inheritable(lock, False)
     steps, name = os.path.split(directory)
-    record = StepRecord(open_directory(steps), int(name))
+    record = ScriptRecord(open_directory(steps), int(name))
     wanted = record.order()
     if wanted is None or record.started() is not None or record.status() is not None:
         print(f"{directory}: there is nothing that may be started", file=sys.stderr)

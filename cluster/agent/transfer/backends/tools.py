@@ -160,14 +160,14 @@ class Template:
     def call(self, job: Job) -> Call:
         """Return what is to be run for one item."""
         name = b"" if job.whole else job.names[0]
-        places = {
+        paths = {
             b"{source}": _path(job.source) + b"/" + name,
             b"{destination}": _path(job.scratch) + b"/" + name,
             b"{kind}": b"directory" if job.whole else b"file",
         }
         words = []
         for word in self._words:
-            for place, text in places.items():
+            for place, text in paths.items():
                 if place in word:
                     word = word.replace(place, text)
                     break

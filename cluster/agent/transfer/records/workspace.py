@@ -32,7 +32,7 @@ class Files(NamedTuple):
     """The open files of one generation."""
 
     control: int
-    """A header, and a slot for each record."""
+    """A header, and a row for each record."""
     manifest: int
     chunks: int
     """A mark for each chunk of each large file."""

@@ -7,20 +7,20 @@ import contextlib
 from collections.abc import Callable, Collection, Coroutine
 
 from cluster.agent.home import Outbox
-from cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_S, FOLLOW_S
+from cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_POLL_S, CHECKPOINT_S
 from cluster.agent.operation import Operation
-from cluster.agent.rate_governor import GOVERN_S, Governor
+from cluster.agent.rate_governor import GOVERN_S, RateGovernor
 from cluster.system import Clock
 from replica.messages import OperationReached
 from replica.model import Stage, TransferCheckpoint
 
 
-class Follower:
+class RateLoop:
     """Both, for one agent."""
 
     def __init__(self, outbox: Outbox, clock: Clock, moving: Callable[[], Collection[Operation]]) -> None:
         """Begin; `moving` returns the operations that move data at the moment."""
-        self.governor = Governor()
+        self.governor = RateGovernor()
         self._outbox = outbox
         self._clock = clock
         self._moving = moving
@@ -50,14 +50,14 @@ class Follower:
     async def _govern(self) -> None:
         while self.governor.governs:
             await asyncio.sleep(GOVERN_S)
-            self.governor.look(self._clock.monotonic_s())
+            self.governor.poll(self._clock.monotonic_s())
 
     async def _tell(self) -> None:
         while moving := self._moving():
             self._told = {key: told for key, told in self._told.items() if key in set(map(_key, moving))}
             for operation in moving:
                 self._tell_of(operation)
-            await asyncio.sleep(FOLLOW_S)
+            await asyncio.sleep(CHECKPOINT_POLL_S)
         self._told.clear()
 
     def _tell_of(self, operation: Operation) -> None:
