@@ -306,15 +306,15 @@ class Operation:
                 node=self._node,
             )
             # In files and not pipes: nobody has to read while the other writes.
-            with _memory("forebay-work") as told, _memory("forebay-result") as said:
-                write_all(told, msgspec.json.encode(work))
-                os.lseek(told, 0, os.SEEK_SET)
+            with _memory("forebay-work") as request, _memory("forebay-result") as answer:
+                write_all(request, msgspec.json.encode(work))
+                os.lseek(request, 0, os.SEEK_SET)
                 worker = spawn(
                     "cluster.agent.worker.worker",
                     (),
                     descriptors=(progress, control.descriptor, lock),
-                    stdin=told,
-                    stdout=said,
+                    stdin=request,
+                    stdout=answer,
                     stderr=None,
                     new_session=False,
                     new_group=True,
@@ -337,7 +337,7 @@ class Operation:
                 if end.late or end.hangs:
                     self.counters()
                     return failure(_lateness(order, end, self._last, self._last_file))
-                return _result(worker.returncode, os.pread(said, RESULT_BYTES_MAX + 1, 0), order)
+                return _result(worker.returncode, os.pread(answer, RESULT_BYTES_MAX + 1, 0), order)
         finally:
             self._governor.end(order.job)
             self.counters()

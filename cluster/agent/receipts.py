@@ -85,7 +85,7 @@ def digest_of_lines(descriptor: int, algorithm: Algorithm) -> str:
 
 
 def differences(
-    home: Path, which: Kept, descriptor: int, algorithm: Algorithm, told: Callable[[int, int], None]
+    home: Path, which: Kept, descriptor: int, algorithm: Algorithm, advanced: Callable[[int, int], None]
 ) -> Iterator[Difference]:
     """Yield each file that is not at its destination as the open file of receipts says, read from storage.
 
@@ -98,7 +98,7 @@ def differences(
     with contextlib.ExitStack() as held:
         anchors: dict[str, Target] = {}
         items = [_item(home, which.job, place, anchors, held) for place in paths]
-        yield from recheck(descriptor, items, algorithm, told)
+        yield from recheck(descriptor, items, algorithm, advanced)
 
 
 def _item(home: Path, job: int, place: Place, anchors: dict[str, Target], held: contextlib.ExitStack) -> Item:

@@ -186,9 +186,9 @@ class ScriptRun:
                 "the script had been started, but its record says that it never was; its outcome is unknown"
             )
         elif record.count_launch() > SUPERVISOR_LAUNCHES_MAX:
-            said = record.last_words() or "it said nothing"
+            message = record.last_words() or "it said nothing"
             ended = _node_fail(
-                f"the supervisor died {SUPERVISOR_LAUNCHES_MAX} times before it could start the script: {said}"
+                f"the supervisor died {SUPERVISOR_LAUNCHES_MAX} times before it could start the script: {message}"
             )
         else:
             return None
@@ -238,19 +238,19 @@ class ScriptRun:
             # It is coming up, or just gone.
             await asyncio.sleep(SUPERVISOR_POLL_S)
             return
-        told = False
+        signalled = False
         try:
             while not handle.over:
                 if self._changed.is_set() and record.started() is not None:
                     self._changed.clear()
                     handle.send(SUSPEND if self._suspended else RESUME)
-                if self._ending.is_set() and not told:
-                    told = True
+                if self._ending.is_set() and not signalled:
+                    signalled = True
                     handle.send(signal.SIGTERM)
                 known = self._report_start(record)
                 # A start that is known and cannot be reported waits for room.
                 soon_s = SUPERVISOR_POLL_S if record.started() is None else DISK_FULL_RETRY_S
-                await self._pause(handle, told, None if known else soon_s)
+                await self._pause(handle, signalled, None if known else soon_s)
         finally:
             over = handle.over
             handle.close()
@@ -258,10 +258,10 @@ class ScriptRun:
                 self._child.wait()
                 self._child = None
 
-    async def _pause(self, handle: Handle, told: bool, timeout_s: float | None) -> None:
+    async def _pause(self, handle: Handle, signalled: bool, timeout_s: float | None) -> None:
         """Wait for the end of the supervisor, for the word to end it, or for `timeout_s` seconds."""
         waits = {asyncio.ensure_future(handle.wait())}
-        if not told:
+        if not signalled:
             waits.add(asyncio.ensure_future(self._ending.wait()))
         if not self._changed.is_set():
             waits.add(asyncio.ensure_future(self._changed.wait()))

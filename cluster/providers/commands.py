@@ -23,7 +23,7 @@ _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", MARK)
 
 
 class CommandOutput(NamedTuple):
-    """How a command ended, and what it printed: standard output, or standard error where that is empty."""
+    """End of a command, and what it printed: standard output, or standard error where that is empty."""
 
     code: int
     text: str
@@ -63,15 +63,15 @@ class Commands:
 
     def check(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> CommandOutput:
         """Run it; OperationError with what it said if its exit code is not 0."""
-        said = self.run(operation, path, arguments, timeout_s)
-        if said.code != 0:
-            raise failure(operation, path, said)
-        return said
+        output = self.run(operation, path, arguments, timeout_s)
+        if output.code != 0:
+            raise failure(operation, path, output)
+        return output
 
 
-def failure(operation: str, path: str, said: CommandOutput) -> OperationError:
+def failure(operation: str, path: str, output: CommandOutput) -> OperationError:
     """Return the error that a command's end is."""
-    return OperationError(operation, said.text or f"{path} {guard.how(said.code)} and said nothing")
+    return OperationError(operation, output.text or f"{path} {guard.how(output.code)} and said nothing")
 
 
 def environment_for(site: tuple[tuple[str, str], ...]) -> dict[str, str]:

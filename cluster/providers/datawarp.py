@@ -41,22 +41,22 @@ class DatawarpProvider(Provider):
         """Run job_process."""
         script, _ = self._scripts(directory, subject)
         timeout_s = self._provision.validate_timeout_s
-        said = self._run("process", ("--function", "job_process", "--job", script), timeout_s)
-        if said.code != 0 and not said.text.startswith(VALID):
-            raise failure("process", self._state, said)
+        output = self._run("process", ("--function", "job_process", "--job", script), timeout_s)
+        if output.code != 0 and not output.text.startswith(VALID):
+            raise failure("process", self._state, output)
         return ""
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
         """Run pools."""
-        said = self._run("pools", ("--function", "pools"), self._provision.other_timeout_s)
-        if said.code != 0:
-            raise failure("pools", self._state, said)
-        return parse_pools(said.printed, operation="pools", bytes_by_default=True)
+        output = self._run("pools", ("--function", "pools"), self._provision.other_timeout_s)
+        if output.code != 0:
+            raise failure("pools", self._state, output)
+        return parse_pools(output.printed, operation="pools", bytes_by_default=True)
 
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
         """Run dwstat with the arguments."""
-        said = self._commands.check("get_status", self._status, arguments, self._provision.other_timeout_s)
-        return said.printed.decode("utf-8", "replace")
+        output = self._commands.check("get_status", self._status, arguments, self._provision.other_timeout_s)
+        return output.printed.decode("utf-8", "replace")
 
     def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
         """Run create_persistent, which must say that it created it."""
@@ -66,9 +66,9 @@ class DatawarpProvider(Provider):
             argv += ["-a", ",".join(way.name.lower() for way in wanted.access)]
         if wanted.type:
             argv += ["-T", wanted.type]
-        said = self._run("create_persistent", tuple(argv), self._provision.other_timeout_s)
-        if said.code != 0 or CREATED not in said.text:
-            raise failure("create_persistent", self._state, said)
+        output = self._run("create_persistent", tuple(argv), self._provision.other_timeout_s)
+        if output.code != 0 or CREATED not in output.text:
+            raise failure("create_persistent", self._state, output)
 
     def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
         """Run teardown with the buffer's name."""
@@ -92,13 +92,13 @@ class DatawarpProvider(Provider):
         if not subject.has_size:
             return None
         argv = ("--function", "real_size", "--token", str(subject.job))
-        said = self._run("real_size", argv, self._provision.stage_in_timeout_s)
-        if said.code != 0:
-            raise failure("real_size", self._state, said)
-        if not said.printed.strip():
+        output = self._run("real_size", argv, self._provision.stage_in_timeout_s)
+        if output.code != 0:
+            raise failure("real_size", self._state, output)
+        if not output.printed.strip():
             return None
         try:
-            return msgspec.json.decode(said.printed, type=_RealSize).capacity
+            return msgspec.json.decode(output.printed, type=_RealSize).capacity
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OperationError("real_size", f"the size is not the JSON that is expected: {error}") from error
 
@@ -107,9 +107,9 @@ class DatawarpProvider(Provider):
         _, script = self._scripts(directory, subject)
         path_file = files.make_path_file(directory)
         argv = ("--function", "paths", "--job", script, "--token", str(subject.job), "--pathfile", path_file)
-        said = self._run("paths", argv, self._provision.other_timeout_s)
-        if said.code != 0 and not said.text.startswith(VALID):
-            raise failure("paths", self._state, said)
+        output = self._run("paths", argv, self._provision.other_timeout_s)
+        if output.code != 0 and not output.text.startswith(VALID):
+            raise failure("paths", self._state, output)
         return files.read_paths(path_file)
 
     def pre_run(self, subject: Subject, directory: str) -> None:
@@ -140,9 +140,9 @@ class DatawarpProvider(Provider):
         return self._commands.run(operation, self._state, argv, timeout_s)
 
     def _operate(self, operation: str, argv: tuple[str, ...], timeout_s: float, fine: tuple[str, ...] = ()) -> None:
-        said = self._run(operation, argv, timeout_s)
-        if said.code != 0 and not any(words in said.text for words in fine):
-            raise failure(operation, self._state, said)
+        output = self._run(operation, argv, timeout_s)
+        if output.code != 0 and not any(words in output.text for words in fine):
+            raise failure(operation, self._state, output)
 
     def _of_job(
         self, operation: str, subject: Subject, directory: str, timeout_s: float, fine: tuple[str, ...]

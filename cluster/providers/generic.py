@@ -49,8 +49,8 @@ class GenericProvider(Provider):
         """Return the one pool of `TotalSize=SIZE`, if GetSysState says that."""
         if not self._state:
             return None
-        said = self._commands.check("pools", self._state, ("get_sys",), self._provision.other_timeout_s)
-        found = _TOTAL.search(said.text)
+        output = self._commands.check("pools", self._state, ("get_sys",), self._provision.other_timeout_s)
+        found = _TOTAL.search(output.text)
         if found is None:
             return None
         try:
@@ -64,8 +64,8 @@ class GenericProvider(Provider):
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
         """Run GetSysStatus, or GetSysState where there is none."""
         path = self._status or self._state
-        said = self._commands.check("get_status", path, arguments or ("get_sys",), self._provision.other_timeout_s)
-        return said.printed.decode("utf-8", "replace")
+        output = self._commands.check("get_status", path, arguments or ("get_sys",), self._provision.other_timeout_s)
+        return output.printed.decode("utf-8", "replace")
 
     def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
         """Run CreateBuffer."""

@@ -76,10 +76,10 @@ class PoolWatch:
             request = CallRequest(operation="pools", provision=provision, local=self._local)
             answer = await self._calls.ask(request, provision.other_timeout_s)
         except (OperationError, TooManyCalls) as error:
-            said = f"the pools of the provider {provision.provider} are not known: {error}"
-            if said != self._logged:
-                logger.warning("%s", said)
-            self._logged = said
+            message = f"the pools of the provider {provision.provider} are not known: {error}"
+            if message != self._logged:
+                logger.warning("%s", message)
+            self._logged = message
             return
         self._logged = ""
         if not self._leads() or answer.pools is None:

@@ -82,27 +82,27 @@ class Supervisor:
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
-        said_read, said_write = os.pipe2(os.O_CLOEXEC)
+        refusal_read, refusal_write = os.pipe2(os.O_CLOEXEC)
         me = os.getpid()
         self._script = os.fork()
         if self._script == 0:
             os.close(go_write)
-            os.close(said_read)
-            _child(self._wanted, go_read, said_write, self._lock, me)
+            os.close(refusal_read)
+            _child(self._wanted, go_read, refusal_write, self._lock, me)
         os.close(go_read)
-        os.close(said_write)
+        os.close(refusal_write)
         script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
         if not insist(lambda: self._record.write_started(script), unless_ended=True):
             # Without the word the child ends by itself: the script never ran.
             os.close(go_write)
-            os.close(said_read)
+            os.close(refusal_read)
             os.waitpid(self._script, 0)
             return ScriptEnded(JobState.CANCELLED)
         write_all(go_write, b"g")
         os.close(go_write)
-        with os.fdopen(said_read, "rb") as said:
+        with os.fdopen(refusal_read, "rb") as refusal:
             # End of file: the descriptor was closed by a successful exec.
-            data = said.read(REFUSAL_BYTES_MAX)
+            data = refusal.read(REFUSAL_BYTES_MAX)
         if not data:
             return None
         exit_code, sentence = msgspec.json.decode(data, type=tuple[int, str])
@@ -188,7 +188,7 @@ class Supervisor:
         return ScriptEnded(JobState.COMPLETED if code == 0 else JobState.FAILED, exit_code, number)
 
 
-def _child(wanted: ScriptOrder, go: int, said: int, lock: int, supervisor: int) -> None:
+def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: int) -> None:
     """The child: wait for the word, then become the script; never returns."""
     try:
         os.setsid()
@@ -215,15 +215,15 @@ def _child(wanted: ScriptOrder, go: int, said: int, lock: int, supervisor: int) 
         script = os.path.join(wanted.home, STEPS, str(order.job), "script")
         become_script(script, order, account, environment, home=identity, prepare=lambda: die_with_parent(supervisor))
     except ScriptRefused as error:
-        _say(said, error.exit_code, error.sentence)
+        _refuse(refusal, error.exit_code, error.sentence)
     except BaseException as error:
-        _say(said, CANNOT_EXECUTE, f"the script could not be started: {error}")
+        _refuse(refusal, CANNOT_EXECUTE, f"the script could not be started: {error}")
     finally:
         os._exit(CANNOT_EXECUTE)
 
 
-def _say(said: int, exit_code: int, sentence: str) -> None:
-    write_all(said, msgspec.json.encode((exit_code, failure(sentence).message)))
+def _refuse(refusal: int, exit_code: int, sentence: str) -> None:
+    write_all(refusal, msgspec.json.encode((exit_code, failure(sentence).message)))
 
 
 def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:

@@ -34,32 +34,32 @@ def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> 
             "install it here, or use another backend"
         )
     become_subreaper()
-    told = os.memfd_create("forebay-names", os.MFD_CLOEXEC)
+    stdin = os.memfd_create("forebay-names", os.MFD_CLOEXEC)
     try:
-        write_all(told, call.told)
-        os.lseek(told, 0, os.SEEK_SET)
+        write_all(stdin, call.stdin)
+        os.lseek(stdin, 0, os.SEEK_SET)
         ran = guard.run(
-            lambda returned: _become(program, call, job, told, returned),
+            lambda returned: _become(program, call, job, stdin, returned),
             timeout_s=NO_LIMIT_S,
             clock=transfer.context.clock,
-            keep=(job.source, job.scratch, told),
+            keep=(job.source, job.scratch, stdin),
             poll=IoWatch(lambda: transfer.advance(steps=1), transfer.context.pace).poll,
             poll_s=POLL_S,
         )
         left = end_descendants()
     finally:
-        os.close(told)
+        os.close(stdin)
     if ran.code:
         raise ProgramFailed(f"{backend} {guard.how(ran.code)}{last_words(ran)}")
     if left:
         raise ProgramFailed(f"{backend} left processes that cannot be ended: {', '.join(map(str, left[:20]))}")
 
 
-def _become(program: str, call: Call, job: Job, told: int, returned: int) -> None:
+def _become(program: str, call: Call, job: Job, stdin: int, returned: int) -> None:
     """In the child: become the program."""
     os.close(returned)
-    os.dup2(told, 0)
-    os.close(told)
+    os.dup2(stdin, 0)
+    os.close(stdin)
     os.fchdir(job.source)
     # It names its destination by this number.
     os.set_inheritable(job.scratch, True)
@@ -83,8 +83,8 @@ class ProgramFailed(TransferFailed):
 
 def last_words(ran: guard.Finished) -> str:
     """Return the last line that a program complained with, or else printed, in words that follow how it ended."""
-    for said in (ran.complained, ran.printed):
-        lines = said.decode("utf-8", "backslashreplace").strip().splitlines()
+    for output in (ran.complained, ran.printed):
+        lines = output.decode("utf-8", "backslashreplace").strip().splitlines()
         if lines:
             line = "".join(character if character.isprintable() else "�" for character in lines[-1].strip())
             return f": {line[-MESSAGE_CHARACTERS:]}"

@@ -17,7 +17,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """One, while it is used; what is left in it goes when it is removed."""
+    """Scratch directory, while it is used; what is left in it goes when it is removed."""
 
     def __init__(self, transfer: TransferState, record: Record, paths: RecordPaths) -> None:
         """Make or find that of the record's item, which `record` is the first of. OSError."""

@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
     argv: tuple[bytes, ...]
     """Without a shell; the first word is looked up in the standard places."""
-    told: bytes = b""
+    stdin: bytes = b""
     """What it reads on its standard input."""
 
 
@@ -97,8 +97,8 @@ class Rsync:
         if self._sparse:
             options.append(b"--sparse")
         # The prefix keeps names that begin with - # or ; from being anything but names.
-        told = b"".join(b"./" + name + b"\0" for name in job.names)
-        return Call((b"rsync", *options, b"./", b"/proc/self/fd/%d/" % job.scratch), told)
+        stdin = b"".join(b"./" + name + b"\0" for name in job.names)
+        return Call((b"rsync", *options, b"./", b"/proc/self/fd/%d/" % job.scratch), stdin)
 
 
 class Rclone:

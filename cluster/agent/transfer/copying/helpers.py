@@ -56,7 +56,7 @@ class _Failure(msgspec.Struct, array_like=True):
     number: int = 0
 
 
-class _Said(msgspec.Struct, array_like=True):
+class _Message(msgspec.Struct, array_like=True):
     """What a helper says: what it moved, that it has nothing to do, or that it failed."""
 
     moved: Moved | None = None
@@ -86,7 +86,7 @@ class Helpers:
         self._idle: list[_Helper] = []
         self._finishing = False
         self._poll = select.poll()
-        self._decoder = msgspec.msgpack.Decoder(_Said)
+        self._decoder = msgspec.msgpack.Decoder(_Message)
         try:
             for _ in range(min(count, HELPERS_MAX)):
                 helper = _start(transfer)
@@ -133,12 +133,12 @@ class Helpers:
             if not data:
                 self._gone(helper)
                 continue
-            said = self._decoder.decode(data)
-            if said.failure is not None:
-                _raise(said.failure)
-            if said.moved is not None:
-                found.append(said.moved)
-            if said.idle:
+            message = self._decoder.decode(data)
+            if message.failure is not None:
+                _raise(message.failure)
+            if message.moved is not None:
+                found.append(message.moved)
+            if message.idle:
                 self._has_nothing_to_do(helper)
         return found
 
@@ -262,14 +262,14 @@ def _be_helper(transfer: TransferState, channel: socket.socket, parent: int) -> 
         code = 143
     except BaseException as error:
         with contextlib.suppress(BaseException):
-            _say(channel, _Said(failure=_failure_of(error)))
+            _send(channel, _Message(failure=_failure_of(error)))
     finally:
         os._exit(code)
 
 
 def _serve(transfer: TransferState, channel: socket.socket) -> None:
     decoder = msgspec.msgpack.Decoder(Batch)
-    with Copier(transfer, lambda moved: _say(channel, _Said(moved=moved))) as copier:
+    with Copier(transfer, lambda moved: _send(channel, _Message(moved=moved))) as copier:
         while True:
             data = channel.recv(MESSAGE_BYTES_MAX)
             if not data:
@@ -280,11 +280,11 @@ def _serve(transfer: TransferState, channel: socket.socket) -> None:
             else:
                 copier.copy(batch)
             gc.collect()
-            _say(channel, _Said(idle=True))
+            _send(channel, _Message(idle=True))
 
 
-def _say(channel: socket.socket, said: _Said) -> None:
-    channel.send(msgspec.msgpack.encode(said))
+def _send(channel: socket.socket, message: _Message) -> None:
+    channel.send(msgspec.msgpack.encode(message))
 
 
 def _failure_of(error: BaseException) -> _Failure:

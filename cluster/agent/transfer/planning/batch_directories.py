@@ -39,7 +39,7 @@ _NOT_AT_ONCE: Final = frozenset(
 
 
 class BatchDirectory:
-    """One, while it is used. `staging` stays the caller's. Every method may raise OSError."""
+    """Batch directory, while it is used. `staging` stays the caller's. Every method may raise OSError."""
 
     def __init__(self, staging: int, tag: str, item: int, first: int, *, whole: bool) -> None:
         """Make it, empty: `first` is the index of the first record of the group.

@@ -77,7 +77,7 @@ class Workspace:
         return cls((first, second), _memory("receipts"), in_memory=True)
 
     def close(self) -> None:
-        """Close all of it."""
+        """Close the files."""
         for descriptor in (*self.generations[0], *self.generations[1], self.receipts):
             os.close(descriptor)
 
