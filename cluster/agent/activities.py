@@ -53,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Activity:
-    """One order being carried out; `task` is None for one that an earlier agent finished."""
+    """Order being carried out; `task` is None for one that an earlier agent finished."""
 
     def __init__(self, order: Order, work: Operation | ScriptRun | ProviderScriptRun | None) -> None:
         """Begin with an order and what carries it out."""
@@ -87,7 +87,7 @@ class Activity:
 
 
 class Activities:
-    """All of them."""
+    """Activities of one agent, by job."""
 
     def __init__(self, home: Home, outbox: Outbox, settings: Settings, clock: Clock) -> None:
         """Begin with none."""

@@ -1,4 +1,4 @@
-"""One operation as the agent sees it: a worker that is started, watched, timed and, if need be, ended."""
+"""Operation as the agent sees it: a worker that is started, watched, timed and, if need be, ended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PROVIDER_SLACK_S: Final = 30
 
 
 class Operation:
-    """One worker for one order."""
+    """Worker of one order."""
 
     def __init__(
         self,

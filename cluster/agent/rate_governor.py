@@ -79,7 +79,7 @@ def _most(claim: Claim) -> float:
 
 
 class _Ward:
-    """One transfer that is held to a rate."""
+    """Transfer that is held to a rate."""
 
     def __init__(self, user: str, own_bytes_s: int, control: Control, counters: SharedCounters) -> None:
         self.user = user

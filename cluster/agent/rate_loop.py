@@ -1,4 +1,4 @@
-"""Loops over what is moved: sharing its rates out several times a second, reporting to the controller what is durable."""
+"""Loops over what is moved: rates shared out several times a second, and reports of what is durable."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptRun:
-    """One run of one script, this agent's or an earlier one's."""
+    """Run of a job's script, this agent's or an earlier one's."""
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ def _node_fail(message: str) -> ScriptEnded:
 
 
 class ProviderScriptRun:
-    """One run of one job: an operation, then a script."""
+    """Run of a job with an external provider: its operation pre_run, then the script."""
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ class Controller(Protocol):
 
 
 class Agent:
-    """One agent in its directory."""
+    """Agent in its directory."""
 
     def __init__(self, home: Home, settings: Settings, cpus: int, controller: Controller, clock: Clock) -> None:
         """Prepare; AgentFailed or FileRefused if what an earlier agent left cannot be read."""

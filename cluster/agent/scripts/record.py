@@ -72,7 +72,7 @@ _T = TypeVar("_T")
 
 
 class ScriptRecord:
-    """One record, open."""
+    """Record of a script, open."""
 
     def __init__(self, steps: int, job: int) -> None:
         """Open the record of `job` in the open directory `steps`; FileNotFoundError if there is none."""

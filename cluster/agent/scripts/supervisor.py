@@ -53,7 +53,7 @@ class Cause(Enum):
 
 
 class Supervisor:
-    """One script from its start to its end."""
+    """Script from its start to its end."""
 
     def __init__(self, record: ScriptRecord, wanted: ScriptOrder, lock: int) -> None:
         """Take over the record and its lock."""

@@ -18,7 +18,7 @@ from cluster.agent.transfer.records.receipts import Line, read_lines
 
 
 class Difference(NamedTuple):
-    """One file that is not what was moved there."""
+    """File that is not what was moved there."""
 
     path: str
     """The destination, as messages name it."""

@@ -54,7 +54,7 @@ def _by_item(transfer: TransferState, batch: Batch, wanted: object) -> Iterator[
 
 
 class _Mover:
-    """One item after the other, each with its scratch directory."""
+    """Items of one backend, one after the other, each with its scratch directory."""
 
     def __init__(self, transfer: TransferState, backend: Backend, paths: RecordPaths) -> None:
         self._transfer = transfer

@@ -32,7 +32,7 @@ class Job(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One run of a program."""
+    """Call of a program: its arguments and its standard input."""
 
     argv: tuple[bytes, ...]
     """Without a shell; the first word is looked up in the standard places."""

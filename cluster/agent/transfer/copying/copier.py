@@ -1,4 +1,4 @@
-"""One process's part of a transfer: batches in, files at their destinations."""
+"""Part of a transfer that one process copies: batches in, files at their destinations."""
 
 from __future__ import annotations
 

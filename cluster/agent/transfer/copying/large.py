@@ -1,4 +1,4 @@
-"""One large file in chunks, resumed from the marks of an earlier attempt."""
+"""Large file, copied in chunks, resumed from the marks of an earlier attempt."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     length: int
     """Records, of which some may be no files, or done."""
     large: bool = False
-    """One file that is copied in chunks."""
+    """File that is copied in chunks."""
 
 
 def _are_apart(items: Sequence[Item]) -> bool:
@@ -67,7 +67,7 @@ def _is_in(record: Record, directory: tuple[int, bytes]) -> bool:
 
 
 class TransferState:
-    """All of it."""
+    """State of a transfer that all its processes share."""
 
     def __init__(
         self,
