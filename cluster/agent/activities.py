@@ -16,19 +16,19 @@ from cluster.agent.limits import (
     HUNG_MAX,
     ORDER_AGE_S_MAX,
     ORPHAN_S,
-    PROVIDED_WORKERS_MAX,
+    PROVIDER_WORKERS_MAX,
     WORKERS_MAX,
 )
-from cluster.agent.messages import failure, order_named, result_said
+from cluster.agent.messages import failure, order_named, result_message
 from cluster.agent.operation import MOVING, Operation
 from cluster.agent.processes import Mode
-from cluster.agent.rate_follower import Follower
+from cluster.agent.rate_loop import RateLoop
 from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, Suspend, plan
-from cluster.agent.script_run import ProvidedStep, Step
-from cluster.agent.scripts import StepRecord, recorded_jobs, remove_record
+from cluster.agent.script_run import ProviderScriptRun, ScriptRun
+from cluster.agent.scripts import ScriptRecord, recorded_jobs, remove_record
 from cluster.agent.transfer import PHASES, Rate, workspace
-from cluster.agent.worker import SWEEP, jobs_with_leftovers
-from cluster.providers.interface import NO_LOCAL, Local
+from cluster.agent.worker import SWEEP, jobs_with_orphans
+from cluster.providers import NO_LOCAL, Local
 from cluster.schemas import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.system import Clock
 from replica.messages import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
@@ -53,9 +53,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Activity:
-    """One order being carried out; `task` is None for one that an earlier agent finished."""
+    """Order being carried out; `task` is None for one that an earlier agent finished."""
 
-    def __init__(self, order: Order, work: Operation | Step | ProvidedStep | None) -> None:
+    def __init__(self, order: Order, work: Operation | ScriptRun | ProviderScriptRun | None) -> None:
         """Begin with an order and what carries it out."""
         self.order = order
         self.work = work
@@ -82,12 +82,12 @@ class Activity:
     def suspend(self, suspended: bool) -> None:
         """Have the script stand still, or go on."""
         self.suspended = suspended
-        if isinstance(self.work, Step | ProvidedStep):
+        if isinstance(self.work, ScriptRun | ProviderScriptRun):
             self.work.suspend(suspended)
 
 
 class Activities:
-    """All of them."""
+    """Activities of one agent, by job."""
 
     def __init__(self, home: Home, outbox: Outbox, settings: Settings, clock: Clock) -> None:
         """Begin with none."""
@@ -104,12 +104,12 @@ class Activities:
         self.broken = asyncio.Event()
         self._stand_until_s: float | None = None
         """Until when the orders are certain to stand, on the monotonic clock."""
-        self._follower = Follower(outbox, clock, self._moving)
+        self._rate_loop = RateLoop(outbox, clock, self._moving)
         self._orphans: dict[int, float] = {}
         """Jobs that nobody has an order for, and since when."""
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep: Operation | None = None
-        self._said_hung = False
+        self._hung_logged = False
         self._swept: set[int] = set()
         """Jobs whose leftovers this agent has looked at already: once is enough until it starts again."""
 
@@ -119,7 +119,7 @@ class Activities:
             if not isinstance(report.result, ScriptStarted | OperationReached):
                 self._by_job[report.job] = Activity(_order_of(report), None)
         for job in recorded_jobs(self._home.steps):
-            record = StepRecord(self._home.steps, job)
+            record = ScriptRecord(self._home.steps, job)
             wanted = record.order()
             record.close()
             if wanted is None:
@@ -157,10 +157,10 @@ class Activities:
                     del self._by_job[job]
                 case Start(order):
                     if order.stage in MOVING and len(self._home.hung) >= HUNG_MAX:
-                        self._say_hung()
+                        self._log_hung()
                         continue
                     if order.stage != RUN:
-                        if workers >= (WORKERS_MAX if order.provision is None else PROVIDED_WORKERS_MAX):
+                        if workers >= (WORKERS_MAX if order.provision is None else PROVIDER_WORKERS_MAX):
                             continue
                         workers += 1
                     self._begin(order)
@@ -168,7 +168,7 @@ class Activities:
             activity = self._by_job.get(order.job)
             if activity is not None and activity.matches(order) and isinstance(activity.work, Operation):
                 activity.work.change(order)
-        self._follower.follow()
+        self._rate_loop.follow()
         self._tidy()
 
     def progress(self) -> tuple[Progress, ...]:
@@ -220,7 +220,7 @@ class Activities:
             if activity.task is None or activity.task.done():
                 continue
             if isinstance(activity.work, Operation) or (
-                isinstance(activity.work, ProvidedStep) and activity.work.preparing
+                isinstance(activity.work, ProviderScriptRun) and activity.work.preparing
             ):
                 activity.unwanted.set()
                 if isinstance(activity.work, Operation):
@@ -237,16 +237,16 @@ class Activities:
                 self._sweep.end()
             tasks.append(self._sweeping)
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._follower.stop()
+        await self._rate_loop.stop()
         await self._home.hung.let_go()
 
     # How
 
     def _begin(self, order: Order) -> None:
-        work: Operation | Step | ProvidedStep
+        work: Operation | ScriptRun | ProviderScriptRun
         settings = self._settings
         if order.stage == RUN and order.provision is not None:
-            work = ProvidedStep(
+            work = ProviderScriptRun(
                 self._home,
                 order,
                 settings.node,
@@ -256,7 +256,7 @@ class Activities:
                 lambda: self._outbox.add(order.job, order.attempt, RUN, ScriptStarted()),
             )
         elif order.stage == RUN:
-            work = Step(
+            work = ScriptRun(
                 self._home,
                 order,
                 settings.node,
@@ -272,7 +272,7 @@ class Activities:
                 settings.copy_rate_bytes_s,
                 settings.local,
                 settings.node,
-                governor=self._follower.governor,
+                governor=self._rate_loop.governor,
                 cluster=settings.cluster,
             )
             if self._stand_until_s is not None:
@@ -314,11 +314,11 @@ class Activities:
                 remove_record(self._home.steps, order.job)
             except RemovalFailed as error:
                 result = failure(str(error))
-        logger.info("%s %s", order_named(order), result_said(order.stage, result))
+        logger.info("%s %s", order_named(order), result_message(order.stage, result))
         kept = result
         try:
             # Until it is durable it is not sent: an agent that forgot what it had said would do it again.
-            await self._home.room.keep_trying(
+            await self._home.disk_full.keep_trying(
                 f"the result of {order_named(order)}",
                 lambda: self._outbox.add(order.job, order.attempt, order.stage, kept),
                 activity.unwanted,
@@ -338,9 +338,9 @@ class Activities:
             if activity.order.stage in MOVING and not activity.finished and isinstance(activity.work, Operation)
         ]
 
-    def _say_hung(self) -> None:
-        if not self._said_hung:
-            self._said_hung = True
+    def _log_hung(self) -> None:
+        if not self._hung_logged:
+            self._hung_logged = True
             logger.error(
                 "%s processes hang in the kernel: no more data is moved on this node until what they wait for is back",
                 len(self._home.hung),
@@ -357,7 +357,7 @@ class Activities:
         """Forget an activity whose result nobody asks for."""
         order = activity.order
         logger.info("%s was ended: it is not wanted any more", order_named(order))
-        if isinstance(activity.work, Step | ProvidedStep):
+        if isinstance(activity.work, ScriptRun | ProviderScriptRun):
             self._remove_record(order.job)
         if self._by_job.get(order.job) is activity:
             del self._by_job[order.job]
@@ -378,7 +378,7 @@ class Activities:
                 if job not in wanted:
                     self._remove_record(job)
         if self._sweeping is None or self._sweeping.done():
-            left = [job for job in jobs_with_leftovers(self._home.leftovers) if self._is_orphan(job)]
+            left = [job for job in jobs_with_orphans(self._home.leftovers) if self._is_orphan(job)]
             if left:
                 self._sweeping = asyncio.get_running_loop().create_task(self._sweep_all(left), name=SWEEP)
 

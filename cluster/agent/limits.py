@@ -21,7 +21,7 @@ COPY_TRIES_MAX: Final = 2
 WORKERS_MAX: Final = 32
 """Operations at once on one node, count: each is a process of about 25 MB; further ones wait their turn."""
 
-PROVIDED_WORKERS_MAX: Final = 256
+PROVIDER_WORKERS_MAX: Final = 256
 """Operations of a site's provider at once on one node, count: most of their time they wait for others. The leader
 allows 128 of each stage in the whole cluster, as Slurm does: only an agent that stands for all nodes comes near it."""
 
@@ -57,7 +57,7 @@ HUNG_MAX: Final = 64
 """Workers that hang in the kernel before no more data is moved on the node, count: about 25 MB each. Scripts, post-run
 and teardown go on."""
 
-LOOKS_PER_STALL: Final = 8
+POLLS_PER_STALL: Final = 8
 """How often a transfer is looked at within the time that it may stand still, count: so it is late by an eighth of that
 time at most."""
 
@@ -74,8 +74,8 @@ ORPHAN_S: Final = 3_600.0
 """Seconds after which what a transfer left is removed though the job's buffer is still there and nobody ordered
 anything: longer than any pause between two tries. Then the transfer begins again instead of going on."""
 
-FOLLOW_S: Final = 1.0
-"""Seconds between two looks at what is moving, for that."""
+CHECKPOINT_POLL_S: Final = 1.0
+"""Seconds between two polls at what is moving, for that."""
 
 KILL_ROUNDS_MAX: Final = 200
 """How often processes of a job are looked for and killed before post-run says that one cannot be killed, count."""
@@ -83,11 +83,11 @@ KILL_ROUNDS_MAX: Final = 200
 KILL_PAUSE_S: Final = 0.05
 """Seconds between two such rounds: what a process needs to be gone."""
 
-STEP_LAUNCHES_MAX: Final = 3
+SUPERVISOR_LAUNCHES_MAX: Final = 3
 """How often a supervisor that died before it started the script is launched again, count."""
 
-STEP_WATCH_S: Final = 0.05
-"""Seconds between two looks for the record that a script was started; only while its supervisor starts up."""
+SUPERVISOR_POLL_S: Final = 0.05
+"""Seconds between two polls for the record that a script was started; only while its supervisor starts up."""
 
 LOCK_RETRY_S: Final = 0.05
 """Seconds between two tries for a lock that a dying worker of an earlier agent still holds."""
@@ -109,19 +109,19 @@ REPORTS_PER_REQUEST_MAX: Final = 256
 COMMAND_AGE_S_MAX: Final = 200
 """Seconds after which a report gets a new command id: the controller refuses ids that are 300 s off its clock."""
 
-ROOM_BYTES: Final = 8 * 1024
+RESERVE_BYTES: Final = 8 * 1024
 """Bytes of a file that is made in advance for a full disk: a report is at most 1,024 characters of message, six bytes
 each where they are escaped, and its numbers."""
 
-SPARES: Final = 64
+RESERVE_FILES: Final = 64
 """Such files that an agent keeps for results and locks, count: as many results as 32 operations and their scripts have
 at once. Acknowledged ones come back, so a disk may stay full as long as it likes."""
 
-ROOM_RETRY_S: Final = 0.2
-ROOM_RETRY_S_MAX: Final = 5.0
+DISK_FULL_RETRY_S: Final = 0.2
+DISK_FULL_RETRY_S_MAX: Final = 5.0
 """First and longest wait for room on a full disk, seconds: a try costs a file that cannot be written."""
 
-ROOM_WARNING_S: Final = 60.0
+DISK_FULL_WARNING_S: Final = 60.0
 """Seconds between two warnings that the disk is full: what everybody on the node suffers from needs no repetition."""
 
 SWEEP_TIMEOUT_S: Final = 60

@@ -32,7 +32,7 @@ def order_named(order: Order) -> str:
     return named(order.job, order.attempt, order.stage)
 
 
-def result_said(stage: str, result: OperationResult) -> str:
+def result_message(stage: str, result: OperationResult) -> str:
     """Return what became of it: `done: 2 files, 3 MiB`."""
     match result:
         case OperationDone(files, size_bytes):

@@ -1,4 +1,4 @@
-"""One operation as the agent sees it: a worker that is started, watched, timed and, if need be, ended."""
+"""Operation as the agent sees it: a worker that is started, watched, timed and, if need be, ended."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from cluster.agent.limits import (
 )
 from cluster.agent.messages import count, failure, figure, order_named
 from cluster.agent.processes import OPERATION_VARIABLE, Mode, kill_operation, spawn
-from cluster.agent.rate_governor import Governor
+from cluster.agent.rate_governor import RateGovernor
 from cluster.agent.transfer import Control, Counters, SharedCounters
-from cluster.agent.worker import Left, Outcome, Work, leftovers
-from cluster.providers.interface import NO_LOCAL, Local
+from cluster.agent.worker import Orphans, Outcome, Work, orphans
+from cluster.providers import NO_LOCAL, Local
 from replica.messages import OperationDone, OperationFailed
 from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 
@@ -48,7 +48,7 @@ PROVIDER_SLACK_S: Final = 30
 
 
 class Operation:
-    """One worker for one order."""
+    """Worker of one order."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Operation:
         local: Local = NO_LOCAL,
         node: str = "",
         *,
-        governor: Governor | None = None,
+        governor: RateGovernor | None = None,
         cluster: str = "",
     ) -> None:
         """Prepare; nothing is started yet. `governor` shares out what may be moved; `cluster` is the cluster's id."""
@@ -69,7 +69,7 @@ class Operation:
         self._copy_rate_bytes_s = copy_rate_bytes_s
         self._local = local
         self._node = node
-        self._governor = governor or Governor()
+        self._governor = governor or RateGovernor()
         self._cluster = cluster
         self._stands_until_s: float | None = None
         self._control: Control | None = None
@@ -126,7 +126,7 @@ class Operation:
         """Do the operation and return its result, or None if it was ended."""
         home, name = self._home, str(self._order.job)
         try:
-            lock = await home.room.keep_trying(order_named(self._order), self._open_lock, self._ending)
+            lock = await home.disk_full.keep_trying(order_named(self._order), self._open_lock, self._ending)
         except GivenUp:
             return None
         try:
@@ -137,7 +137,7 @@ class Operation:
             result = await self._do(lock)
             if not home.hung.of(self._order.job):
                 # A process that hangs holds the lock of this very file.
-                home.spares.drop(home.operations, name)
+                home.reserve_files.drop(home.operations, name)
             return result
         except GivenUp:
             return None
@@ -150,8 +150,8 @@ class Operation:
         try:
             return os.open(name, how | os.O_CREAT, 0o600, dir_fd=directory)
         except OSError as error:
-            # Not even an empty file can be made: a spare one will do, whatever is in it.
-            if not is_disk_full(error) or not self._home.spares.lend(directory, name):
+            # Not even an empty file can be made: a reserve file one will do, whatever is in it.
+            if not is_disk_full(error) or not self._home.reserve_files.lend(directory, name):
                 raise
             return os.open(name, how, dir_fd=directory)
 
@@ -161,10 +161,10 @@ class Operation:
         if order.provision is not None:
             return await self._work_and_end(order, lock)
         ended = self._ending.is_set
-        if order.stage in (leftovers.SWEEP, "teardown"):
+        if order.stage in (orphans.SWEEP, "teardown"):
             swept = await self._sweep(lock)
-            return swept if order.stage == leftovers.SWEEP or ended() else await self._work_and_end(order, lock)
-        left = leftovers.expected(order) if order.stage in MOVING else None
+            return swept if order.stage == orphans.SWEEP or ended() else await self._work_and_end(order, lock)
+        left = orphans.expected(order) if order.stage in MOVING else None
         if left is None or not left.directories:
             return await self._work_and_end(order, lock)
         known = self._known_left()
@@ -173,14 +173,14 @@ class Operation:
             swept = await self._sweep(lock)
             if ended() or (isinstance(swept, OperationFailed) and not swept.final):
                 return swept
-        await home.room.keep_trying(
+        await home.disk_full.keep_trying(
             order_named(order),
-            lambda: leftovers.begin(home.leftovers, home.spares, order.job, left),
+            lambda: orphans.begin(home.leftovers, home.reserve_files, order.job, left),
             self._ending,
         )
         result = await self._work_and_end(order, lock)
         if isinstance(result, OperationDone):
-            leftovers.forget(home.leftovers, home.spares, order.job)
+            orphans.forget(home.leftovers, home.reserve_files, order.job)
         return result
 
     async def _work_and_end(self, order: Order, lock: int) -> Outcome | None:
@@ -202,7 +202,7 @@ class Operation:
         order = Order(
             job=job,
             attempt=self._order.attempt,
-            stage=leftovers.SWEEP,
+            stage=orphans.SWEEP,
             user=left.user,
             name="",
             workdir="",
@@ -212,7 +212,7 @@ class Operation:
         result = await self._work(order, lock, left)
         match result:
             case OperationDone(files):
-                leftovers.forget(home.leftovers, home.spares, job)
+                orphans.forget(home.leftovers, home.reserve_files, job)
                 if files:
                     logger.info("job %s: removed %s of a transfer that was ended", job, count(files, "temporary file"))
             case OperationFailed(message, final):
@@ -223,13 +223,13 @@ class Operation:
                     f"remove .forebay-*-{job} there by hand" if final else "it is tried again later",
                 )
                 if final:
-                    leftovers.forget(home.leftovers, home.spares, job)
+                    orphans.forget(home.leftovers, home.reserve_files, job)
         return result
 
-    def _known_left(self) -> Left | None:
+    def _known_left(self) -> Orphans | None:
         job = self._order.job
         try:
-            return leftovers.read(self._home.leftovers, job)
+            return orphans.read(self._home.leftovers, job)
         except FileRefused as error:
             logger.error("job %s: %s", job, error)
             return None
@@ -267,19 +267,19 @@ class Operation:
             if left:
                 logger.error("job %s: processes %s of an earlier operation cannot be killed", self._order.job, left)
         mine = str(self._order.attempt).encode().ljust(_ATTEMPT_BYTES)
-        await home.room.keep_trying(order_named(self._order), lambda: _write_at_start(lock, mine), self._ending)
+        await home.disk_full.keep_trying(order_named(self._order), lambda: _write_at_start(lock, mine), self._ending)
 
     def _marker(self, attempt: int) -> str:
         return f"{self._home.marker(self._order.job)}.{attempt}"
 
-    async def _work(self, order: Order, lock: int, left: Left | None = None) -> Outcome | None:
+    async def _work(self, order: Order, lock: int, left: Orphans | None = None) -> Outcome | None:
         """Let a worker carry an order out; what prevents even that is a result too."""
         try:
             return await self._worked(order, lock, left)
         except OSError as error:
             return failure(f"the worker of {order.stage} could not be started: {error.strerror}")
 
-    async def _worked(self, order: Order, lock: int, left: Left | None) -> Outcome | None:
+    async def _worked(self, order: Order, lock: int, left: Orphans | None) -> Outcome | None:
         progress = SharedCounters.create()
         counters = self._counters = SharedCounters(progress)
         control = self._control = Control()
@@ -306,15 +306,15 @@ class Operation:
                 node=self._node,
             )
             # In files and not pipes: nobody has to read while the other writes.
-            with _memory("forebay-work") as told, _memory("forebay-result") as said:
-                write_all(told, msgspec.json.encode(work))
-                os.lseek(told, 0, os.SEEK_SET)
+            with _memory("forebay-work") as request, _memory("forebay-result") as answer:
+                write_all(request, msgspec.json.encode(work))
+                os.lseek(request, 0, os.SEEK_SET)
                 worker = spawn(
                     "cluster.agent.worker.worker",
                     (),
                     descriptors=(progress, control.descriptor, lock),
-                    stdin=told,
-                    stdout=said,
+                    stdin=request,
+                    stdout=answer,
                     stderr=None,
                     new_session=False,
                     new_group=True,
@@ -337,7 +337,7 @@ class Operation:
                 if end.late or end.hangs:
                     self.counters()
                     return failure(_lateness(order, end, self._last, self._last_file))
-                return _result(worker.returncode, os.pread(said, RESULT_BYTES_MAX + 1, 0), order)
+                return _result(worker.returncode, os.pread(answer, RESULT_BYTES_MAX + 1, 0), order)
         finally:
             self._governor.end(order.job)
             self.counters()

@@ -79,7 +79,7 @@ def _most(claim: Claim) -> float:
 
 
 class _Ward:
-    """One transfer that is held to a rate."""
+    """Transfer that is held to a rate."""
 
     def __init__(self, user: str, own_bytes_s: int, control: Control, counters: SharedCounters) -> None:
         self.user = user
@@ -103,7 +103,7 @@ class _Ward:
             self.wanted,
         )
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Find out what it would like, from what it did since the last look."""
         moved, waits = self.counters.read().bytes_done, self.counters.waits
         if self.at_s is not None:
@@ -117,7 +117,7 @@ class _Ward:
         self.bytes, self.waits, self.at_s = moved, waits, now_s
 
 
-class Governor:
+class RateGovernor:
     """The rates of all transfers of an agent."""
 
     def __init__(self) -> None:
@@ -156,16 +156,16 @@ class Governor:
 
     @property
     def governs(self) -> bool:
-        """Whether anybody shares anything with another one, so that `look` is worth calling every GOVERN_S."""
+        """Whether anybody shares anything with another one, so that `poll` is worth calling every GOVERN_S."""
         return any(
             ward.shares.user_bytes_s is not None or ward.shares.node_bytes_s is not None
             for ward in self._wards.values()
         )
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Share out again by what each did; `now_s` is monotonic, seconds."""
         for ward in self._wards.values():
-            ward.look(now_s)
+            ward.poll(now_s)
         self._share_out()
 
     def _share_out(self) -> None:

@@ -85,20 +85,20 @@ def digest_of_lines(descriptor: int, algorithm: Algorithm) -> str:
 
 
 def differences(
-    home: Path, which: Kept, descriptor: int, algorithm: Algorithm, told: Callable[[int, int], None]
+    home: Path, which: Kept, descriptor: int, algorithm: Algorithm, advanced: Callable[[int, int], None]
 ) -> Iterator[Difference]:
     """Yield each file that is not at its destination as the open file of receipts says, read from storage.
 
     ValueError if the receipts are damaged or do not say where the files went, PathRefused if a destination cannot be
     opened, OSError.
     """
-    places = read_places(descriptor)
-    if not places:
+    paths = read_places(descriptor)
+    if not paths:
         raise ValueError("the receipts do not say where the files went: an earlier release wrote them")
     with contextlib.ExitStack() as held:
         anchors: dict[str, Target] = {}
-        items = [_item(home, which.job, place, anchors, held) for place in places]
-        yield from recheck(descriptor, items, algorithm, told)
+        items = [_item(home, which.job, place, anchors, held) for place in paths]
+        yield from recheck(descriptor, items, algorithm, advanced)
 
 
 def _item(home: Path, job: int, place: Place, anchors: dict[str, Target], held: contextlib.ExitStack) -> Item:

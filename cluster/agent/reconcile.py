@@ -57,13 +57,13 @@ class Cancel(NamedTuple):
     job: int
 
 
-Step = Start | End | Forget | Cancel | Suspend
+ScriptRun = Start | End | Forget | Cancel | Suspend
 
 
-def plan(orders: Iterable[Order], known: Mapping[int, Known]) -> list[Step]:
+def plan(orders: Iterable[Order], known: Mapping[int, Known]) -> list[ScriptRun]:
     """Return what has to be done, endings before beginnings, by job."""
     wanted = {order.job: order for order in orders}
-    steps: list[Step] = []
+    steps: list[ScriptRun] = []
     for job, activity in sorted(known.items()):
         order = wanted.get(job)
         if order is not None and (order.attempt, order.stage) == (activity.attempt, activity.stage):

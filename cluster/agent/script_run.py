@@ -14,13 +14,21 @@ import msgspec
 
 from cluster.agent.files import STEPS, FileRefused, RemovalFailed, is_no_room
 from cluster.agent.home import GivenUp, Handle, Home
-from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, STEP_LAUNCHES_MAX, STEP_WATCH_S
+from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
 from cluster.agent.operation import Operation
 from cluster.agent.processes import CANNOT_EXECUTE, AccountRefused, Mode, account_for, kill_job, spawn
-from cluster.agent.scripts import RESUME, SUSPEND, StepOrder, StepRecord, create_record, recorded_jobs, remove_record
+from cluster.agent.scripts import (
+    RESUME,
+    SUSPEND,
+    ScriptOrder,
+    ScriptRecord,
+    create_record,
+    recorded_jobs,
+    remove_record,
+)
 from cluster.agent.worker import PRE_RUN, paths_of
-from cluster.providers.interface import Local
+from cluster.providers import Local
 from cluster.system import boot_id, start_time
 from replica.messages import OperationFailed, ScriptEnded
 from replica.model import JobState, Order
@@ -28,8 +36,8 @@ from replica.model import JobState, Order
 logger = logging.getLogger(__name__)
 
 
-class Step:
-    """One run of one script, this agent's or an earlier one's."""
+class ScriptRun:
+    """Run of a job's script, this agent's or an earlier one's."""
 
     def __init__(
         self,
@@ -80,8 +88,10 @@ class Step:
                     )
                 if self._ending.is_set() or self._order.cancel:
                     return ScriptEnded(JobState.CANCELLED)
-                await self._home.room.keep_trying(f"the script of job {self._order.job}", self._create, self._ending)
-            record = StepRecord(self._home.steps, self._order.job)
+                await self._home.disk_full.keep_trying(
+                    f"the script of job {self._order.job}", self._create, self._ending
+                )
+            record = ScriptRecord(self._home.steps, self._order.job)
         except GivenUp:
             return ScriptEnded(JobState.CANCELLED)
         except AccountRefused as error:
@@ -102,7 +112,7 @@ class Step:
     async def _clear_older(self) -> None:
         """Remove the record of an older attempt: an order with a newer one is the job's next life."""
         while self._order.job in recorded_jobs(self._home.steps):
-            record = StepRecord(self._home.steps, self._order.job)
+            record = ScriptRecord(self._home.steps, self._order.job)
             try:
                 wanted = record.order()
                 if wanted is None or wanted.order.attempt >= self._order.attempt:
@@ -115,12 +125,12 @@ class Step:
             finally:
                 record.close()
             # Its supervisor was told to end the script when that order went; until it has, nothing new begins.
-            await asyncio.sleep(STEP_WATCH_S)
+            await asyncio.sleep(SUPERVISOR_POLL_S)
 
     def _create(self) -> None:
         create_record(
             self._home.steps,
-            StepOrder(
+            ScriptOrder(
                 order=self._order,
                 node=self._node,
                 home=str(self._home.path),
@@ -132,20 +142,20 @@ class Step:
             account_for(self._accounts, self._order.user),
         ).close()
 
-    async def _see_through(self, record: StepRecord) -> ScriptEnded:
+    async def _see_through(self, record: ScriptRecord) -> ScriptEnded:
         while True:
             try:
-                ended = await self._look(record)
+                ended = await self._poll(record)
             except OSError as error:
                 if not is_no_room(error):
                     raise
-                self._home.room.warn(f"the script of job {self._order.job}", error)
-                await asyncio.sleep(ROOM_RETRY_S_MAX)
+                self._home.disk_full.warn(f"the script of job {self._order.job}", error)
+                await asyncio.sleep(DISK_FULL_RETRY_S_MAX)
                 continue
             if ended is not None:
                 return ended
 
-    async def _look(self, record: StepRecord) -> ScriptEnded | None:
+    async def _poll(self, record: ScriptRecord) -> ScriptEnded | None:
         """Do what comes next for the script; return how it ended once that is known and its start is reported."""
         lock = record.try_lock()
         if lock is None:
@@ -156,13 +166,13 @@ class Step:
             if ended is None:
                 self._launch(record, lock)
             elif not self._report_start(record) and record.started() is not None:
-                await asyncio.sleep(ROOM_RETRY_S)
+                await asyncio.sleep(DISK_FULL_RETRY_S)
                 return None
             return ended
         finally:
             os.close(lock)
 
-    def _settled(self, record: StepRecord) -> ScriptEnded | None:
+    def _settled(self, record: ScriptRecord) -> ScriptEnded | None:
         """With the lock held, return how the script ended, or None if it never began and is to be launched."""
         ended = record.status()
         if ended is not None:
@@ -175,10 +185,10 @@ class Step:
             ended = _node_fail(
                 "the script had been started, but its record says that it never was; its outcome is unknown"
             )
-        elif record.count_launch() > STEP_LAUNCHES_MAX:
-            said = record.last_words() or "it said nothing"
+        elif record.count_launch() > SUPERVISOR_LAUNCHES_MAX:
+            message = record.last_words() or "it said nothing"
             ended = _node_fail(
-                f"the supervisor died {STEP_LAUNCHES_MAX} times before it could start the script: {said}"
+                f"the supervisor died {SUPERVISOR_LAUNCHES_MAX} times before it could start the script: {message}"
             )
         else:
             return None
@@ -188,10 +198,10 @@ class Step:
             if not is_no_room(error):
                 raise
             # Whoever looks again finds the same, so nothing depends on it.
-            self._home.room.warn(f"the record of job {self._order.job}", error)
+            self._home.disk_full.warn(f"the record of job {self._order.job}", error)
         return ended
 
-    def _lost(self, record: StepRecord) -> ScriptEnded:
+    def _lost(self, record: ScriptRecord) -> ScriptEnded:
         """The supervisor is gone and did not say how the script ended: end what is left of it."""
         process = record.started()
         leader = (process.pid, process.started) if process is not None and process.boot == boot_id() else None
@@ -205,7 +215,7 @@ class Step:
         rest = f"; processes {', '.join(map(str, left[:20]))} cannot be killed" if left else ""
         return _node_fail(f"the script's supervisor died; its outcome is unknown{rest}")
 
-    def _launch(self, record: StepRecord, lock: int) -> None:
+    def _launch(self, record: ScriptRecord, lock: int) -> None:
         report = record.open_report()
         try:
             # The child inherits the lock, so it is never free between the agent and the supervisor.
@@ -221,26 +231,26 @@ class Step:
         finally:
             os.close(report)
 
-    async def _watch(self, record: StepRecord) -> None:
+    async def _watch(self, record: ScriptRecord) -> None:
         """Wait until the supervisor has ended."""
         handle = self._hold(record)
         if handle is None:
             # It is coming up, or just gone.
-            await asyncio.sleep(STEP_WATCH_S)
+            await asyncio.sleep(SUPERVISOR_POLL_S)
             return
-        told = False
+        signalled = False
         try:
             while not handle.over:
                 if self._changed.is_set() and record.started() is not None:
                     self._changed.clear()
                     handle.send(SUSPEND if self._suspended else RESUME)
-                if self._ending.is_set() and not told:
-                    told = True
+                if self._ending.is_set() and not signalled:
+                    signalled = True
                     handle.send(signal.SIGTERM)
                 known = self._report_start(record)
                 # A start that is known and cannot be reported waits for room.
-                soon_s = STEP_WATCH_S if record.started() is None else ROOM_RETRY_S
-                await self._pause(handle, told, None if known else soon_s)
+                soon_s = SUPERVISOR_POLL_S if record.started() is None else DISK_FULL_RETRY_S
+                await self._pause(handle, signalled, None if known else soon_s)
         finally:
             over = handle.over
             handle.close()
@@ -248,10 +258,10 @@ class Step:
                 self._child.wait()
                 self._child = None
 
-    async def _pause(self, handle: Handle, told: bool, timeout_s: float | None) -> None:
+    async def _pause(self, handle: Handle, signalled: bool, timeout_s: float | None) -> None:
         """Wait for the end of the supervisor, for the word to end it, or for `timeout_s` seconds."""
         waits = {asyncio.ensure_future(handle.wait())}
-        if not told:
+        if not signalled:
             waits.add(asyncio.ensure_future(self._ending.wait()))
         if not self._changed.is_set():
             waits.add(asyncio.ensure_future(self._changed.wait()))
@@ -261,7 +271,7 @@ class Step:
             for wait in waits:
                 wait.cancel()
 
-    def _hold(self, record: StepRecord) -> Handle | None:
+    def _hold(self, record: ScriptRecord) -> Handle | None:
         if self._child is not None:
             return Handle(self._child.pid)
         process = record.supervisor()
@@ -276,7 +286,7 @@ class Step:
         handle.close()
         return None
 
-    def _report_start(self, record: StepRecord) -> bool:
+    def _report_start(self, record: ScriptRecord) -> bool:
         """Report that the script runs, once; True if that is done or was not needed."""
         if record.started() is None:
             return False
@@ -291,7 +301,7 @@ class Step:
         except OSError as error:
             if not is_no_room(error):
                 raise
-            self._home.room.warn(f"the start of job {self._order.job}", error)
+            self._home.disk_full.warn(f"the start of job {self._order.job}", error)
         return self._start_reported
 
 
@@ -299,8 +309,8 @@ def _node_fail(message: str) -> ScriptEnded:
     return ScriptEnded(JobState.NODE_FAIL, 0, 0, failure(message).message)
 
 
-class ProvidedStep:
-    """One run of one job: an operation, then a script."""
+class ProviderScriptRun:
+    """Run of a job with an external provider: its operation pre_run, then the script."""
 
     def __init__(
         self,
@@ -321,7 +331,7 @@ class ProvidedStep:
         self._on_started = on_started
         before = msgspec.structs.replace(order, stage=PRE_RUN)
         self._operation: Operation | None = Operation(home, before, accounts, 0, local, node)
-        self._step: Step | None = None
+        self._step: ScriptRun | None = None
         self._ended = False
         self._suspended: bool | None = None
 
@@ -359,7 +369,9 @@ class ProvidedStep:
             variables = paths_of(self._home.calls, order.job)
         except (FileRefused, msgspec.DecodeError) as error:
             return OperationFailed(f"what paths gave the job cannot be read: {error}", True, "paths")
-        self._step = Step(self._home, order, self._node, self._accounts, self._kill_wait_s, self._on_started, variables)
+        self._step = ScriptRun(
+            self._home, order, self._node, self._accounts, self._kill_wait_s, self._on_started, variables
+        )
         if self._ended:
             self._step.end()
         if self._suspended is not None:
@@ -370,7 +382,7 @@ class ProvidedStep:
         """Whether the script of this order was handed over already: then pre_run is over."""
         if self._order.job not in recorded_jobs(self._home.steps):
             return False
-        record = StepRecord(self._home.steps, self._order.job)
+        record = ScriptRecord(self._home.steps, self._order.job)
         try:
             wanted = record.order()
         except FileRefused:

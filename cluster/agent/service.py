@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from cluster.agent.activities import Activities, Settings
 from cluster.agent.files import FileRefused
-from cluster.agent.home import AgentFailed, GivenUp, Home, Outbox, Room
+from cluster.agent.home import AgentFailed, DiskFullRetry, GivenUp, Home, Outbox
 from cluster.agent.limits import (
     BACK_OFF_S,
     BACK_OFF_S_MAX,
@@ -58,7 +58,7 @@ FLUSH_S: Final = 30.0
 stale."""
 
 FLUSH_LOOK_S: Final = 0.02
-"""Seconds between two looks whether they have gone."""
+"""Seconds between two polls whether they have gone."""
 
 REFUSED: Final = frozenset({400, 401, 403, 409})
 """Statuses after which registering again cannot help until somebody changes something."""
@@ -88,7 +88,7 @@ class Controller(Protocol):
 
 
 class Agent:
-    """One agent in its directory."""
+    """Agent in its directory."""
 
     def __init__(self, home: Home, settings: Settings, cpus: int, controller: Controller, clock: Clock) -> None:
         """Prepare; AgentFailed or FileRefused if what an earlier agent left cannot be read."""
@@ -98,7 +98,7 @@ class Agent:
         self._controller = controller
         self._clock = clock
         self._instance = uuid.uuid4().hex
-        self._outbox = Outbox(home.outbox, clock, home.spares)
+        self._outbox = Outbox(home.outbox, clock, home.reserve_files)
         self._activities = Activities(home, self._outbox, settings, clock)
         self._seen_revision = 0
         """The revision of the orders that are known; 0 until there are some, so that the first poll is answered at
@@ -256,13 +256,13 @@ class _BackOff:
     def __init__(self, what: str) -> None:
         self._what = what
         self._wait_s = BACK_OFF_S
-        self._said = ""
+        self._logged = ""
 
     def over(self) -> None:
         """It worked."""
-        if self._said:
+        if self._logged:
             logger.info("the controller answers again: could %s", self._what)
-        self._wait_s, self._said = BACK_OFF_S, ""
+        self._wait_s, self._logged = BACK_OFF_S, ""
 
     async def after(self, error: ApiError) -> None:
         """It failed with `error`."""
@@ -270,9 +270,9 @@ class _BackOff:
 
     async def say(self, sentence: str) -> None:
         """Wait, and log the sentence unless it was the last one."""
-        if sentence != self._said:
+        if sentence != self._logged:
             logger.warning("%s", sentence)
-            self._said = sentence
+            self._logged = sentence
         await asyncio.sleep(self._wait_s * random.uniform(0.5, 1.0))
         self._wait_s = min(BACK_OFF_S_MAX, 2 * self._wait_s)
 
@@ -308,7 +308,7 @@ async def _serve(config: Config, name: str) -> None:
     stop = asyncio.Event()
     with _stop_on_signals(stop):
         try:
-            opened = await Room(str(own.directory), clock).keep_trying(
+            opened = await DiskFullRetry(str(own.directory), clock).keep_trying(
                 "the agent's directory", lambda: Home(own.directory, own.accounts, clock), stop
             )
         except GivenUp:

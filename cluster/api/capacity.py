@@ -12,9 +12,8 @@ from cluster.api.privacy import only_user
 from cluster.api.render import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
 from cluster.api.service import Call, Reply
 from cluster.api.web import Problem, actor_of, bad
-from cluster.providers import OperationError
+from cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
 from cluster.providers.calls import TooManyCalls
-from cluster.providers.limits import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX
 from cluster.providers.worker import CallRequest
 from cluster.schemas import (
     BuffersAnswer,
@@ -32,7 +31,13 @@ from cluster.server import Liveness
 from cluster.system import format_instant
 from replica.decide import unit_in
 from replica.messages import commands as c
-from replica.model import PoolUnit, parse_amount, provision_of, unit_of
+from replica.model import (
+    PoolUnit,
+    parse_amount,
+    provider_facts,
+    provision_of,
+    unit_of,
+)
 from replica.state import State
 from replica.values import SizeError
 from replica.views import Burst, BurstBuffer, burst_of
@@ -301,7 +306,7 @@ async def status(call: Call) -> Reply:
             headers={"Retry-After": "1"},
         ) from error
     except OperationError as error:
-        what = "slurm_bb_get_status" if provision.provider == "lua" else "the status command"
+        what = provider_facts(provision.provider).status_called
         # No gateway's status: clients would ask every replica again, and the answer would be the same.
         raise Problem(
             409, PROVIDER_FAILED, f"Error running {what}: {error.message}", "see the log of the leading replica"

@@ -30,7 +30,7 @@ from cluster.api.web import (
     unforeseen,
 )
 from cluster.eventloop import Acceptor, ReadingProtocol, read_buffer
-from cluster.providers.limits import CALLS_MAX
+from cluster.providers import CALLS_MAX
 from cluster.schemas import (
     CHANNEL_VERSION,
     FRAME_BYTES_MAX,

@@ -13,7 +13,7 @@ from cluster.api.render import holders, job_view, node_jobs, node_view, pool_vie
 from cluster.api.service import Call, Reply
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad, no_leader, refused
-from cluster.providers.limits import CALLS_MAX
+from cluster.providers import CALLS_MAX
 from cluster.schemas import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PersistentCleared
 from cluster.schemas import requests as r
 from cluster.server import Answer, Settled

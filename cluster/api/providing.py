@@ -11,9 +11,8 @@ from collections import OrderedDict
 from typing import Final
 
 from cluster.api.web import Problem, queue_full
-from cluster.providers import OperationError, Subject
+from cluster.providers import Local, OperationError, Subject
 from cluster.providers.calls import Calls, TooManyCalls
-from cluster.providers.interface import Local
 from cluster.providers.worker import CallRequest
 from replica.messages import commands as c
 from replica.model import Provision, provision_of

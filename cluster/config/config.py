@@ -16,7 +16,7 @@ from cluster.config.initial_state import PolicyTable, PoolTable, StagingTable, p
 from cluster.config.mail import NO_MAIL, MailConfig
 from cluster.config.provider import ProviderTable
 from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name, Size, Text, Written, key_text, near
-from cluster.providers.interface import NO_LOCAL, Local
+from cluster.providers import NO_LOCAL, Local
 from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
 from cluster.system import Address
 from replica.model import Policy, Pool

@@ -13,8 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from cluster.config.toml import InvalidValue, Text, check_line
-from cluster.providers.interface import Local
-from cluster.providers.limits import LOCAL_VARIABLES_MAX
+from cluster.providers import LOCAL_VARIABLES_MAX, Local
 
 LUA_SCRIPT_NAME: Final = "burst_buffer.lua"
 """Name of the lua provider's script beside forebay.toml, as Slurm looks for it beside slurm.conf."""

@@ -1,29 +1,21 @@
-"""Who performs a cluster's burst-buffer operations where that is not Forebay itself: a site's own programs.
+"""External providers: who performs a cluster's burst-buffer operations where that is not Forebay itself.
 
-The public face: `provider_for`. Nothing heavy is imported here, because workers must start fast."""
+A provider is a row of facts (replica.model.provider) and a module of its name here. Nothing heavy is imported with
+this face, because workers must start fast."""
 
 from __future__ import annotations
 
-from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject
-from cluster.system import Clock
-from replica.model import Provision
+import importlib
 
-__all__ = ["Local", "OperationError", "PoolReport", "Provider", "Subject", "provider_for"]
+from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Provider, Subject, log_to_stderr
+from cluster.providers.limits import CALLS_MAX, LOCAL_VARIABLES_MAX, STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX
+from cluster.system import Clock
+from replica.model import NATIVE, PROVIDERS, Provision
 
 
 def provider_for(provision: Provision, local: Local, clock: Clock) -> Provider:
     """Return the provider that the site's configuration names; OperationError for one that does not exist."""
-    match provision.provider:
-        case "lua":
-            from cluster.providers.lua import LuaProvider
-
-            return LuaProvider(provision, local, clock)
-        case "datawarp":
-            from cluster.providers.datawarp import DatawarpProvider
-
-            return DatawarpProvider(provision, local, clock)
-        case "generic":
-            from cluster.providers.generic import GenericProvider
-
-            return GenericProvider(provision, local, clock)
-    raise OperationError("process", f"there is no provider {provision.provider!r}", final=True)
+    if provision.provider == NATIVE or provision.provider not in PROVIDERS:
+        raise OperationError("process", f"there is no provider {provision.provider!r}", final=True)
+    made: Provider = importlib.import_module(f"{__name__}.{provision.provider}").PROVIDER(provision, local, clock)
+    return made

@@ -1,22 +1,29 @@
-"""Running one of a site's commands: checked, without a shell, with an environment of its own."""
+"""Run of a site's command: checked, without a shell, with little of this process's environment; and the log of a call.
+
+The log has one line for one thing, whatever a site's program wrote in it."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cluster.providers import guard
-from cluster.providers.environment import environment_for
 from cluster.providers.interface import OperationError
-from cluster.providers.limits import OUTPUT_BYTES_MAX
-from cluster.providers.saying import log_output, timed_out
+from cluster.providers.limits import LOGGED_BYTES_MAX, OUTPUT_BYTES_MAX
+from cluster.providers.private_directory import MARK
 from cluster.providers.trust import ProgramRefused, check_command
 from cluster.system import Clock
+from replica.values import plain
+
+logger = logging.getLogger(__name__)
+
+_PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", MARK)
 
 
-class Said(NamedTuple):
-    """How a command ended, and what it printed: standard output, or standard error where that is empty."""
+class CommandOutput(NamedTuple):
+    """End of a command, and what it printed: standard output, or standard error where that is empty."""
 
     code: int
     text: str
@@ -31,7 +38,7 @@ class Commands:
         self._environment = environment_for(environment)
         self._clock = clock
 
-    def run(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> Said:
+    def run(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> CommandOutput:
         """Run it to its end; OperationError if it cannot be run, is over its time or prints without end."""
         if not path:
             raise OperationError(
@@ -52,16 +59,37 @@ class Commands:
         if finished.timed_out:
             raise OperationError(operation, timed_out(timeout_s, finished))
         text = (finished.printed.strip() or finished.complained.strip())[:OUTPUT_BYTES_MAX].decode("utf-8", "replace")
-        return Said(finished.code, text, finished.printed)
+        return CommandOutput(finished.code, text, finished.printed)
 
-    def check(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> Said:
+    def check(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> CommandOutput:
         """Run it; OperationError with what it said if its exit code is not 0."""
-        said = self.run(operation, path, arguments, timeout_s)
-        if said.code != 0:
-            raise failure(operation, path, said)
-        return said
+        output = self.run(operation, path, arguments, timeout_s)
+        if output.code != 0:
+            raise failure(operation, path, output)
+        return output
 
 
-def failure(operation: str, path: str, said: Said) -> OperationError:
+def failure(operation: str, path: str, output: CommandOutput) -> OperationError:
     """Return the error that a command's end is."""
-    return OperationError(operation, said.text or f"{path} {guard.how(said.code)} and said nothing")
+    return OperationError(operation, output.text or f"{path} {guard.how(output.code)} and said nothing")
+
+
+def environment_for(site: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return the whole environment of a call; `site` is `[provider] environment`."""
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | dict(site)
+
+
+def timed_out(timeout_s: float, finished: guard.Finished) -> str:
+    """Return what is said of a call that was over its time, in Slurm's words, and what could not be killed."""
+    message = f"Timeout @ {round(timeout_s * 1000)} msec"
+    if finished.unkillable:
+        message += f"; processes {', '.join(map(str, finished.unkillable[:20]))} cannot be killed"
+    return message
+
+
+def log_output(what: str, finished: guard.Finished) -> None:
+    """Log the beginning of what a call printed, a line each."""
+    for stream in (finished.printed, finished.complained):
+        for line in stream[:LOGGED_BYTES_MAX].decode("utf-8", "replace").splitlines():
+            if line.strip():
+                logger.info("%s: %s", plain(what), plain(line.rstrip()))

@@ -10,9 +10,8 @@ from typing import Final
 import msgspec
 
 from cluster.providers import files
-from cluster.providers.commands import Commands, Said, failure
-from cluster.providers.interface import Local, OperationError, PoolReport, Subject
-from cluster.providers.pools import parse_pools
+from cluster.providers.commands import CommandOutput, Commands, failure
+from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
 from cluster.system import Clock
 from replica.model import CreatePersistent, DestroyPersistent, Provision
 from replica.values import format_slurm_size
@@ -28,12 +27,12 @@ VALID: Final = "job_file_valid True"
 CREATED: Final = "created"
 
 
-class DatawarpProvider:
+class DatawarpProvider(Provider):
     """A site's DataWarp."""
 
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
         """Prepare; nothing is run yet."""
-        self._provision = provision
+        super().__init__(provision, local, clock)
         self._state = local.get_sys_state or provision.get_sys_state
         self._status = local.get_sys_status or provision.get_sys_status
         self._commands = Commands(local.environment, clock)
@@ -42,22 +41,22 @@ class DatawarpProvider:
         """Run job_process."""
         script, _ = self._scripts(directory, subject)
         timeout_s = self._provision.validate_timeout_s
-        said = self._run("process", ("--function", "job_process", "--job", script), timeout_s)
-        if said.code != 0 and not said.text.startswith(VALID):
-            raise failure("process", self._state, said)
+        output = self._run("process", ("--function", "job_process", "--job", script), timeout_s)
+        if output.code != 0 and not output.text.startswith(VALID):
+            raise failure("process", self._state, output)
         return ""
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
         """Run pools."""
-        said = self._run("pools", ("--function", "pools"), self._provision.other_timeout_s)
-        if said.code != 0:
-            raise failure("pools", self._state, said)
-        return parse_pools(said.printed, operation="pools", bytes_by_default=True)
+        output = self._run("pools", ("--function", "pools"), self._provision.other_timeout_s)
+        if output.code != 0:
+            raise failure("pools", self._state, output)
+        return parse_pools(output.printed, operation="pools", bytes_by_default=True)
 
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
         """Run dwstat with the arguments."""
-        said = self._commands.check("get_status", self._status, arguments, self._provision.other_timeout_s)
-        return said.printed.decode("utf-8", "replace")
+        output = self._commands.check("get_status", self._status, arguments, self._provision.other_timeout_s)
+        return output.printed.decode("utf-8", "replace")
 
     def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
         """Run create_persistent, which must say that it created it."""
@@ -67,9 +66,9 @@ class DatawarpProvider:
             argv += ["-a", ",".join(way.name.lower() for way in wanted.access)]
         if wanted.type:
             argv += ["-T", wanted.type]
-        said = self._run("create_persistent", tuple(argv), self._provision.other_timeout_s)
-        if said.code != 0 or CREATED not in said.text:
-            raise failure("create_persistent", self._state, said)
+        output = self._run("create_persistent", tuple(argv), self._provision.other_timeout_s)
+        if output.code != 0 or CREATED not in output.text:
+            raise failure("create_persistent", self._state, output)
 
     def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
         """Run teardown with the buffer's name."""
@@ -93,13 +92,13 @@ class DatawarpProvider:
         if not subject.has_size:
             return None
         argv = ("--function", "real_size", "--token", str(subject.job))
-        said = self._run("real_size", argv, self._provision.stage_in_timeout_s)
-        if said.code != 0:
-            raise failure("real_size", self._state, said)
-        if not said.printed.strip():
+        output = self._run("real_size", argv, self._provision.stage_in_timeout_s)
+        if output.code != 0:
+            raise failure("real_size", self._state, output)
+        if not output.printed.strip():
             return None
         try:
-            return msgspec.json.decode(said.printed, type=_RealSize).capacity
+            return msgspec.json.decode(output.printed, type=_RealSize).capacity
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OperationError("real_size", f"the size is not the JSON that is expected: {error}") from error
 
@@ -108,9 +107,9 @@ class DatawarpProvider:
         _, script = self._scripts(directory, subject)
         path_file = files.make_path_file(directory)
         argv = ("--function", "paths", "--job", script, "--token", str(subject.job), "--pathfile", path_file)
-        said = self._run("paths", argv, self._provision.other_timeout_s)
-        if said.code != 0 and not said.text.startswith(VALID):
-            raise failure("paths", self._state, said)
+        output = self._run("paths", argv, self._provision.other_timeout_s)
+        if output.code != 0 and not output.text.startswith(VALID):
+            raise failure("paths", self._state, output)
         return files.read_paths(path_file)
 
     def pre_run(self, subject: Subject, directory: str) -> None:
@@ -137,13 +136,13 @@ class DatawarpProvider:
     def _scripts(self, directory: str, subject: Subject) -> tuple[str, str]:
         return files.write_scripts(directory, subject, DIRECTIVES, self._provision)
 
-    def _run(self, operation: str, argv: tuple[str, ...], timeout_s: float) -> Said:
+    def _run(self, operation: str, argv: tuple[str, ...], timeout_s: float) -> CommandOutput:
         return self._commands.run(operation, self._state, argv, timeout_s)
 
     def _operate(self, operation: str, argv: tuple[str, ...], timeout_s: float, fine: tuple[str, ...] = ()) -> None:
-        said = self._run(operation, argv, timeout_s)
-        if said.code != 0 and not any(words in said.text for words in fine):
-            raise failure(operation, self._state, said)
+        output = self._run(operation, argv, timeout_s)
+        if output.code != 0 and not any(words in output.text for words in fine):
+            raise failure(operation, self._state, output)
 
     def _of_job(
         self, operation: str, subject: Subject, directory: str, timeout_s: float, fine: tuple[str, ...]
@@ -166,3 +165,6 @@ class DatawarpProvider:
 class _RealSize(msgspec.Struct):
     capacity: int
     units: str = "bytes"
+
+
+PROVIDER: Final = DatawarpProvider

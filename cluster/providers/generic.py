@@ -19,7 +19,7 @@ from typing import Final
 
 from cluster.providers.commands import Commands
 from cluster.providers.files import replace_symbols, whole_script
-from cluster.providers.interface import Local, OperationError, PoolReport, Subject
+from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject
 from cluster.system import Clock
 from replica.model import CreatePersistent, DestroyPersistent, Provision
 from replica.values import SIZE_BYTES_MAX, SizeError, parse_size
@@ -35,26 +35,22 @@ LINES_MAX: Final = 1024
 _TOTAL: Final = re.compile(r"\bTotalSize=(\S+)")
 
 
-class GenericProvider:
-    """A site's programs."""
+class GenericProvider(Provider):
+    """Programs for the beginning and the end of each stage; StartStageIn makes the space, too."""
 
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
         """Prepare; nothing is run yet."""
-        self._provision = provision
+        super().__init__(provision, local, clock)
         self._state = local.get_sys_state or provision.get_sys_state
         self._status = local.get_sys_status or provision.get_sys_status
         self._commands = Commands(local.environment, clock)
-
-    def process(self, subject: Subject, directory: str) -> str:
-        """Accept every job: there is no program for it."""
-        return ""
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
         """Return the one pool of `TotalSize=SIZE`, if GetSysState says that."""
         if not self._state:
             return None
-        said = self._commands.check("pools", self._state, ("get_sys",), self._provision.other_timeout_s)
-        found = _TOTAL.search(said.text)
+        output = self._commands.check("pools", self._state, ("get_sys",), self._provision.other_timeout_s)
+        found = _TOTAL.search(output.text)
         if found is None:
             return None
         try:
@@ -68,8 +64,8 @@ class GenericProvider:
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
         """Run GetSysStatus, or GetSysState where there is none."""
         path = self._status or self._state
-        said = self._commands.check("get_status", path, arguments or ("get_sys",), self._provision.other_timeout_s)
-        return said.printed.decode("utf-8", "replace")
+        output = self._commands.check("get_status", path, arguments or ("get_sys",), self._provision.other_timeout_s)
+        return output.printed.decode("utf-8", "replace")
 
     def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
         """Run CreateBuffer."""
@@ -83,27 +79,10 @@ class GenericProvider:
         argv = ("destroy_buffer", wanted.name) + (("hurry",) if wanted.hurry else ())
         self._needed("destroy_persistent", self._provision.destroy_buffer, argv)
 
-    def setup(self, subject: Subject, directory: str) -> None:
-        """Do nothing: StartStageIn makes the space, too."""
-
     def data_in(self, subject: Subject, directory: str) -> None:
         """Run StartStageIn."""
         argv = ("start_stage_in", *_of(subject, self._provision))
         self._run("data_in", self._provision.start_stage_in, argv, self._provision.stage_in_timeout_s)
-
-    def real_size(self, subject: Subject, directory: str) -> int | None:
-        """Say nothing: there is no program for it."""
-        return None
-
-    def paths(self, subject: Subject, directory: str) -> tuple[tuple[str, str], ...]:
-        """Say nothing: there is no program for it."""
-        return ()
-
-    def pre_run(self, subject: Subject, directory: str) -> None:
-        """Do nothing: there is no program for it."""
-
-    def post_run(self, subject: Subject, directory: str) -> None:
-        """Do nothing: there is no program for it."""
 
     def data_out(self, subject: Subject, directory: str) -> None:
         """Run StartStageOut."""
@@ -134,3 +113,6 @@ def _of(subject: Subject, provision: Provision) -> tuple[str, ...]:
         if line.startswith("#") and not line.startswith("#!"):
             lines.append(line)
     return (str(subject.job), str(subject.uid), str(subject.size), *lines[:LINES_MAX])
+
+
+PROVIDER: Final = GenericProvider

@@ -27,7 +27,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 _CHUNKS_PER_TURN: Final = 64
 """Chunks read from one pipe before the clock is looked at again, count: a flood must not hide that time is up."""
 
-_LOOK_S: Final = 3600.0
+_POLL_S: Final = 3600.0
 """Longest wait for anything without looking at the clock, seconds."""
 
 
@@ -90,13 +90,13 @@ def run(
     timeout_s: float,
     clock: Clock,
     keep: Collection[int] = (),
-    look: Callable[[int], None] | None = None,
-    look_s: float = _LOOK_S,
+    poll: Callable[[int], None] | None = None,
+    poll_s: float = _POLL_S,
 ) -> Finished:
     """Make the call in a child and return how it ended; at its timeout it is ended with everything it started.
 
     `call` is given a descriptor to write its result to, and its own standard streams: nothing to read, and pipes. It
-    inherits the descriptors in `keep`. `look` is told the child's number every `look_s` seconds until it has ended.
+    inherits the descriptors in `keep`. `poll` is told the child's number every `look_s` seconds until it has ended.
     OSError if no process can be made. An exception in the meantime (SIGTERM to this process) ends the call, too.
     """
     before = _tree()
@@ -112,7 +112,7 @@ def run(
             for pipe in pipes:
                 pipe.close_writing()
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            timed_out = _watch(child, pipes, timeout_s, clock, look, look_s)
+            timed_out = _watch(child, pipes, timeout_s, clock, poll, poll_s)
         except BaseException:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             if child > 0:
@@ -166,8 +166,8 @@ def _watch(
     pipes: Sequence[_Pipe],
     timeout_s: float,
     clock: Clock,
-    look: Callable[[int], None] | None,
-    look_s: float,
+    poll: Callable[[int], None] | None,
+    poll_s: float,
 ) -> bool:
     """Read what the call says until it has ended; True if its time was up before that."""
     handle = os.pidfd_open(child)
@@ -181,7 +181,7 @@ def _watch(
             left_s = deadline_s - clock.monotonic_s()
             if left_s <= 0:
                 return True
-            ready = {number for number, _ in poller.poll(min(left_s, look_s) * 1000)}
+            ready = {number for number, _ in poller.poll(min(left_s, poll_s) * 1000)}
             for pipe in pipes:
                 if pipe.open and pipe.reading in ready:
                     pipe.take()
@@ -189,8 +189,8 @@ def _watch(
                         poller.unregister(pipe.reading)
             if handle in ready:
                 return False
-            if look is not None:
-                look(child)
+            if poll is not None:
+                poll(child)
     finally:
         os.close(handle)
 

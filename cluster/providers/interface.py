@@ -6,11 +6,17 @@ the leading replica started), blocks until the operation is over, and may be end
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+import logging
+import sys
+from typing import Final
 
 import msgspec
 
+from cluster.system import Clock
 from replica.model import CreatePersistent, DestroyPersistent, Provision
+from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class OperationError(Exception):
@@ -91,60 +97,117 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     """Grains that are free, where the provider says so."""
 
 
-class Provider(Protocol):
-    """Who performs operations. Each raises OperationError with what went wrong."""
+class Provider:
+    """External provider of a cluster's operations; each raises OperationError with what went wrong.
+
+    The class of each is `PROVIDER` in the module of its name (`provider_for`). What it does not override it does not
+    perform: such an operation succeeds and has nothing to tell, but persistent buffers are refused.
+    """
+
+    def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
+        """Prepare; nothing is run yet."""
+        self._provision = provision
+        self._clock = clock
 
     def process(self, subject: Subject, directory: str) -> str:
         """Validate a job at submit; return what the provider says to whoever submits it."""
-        ...
+        return ""
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
         """Return the pools; None where the provider has none to tell."""
-        ...
+        return None
 
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
         """Return what the provider says to `bbstat ARGUMENTS`."""
-        ...
+        return ""
 
     def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
         """Make a persistent buffer; `wanted.capacity_bytes` is already rounded, and `wanted.pool` named."""
-        ...
+        raise self._without_persistent("create_persistent")
 
     def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
         """Remove a persistent buffer; one that is not there is no failure."""
-        ...
+        raise self._without_persistent("destroy_persistent")
 
     def setup(self, subject: Subject, directory: str) -> None:
         """Make the job's buffer."""
-        ...
 
     def data_in(self, subject: Subject, directory: str) -> None:
         """Stage in."""
-        ...
 
     def real_size(self, subject: Subject, directory: str) -> int | None:
         """Return the size that the buffer really has; None where the provider does not say."""
-        ...
+        return None
 
     def paths(self, subject: Subject, directory: str) -> tuple[tuple[str, str], ...]:
         """Return what the job's environment is told of its buffer."""
-        ...
+        return ()
 
     def pre_run(self, subject: Subject, directory: str) -> None:
         """Prepare the job's node."""
-        ...
 
     def post_run(self, subject: Subject, directory: str) -> None:
         """Clean the job's node up."""
-        ...
 
     def data_out(self, subject: Subject, directory: str) -> None:
         """Stage out."""
-        ...
 
     def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
         """Remove the job's buffer."""
-        ...
+
+    def _without_persistent(self, operation: str) -> OperationError:
+        return OperationError(
+            operation, f"the {self._provision.provider} provider knows no persistent buffers", final=True
+        )
 
 
-__all__ = ["Local", "OperationError", "PoolReport", "Provider", "Provision", "Subject"]
+class _Row(msgspec.Struct):
+    id: str
+    quantity: int
+    granularity: int = 1
+    units: str = ""
+    free: int | None = None
+
+
+class _Pools(msgspec.Struct):
+    pools: list[_Row]
+
+
+def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple[PoolReport, ...]:
+    """Return the pools of `{"pools": [{"id": …, "quantity": …, "granularity": …}]}`; keys not known are ignored.
+
+    `quantity` counts grains. OperationError says what is wrong with it.
+    """
+    try:
+        rows = msgspec.json.decode(text, type=_Pools).pools
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OperationError(operation, f"the pools are not the JSON that is expected: {error}") from error
+    if len(rows) > POOLS_MAX:
+        raise OperationError(operation, f"there are {len(rows)} pools; at most {POOLS_MAX} are possible")
+    found: dict[str, PoolReport] = {}
+    for row in rows:
+        fault = name_fault(row.id)
+        if fault is not None:
+            raise OperationError(operation, f"the id of a pool {fault}")
+        if row.id in found:
+            raise OperationError(operation, f"the pool {row.id} is there twice")
+        if row.quantity < 0 or row.granularity < 1 or row.quantity * row.granularity > SIZE_BYTES_MAX:
+            raise OperationError(
+                operation, f"the pool {row.id} has quantity {row.quantity} and granularity {row.granularity}"
+            )
+        found[row.id] = PoolReport(
+            name=row.id,
+            quantity=row.quantity,
+            granularity=row.granularity,
+            is_bytes=bytes_by_default if not row.units else row.units == "bytes",
+            free=row.free,
+        )
+    return tuple(found.values())
+
+
+def log_to_stderr(whose: str = "") -> None:
+    """Have this process log to its standard error, which is that of whoever started it; `whose` begins each message."""
+    shown = whose.replace("%", "%%")
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT.replace("%(message)s", f"{shown}%(message)s")
+    )

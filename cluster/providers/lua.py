@@ -13,14 +13,12 @@ from typing import Final
 import msgspec
 
 from cluster.providers import files, guard
-from cluster.providers.environment import environment_for
-from cluster.providers.interface import Local, OperationError, PoolReport, Subject
+from cluster.providers.commands import environment_for, log_output, timed_out
+from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
 from cluster.providers.lua_worker import Returned, call
-from cluster.providers.pools import parse_pools
-from cluster.providers.saying import log_output, timed_out
 from cluster.providers.trust import ProgramRefused, read_trusted
 from cluster.system import Clock
-from replica.model import CreatePersistent, DestroyPersistent, Provision
+from replica.model import Provision
 from replica.values import SizeError, parse_size
 
 NO_POOL: Final = "(null)"
@@ -33,16 +31,15 @@ POLL_EXCEEDED: Final = "Poll exceeded time limit"
 _SECONDS_PER_MINUTE: Final = 60
 
 
-class LuaProvider:
+class LuaProvider(Provider):
     """A site's Lua script."""
 
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
         """Prepare; the script is read when a function is called."""
-        self._provision = provision
+        super().__init__(provision, local, clock)
         self._path = local.lua_script or provision.lua_script or local.lua_script_beside
         self._status_identity = local.status_identity
         self._environment = environment_for(local.environment)
-        self._clock = clock
         self._directives = (f"#{provision.directive}",)
 
     def process(self, subject: Subject, directory: str) -> str:
@@ -70,14 +67,6 @@ class LuaProvider:
         """Call slurm_bb_get_status."""
         given = (str(uid), str(gid), *arguments) if self._status_identity else arguments
         return self._call("get_status", "slurm_bb_get_status", given, self._provision.other_timeout_s, None) or ""
-
-    def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
-        """Refuse: a Lua script has no function for it."""
-        raise OperationError("create_persistent", "the lua provider knows no persistent buffers", final=True)
-
-    def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
-        """Refuse: a Lua script has no function for it."""
-        raise OperationError("destroy_persistent", "the lua provider knows no persistent buffers", final=True)
 
     def setup(self, subject: Subject, directory: str) -> None:
         """Call slurm_bb_setup."""
@@ -260,3 +249,6 @@ def _job_info(subject: Subject) -> dict[str, str | int]:
     if subject.array_job:
         info |= {"array_job_id": subject.array_job, "array_task_id": subject.array_task}
     return {name: value for name, value in info.items() if value != ""}
+
+
+PROVIDER: Final = LuaProvider

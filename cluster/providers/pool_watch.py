@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from typing import Final
 
 from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.interface import Local, OperationError, PoolReport
@@ -13,13 +12,10 @@ from cluster.providers.limits import POOL_POLL_S
 from cluster.providers.worker import CallRequest
 from cluster.system import Clock
 from replica.messages import BURST_BUFFERS_WHOLE, CONTROLLER, ChangePool, Command, Request
-from replica.model import Pool, PoolUnit, Provision, provision_of
+from replica.model import Pool, PoolUnit, Provision, provider_facts, provision_of
 from replica.state import State
 
 logger = logging.getLogger(__name__)
-
-PROVIDERS_WITH_DEFAULT: Final = ("datawarp", "generic")
-"""Providers whose first pool is the default where nobody named another; a lua job without a pool has none."""
 
 
 class PoolWatch:
@@ -47,7 +43,7 @@ class PoolWatch:
         self._task: asyncio.Task[None] | None = None
         self._reported: set[str] = set()
         """Pools that this provider has told this leader of: one that it does not tell of any more has nothing left."""
-        self._said = ""
+        self._logged = ""
 
     def poll(self) -> None:
         """Ask if it is time; return at once. Called often."""
@@ -80,12 +76,12 @@ class PoolWatch:
             request = CallRequest(operation="pools", provision=provision, local=self._local)
             answer = await self._calls.ask(request, provision.other_timeout_s)
         except (OperationError, TooManyCalls) as error:
-            said = f"the pools of the provider {provision.provider} are not known: {error}"
-            if said != self._said:
-                logger.warning("%s", said)
-            self._said = said
+            message = f"the pools of the provider {provision.provider} are not known: {error}"
+            if message != self._logged:
+                logger.warning("%s", message)
+            self._logged = message
             return
-        self._said = ""
+        self._logged = ""
         if not self._leads() or answer.pools is None:
             return
         state = self._state()
@@ -105,14 +101,14 @@ def changes(state: State, reports: tuple[PoolReport, ...], before: frozenset[str
     from who holds a part of it, and nobody gets more.
     """
     site = state.site
-    has_default = any(pool.is_default for pool in state.pools.values())
+    first_is_default = provider_facts(site.provider).first_pool_is_default and not (
+        site.default_pool or any(pool.is_default for pool in state.pools.values())
+    )
     for number, report in enumerate(reports):
         total = report.quantity * report.granularity
         unit = PoolUnit.BYTES if report.is_bytes else PoolUnit.COUNT
         known: Pool | None = state.pools.get(report.name)
-        default = report.name == site.default_pool or (
-            not site.default_pool and not has_default and number == 0 and site.provider in PROVIDERS_WITH_DEFAULT
-        )
+        default = report.name == site.default_pool or (first_is_default and number == 0)
         if known is None:
             yield ChangePool(
                 report.name,

@@ -17,9 +17,8 @@ from typing import BinaryIO, Final, Literal, NoReturn
 import msgspec
 
 from cluster.providers import provider_for
-from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Subject
+from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Subject, log_to_stderr
 from cluster.providers.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
-from cluster.providers.log_lines import log_to_stderr
 from cluster.providers.private_directory import private_directory, remove_abandoned
 from cluster.system import SystemClock, become_subreaper, die_with_parent
 from replica.model import Provision

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from replica.decide.checks import Unfit, check_beneath, check_inside, expand, require
-from replica.grammar import NATIVE, persistent_name, split_inside
+from replica.grammar import persistent_name, split_inside
 from replica.messages import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
+    NATIVE,
     NO_CHOICE,
     NO_OPTIONS,
     TRANSFER_RULES_KEY,

@@ -28,15 +28,13 @@ from replica.model import (
     check_site,
     check_transfer_rules,
     ordered_flags,
+    provider_facts,
 )
 from replica.operations import rules_of
 from replica.state import Facts
 from replica.values import SETTINGS_MAX, Refusal, RefusalCode
 
 DEFAULT_POLICY = Policy()
-
-POLLED_PROVIDERS = ("lua", "datawarp")
-"""Providers that tell which pools there are, so that the default pool may be named before it is there."""
 
 NAMES_OF_FIELDS: Mapping[str, str] = {f"{key.owner.value}.{key.field}": key.name for key in KEYS}
 """`policy.max_passes` -> MaxPasses: refusals of records name fields, people write keys."""
@@ -136,7 +134,7 @@ def _refusal(state: Facts, site: Site, policy: Policy) -> Refusal | None:
     if refusal is not None:
         return refusal
     name = site.default_pool
-    if name and name not in state.pools and site.provider not in POLLED_PROVIDERS:
+    if name and name not in state.pools and not provider_facts(site.provider).names_pools:
         listed = ", ".join(sorted(state.pools)) or "there are none"
         return Refusal(
             RefusalCode.UNKNOWN_POOL,

@@ -22,7 +22,7 @@ from replica.grammar.burst_buffer_conf import (
     place_in,
     values_of,
 )
-from replica.grammar.directives import NATIVE, Reading, read_request
+from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
 from replica.grammar.paths import path_fault, persistent_name, split_inside
 from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value

@@ -23,7 +23,7 @@ VERBS = ("create_persistent", "destroy_persistent")
 def read_bb(directive: Directive, asked: Asked) -> None:
     """Read one `#BB` directive. Raises DirectiveRefused with line and column."""
     verb, rest = directive.words[0], directive.words[1:]
-    if "=" in verb.text and asked.provider != "datawarp":
+    if "=" in verb.text and asked.facts.short_bb:
         read_short(directive.words, asked)
         return
     asked.lines.append(directive.text)

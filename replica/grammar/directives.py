@@ -29,13 +29,11 @@ from replica.grammar.lua import read_lua
 from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
 from replica.grammar.request import Asked
 from replica.grammar.spur import is_spur, read_spur
-from replica.model import BufferRequest
+from replica.model import NATIVE, BufferRequest, provider_facts
 from replica.values import Refusal, RefusalCode
 
 __all__ = [
     "INSIDE_VARIABLES",
-    "NATIVE",
-    "PROVIDERS",
     "DirectiveRefused",
     "Reading",
     "parse_request",
@@ -44,8 +42,6 @@ __all__ = [
     "split_inside",
 ]
 
-NATIVE = "native"
-PROVIDERS = (NATIVE, "lua", "datawarp", "generic")
 DIRECTIVE_DEFAULT = "BB_LUA"
 """The word after `#` of a Lua script's directives, where the site does not say."""
 
@@ -97,7 +93,7 @@ def parse_request(script: str, bb: str = "", bbf: str = "") -> BufferRequest | N
 
 def _kinds(provider: str, directive: str) -> Kinds:
     site = "#" + directive
-    if provider == "lua":
+    if provider_facts(provider).site_directive:
         return Kinds((site,), tuple(kind for kind in ("#DW", "#BB") if kind != site))
     if provider == NATIVE:
         instead = "write #DW jobdw, #DW stage_in and #DW stage_out; it is for clusters whose provider is lua"
@@ -107,7 +103,7 @@ def _kinds(provider: str, directive: str) -> Kinds:
 
 def _read(found: list[Directive], asked: Asked) -> None:
     for directive in found:
-        if asked.provider == "lua":
+        if asked.facts.site_directive:
             read_lua(directive, asked)
             continue
         if not directive.words:
@@ -133,7 +129,7 @@ def _read_command_line(text: str, kinds: Kinds, asked: Asked) -> None:
             raise start.refuse("the text of --bb holds no directive", f"start it with {listed}")
         _read(found, asked)
         return
-    if asked.provider == "lua":
+    if asked.facts.site_directive:
         listed = " or ".join(kinds.known)
         raise start.refuse(f"the text of --bb does not start with {listed}", f"write {listed} pool=… capacity=…")
     if is_spur(text):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from replica.grammar.lexer import Warnings, Word
 from replica.grammar.paths import check_access
 from replica.model import (
+    NATIVE,
     Access,
     BufferRequest,
     CreatePersistent,
@@ -14,6 +15,7 @@ from replica.model import (
     ListTransfer,
     Transfer,
     choice_verb,
+    provider_facts,
 )
 from replica.values import PERSISTENT_PER_JOB_MAX, SIZE_BYTES_MAX, TRANSFERS_PER_STAGE_MAX, Quantity, RefusalCode
 
@@ -33,6 +35,7 @@ class Asked:
 
     def __init__(self, provider: str, warnings: Warnings) -> None:
         self.provider = provider
+        self.facts = provider_facts(provider)
         self.warnings = warnings
         self.kind = ""
         self.lines: list[str] = []
@@ -60,7 +63,7 @@ class Asked:
     @property
     def native(self) -> bool:
         """Whether Forebay's own agents do the work, so that transfers and types must be what they can do."""
-        return self.provider == "native"
+        return self.provider == NATIVE
 
     def begin_space(self, at: Word) -> None:
         """Note that capacity for the job itself is asked for; refuse a second time."""

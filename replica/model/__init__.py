@@ -49,7 +49,6 @@ from replica.model.buffers import (
 from replica.model.configuration import (
     DEFAULT_SITE,
     FLAGS,
-    PROVIDERS,
     RESTART_POLICIES,
     SITE_KEY,
     Policy,
@@ -59,8 +58,6 @@ from replica.model.configuration import (
     check_site,
     expand_roots,
     flags_text,
-    get_sys_state_of,
-    get_sys_status_of,
     ordered_flags,
     persistent_refusal,
     private_data,
@@ -113,7 +110,15 @@ from replica.model.pools import (
     parse_amount,
     unit_of,
 )
-from replica.model.provider import NATIVE, Provision, provision_of
+from replica.model.provider import (
+    NATIVE,
+    PROVIDERS,
+    Provision,
+    get_sys_state_of,
+    get_sys_status_of,
+    provider_facts,
+    provision_of,
+)
 from replica.model.rates import Measured, Rates, rates_of
 from replica.model.requests import (
     NO_CHANGE,

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import immutables
 import msgspec
 
-from replica.model.configuration import PROVIDERS
+from replica.model.provider import PROVIDERS
 from replica.values import (
     ACCOUNT_DEPTH_MAX,
     ACCOUNT_USERS_MAX,

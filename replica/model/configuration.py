@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from replica.model.provider import PROVIDERS
 from replica.values import (
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,
@@ -24,18 +25,11 @@ from replica.values import (
     name_fault,
 )
 
-PROVIDERS = ("native", "lua", "datawarp", "generic")
-"""What may perform a cluster's operations, one for the whole cluster (Slurm: BurstBufferType)."""
-
 FLAGS = ("DisablePersistent", "EmulateCray", "EnablePersistent", "PrivateData", "SetExecHost", "TeardownFailure")
 """The flags of burst_buffer.conf, in the order in which `show burst` lists them."""
 
 RESTART_POLICIES = ("forebay", "slurm")
 """What a new leader does with operations: nothing (forebay), or start them again as Slurm does (SEMANTICS.md)."""
-
-DATAWARP_SYS_STATE = "/opt/cray/dw_wlm/default/bin/dw_wlm_cli"
-DATAWARP_SYS_STATUS = "/opt/cray/dws/default/bin/dwstat"
-"""Where Slurm's datawarp plugin looks for its two programs when burst_buffer.conf does not say."""
 
 SECONDS_MAX = 2_073_600
 """Largest timeout of a provider, seconds: Slurm's lua plugin takes no more (24 days)."""
@@ -166,16 +160,6 @@ def buffer_user_refusal(site: Site, user: str, uid: int | None = None) -> Refusa
             "user",
         )
     return None
-
-
-def get_sys_state_of(site: Site) -> str:
-    """Return the program that tells the state of the system, empty for none: as `show burst` prints it."""
-    return site.get_sys_state or (DATAWARP_SYS_STATE if site.provider == "datawarp" else "")
-
-
-def get_sys_status_of(site: Site) -> str:
-    """Return the program behind `bbstat`, empty for none: as `show burst` prints it."""
-    return site.get_sys_status or (DATAWARP_SYS_STATUS if site.provider == "datawarp" else "")
 
 
 def flags_text(site: Site) -> str:

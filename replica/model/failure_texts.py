@@ -6,6 +6,7 @@ Sources: SEMANTICS.md, "When something fails"; transcripts of a real Slurm.
 from __future__ import annotations
 
 from replica.model.operations import Stage
+from replica.model.provider import provider_facts
 from replica.values import MESSAGE_CHARACTERS_MAX
 
 CREATE_ERROR = "Burst buffer create_persistent error"
@@ -52,7 +53,7 @@ def failure_comment(provider: str, operation: str, message: str) -> str:
     """Return the SystemComment of a failed operation: short, and where it follows the run as the reason, but for
     datawarp (transcripts). `fold` puts the time before it.
     """
-    long = operation in ("post_run", "data_out") and provider != "datawarp"
+    long = operation in ("post_run", "data_out") and provider_facts(provider).long_comments
     word = _word(provider, operation) if long else operation
     return f"{plugin(provider)}: {word}: {message}"[:_MAX]
 
@@ -61,11 +62,8 @@ _MAX = MESSAGE_CHARACTERS_MAX
 
 
 def _word(provider: str, operation: str) -> str:
-    if operation == "teardown":
-        return operation
-    if provider == "datawarp":
-        return operation if operation == "setup" else f"dws_{operation}"
-    return f"slurm_bb_{operation}"
+    facts = provider_facts(provider)
+    return operation if operation in facts.bare_functions else f"{facts.function_prefix}{operation}"
 
 
 def duplicate_name(provider: str) -> str:

@@ -1,21 +1,81 @@
-"""What agents and workers need to know of a provider that is not Forebay's own: a query over the configuration."""
+"""Providers of a cluster's operations: what replicas know of each, a row a provider, and what its workers are told.
+
+How a provider is called is in the module of its name in `cluster.providers`: those two are what a new one takes."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from replica.model.configuration import Policy, Site, get_sys_state_of, get_sys_status_of
+if TYPE_CHECKING:
+    from replica.model.configuration import Policy, Site
 
 NATIVE = "native"
+"""The provider that is Forebay's own agents."""
+
+
+class ProviderFacts(NamedTuple):
+    """What decisions, texts and the grammar of requests depend on."""
+
+    site_directive: bool = False
+    """Whether its directives begin with the site's own word (`#BB_LUA`), and most of each is for the site to read."""
+    short_bb: bool = True
+    """Whether `#BB capacity=…` of the older guide is read."""
+    names_pools: bool = False
+    """Whether it tells which pools there are, so that the default pool may be named before it is there."""
+    first_pool_is_default: bool = False
+    """Whether the first pool that it tells of is the default where nobody named another."""
+    needs_pool: bool = False
+    """Whether it is told the default pool for a job that asked for none and reserves nothing."""
+    shown_allocated: bool = False
+    """Whether `show burst` lists its buffers as allocated from the reservation to the end, as Slurm's plugin does."""
+    get_sys_state: str = ""
+    get_sys_status: str = ""
+    """Where Slurm's plugin looks for its two programs when burst_buffer.conf does not say."""
+    status_called: str = "the status command"
+    """What answers `bbstat`, as a failure names it."""
+    function_prefix: str = "slurm_bb_"
+    bare_functions: tuple[str, ...] = ("teardown",)
+    """How reasons name an operation: with the prefix, but for these."""
+    long_comments: bool = True
+    """Whether the SystemComment of an operation after the run names it as the reason does (transcripts)."""
+
+
+PROVIDER_FACTS: Mapping[str, ProviderFacts] = {
+    NATIVE: ProviderFacts(),
+    "lua": ProviderFacts(
+        site_directive=True, names_pools=True, shown_allocated=True, status_called="slurm_bb_get_status"
+    ),
+    "datawarp": ProviderFacts(
+        short_bb=False,
+        names_pools=True,
+        first_pool_is_default=True,
+        needs_pool=True,
+        get_sys_state="/opt/cray/dw_wlm/default/bin/dw_wlm_cli",
+        get_sys_status="/opt/cray/dws/default/bin/dwstat",
+        function_prefix="dws_",
+        bare_functions=("setup", "teardown"),
+        long_comments=False,
+    ),
+    "generic": ProviderFacts(first_pool_is_default=True),
+}
+"""What may perform a cluster's operations, one for the whole cluster (Slurm: BurstBufferType)."""
+
+PROVIDERS = tuple(PROVIDER_FACTS)
+
+
+def provider_facts(name: str) -> ProviderFacts:
+    """Return the row of a provider; that of one with no peculiarities where the name is unknown."""
+    return PROVIDER_FACTS.get(name, PROVIDER_FACTS[NATIVE])
 
 
 class Provision(msgspec.Struct, frozen=True, kw_only=True):
     """Who performs operations and how long each may take (JSON object in orders). Durations are seconds."""
 
     provider: str
-    """lua, datawarp or generic."""
+    """One of PROVIDERS, but not NATIVE."""
     lua_script: str = ""
     get_sys_state: str = ""
     get_sys_status: str = ""
@@ -47,21 +107,16 @@ def provision_of(state: Provided) -> Provision | None:
     site, policy = state.site, state.policy
     if site.provider == NATIVE:
         return None
-    return Provision(
-        provider=site.provider,
-        lua_script=site.lua_script,
-        get_sys_state=get_sys_state_of(site),
-        get_sys_status=get_sys_status_of(site),
-        create_buffer=site.create_buffer,
-        destroy_buffer=site.destroy_buffer,
-        start_stage_in=site.start_stage_in,
-        stop_stage_in=site.stop_stage_in,
-        start_stage_out=site.start_stage_out,
-        stop_stage_out=site.stop_stage_out,
-        directive=site.directive,
-        validate_timeout_s=site.validate_timeout_s,
-        stage_in_timeout_s=policy.stage_in_timeout_s,
-        stage_out_timeout_s=policy.stage_out_timeout_s,
-        other_timeout_s=policy.other_timeout_s,
-        poll_interval_s=site.poll_interval_s,
-    )
+    own = {name: getattr(site, name) for name in Provision.__struct_fields__ if hasattr(site, name)}
+    own |= {name: getattr(policy, name) for name in Provision.__struct_fields__ if hasattr(policy, name)}
+    return Provision(**own | {"get_sys_state": get_sys_state_of(site), "get_sys_status": get_sys_status_of(site)})
+
+
+def get_sys_state_of(site: Site) -> str:
+    """Return the program that tells the state of the system, empty for none: as `show burst` prints it."""
+    return site.get_sys_state or provider_facts(site.provider).get_sys_state
+
+
+def get_sys_status_of(site: Site) -> str:
+    """Return the program behind `bbstat`, empty for none: as `show burst` prints it."""
+    return site.get_sys_status or provider_facts(site.provider).get_sys_status

@@ -19,6 +19,7 @@ import msgspec
 from replica.messages import events as e
 from replica.model import (
     CREATE_ERROR,
+    NATIVE,
     Buffer,
     BufferRequest,
     BufferState,
@@ -239,7 +240,7 @@ def _node(current: PersistentPassState, job: Job, asked: BufferRequest) -> str |
     """Return the node whose agent does the work, or why there is none. Native buffers are where they were made."""
     state, cpus = current.state, job.request.cpus
     places: dict[str, str] = {}
-    if state.site.provider == "native":
+    if state.site.provider == NATIVE:
         for name in (*asked.uses, *(destroy.name for destroy in asked.destroys)):
             known = state.persistent.get(name)
             if known is not None:

@@ -19,6 +19,7 @@ from replica.model import (
     free_bytes,
     get_sys_state_of,
     get_sys_status_of,
+    provider_facts,
 )
 from replica.state import State
 from replica.values import Instant, round_up
@@ -186,7 +187,8 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
     pool = buffer.pool or default
     shown = RECORD_STATES.get(buffer.state, buffer.state.word)
     # So the records of Slurm's lua plugin, from the reservation to the end, and those that reserve nothing.
-    if state.site.provider == "lua" or (not buffer.granted_bytes and buffer.state in RECORD_STATES):
+    reserves_nothing = not buffer.granted_bytes and buffer.state in RECORD_STATES
+    if reserves_nothing or provider_facts(state.site.provider).shown_allocated:
         shown = "allocated"
     return BurstBuffer(
         job=buffer.job,

@@ -28,6 +28,7 @@ from replica.model import (
     TransferRules,
     choices_of,
     expand_roots,
+    provider_facts,
     provision_of,
     stage_of,
     waits_for_slot,
@@ -149,8 +150,8 @@ def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...
 
 
 def _default_pool(state: State, provision: Provision) -> str:
-    """Return the pool that a request without one is for: datawarp names its default even where nothing is reserved."""
-    if provision.provider != "datawarp":
+    """Return the pool that a request without one is for: some are told the default even where nothing is reserved."""
+    if not provider_facts(provision.provider).needs_pool:
         return ""
     return next((name for name in sorted(state.pools) if state.pools[name].is_default), "")
 

@@ -16,7 +16,7 @@ from cluster.agent.transfer.planning.fence import Claimant, claim, tidy
 from cluster.agent.transfer.records.options import Item, Kind, Options
 from cluster.agent.transfer.records.progress import SharedCounters
 from cluster.agent.transfer.records.workspace import Workspace
-from cluster.agent.transfer.transfer import carry
+from cluster.agent.transfer.transfer import run_transfer
 from cluster.system.clock import SystemClock
 
 EXIT_ENDED = 143
@@ -74,7 +74,7 @@ def main() -> int:
             at=shared.at,
             pace=pace,
         )
-        receipt = carry([item], wanted.options, context)
+        receipt = run_transfer([item], wanted.options, context)
         tidy(claimed, claimant)
         os.fsync(claimed)
     except Stopped:

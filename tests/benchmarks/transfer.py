@@ -57,7 +57,7 @@ MEMORY_GOAL_MIB = 200
 """What issue 5 asks for."""
 
 SAMPLE_S = 0.1
-"""Seconds between two looks at the memory of a transfer's processes."""
+"""Seconds between two polls at the memory of a transfer's processes."""
 
 WAIT_S = 1800.0
 """Seconds after which a transfer that is measured has failed."""

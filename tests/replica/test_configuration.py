@@ -14,8 +14,6 @@ from replica.grammar.settings import KEYS, Kind, Owner, find_key
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.configuration import (
-    DATAWARP_SYS_STATE,
-    DATAWARP_SYS_STATUS,
     DEFAULT_SITE,
     FLAGS,
     Policy,
@@ -23,14 +21,13 @@ from replica.model.configuration import (
     buffer_user_refusal,
     check_site,
     flags_text,
-    get_sys_state_of,
-    get_sys_status_of,
     ordered_flags,
     persistent_refusal,
     private_data,
     teardown_on_failure,
 )
 from replica.model.pools import Pool
+from replica.model.provider import get_sys_state_of, get_sys_status_of
 from replica.model.transfers import check_transfer_rules
 from replica.operations.transfer_limits import rules_of
 from replica.state.digest import state_digest
@@ -384,7 +381,10 @@ def test_the_questions_of_others_are_answered_by_the_flags() -> None:
     assert teardown_on_failure(everything) and private_data(everything)
     assert not teardown_on_failure(DEFAULT_SITE) and not private_data(DEFAULT_SITE)
     datawarp = Site(provider="datawarp")
-    assert (get_sys_state_of(datawarp), get_sys_status_of(datawarp)) == (DATAWARP_SYS_STATE, DATAWARP_SYS_STATUS)
+    assert (get_sys_state_of(datawarp), get_sys_status_of(datawarp)) == (
+        "/opt/cray/dw_wlm/default/bin/dw_wlm_cli",
+        "/opt/cray/dws/default/bin/dwstat",
+    )
     assert (get_sys_state_of(DEFAULT_SITE), get_sys_status_of(DEFAULT_SITE)) == ("", "")
 
 

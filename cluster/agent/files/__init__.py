@@ -1,7 +1,7 @@
 """Files as an agent must treat them: durable writes, safe paths (openat), removal."""
 
 from cluster.agent.files.durable import (
-    ROOM_SUFFIX,
+    RESERVE_SUFFIX,
     TEMPORARY_SUFFIX,
     FileRefused,
     is_disk_full,
@@ -29,4 +29,4 @@ from cluster.agent.files.paths import (
     split,
 )
 from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_tree
-from cluster.agent.files.reserve_files import Spares
+from cluster.agent.files.reserve_files import ReserveFiles

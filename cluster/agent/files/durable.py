@@ -10,12 +10,12 @@ import errno
 import os
 from typing import Final
 
-from cluster.agent.limits import FILE_BYTES_MAX, ROOM_BYTES
+from cluster.agent.limits import FILE_BYTES_MAX, RESERVE_BYTES
 
 TEMPORARY_SUFFIX: Final = ".new"
 """Ends the name of a file that is being written; one that is found at a start is what a crash left, and is removed."""
 
-ROOM_SUFFIX: Final = ".room"
+RESERVE_SUFFIX: Final = ".room"
 """Ends the name of the room that is reserved for a file."""
 
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -59,11 +59,11 @@ def write_durably(
         # A part of it would keep room that others need.
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=directory)
-        if not is_disk_full(error) or len(data) > ROOM_BYTES:
+        if not is_disk_full(error) or len(data) > RESERVE_BYTES:
             raise
-        room = name + ROOM_SUFFIX
+        room = name + RESERVE_SUFFIX
         try:
-            _fill(directory, room, 0, data.ljust(ROOM_BYTES), mode, owner)
+            _fill(directory, room, 0, data.ljust(RESERVE_BYTES), mode, owner)
             os.rename(room, name, src_dir_fd=directory, dst_dir_fd=directory)
         except FileNotFoundError:
             raise error from None
@@ -86,7 +86,7 @@ def reserve(directory: int, name: str) -> None:
     """Make an empty file of ROOM_BYTES whose blocks are its own; OSError if there is no room for it."""
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
-        os.posix_fallocate(descriptor, 0, ROOM_BYTES)
+        os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)

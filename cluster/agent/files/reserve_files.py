@@ -6,10 +6,10 @@ import contextlib
 import os
 
 from cluster.agent.files.durable import is_no_room, reserve
-from cluster.agent.limits import ROOM_BYTES, SPARES
+from cluster.agent.limits import RESERVE_BYTES, RESERVE_FILES
 
 
-class Spares:
+class ReserveFiles:
     """Spare files in one directory; nothing is ever read of them."""
 
     def __init__(self, directory: int) -> None:
@@ -17,7 +17,7 @@ class Spares:
         self._directory = directory
         self._free: list[str] = []
         for name in sorted(os.listdir(directory)):
-            if os.stat(name, dir_fd=directory, follow_symlinks=False).st_size == ROOM_BYTES:
+            if os.stat(name, dir_fd=directory, follow_symlinks=False).st_size == RESERVE_BYTES:
                 self._free.append(name)
             else:
                 os.unlink(name, dir_fd=directory)
@@ -29,7 +29,7 @@ class Spares:
     def fill(self) -> None:
         """Make what is missing, as far as there is room."""
         try:
-            while len(self._free) < SPARES:
+            while len(self._free) < RESERVE_FILES:
                 name = self._unused()
                 reserve(self._directory, name)
                 self._free.append(name)
@@ -38,7 +38,7 @@ class Spares:
                 raise
 
     def lend(self, directory: int, name: str) -> bool:
-        """Make one spare the file `name` of an open directory on the same disk; False if none is left."""
+        """Make one reserve file the file `name` of an open directory on the same disk; False if none is left."""
         if not self._free:
             return False
         os.rename(self._free[-1], name, src_dir_fd=self._directory, dst_dir_fd=directory)
@@ -46,11 +46,11 @@ class Spares:
         return True
 
     def drop(self, directory: int, name: str) -> None:
-        """Remove the file `name` of an open directory: a spare that was lent comes back as one."""
+        """Remove the file `name` of an open directory: a reserve file that was lent comes back as one."""
         with contextlib.suppress(FileNotFoundError):
             if (
-                len(self._free) < SPARES
-                and os.stat(name, dir_fd=directory, follow_symlinks=False).st_size == ROOM_BYTES
+                len(self._free) < RESERVE_FILES
+                and os.stat(name, dir_fd=directory, follow_symlinks=False).st_size == RESERVE_BYTES
             ):
                 free = self._unused()
                 os.rename(name, free, src_dir_fd=directory, dst_dir_fd=self._directory)
@@ -60,4 +60,4 @@ class Spares:
 
     def _unused(self) -> str:
         taken = set(self._free)
-        return next(name for name in map(str, range(SPARES + 1)) if name not in taken)
+        return next(name for name in map(str, range(RESERVE_FILES + 1)) if name not in taken)

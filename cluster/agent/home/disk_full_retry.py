@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cluster.agent.files import is_no_room
-from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX, ROOM_WARNING_S
+from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, DISK_FULL_WARNING_S
 from cluster.system import Clock
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ class GivenUp(Exception):
     """What waited for room is not wanted any more."""
 
 
-class Room:
+class DiskFullRetry:
     """The room on the disk of one agent, as those see it who need some."""
 
     def __init__(self, shown: str, clock: Clock) -> None:
@@ -35,7 +35,7 @@ class Room:
 
         GivenUp once `given_up` is set; OSError that has nothing to do with room.
         """
-        wait_s = ROOM_RETRY_S
+        wait_s = DISK_FULL_RETRY_S
         while not given_up.is_set():
             try:
                 result = act()
@@ -48,13 +48,13 @@ class Room:
                 return result
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(given_up.wait(), wait_s)
-            wait_s = min(ROOM_RETRY_S_MAX, 2 * wait_s)
+            wait_s = min(DISK_FULL_RETRY_S_MAX, 2 * wait_s)
         raise GivenUp
 
     def warn(self, what: str, error: OSError) -> None:
         """Say that `what` has to wait, unless something of the kind was said within the last minute."""
         now_s = self._clock.monotonic_s()
-        if self._warned_s is None or now_s - self._warned_s >= ROOM_WARNING_S:
+        if self._warned_s is None or now_s - self._warned_s >= DISK_FULL_WARNING_S:
             self._warned_s = now_s
             logger.warning(
                 "%s: %s: %s waits until there is room; make some, nothing is lost", self._shown, error.strerror, what

@@ -7,7 +7,7 @@ operations/JOB  held by the worker of the job's operation while it lives
 steps/JOB/    one run of one script (cluster.agent.script_run)
 outbox/       results that the controller has not acknowledged
 spare/        room for results and locks when the disk is full (cluster.agent.files.reserve_files)
-leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.worker.leftovers)
+leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.worker.orphans)
 transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.records.workspace)
 receipts/JOB.ATTEMPT.STAGE  a line for each file that was moved
 """
@@ -33,14 +33,14 @@ from cluster.agent.files import (
     STEPS,
     TEMPORARY_SUFFIX,
     Identity,
-    Spares,
+    ReserveFiles,
     identity_of,
     is_no_room,
     open_directory,
     read_bounded,
     write_durably,
 )
-from cluster.agent.home.disk_full_retry import Room
+from cluster.agent.home.disk_full_retry import DiskFullRetry
 from cluster.agent.home.worker_watchdog import Hung
 from cluster.agent.processes import Mode
 from cluster.system import Clock, SystemClock
@@ -81,8 +81,8 @@ class Home:
             self.persistent = self._subdirectory(PERSISTENT, mode)
             self.storage_id = self._storage_id()
             self.hung = Hung()
-            self.room = Room(str(self.path), clock or SystemClock())
-            self.spares = Spares(self._subdirectory(SPARE, _PRIVATE))
+            self.disk_full = DiskFullRetry(str(self.path), clock or SystemClock())
+            self.reserve_files = ReserveFiles(self._subdirectory(SPARE, _PRIVATE))
         except OSError as error:
             self.close()
             if is_no_room(error):

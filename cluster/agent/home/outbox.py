@@ -1,7 +1,7 @@
 """Results that the controller has not acknowledged: on disk before they are sent, sent until they are acknowledged.
 
 A report is idempotent by (job, attempt): sent twice, the second is refused as stale, which acknowledges it too.
-While the disk is full, reports are written into spare files, which come back when they are acknowledged.
+While the disk is full, reports are written into reserve files, which come back when they are acknowledged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import ROOM_SUFFIX, Spares, is_disk_full, read_bounded, write_durably
+from cluster.agent.files import RESERVE_SUFFIX, ReserveFiles, is_disk_full, read_bounded, write_durably
 from cluster.agent.home.home import AgentFailed
 from cluster.agent.limits import COMMAND_AGE_S_MAX, REPORTS_PER_REQUEST_MAX
 from cluster.schemas import Report, instant_of, new_command_id
@@ -26,10 +26,10 @@ _NAME: Final = re.compile(r"([0-9]{20})\.json", re.ASCII)
 class Outbox:
     """The reports of an agent, in the order in which they were made."""
 
-    def __init__(self, directory: int, clock: Clock, spares: Spares) -> None:
+    def __init__(self, directory: int, clock: Clock, reserve_files: ReserveFiles) -> None:
         """Read what is in the open directory; AgentFailed names a file that cannot be read."""
         self._directory = directory
-        self._spares = spares
+        self._spares = reserve_files
         self._clock = clock
         self._reports: dict[int, Report] = {}
         self.changed = asyncio.Event()
@@ -38,8 +38,8 @@ class Outbox:
             found = _NAME.fullmatch(name)
             if found is None:
                 # Lent and not used: it comes back.
-                if name.endswith(ROOM_SUFFIX):
-                    spares.drop(directory, name)
+                if name.endswith(RESERVE_SUFFIX):
+                    reserve_files.drop(directory, name)
                 continue
             try:
                 self._reports[int(found.group(1))] = msgspec.json.decode(
@@ -81,7 +81,7 @@ class Outbox:
         try:
             write_durably(self._directory, name, data)
         except OSError as error:
-            if not is_disk_full(error) or not self._spares.lend(self._directory, name + ROOM_SUFFIX):
+            if not is_disk_full(error) or not self._spares.lend(self._directory, name + RESERVE_SUFFIX):
                 raise
             write_durably(self._directory, name, data)
         self._next += 1

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from cluster.agent.limits import KILL_WAIT_S, LOOKS_PER_STALL, WORKER_GRACE_S
+from cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
 from cluster.system import all_pids, fields_of
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ async def _wait(handle: Handle, ending: asyncio.Event, bounds: Bounds, signs: Ca
     try:
         while True:
             waits = [] if bounds.limit_s is None else [max(0.0, begun_s + bounds.limit_s - loop.time())]
-            waits += [] if bounds.stall_s is None else [bounds.stall_s / LOOKS_PER_STALL]
+            waits += [] if bounds.stall_s is None else [bounds.stall_s / POLLS_PER_STALL]
             done, _ = await asyncio.wait(
                 {over, wanted}, timeout=min(waits, default=None), return_when=asyncio.FIRST_COMPLETED
             )

@@ -12,5 +12,5 @@ from cluster.agent.processes.environment import (
     environment_of,
     persistent_variables,
 )
-from cluster.agent.processes.job_processes import OPERATION_VARIABLE, STEP_VARIABLE, kill_job, kill_operation
+from cluster.agent.processes.job_processes import OPERATION_VARIABLE, SCRIPT_VARIABLE, kill_job, kill_operation
 from cluster.agent.processes.spawning import spawn

@@ -18,7 +18,7 @@ from cluster.agent.files import (
     outside_target,
 )
 from cluster.agent.processes.accounts import Account, become
-from cluster.agent.processes.job_processes import STEP_VARIABLE
+from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
 from replica.model import Order
 
 BASE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -73,7 +73,7 @@ def environment_of(
         "FOREBAY_JOB_USER": order.user,
         "FOREBAY_ATTEMPT": str(order.attempt),
         "FOREBAY_NODE": node,
-        STEP_VARIABLE: marker,
+        SCRIPT_VARIABLE: marker,
         "SLURM_JOB_ID": str(order.job),
         "SLURM_JOB_NAME": order.name,
         "SLURM_JOB_USER": order.user,

@@ -12,7 +12,7 @@ from typing import Final
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.system import all_pids, environment_variables, fields_of, send, start_time
 
-STEP_VARIABLE: Final = "FOREBAY_STEP"
+SCRIPT_VARIABLE: Final = "FOREBAY_STEP"
 """Marks every process of a script: its value is the agent's storage id and the job, so that jobs of two clusters on one
 host differ."""
 
@@ -45,7 +45,7 @@ def _is_operation(pid: int, wanted: bytes) -> bool:
 
 def marked(marker: str, uid: int) -> Iterator[int]:
     """Give the living processes of a user whose environment carries the step marker."""
-    wanted = f"{STEP_VARIABLE}={marker}".encode()
+    wanted = f"{SCRIPT_VARIABLE}={marker}".encode()
     for pid in all_pids():
         if pid != os.getpid() and _is_marked(pid, wanted, uid):
             yield pid
@@ -90,7 +90,7 @@ def kill_job(marker: str, uid: int, *, leader: tuple[int, int] | None = None) ->
     Found by the marker in their environment and, while the script's own process lives, by its session.
     """
     pause = threading.Event()
-    wanted = f"{STEP_VARIABLE}={marker}".encode()
+    wanted = f"{SCRIPT_VARIABLE}={marker}".encode()
     left: set[int] = set()
     for _ in range(KILL_ROUNDS_MAX):
         left = set()

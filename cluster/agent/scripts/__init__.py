@@ -5,8 +5,8 @@ No event loop is imported here, and not the supervisor: that is started as a mod
 from cluster.agent.scripts.record import (
     RESUME,
     SUSPEND,
-    StepOrder,
-    StepRecord,
+    ScriptOrder,
+    ScriptRecord,
     create_record,
     recorded_jobs,
     remove_record,

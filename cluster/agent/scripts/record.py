@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cluster.agent.files import (
-    ROOM_SUFFIX,
+    RESERVE_SUFFIX,
     FileRefused,
     open_directory,
     read_bounded,
@@ -47,7 +47,7 @@ PREPARED_PREFIX: Final = ".new-"
 _WRITTEN_LATER: Final = ("launches", "supervisor.json", "started.json", "status.json", "reported")
 
 
-class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a supervisor needs to know."""
 
     order: Order
@@ -71,8 +71,8 @@ class ProcessName(msgspec.Struct, frozen=True, kw_only=True):
 _T = TypeVar("_T")
 
 
-class StepRecord:
-    """One record, open."""
+class ScriptRecord:
+    """Record of a script, open."""
 
     def __init__(self, steps: int, job: int) -> None:
         """Open the record of `job` in the open directory `steps`; FileNotFoundError if there is none."""
@@ -83,9 +83,9 @@ class StepRecord:
         """Close the directory; the record stays."""
         os.close(self.directory)
 
-    def order(self) -> StepOrder | None:
+    def order(self) -> ScriptOrder | None:
         """Return what is to be run; None if the file is missing."""
-        return self._read("order.json", StepOrder)
+        return self._read("order.json", ScriptOrder)
 
     def started(self) -> ProcessName | None:
         """Return the script's own process if it may have run, None if it never has."""
@@ -163,7 +163,7 @@ class StepRecord:
             ) from error
 
 
-def create_record(steps: int, wanted: StepOrder, account: Account) -> StepRecord:
+def create_record(steps: int, wanted: ScriptOrder, account: Account) -> ScriptRecord:
     """Make the record of a script that is to be run: whole or not at all.
 
     FileExistsError or OSError if it cannot be made.
@@ -184,7 +184,7 @@ def create_record(steps: int, wanted: StepOrder, account: Account) -> StepRecord
         )
         # The script may fill the disk, and how it ended has to be written nevertheless.
         for later in _WRITTEN_LATER:
-            reserve(directory, later + ROOM_SUFFIX)
+            reserve(directory, later + RESERVE_SUFFIX)
         for empty in ("lock", "supervisor.err"):
             os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
         # The user passes through to his script; everything else in here stays the agent's.
@@ -195,7 +195,7 @@ def create_record(steps: int, wanted: StepOrder, account: Account) -> StepRecord
         raise FileExistsError(17, os.strerror(17), f"steps/{name}")
     os.rename(prepared, name, src_dir_fd=steps, dst_dir_fd=steps)
     os.fsync(steps)
-    return StepRecord(steps, job)
+    return ScriptRecord(steps, job)
 
 
 def remove_record(steps: int, job: int) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import BUFFERS, STEPS, identity_of, is_no_room, open_directory, write_all
-from cluster.agent.limits import ROOM_RETRY_S, ROOM_RETRY_S_MAX
+from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes import (
     CANNOT_EXECUTE,
@@ -28,7 +28,7 @@ from cluster.agent.processes import (
     become_script,
     environment_of,
 )
-from cluster.agent.scripts.record import RESUME, SUSPEND, ProcessName, StepOrder, StepRecord
+from cluster.agent.scripts.record import RESUME, SUSPEND, ProcessName, ScriptOrder, ScriptRecord
 from cluster.system import SystemClock, become_subreaper, boot_id, descendants, die_with_parent, send, start_time
 from replica.messages import ScriptEnded
 from replica.model import JobState
@@ -53,9 +53,9 @@ class Cause(Enum):
 
 
 class Supervisor:
-    """One script from its start to its end."""
+    """Script from its start to its end."""
 
-    def __init__(self, record: StepRecord, wanted: StepOrder, lock: int) -> None:
+    def __init__(self, record: ScriptRecord, wanted: ScriptOrder, lock: int) -> None:
         """Take over the record and its lock."""
         self._record = record
         self._wanted = wanted
@@ -82,27 +82,27 @@ class Supervisor:
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
-        said_read, said_write = os.pipe2(os.O_CLOEXEC)
+        refusal_read, refusal_write = os.pipe2(os.O_CLOEXEC)
         me = os.getpid()
         self._script = os.fork()
         if self._script == 0:
             os.close(go_write)
-            os.close(said_read)
-            _child(self._wanted, go_read, said_write, self._lock, me)
+            os.close(refusal_read)
+            _child(self._wanted, go_read, refusal_write, self._lock, me)
         os.close(go_read)
-        os.close(said_write)
+        os.close(refusal_write)
         script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
         if not insist(lambda: self._record.write_started(script), unless_ended=True):
             # Without the word the child ends by itself: the script never ran.
             os.close(go_write)
-            os.close(said_read)
+            os.close(refusal_read)
             os.waitpid(self._script, 0)
             return ScriptEnded(JobState.CANCELLED)
         write_all(go_write, b"g")
         os.close(go_write)
-        with os.fdopen(said_read, "rb") as said:
+        with os.fdopen(refusal_read, "rb") as refusal:
             # End of file: the descriptor was closed by a successful exec.
-            data = said.read(REFUSAL_BYTES_MAX)
+            data = refusal.read(REFUSAL_BYTES_MAX)
         if not data:
             return None
         exit_code, sentence = msgspec.json.decode(data, type=tuple[int, str])
@@ -188,7 +188,7 @@ class Supervisor:
         return ScriptEnded(JobState.COMPLETED if code == 0 else JobState.FAILED, exit_code, number)
 
 
-def _child(wanted: StepOrder, go: int, said: int, lock: int, supervisor: int) -> None:
+def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: int) -> None:
     """The child: wait for the word, then become the script; never returns."""
     try:
         os.setsid()
@@ -215,15 +215,15 @@ def _child(wanted: StepOrder, go: int, said: int, lock: int, supervisor: int) ->
         script = os.path.join(wanted.home, STEPS, str(order.job), "script")
         become_script(script, order, account, environment, home=identity, prepare=lambda: die_with_parent(supervisor))
     except ScriptRefused as error:
-        _say(said, error.exit_code, error.sentence)
+        _refuse(refusal, error.exit_code, error.sentence)
     except BaseException as error:
-        _say(said, CANNOT_EXECUTE, f"the script could not be started: {error}")
+        _refuse(refusal, CANNOT_EXECUTE, f"the script could not be started: {error}")
     finally:
         os._exit(CANNOT_EXECUTE)
 
 
-def _say(said: int, exit_code: int, sentence: str) -> None:
-    write_all(said, msgspec.json.encode((exit_code, failure(sentence).message)))
+def _refuse(refusal: int, exit_code: int, sentence: str) -> None:
+    write_all(refusal, msgspec.json.encode((exit_code, failure(sentence).message)))
 
 
 def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
@@ -231,7 +231,7 @@ def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
 
     False, with nothing written, if `unless_ended` and SIGTERM arrived meanwhile; OSError that is not about room.
     """
-    wait_s = ROOM_RETRY_S
+    wait_s = DISK_FULL_RETRY_S
     while True:
         try:
             write()
@@ -242,7 +242,7 @@ def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
         received = signal.sigtimedwait(_BLOCKED, wait_s)
         if unless_ended and received is not None and received.si_signo == signal.SIGTERM:
             return False
-        wait_s = min(ROOM_RETRY_S_MAX, 2 * wait_s)
+        wait_s = min(DISK_FULL_RETRY_S_MAX, 2 * wait_s)
 
 
 def main(arguments: list[str]) -> int:
@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     os.set_inheritable(lock, False)
     steps, name = os.path.split(directory)
-    record = StepRecord(open_directory(steps), int(name))
+    record = ScriptRecord(open_directory(steps), int(name))
     wanted = record.order()
     if wanted is None or record.started() is not None or record.status() is not None:
         print(f"{directory}: there is nothing that may be started", file=sys.stderr)

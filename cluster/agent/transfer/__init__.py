@@ -1,8 +1,8 @@
 """Moving data so that what arrives is what was there: the library that a worker of the agent uses (see DESIGN.md)."""
 
 from cluster.agent.transfer.backends.programs import (
-    LOOK_S,
     NO_LIMIT_S,
+    POLL_S,
     IoWatch,
     ProgramFailed,
     end_descendants,
@@ -15,9 +15,9 @@ from cluster.agent.transfer.planning.fence import Claimant, Fenced, FenceFailed
 from cluster.agent.transfer.rechecking import Difference, recheck
 from cluster.agent.transfer.records import workspace
 from cluster.agent.transfer.records.digests import hasher
-from cluster.agent.transfer.records.errors import Paused, Receipt, TransferFailed, root_cause, trouble
+from cluster.agent.transfer.records.errors import Paused, Receipt, TransferFailed, file_message, root_cause
 from cluster.agent.transfer.records.options import Algorithm, Item, Kind, Options, Verify
 from cluster.agent.transfer.records.progress import PHASES, Counters, Rate, SharedCounters
 from cluster.agent.transfer.records.receipts import Place, raw_lines, read_lines, read_places
 from cluster.agent.transfer.records.workspace import RECEIPTS, STAGES, Workspace
-from cluster.agent.transfer.transfer import carry, resumable
+from cluster.agent.transfer.transfer import resumable, run_transfer

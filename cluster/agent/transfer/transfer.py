@@ -16,16 +16,16 @@ from cluster.agent.files import is_disk_full, is_local
 from cluster.agent.transfer import backends
 from cluster.agent.transfer.copying.file_copy import MODE_BITS
 from cluster.agent.transfer.copying.rate_limit import Stopped
-from cluster.agent.transfer.copying.transfer_state import LOOK_RECORDS, Desk
+from cluster.agent.transfer.copying.transfer_state import POLL_RECORDS, TransferState
 from cluster.agent.transfer.planning.batch_directories import discard_all
 from cluster.agent.transfer.planning.context import Context
 from cluster.agent.transfer.planning.plan import STEP_RECORDS, earlier, plan
-from cluster.agent.transfer.planning.record_paths import Places, discard, is_there, make_directory
+from cluster.agent.transfer.planning.record_paths import RecordPaths, discard, is_there, make_directory
 from cluster.agent.transfer.records.errors import Paused, Receipt, TransferFailed, root_cause
 from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record
 from cluster.agent.transfer.records.options import Item, Options
-from cluster.agent.transfer.records.receipts import Summed, with_slots, write_lines
-from cluster.agent.transfer.records.status_table import EMPTY, Copied, RecordsFailed, Slots, State, write_header
+from cluster.agent.transfer.records.receipts import Summed, with_rows, write_lines
+from cluster.agent.transfer.records.status_table import EMPTY, Copied, RecordsFailed, State, StatusTable, write_header
 from cluster.agent.transfer.records.workspace import Workspace
 from cluster.system import sync_file_system
 
@@ -45,32 +45,32 @@ def resumable(items: Sequence[Item], options: Options, workspace: Workspace) -> 
     return earlier(items, options, workspace) is not None
 
 
-def carry(items: Sequence[Item], options: Options, context: Context) -> Receipt:
+def run_transfer(items: Sequence[Item], options: Options, context: Context) -> Receipt:
     """Move the items, and return what was done.
 
     On return all of it is durable at the destination. TransferFailed says why not, with `item` and `receipt`; so do
     Fenced, OSError (the agent's own records) and whatever `context` raises. However it ends, each destination is
     absent, old or complete.
     """
-    return _Carrying(items, options, context).run()
+    return _Transfer(items, options, context).run()
 
 
-class _Carrying:
+class _Transfer:
     def __init__(self, items: Sequence[Item], options: Options, context: Context) -> None:
         self._items = items
         self._options = options
         self._context = context
         self._started_at = int(context.clock.now())
-        self._desk: Desk | None = None
+        self._transfer: TransferState | None = None
 
     def run(self) -> Receipt:
         try:
-            return self._carry()
+            return self._run()
         except TransferFailed as error:
             self._clean_up(keep=_goes_away(error))
-            if self._desk is not None:
+            if self._transfer is not None:
                 with contextlib.suppress(OSError):
-                    error.receipt = self._receipt(self._desk, complete=False)
+                    error.receipt = self._receipt(self._transfer, complete=False)
             raise
         except (Paused, Stopped):
             raise
@@ -78,7 +78,7 @@ class _Carrying:
             self._clean_up(keep=_goes_away(error))
             raise
 
-    def _carry(self) -> Receipt:
+    def _run(self) -> Receipt:
         context, options = self._context, self._options
         claimed = earlier(self._items, options, context.workspace) is not None
         if claimed:
@@ -88,13 +88,13 @@ class _Carrying:
         context.planned(planned.amounts)
         if not claimed:
             self._claim()
-        desk = Desk(
+        transfer = TransferState(
             self._items,
             options,
             context,
             Manifest(planned.files.manifest, planned.header.manifest_bytes),
             planned.totals,
-            Slots(planned.files.control),
+            StatusTable(planned.files.control),
             planned.files.chunks,
             same_boot=planned.same_boot,
         )
@@ -103,9 +103,9 @@ class _Carrying:
                 f"the transfers need {planned.totals.size_bytes} bytes, the buffer has {options.limit_bytes}; "
                 "ask for more capacity or stage less"
             )
-        self._desk = desk
-        desk.tell(
-            desk.counters._replace(
+        self._transfer = transfer
+        transfer.tell(
+            transfer.counters._replace(
                 files_done=planned.resumed_files,
                 bytes_done=planned.resumed_bytes,
                 resumed_files=planned.resumed_files,
@@ -117,33 +117,33 @@ class _Carrying:
             )
         )
         if not planned.header.complete:
-            _make_directories(desk, planned.directories)
-            backends.copy_all(desk)
-            desk.tell(desk.counters._replace(phase=COMMITTING))
-            _finish_directories(desk, planned.directories)
+            _make_directories(transfer, planned.directories)
+            backends.copy_all(transfer)
+            transfer.tell(transfer.counters._replace(phase=COMMITTING))
+            _finish_directories(transfer, planned.directories)
             try:
-                desk.slots.sync()
+                transfer.slots.sync()
                 write_header(planned.files.control, msgspec.structs.replace(planned.header, complete=True))
             except RecordsFailed as error:
                 # Everything is durable at its destination. Only a move has to know that for certain later on.
                 if not is_disk_full(error) or any(item.move for item in self._items):
                     raise
-        removed = remove_sources(desk) if any(item.move for item in self._items) else 0
-        return self._receipt(desk, complete=True, removed=removed)
+        removed = remove_sources(transfer) if any(item.move for item in self._items) else 0
+        return self._receipt(transfer, complete=True, removed=removed)
 
     def _claim(self) -> None:
         self._items = [item._replace(staging=self._context.claim(item)) for item in self._items]
 
-    def _receipt(self, desk: Desk, *, complete: bool, removed: int = 0) -> Receipt:
-        summed = Summed(self._options, desk.items, complete=complete)
-        kept = write_lines(self._context.workspace.receipts, desk.manifest, desk.slots, summed)
-        counters = desk.counters
+    def _receipt(self, transfer: TransferState, *, complete: bool, removed: int = 0) -> Receipt:
+        summed = Summed(self._options, transfer.items, complete=complete)
+        kept = write_lines(self._context.workspace.receipts, transfer.manifest, transfer.slots, summed)
+        counters = transfer.counters
         return Receipt(
             complete=complete,
             files=summed.files,
             directories=summed.directories,
             size_bytes=summed.size_bytes,
-            written_bytes=desk.written_bytes,
+            written_bytes=transfer.written_bytes,
             resumed_files=counters.resumed_files,
             resumed_bytes=counters.resumed_bytes,
             retries=summed.retries,
@@ -154,7 +154,7 @@ class _Carrying:
             verify=self._options.verify.word,
             algorithm=self._options.algorithm,
             digest=summed.digest,
-            manifest_digest=f"xxh3-128:{desk.totals.digest.hex()}",
+            manifest_digest=f"xxh3-128:{transfer.totals.digest.hex()}",
             started_at=self._started_at,
             ended_at=int(self._context.clock.now()),
             lines_kept=kept,
@@ -162,31 +162,31 @@ class _Carrying:
 
     def _clean_up(self, *, keep: bool) -> None:
         """Remove the temporary files of what was under way, unless the next attempt goes on with them."""
-        desk = self._desk
-        if desk is None or keep:
+        transfer = self._transfer
+        if transfer is None or keep:
             return
-        for staging in {item.staging for item in desk.items if item.staging >= 0}:
+        for staging in {item.staging for item in transfer.items if item.staging >= 0}:
             discard_all(staging)
-        with contextlib.suppress(OSError), desk.places() as places:
-            under_way = _under_way(desk)
+        with contextlib.suppress(OSError), transfer.paths() as paths:
+            under_way = _under_way(transfer)
             if not under_way:
                 return
-            for record in desk.manifest.records():
+            for record in transfer.manifest.records():
                 if record.index not in under_way:
                     continue
                 with contextlib.suppress(OSError, TransferFailed):
-                    discard(*places.part(record))
-                    desk.slots.put(record.index, EMPTY._replace(tries=desk.slots.get(record.index).tries))
+                    discard(*paths.part(record))
+                    transfer.slots.put(record.index, EMPTY._replace(tries=transfer.slots.get(record.index).tries))
                 under_way.discard(record.index)
                 if not under_way:
                     return
 
 
-def _under_way(desk: Desk) -> set[int]:
+def _under_way(transfer: TransferState) -> set[int]:
     """Return the records that have temporary files: large ones, and what is left of a batch."""
     found: set[int] = set()
-    for base in range(0, desk.totals.records, LOOK_RECORDS):
-        states = desk.slots.states(base, min(LOOK_RECORDS, desk.totals.records - base))
+    for base in range(0, transfer.totals.records, POLL_RECORDS):
+        states = transfer.slots.states(base, min(POLL_RECORDS, transfer.totals.records - base))
         if State.STARTED in states or State.READY in states:
             found.update(base + at for at, state in enumerate(states) if state in (State.STARTED, State.READY))
     return found
@@ -198,65 +198,65 @@ def _goes_away(error: BaseException) -> bool:
     return isinstance(cause, OSError) and cause.errno in _PASSING
 
 
-def _make_directories(desk: Desk, directories: Sequence[int]) -> None:
+def _make_directories(transfer: TransferState, directories: Sequence[int]) -> None:
     """Make all directories, so that whoever copies finds them."""
-    with desk.places() as places:
-        for record in _at(desk, directories):
-            _, shown = desk.shown(record)
-            made = desk.slots.get(record.index).state is State.MADE
+    with transfer.paths() as paths:
+        for record in _at(transfer, directories):
+            _, shown = transfer.shown(record)
+            made = transfer.slots.get(record.index).state is State.MADE
             if record.path:
-                directory, name = places.destination(record)
+                directory, name = paths.destination(record)
                 try:
                     made = make_directory(directory, name, shown) or made
                 except (OSError, TransferFailed) as error:
-                    raise desk.failed(record, error) from error
+                    raise transfer.failed(record, error) from error
             else:
-                places.destination_directory(record)
-            desk.slots.put(record.index, EMPTY._replace(state=State.MADE if made else State.THERE))
+                paths.destination_directory(record)
+            transfer.slots.put(record.index, EMPTY._replace(state=State.MADE if made else State.THERE))
 
 
-def _finish_directories(desk: Desk, directories: Sequence[int]) -> None:
+def _finish_directories(transfer: TransferState, directories: Sequence[int]) -> None:
     """Give directories that were made their permissions, and make all of them durable."""
     alone = len(directories) <= DIRECTORIES_SYNCED_ALONE_MAX
-    with desk.places() as places:
-        for record in _at(desk, directories):
-            descriptor = places.destination_directory(record)
+    with transfer.paths() as paths:
+        for record in _at(transfer, directories):
+            descriptor = paths.destination_directory(record)
             try:
-                if desk.slots.get(record.index).state is State.MADE:
+                if transfer.slots.get(record.index).state is State.MADE:
                     # The owner keeps his own permissions, or nobody but root could fill or remove it.
                     os.fchmod(descriptor, record.mode & MODE_BITS | 0o700)
                 if alone or not is_local(descriptor):
                     os.fsync(descriptor)
             except OSError as error:
-                raise desk.failed(record, error) from error
+                raise transfer.failed(record, error) from error
         if not alone:
-            _sync_file_systems(desk, directories, places)
+            _sync_file_systems(transfer, directories, paths)
 
 
-def _sync_file_systems(desk: Desk, directories: Sequence[int], places: Places) -> None:
+def _sync_file_systems(transfer: TransferState, directories: Sequence[int], paths: RecordPaths) -> None:
     """Sync every local file system that one of the directories is on: others may be mounted below a destination."""
     synced: set[int] = set()
-    for record in _at(desk, directories):
-        descriptor = places.destination_directory(record)
+    for record in _at(transfer, directories):
+        descriptor = paths.destination_directory(record)
         device = os.fstat(descriptor).st_dev
         if device not in synced and is_local(descriptor):
             synced.add(device)
             try:
                 sync_file_system(descriptor)
             except OSError as error:
-                raise desk.failed(record, error) from error
+                raise transfer.failed(record, error) from error
 
 
-def _at(desk: Desk, places: Sequence[int]) -> Iterator[Record]:
+def _at(transfer: TransferState, paths: Sequence[int]) -> Iterator[Record]:
     """Yield the records at these places, with signs of life."""
-    for number, place in enumerate(places):
+    for number, place in enumerate(paths):
         if number % STEP_RECORDS == 0:
-            desk.context.pace.check()
-            desk.advance(steps=1)
-        yield desk.manifest.at(place)
+            transfer.context.pace.check()
+            transfer.advance(steps=1)
+        yield transfer.manifest.at(place)
 
 
-def remove_sources(desk: Desk) -> int:
+def remove_sources(transfer: TransferState) -> int:
     """Remove the sources of the items that are moved, and return how many files went.
 
     A source that changed stays, and so does a directory that still has something in it. TransferFailed if the file
@@ -264,7 +264,7 @@ def remove_sources(desk: Desk) -> int:
     """
     removed = 0
     directories: list[Record] = []
-    with desk.places() as places:
+    with transfer.paths() as paths:
 
         def leave(record: Record | None) -> None:
             while directories and (record is None or not _lies_in(record, directories[-1])):
@@ -272,22 +272,22 @@ def remove_sources(desk: Desk) -> int:
                 if gone.path:
                     # Something may be in it that was not moved, or an earlier attempt removed it.
                     with contextlib.suppress(OSError, TransferFailed):
-                        directory, name = places.source(gone)
+                        directory, name = paths.source(gone)
                         os.rmdir(name, dir_fd=directory)
 
-        for record, slot in with_slots(desk.manifest, desk.slots):
-            if not desk.items[record.item].move:
+        for record, row in with_rows(transfer.manifest, transfer.slots):
+            if not transfer.items[record.item].move:
                 continue
             leave(record)
             try:
                 if record.kind == DIRECTORY:
                     directories.append(record)
-                elif record.kind == FILE and slot.state is State.DONE:
-                    removed += _remove(places, record, slot.copied)
+                elif record.kind == FILE and row.state is State.DONE:
+                    removed += _remove(paths, record, row.copied)
             except FileNotFoundError:
                 removed += 1
             except OSError as error:
-                raise desk.failed(record, error) from error
+                raise transfer.failed(record, error) from error
             except TransferFailed as error:
                 if not isinstance(root_cause(error), FileNotFoundError):
                     raise
@@ -296,14 +296,14 @@ def remove_sources(desk: Desk) -> int:
     return removed
 
 
-def _remove(places: Places, record: Record, copied: Copied) -> int:
-    directory, name = places.source(record)
+def _remove(paths: RecordPaths, record: Record, copied: Copied) -> int:
+    directory, name = paths.source(record)
     now = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if (now.st_ino, now.st_dev) != (record.inode, record.device):
         return 0
     if (now.st_size, now.st_mtime_ns) != (copied.size, copied.mtime_ns):
         return 0
-    if not is_there(places, record, copied):
+    if not is_there(paths, record, copied):
         # Somebody took the copy away, so this is the last one.
         return 0
     os.unlink(name, dir_fd=directory)

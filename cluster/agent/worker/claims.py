@@ -11,7 +11,7 @@ import os
 from typing import Final, NamedTuple, Self
 
 from cluster.agent.files import Target, opened, opened_parent
-from cluster.agent.transfer import Claimant, Item, Kind, TransferFailed, fence, trouble
+from cluster.agent.transfer import Claimant, Item, Kind, TransferFailed, fence, file_message
 
 _CLUSTER_CHARACTERS: Final = 8
 """Digits of a cluster's id in the name of a staging directory, count: clusters may share a destination."""
@@ -103,4 +103,4 @@ def look_at(item: Item) -> None:
         try:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
         except OSError as error:
-            raise TransferFailed(trouble(source.path, error)) from error
+            raise TransferFailed(file_message(source.path, error)) from error

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from cluster.agent.files import Identity, opened, outside_target
-from cluster.agent.transfer import LOOK_S, NO_LIMIT_S, ProgramFailed, TransferFailed, end_descendants, last_words
+from cluster.agent.transfer import NO_LIMIT_S, POLL_S, ProgramFailed, TransferFailed, end_descendants, last_words
 from cluster.providers import guard
 from cluster.system import Clock, become_subreaper
 from replica.model import NOTHING_SPECIAL, Order
@@ -30,7 +30,7 @@ class Held(NamedTuple):
 
 
 def run_command(
-    command: str, environment: dict[str, str], workdir: int, *, clock: Clock, look: Callable[[int], None], stage: str
+    command: str, environment: dict[str, str], workdir: int, *, clock: Clock, poll: Callable[[int], None], stage: str
 ) -> None:
     """Run one command in the open directory `workdir`; ProgramFailed has its last words. OSError if none can be run."""
 
@@ -41,7 +41,7 @@ def run_command(
         os.umask(0o022)
         os.execve(SHELL, [SHELL, "-c", command], environment)
 
-    ran = guard.run(become, timeout_s=NO_LIMIT_S, clock=clock, keep=(workdir,), look=look, look_s=LOOK_S)
+    ran = guard.run(become, timeout_s=NO_LIMIT_S, clock=clock, keep=(workdir,), poll=poll, poll_s=POLL_S)
     left = end_descendants()
     if ran.code:
         raise ProgramFailed(f"the command of {stage} {guard.how(ran.code)}{last_words(ran)}")
@@ -61,14 +61,14 @@ class Commands:
         home: Identity,
         *,
         clock: Clock,
-        look: Callable[[int], None],
+        poll: Callable[[int], None],
     ) -> None:
-        """`environment` is all that they have; `look` is told the number of each while it runs (guard.run)."""
+        """`environment` is all that they have; `poll` is told the number of each while it runs (guard.run)."""
         self._order = order
         self._environment = environment
         self._home = home
         self._clock = clock
-        self._look = look
+        self._poll = poll
         self.started_at = self.ended_at = clock.now()
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class Commands:
                     self._environment,
                     workdir,
                     clock=self._clock,
-                    look=self._look,
+                    poll=self._poll,
                     stage=self._order.stage,
                 )
         finally:

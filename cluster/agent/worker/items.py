@@ -33,7 +33,7 @@ class Movement(NamedTuple):
     """The persistent buffer that it goes to; empty for the job's own and for what goes out."""
 
 
-class Places:
+class RecordPaths:
     """Where paths of one order begin, each opened once."""
 
     def __init__(self, order: Order, buffer: int, persistent: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ class Places:
         return target._replace(anchor=known)
 
 
-def movements(order: Order, places: Places, home: Identity) -> list[Movement]:
+def movements(order: Order, paths: RecordPaths, home: Identity) -> list[Movement]:
     """Return everything that the order moves, in its order; TransferFailed names the transfer that is wrong."""
     special = order.special or NOTHING_SPECIAL
     stage, outgoing = order.stage, order.stage == "stage_out"
@@ -76,13 +76,13 @@ def movements(order: Order, places: Places, home: Identity) -> list[Movement]:
         if outgoing:
             source, destination = destination, source
         with named(stage, source, destination):
-            item = _item(order, places, home, _KINDS[transfer.kind], source, destination)
+            item = _item(order, paths, home, _KINDS[transfer.kind], source, destination)
         choice = special.choices[index] if special.choices else NO_CHOICE
         found.append(Movement(item, source, destination, choice, "" if outgoing else persistent_of(destination)))
     for index, listed in enumerate(special.lists):
         choice = special.list_choices[index] if special.list_choices else NO_CHOICE
         with named(stage, listed.source, listed.destination):
-            found += _listed(order, places, home, listed, choice)
+            found += _listed(order, paths, home, listed, choice)
     return found
 
 
@@ -93,15 +93,15 @@ def persistent_of(path: str) -> str:
     return head.removeprefix(prefix) if path.startswith("$") and head.startswith(prefix) else ""
 
 
-def _item(order: Order, places: Places, home: Identity, kind: Kind, source: str, destination: str) -> Item:
+def _item(order: Order, paths: RecordPaths, home: Identity, kind: Kind, source: str, destination: str) -> Item:
     if order.stage == "stage_out":
-        outside = places.outside(order.roots, destination, order.stage)
-        return Item(kind, places.inside(source), outside, destination_barred=home)
-    return Item(kind, places.outside(order.roots, source, order.stage), places.inside(destination), source_barred=home)
+        outside = paths.outside(order.roots, destination, order.stage)
+        return Item(kind, paths.inside(source), outside, destination_barred=home)
+    return Item(kind, paths.outside(order.roots, source, order.stage), paths.inside(destination), source_barred=home)
 
 
 def _listed(
-    order: Order, places: Places, home: Identity, transfer: ListTransfer, choice: TransferChoice
+    order: Order, paths: RecordPaths, home: Identity, transfer: ListTransfer, choice: TransferChoice
 ) -> Iterator[Movement]:
     special = order.special or NOTHING_SPECIAL
     lines = read_list(special.list_roots, transfer.source, home)
@@ -109,15 +109,15 @@ def _listed(
     persistent = "" if transfer.outgoing else persistent_of(transfer.destination)
     of_line: Callable[[Listed], Item]
     if transfer.outgoing:
-        directory = places.outside(order.roots, transfer.destination, order.stage)
+        directory = paths.outside(order.roots, transfer.destination, order.stage)
 
         def of_line(line: Listed) -> Item:
-            return Item(Kind.FILE, places.inside(line.path), _below(directory, line.name), destination_barred=home)
+            return Item(Kind.FILE, paths.inside(line.path), _below(directory, line.name), destination_barred=home)
     else:
-        directory = places.inside(transfer.destination)
+        directory = paths.inside(transfer.destination)
 
         def of_line(line: Listed) -> Item:
-            source = places.outside(order.roots, line.path, order.stage)
+            source = paths.outside(order.roots, line.path, order.stage)
             return Item(Kind.FILE, source, _below(directory, line.name), source_barred=home)
 
     for line in lines:

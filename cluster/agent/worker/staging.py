@@ -21,13 +21,13 @@ from cluster.agent.transfer import (
     Stopped,
     TransferFailed,
     Verify,
-    carry,
     nothing,
     resumable,
+    run_transfer,
 )
 from cluster.agent.worker.claims import Claims
 from cluster.agent.worker.commands import Commands, held_in
-from cluster.agent.worker.items import Movement, Places, movements, named
+from cluster.agent.worker.items import Movement, RecordPaths, movements, named
 from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
@@ -45,7 +45,7 @@ ACCESS_DIRECTORIES: Final = ("striped", "private")
 NO_PERSISTENT: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Carrier(NamedTuple):
+class TransferRun(NamedTuple):
     """What moves the data of an operation."""
 
     context: Context
@@ -61,7 +61,7 @@ class Carrier(NamedTuple):
 def stage_in(
     order: Order,
     buffer: int,
-    carrier: Carrier,
+    run: TransferRun,
     home: Identity,
     *,
     persistent: Mapping[str, str] = NO_PERSISTENT,
@@ -74,15 +74,15 @@ def stage_in(
     """
     options = _options(order)
     # What a command did cannot be told from what it did not.
-    if commands is not None or not _goes_on(order, buffer, carrier, home, persistent, options):
+    if commands is not None or not _goes_on(order, buffer, run, home, persistent, options):
         empty_directory(buffer, shown="the buffer")
     for name in ACCESS_DIRECTORIES:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=buffer)
     os.fsync(buffer)
-    with Places(order, buffer, persistent) as places:
-        moves = movements(order, places, home)
-        receipt = _carry(order, moves, options, carrier, persistent, buffer)
+    with RecordPaths(order, buffer, persistent) as paths:
+        moves = movements(order, paths, home)
+        receipt = _run(order, moves, options, run, persistent, buffer)
     os.fsync(buffer)
     if commands is None:
         return _done(order, moves, receipt, None)
@@ -103,7 +103,7 @@ def stage_in(
 def stage_out(
     order: Order,
     buffer: int,
-    carrier: Carrier,
+    run: TransferRun,
     home: Identity,
     *,
     persistent: Mapping[str, str] = NO_PERSISTENT,
@@ -113,9 +113,9 @@ def stage_out(
 
     Sources are only removed where the order says so, after their copies are durable.
     """
-    with Places(order, buffer, persistent) as places:
-        moves = movements(order, places, home)
-        receipt = _carry(order, moves, _options(order), carrier, persistent, None)
+    with RecordPaths(order, buffer, persistent) as paths:
+        moves = movements(order, paths, home)
+        receipt = _run(order, moves, _options(order), run, persistent, None)
     if commands is not None:
         commands.run()
     return _done(order, moves, receipt, commands)
@@ -203,7 +203,7 @@ def _options(order: Order) -> Options:
 def _goes_on(
     order: Order,
     buffer: int,
-    carrier: Carrier,
+    run: TransferRun,
     home: Identity,
     persistent: Mapping[str, str],
     options: Options,
@@ -211,16 +211,16 @@ def _goes_on(
     """Return whether an earlier attempt at this stage-in left something to go on from."""
     if not set(ACCESS_DIRECTORIES) <= set(os.listdir(buffer)):
         return False
-    with Places(order, buffer, persistent) as places:
-        items = [move.item for move in movements(order, places, home)]
-        return resumable(items, options, carrier.context.workspace)
+    with RecordPaths(order, buffer, persistent) as paths:
+        items = [move.item for move in movements(order, paths, home)]
+        return resumable(items, options, run.context.workspace)
 
 
-def _carry(
+def _run(
     order: Order,
     moves: Sequence[Movement],
     options: Options,
-    carrier: Carrier,
+    run: TransferRun,
     persistent: Mapping[str, str],
     buffer: int | None,
 ) -> Receipt | None:
@@ -232,7 +232,7 @@ def _carry(
         if order.stage == "stage_in":
             check_room(order, moves, [size_bytes for _, size_bytes in amounts], persistent)
 
-    with carrier.seen_by_pace(), Claims(carrier.claimant) as claims:
+    with run.seen_by_pace(), Claims(run.claimant) as claims:
         own = -1 if buffer is None else claims.add(buffer, "the buffer")
         items = []
         for move, backend in zip(moves, backends_of(order, moves), strict=True):
@@ -242,8 +242,8 @@ def _carry(
                 items.append(item._replace(staging=own) if inside else claims.stage(item))
         try:
             # When everything is claimed: a newer attempt is ordered after this moment, and finds the claims.
-            carrier.await_order()
-            receipt = carry(items, options, carrier.context._replace(planned=planned))
+            run.await_order()
+            receipt = run_transfer(items, options, run.context._replace(planned=planned))
         except TransferFailed as error:
             claims.tidy()
             raise _named(order, moves, error) from error

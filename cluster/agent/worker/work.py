@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from cluster.agent.processes import Mode
-from cluster.agent.worker.leftovers import Left
-from cluster.providers.interface import NO_LOCAL, Local
+from cluster.agent.worker.orphans import Orphans
+from cluster.providers import NO_LOCAL, Local
 from replica.messages import OperationDone, OperationFailed
 from replica.model import Order
 
@@ -33,7 +33,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What this machine's configuration says of the site's provider."""
     node: str = ""
     """The node's name, as its jobs know it."""
-    left: Left | None = None
+    left: Orphans | None = None
     """sweep: where to remove temporary files."""
     agent: int
     """Process id of the agent: a worker does not outlive it."""

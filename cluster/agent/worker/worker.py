@@ -56,12 +56,12 @@ from cluster.agent.transfer import (
     root_cause,
     workspace,
 )
-from cluster.agent.worker import provided
+from cluster.agent.worker import external_provider
 from cluster.agent.worker.claims import claimant_of
 from cluster.agent.worker.commands import Commands
-from cluster.agent.worker.leftovers import ANY_ATTEMPT, SWEEP, sweep, tag
+from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.persistent import carry_out
-from cluster.agent.worker.staging import Carrier, receipt_of, stage_in, stage_out
+from cluster.agent.worker.staging import TransferRun, receipt_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
 from cluster.system import SystemClock, die_with_parent, sync_file_system
 from replica.messages import OperationDone
@@ -90,7 +90,7 @@ def perform(work: Work) -> Outcome:
     """Do the operation and return its result; what is wrong with it is a result too."""
     try:
         if work.order.provision is not None and work.order.stage != SWEEP:
-            return provided.perform(work)
+            return external_provider.perform(work)
         return _OPERATIONS[work.order.stage](work)
     except TransferFailed as error:
         receipt = None if error.receipt is None else receipt_of(work.order, error.receipt, ())
@@ -139,12 +139,12 @@ def _stage_in(work: Work) -> Outcome:
     if account.switch:
         os.fchown(buffer, account.uid, account.gid)
     os.fsync(buffers)
-    carrier = _carrier(work, home)
+    run = _carrier(work, home)
     _become(account, work, home, buffers)
     return stage_in(
         work.order,
         buffer,
-        carrier,
+        run,
         identity,
         persistent=persistent_variables(work.home, work.order.uses),
         commands=_commands(work, account, identity),
@@ -160,12 +160,12 @@ def _stage_out(work: Work) -> Outcome:
         buffer = open_directory(str(work.order.job), dir_fd=buffers)
     except FileNotFoundError:
         return failure(f"the buffer of job {work.order.job} is not on this node; nothing can be staged out")
-    carrier = _carrier(work, home)
+    run = _carrier(work, home)
     _become(account, work, home, buffers)
     return stage_out(
         work.order,
         buffer,
-        carrier,
+        run,
         identity,
         persistent=persistent_variables(work.home, work.order.uses),
         commands=_commands(work, account, identity),
@@ -192,7 +192,7 @@ def _commands(work: Work, account: Account, home: Identity) -> Commands | None:
         shared.write(counters._replace(steps=counters.steps + 1))
 
     watch = IoWatch(alive, _pace or Pace(-1, shared, SystemClock()))
-    return Commands(order, environment, home, clock=SystemClock(), look=watch.look)
+    return Commands(order, environment, home, clock=SystemClock(), poll=watch.poll)
 
 
 def _sweep(work: Work) -> Outcome:
@@ -215,7 +215,7 @@ def _become(account: Account, work: Work, *descriptors: int) -> None:
     die_with_parent(work.agent)
 
 
-def _carrier(work: Work, home: int) -> Carrier:
+def _carrier(work: Work, home: int) -> TransferRun:
     """Return what moves the data; made while this is still the agent's account: its records are the agent's."""
     order, shared = work.order, SharedCounters(work.progress)
     context = Context(
@@ -228,8 +228,8 @@ def _carrier(work: Work, home: int) -> Carrier:
     )
     claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
     if _pace is None:
-        return Carrier(context, claimant)
-    return Carrier(context, claimant, _pace.await_order, _seen_by_pace)
+        return TransferRun(context, claimant)
+    return TransferRun(context, claimant, _pace.await_order, _seen_by_pace)
 
 
 def _post_run(work: Work) -> Outcome:

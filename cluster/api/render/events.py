@@ -12,13 +12,12 @@ from cluster.schemas import EventView, Json
 from cluster.system import format_instant
 from replica.messages import CONTROLLER, Actor, Batch, Entry
 from replica.messages import events as e
-from replica.model import NO_OPTIONS, BufferRequest, Hold, JobChange, JobOptions, JobState, Stage, compressed
+from replica.model import NATIVE, NO_OPTIONS, BufferRequest, Hold, JobChange, JobOptions, JobState, Stage, compressed
 from replica.values import Instant, Revision, Verdict, format_size
 from wal import Configuration, Member
 
 _HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}
 
-NATIVE = "native"
 
 LEFT_OUT_SAID = 3
 """Things left out that a sentence names, count: the receipt names more."""

@@ -19,14 +19,14 @@ import pytest
 from cluster.agent.activities import Settings
 from cluster.agent.files import durable, reserve_files
 from cluster.agent.files.durable import open_directory, read_bounded, reserve, write_durably
-from cluster.agent.files.reserve_files import Spares
-from cluster.agent.home.disk_full_retry import GivenUp, Room
+from cluster.agent.files.reserve_files import ReserveFiles
+from cluster.agent.home.disk_full_retry import DiskFullRetry, GivenUp
 from cluster.agent.home.home import Home
 from cluster.agent.home.outbox import Outbox
-from cluster.agent.limits import ROOM_BYTES, ROOM_WARNING_S, SPARES
+from cluster.agent.limits import DISK_FULL_WARNING_S, RESERVE_BYTES, RESERVE_FILES
 from cluster.agent.operation import Operation
-from cluster.agent.script_run import Step
-from cluster.agent.scripts.record import StepRecord
+from cluster.agent.script_run import ScriptRun
+from cluster.agent.scripts.record import ScriptRecord
 from cluster.agent.scripts.supervisor import insist
 from cluster.agent.service import Agent
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
@@ -108,44 +108,44 @@ def test_the_longest_report_there_can_be_fits_into_a_spare_file() -> None:
     ended = ScriptEnded(JobState.NODE_FAIL, 255, 64, "\x01" * MESSAGE_CHARACTERS_MAX)
     for result in (longest, ended):
         report = Report(command_id="f" * 32, job=2**63, attempt=2**31, stage="stage_out", result=result)
-        assert len(msgspec.json.encode(report)) <= ROOM_BYTES
+        assert len(msgspec.json.encode(report)) <= RESERVE_BYTES
 
 
 def test_results_go_on_through_a_full_disk_for_ever_because_acknowledged_ones_come_back(home: Home, disk: Disk) -> None:
     async def story() -> None:
-        outbox = Outbox(home.outbox, SystemClock(), home.spares)
+        outbox = Outbox(home.outbox, SystemClock(), home.reserve_files)
         disk.full = True
-        for job in range(3 * SPARES):
+        for job in range(3 * RESERVE_FILES):
             outbox.add(job, 1, "post_run", OperationDone())
-            assert Outbox(home.outbox, SystemClock(), home.spares).reports() == outbox.reports()
+            assert Outbox(home.outbox, SystemClock(), home.reserve_files).reports() == outbox.reports()
             assert outbox.acknowledge(outbox.batch()[0].command_id) is not None
-        assert len(home.spares) == SPARES and os.listdir(home.outbox) == []
+        assert len(home.reserve_files) == RESERVE_FILES and os.listdir(home.outbox) == []
 
     asyncio.run(story())
 
 
 def test_spare_files_that_are_used_up_are_made_again_when_there_is_room(home: Home, disk: Disk) -> None:
     async def story() -> None:
-        outbox = Outbox(home.outbox, SystemClock(), home.spares)
+        outbox = Outbox(home.outbox, SystemClock(), home.reserve_files)
         disk.full = True
-        for job in range(SPARES):
+        for job in range(RESERVE_FILES):
             outbox.add(job, 1, "post_run", OperationDone())
         with pytest.raises(OSError, match="No space left"):
-            outbox.add(SPARES, 1, "post_run", OperationDone())
-        assert len(outbox) == SPARES and len(home.spares) == 0
+            outbox.add(RESERVE_FILES, 1, "post_run", OperationDone())
+        assert len(outbox) == RESERVE_FILES and len(home.reserve_files) == 0
         disk.full = False
-        outbox.add(SPARES, 1, "post_run", OperationDone())
-        assert len(home.spares) == SPARES
-        assert [report.job for report in outbox.reports()] == list(range(SPARES + 1))
+        outbox.add(RESERVE_FILES, 1, "post_run", OperationDone())
+        assert len(home.reserve_files) == RESERVE_FILES
+        assert [report.job for report in outbox.reports()] == list(range(RESERVE_FILES + 1))
 
     asyncio.run(story())
 
 
 def test_spare_files_are_taken_stock_of_at_a_start(tmp_path: Path) -> None:
-    (tmp_path / "3").write_bytes(bytes(ROOM_BYTES))
+    (tmp_path / "3").write_bytes(bytes(RESERVE_BYTES))
     (tmp_path / "x").write_bytes(b"cut off by a crash")
     directory = open_directory(tmp_path)
-    assert len(Spares(directory)) == len(Spares(directory)) == len(os.listdir(directory)) == SPARES
+    assert len(ReserveFiles(directory)) == len(ReserveFiles(directory)) == len(os.listdir(directory)) == RESERVE_FILES
     assert not (tmp_path / "x").exists()
     os.close(directory)
 
@@ -157,20 +157,20 @@ def test_who_waits_for_room_says_so_once_a_minute_and_goes_on_when_there_is_some
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    room = Room("/n1", clock)
+    room = DiskFullRetry("/n1", clock)
     caplog.set_level(logging.INFO)
     tries = 0
 
     def act() -> str:
         nonlocal tries
         tries += 1
-        clock.advance(ROOM_WARNING_S / 4)
+        clock.advance(DISK_FULL_WARNING_S / 4)
         if tries <= 9:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return "done"
 
-    monkeypatch.setattr("cluster.agent.home.disk_full_retry.ROOM_RETRY_S_MAX", 0.001)
-    monkeypatch.setattr("cluster.agent.home.disk_full_retry.ROOM_RETRY_S", 0.001)
+    monkeypatch.setattr("cluster.agent.home.disk_full_retry.DISK_FULL_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("cluster.agent.home.disk_full_retry.DISK_FULL_RETRY_S", 0.001)
     assert asyncio.run(room.keep_trying("a result", act, asyncio.Event())) == "done"
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert (
@@ -187,7 +187,7 @@ def test_what_has_nothing_to_do_with_room_is_not_waited_for_and_what_is_unwanted
         unwanted.set()
         raise OSError(errno.EDQUOT, "over quota")
 
-    room, unwanted = Room("/n1", ManualClock()), asyncio.Event()
+    room, unwanted = DiskFullRetry("/n1", ManualClock()), asyncio.Event()
     with pytest.raises(OSError, match="broken"):
         asyncio.run(room.keep_trying("x", broken, unwanted))
     with pytest.raises(GivenUp):
@@ -216,7 +216,7 @@ class Watching:
         return PollAnswer(revision=5, orders=self._orders)
 
     async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
-        kept = Outbox(os.dup(self._home.outbox), SystemClock(), self._home.spares).reports()
+        kept = Outbox(os.dup(self._home.outbox), SystemClock(), self._home.reserve_files).reports()
         self.early.extend(report for report in request.reports if report not in kept)
         for report in request.reports:
             self.reports.put_nowait(report)
@@ -246,8 +246,8 @@ async def running(home: Home, controller: Watching):  # type: ignore[no-untyped-
 def without_spares(home: Home, disk: Disk) -> None:
     """Use up every spare file, and let there be no room for more."""
     disk.full = True
-    for number in range(SPARES):
-        assert home.spares.lend(home.descriptor, f"used-{number}")
+    for number in range(RESERVE_FILES):
+        assert home.reserve_files.lend(home.descriptor, f"used-{number}")
 
 
 def test_a_result_that_finds_no_room_is_kept_and_reported_once_it_is_durable_while_the_agent_polls_on(
@@ -296,13 +296,13 @@ def test_a_result_that_waits_for_room_does_not_keep_the_agent_from_ending_and_it
 
 async def prepared(home: Home, script: Order) -> None:
     """Make the record of a script while there is room."""
-    Step(home, script, "n1", "own", 1.0, lambda: None)._create()
+    ScriptRun(home, script, "n1", "own", 1.0, lambda: None)._create()
 
 
 async def until_ended(home: Home, job: int) -> None:
     """Wait for the status of a script, which only the file system tells."""
     while True:
-        record = StepRecord(home.steps, job)
+        record = ScriptRecord(home.steps, job)
         try:
             if record.status() is not None:
                 return
@@ -317,7 +317,7 @@ def test_a_script_that_finds_no_room_waits_and_is_cancelled_without_having_run_i
     async def story() -> None:
         script = order(7, "run", script=script_of("echo ran > ran"), workdir=str(tmp_path), roots=(str(tmp_path),))
         disk.full = True
-        steps = [Step(home, script, "n1", "own", 1.0, lambda: None) for _ in range(2)]
+        steps = [ScriptRun(home, script, "n1", "own", 1.0, lambda: None) for _ in range(2)]
         waiting = asyncio.create_task(steps[0].run())
         while not disk.refused:
             await asyncio.sleep(0.01)
@@ -343,7 +343,7 @@ def test_the_start_of_a_script_that_finds_no_room_is_reported_once_when_there_is
             raise OSError(errno.ENOSPC, "full")
 
     script = order(7, "run", script=script_of("sleep 0.1"), workdir=str(tmp_path), roots=(str(tmp_path),))
-    assert asyncio.run(Step(home, script, "n1", "own", 1.0, on_started).run()) == ScriptEnded(JobState.COMPLETED)
+    assert asyncio.run(ScriptRun(home, script, "n1", "own", 1.0, on_started).run()) == ScriptEnded(JobState.COMPLETED)
     assert len(told) == 3
 
 
@@ -358,7 +358,7 @@ def test_an_operation_takes_a_spare_file_for_its_lock_and_gives_it_back(
     opened = os.open
     monkeypatch.setattr(os, "open", opening)
     assert asyncio.run(Operation(home, order(7, "teardown"), "own", 0).run()) == OperationDone()
-    assert os.listdir(home.operations) == [] and len(home.spares) == SPARES
+    assert os.listdir(home.operations) == [] and len(home.reserve_files) == RESERVE_FILES
 
 
 @pytest.fixture
@@ -373,7 +373,7 @@ def blocked() -> Iterator[None]:
 def test_a_supervisor_writes_its_status_however_long_that_takes_and_whoever_wants_it_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cluster.agent.scripts.supervisor.ROOM_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("cluster.agent.scripts.supervisor.DISK_FULL_RETRY_S_MAX", 0.001)
     tries: list[str] = []
 
     def write() -> None:
@@ -415,7 +415,7 @@ class SmallDisk:
         """Whether not even a small file can be made."""
         probe = self.site.home / "probe"
         try:
-            probe.write_bytes(bytes(ROOM_BYTES))
+            probe.write_bytes(bytes(RESERVE_BYTES))
         except OSError:
             return True
         finally:

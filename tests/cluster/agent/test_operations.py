@@ -22,8 +22,8 @@ from cluster.agent.activities import Settings
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation
 from cluster.agent.processes.accounts import Mode
-from cluster.agent.script_run import Step
-from cluster.agent.scripts.record import StepRecord
+from cluster.agent.script_run import ScriptRun
+from cluster.agent.scripts.record import ScriptRecord
 from cluster.agent.service import Agent
 from cluster.agent.worker.work import Outcome
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
@@ -63,9 +63,9 @@ class Node:
 
         return asyncio.run(story())
 
-    def step(self, script: str, **fields: object) -> Step:
+    def step(self, script: str, **fields: object) -> ScriptRun:
         order = self.order("run", script=script, time_limit_s=30, **fields)
-        return Step(self.home, order, "n1", self.accounts, 1.0, lambda: self.started.append(order.job))
+        return ScriptRun(self.home, order, "n1", self.accounts, 1.0, lambda: self.started.append(order.job))
 
     def run(self, script: str, **fields: object) -> ScriptEnded:
         async def story() -> ScriptEnded:
@@ -170,7 +170,7 @@ def test_a_supervisor_that_cannot_come_up_is_given_up_after_three_launches(
 def test_a_script_that_may_have_run_under_a_lost_supervisor_is_node_fail_for_ever(node: Node) -> None:
     step = node.step(script_of("echo ran >> ran"))
     step._create()
-    record = StepRecord(node.home.steps, 7)
+    record = ScriptRecord(node.home.steps, 7)
     (node.directory / "n1" / "steps" / "7" / "started.json").write_text(
         '{"pid": 999999999, "started": 1, "boot": "another"}'
     )

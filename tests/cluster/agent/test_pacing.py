@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer.copying.rate_limit import BURST_S, LOOK_S, STEP_BYTES_MIN, UNLIMITED, Control, Pace, Stopped
+from cluster.agent.transfer.copying.rate_limit import BURST_S, POLL_S, STEP_BYTES_MIN, UNLIMITED, Control, Pace, Stopped
 from cluster.agent.transfer.records.errors import Paused
 from cluster.agent.transfer.records.progress import Counters, SharedCounters
 from cluster.system.clock import ManualClock, SystemClock
@@ -97,7 +97,7 @@ def test_a_rate_that_rises_counts_at_the_next_look_however_much_was_owed(rig: Ri
 
     rig.pace._never.wait = wait  # type: ignore[method-assign,assignment]
     rig.pace.take(STEP_BYTES_MIN)
-    assert waits[0] == LOOK_S and len(waits) <= 2 and rig.shared.waits == len(waits)
+    assert waits[0] == POLL_S and len(waits) <= 2 and rig.shared.waits == len(waits)
 
 
 def test_a_rate_of_0_pauses_until_it_is_another_and_the_pause_is_a_sign_of_life(rig: Rig) -> None:

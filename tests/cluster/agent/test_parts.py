@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from cluster.agent.files.durable import FileRefused, open_directory, read_bounded, write_durably
 from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.agent.files.reserve_files import Spares
+from cluster.agent.files.reserve_files import ReserveFiles
 from cluster.agent.home import outbox as outbox_module
 from cluster.agent.home.home import AgentFailed, Home
 from cluster.agent.home.outbox import Outbox
@@ -80,9 +80,9 @@ def test_no_job_is_started_while_it_has_an_activity(pairs: list[tuple[int, int]]
 
 
 def outbox_in(directory: Path, clock: ManualClock) -> Outbox:
-    spares = directory.parent / "spare"
-    spares.mkdir(exist_ok=True)
-    return Outbox(open_directory(directory), clock, Spares(open_directory(spares)))
+    reserve_files = directory.parent / "spare"
+    reserve_files.mkdir(exist_ok=True)
+    return Outbox(open_directory(directory), clock, ReserveFiles(open_directory(reserve_files)))
 
 
 def test_reports_outlive_the_agent_in_their_order_until_they_are_acknowledged(tmp_path: Path) -> None:

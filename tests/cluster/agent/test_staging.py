@@ -25,8 +25,8 @@ from cluster.agent.transfer.records.errors import TransferFailed
 from cluster.agent.transfer.records.progress import SharedCounters
 from cluster.agent.transfer.records.workspace import Workspace
 from cluster.agent.worker.claims import claimant_of
-from cluster.agent.worker.leftovers import tag
-from cluster.agent.worker.staging import Carrier, stage_in, stage_out
+from cluster.agent.worker.orphans import tag
+from cluster.agent.worker.staging import TransferRun, stage_in, stage_out
 from cluster.agent.worker.work import Work
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone
@@ -68,7 +68,7 @@ class Bench:
         context = Context(tag(order.job, STORAGE_ID), workspace, SystemClock())
         try:
             claimant = claimant_of("", order.job, order.attempt, STORAGE_ID)
-            return stage(order, buffer, Carrier(context, claimant), identity_of(home))
+            return stage(order, buffer, TransferRun(context, claimant), identity_of(home))
         finally:
             workspace.close()
             for descriptor in (buffer, home):

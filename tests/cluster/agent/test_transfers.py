@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from cluster.agent import operation as operations
-from cluster.agent import rate_follower
+from cluster.agent import rate_loop
 from cluster.agent.activities import Activities, Settings
 from cluster.agent.home.home import Home
 from cluster.agent.home.outbox import Outbox
@@ -204,8 +204,8 @@ def test_an_agent_that_is_killed_goes_on_with_a_stage_in_where_it_was(site: Site
 def test_progress_says_what_a_transfer_is_busy_with_and_checkpoints_what_is_durable(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_follower, "CHECKPOINT_S", 0)
-    monkeypatch.setattr(rate_follower, "FOLLOW_S", 0.05)
+    monkeypatch.setattr(rate_loop, "CHECKPOINT_S", 0)
+    monkeypatch.setattr(rate_loop, "CHECKPOINT_POLL_S", 0.05)
     # So long that the first chunks are durable a second before the last ones are there.
     (site.sources / "big").write_bytes(os.urandom(8 * MIB) * 9)
     transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
@@ -428,7 +428,7 @@ def test_when_too_much_hangs_no_more_is_moved_but_teardowns_go_on(
 
     async def story() -> None:
         clock = SystemClock()
-        outbox = Outbox(node.home.outbox, clock, node.home.spares)
+        outbox = Outbox(node.home.outbox, clock, node.home.reserve_files)
         activities = Activities(node.home, outbox, Settings(node="n1", accounts="own"), clock)
         orders = (node.order(), node.order("teardown", job=8, transfers=()))
         for _ in range(2):

@@ -16,7 +16,7 @@ from cluster.agent.transfer.planning.context import Context
 from cluster.agent.transfer.records.errors import Receipt
 from cluster.agent.transfer.records.options import Algorithm, Options
 from cluster.agent.transfer.records.workspace import Workspace
-from cluster.agent.transfer.transfer import carry
+from cluster.agent.transfer.transfer import run_transfer
 from cluster.cli.exits import ExitCode
 from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock
@@ -48,7 +48,7 @@ def moved(
     workspace = Workspace.open(home, job, attempt, stage)
     try:
         options: Options = msgspec.structs.replace(SMALL, algorithm=algorithm)
-        return carry([rig.item()], options, Context(TAG, workspace, SystemClock()))
+        return run_transfer([rig.item()], options, Context(TAG, workspace, SystemClock()))
     finally:
         workspace.close()
         os.close(home)

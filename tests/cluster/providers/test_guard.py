@@ -1,4 +1,4 @@
-"""The guard of a call: what it ends, and whom it spares."""
+"""The guard of a call: what it ends, and whom it reserve files."""
 
 from __future__ import annotations
 

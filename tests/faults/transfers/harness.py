@@ -57,7 +57,7 @@ class Seen(NamedTuple):
     modified_ns: int
 
 
-def look(directory: Path) -> dict[str, Seen]:
+def poll(directory: Path) -> dict[str, Seen]:
     """Return everything below a directory by its relative name (bytes that are not UTF-8 escaped)."""
     found: dict[str, Seen] = {}
 
@@ -168,7 +168,7 @@ class Harness:
             fields = {**fields, "rules": msgspec.structs.replace(rules, backends=(self.backend,))}
         return Order(**{**standard, **fields})
 
-    async def carry(
+    async def run_transfer(
         self, order: Order, *, end_after_s: float = 0.0, beside: Callable[[Operation], Awaitable[None]] | None = None
     ) -> Outcome | None:
         """Have an order carried out, and end it after a time if one is named; None if it was ended. What is done
@@ -246,12 +246,12 @@ def judge(before: Story, source: Path, destination: Path, *, complete: bool) -> 
     """Check what a transfer left: each file absent, old or whole; all of them whole, and nothing else, if `complete`.
 
     Broken names the first that is not."""
-    now = look(source)
+    now = poll(source)
     if {name: seen._replace(modified_ns=0) for name, seen in now.items()} != {
         name: seen._replace(modified_ns=0) for name, seen in before.source.items()
     }:
         raise Broken(f"{before.stage} changed its source: {difference(before.source, now)}")
-    found = look(destination)
+    found = poll(destination)
     for name, seen in found.items():
         if is_temporary(name):
             if complete:

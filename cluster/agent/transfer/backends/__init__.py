@@ -22,26 +22,26 @@ from __future__ import annotations
 from cluster.agent.transfer.backends.moving import move_by
 from cluster.agent.transfer.backends.tools import Backend, Rclone, Rsync, Template
 from cluster.agent.transfer.copying import helpers
-from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.copying.transfer_state import TransferState
 from cluster.agent.transfer.records.errors import TransferFailed
 
 NATIVE = "native"
 
 
-def copy_all(desk: Desk) -> None:
+def copy_all(transfer: TransferState) -> None:
     """Copy every pending file by the backend of its item. TransferFailed names the one that cannot be; Fenced."""
-    for name in dict.fromkeys(item.backend for item in desk.items):
+    for name in dict.fromkeys(item.backend for item in transfer.items):
         if name != NATIVE:
-            move_by(desk, backend_of(desk, name))
-    helpers.copy_all(desk)
+            move_by(transfer, backend_of(transfer, name))
+    helpers.copy_all(transfer)
 
 
-def backend_of(desk: Desk, name: str) -> Backend:
+def backend_of(transfer: TransferState, name: str) -> Backend:
     """Return the backend of a name. TransferFailed if there is none."""
     if name == "rsync":
-        return Rsync(sparse=desk.options.sparse)
+        return Rsync(sparse=transfer.options.sparse)
     if name == "rclone":
         return Rclone()
     if name == "template":
-        return Template(desk.options.template)
+        return Template(transfer.options.template)
     raise TransferFailed(f"{name!r} is no backend of this release; use native, rsync, rclone or template")

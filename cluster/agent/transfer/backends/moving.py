@@ -14,8 +14,8 @@ from cluster.agent.transfer.backends.placing import Checked, NotCopied, check, p
 from cluster.agent.transfer.backends.programs import run_program
 from cluster.agent.transfer.backends.scratch import Scratch
 from cluster.agent.transfer.backends.tools import Backend, Job
-from cluster.agent.transfer.copying.transfer_state import Batch, Desk
-from cluster.agent.transfer.planning.record_paths import Places, failed
+from cluster.agent.transfer.copying.transfer_state import Batch, TransferState
+from cluster.agent.transfer.planning.record_paths import RecordPaths, failed
 from cluster.agent.transfer.records.errors import ReadBackFailed, SourceChanged, TransferFailed
 from cluster.agent.transfer.records.manifest import Record
 from cluster.agent.transfer.records.options import Item, Kind
@@ -25,17 +25,17 @@ SYNCED_ALONE_MAX: Final = 16
 """Files that are synced one by one, count: from there on one sync of their file system costs less."""
 
 
-def move_by(desk: Desk, backend: Backend) -> None:
+def move_by(transfer: TransferState, backend: Backend) -> None:
     """Move every pending file whose item is the backend's. TransferFailed names the one that cannot be; Fenced."""
 
     def wanted(item: Item) -> bool:
         return item.backend == backend.name
 
-    with desk.places() as places:
-        mover = _Mover(desk, backend, places)
+    with transfer.paths() as paths:
+        mover = _Mover(transfer, backend, paths)
         try:
-            for batch in desk.pending(wanted):
-                for number, records in _by_item(desk, batch, wanted):
+            for batch in transfer.pending(wanted):
+                for number, records in _by_item(transfer, batch, wanted):
                     mover.move(number, records)
             mover.finish()
         except Exception:
@@ -47,33 +47,33 @@ def move_by(desk: Desk, backend: Backend) -> None:
             mover.close()
 
 
-def _by_item(desk: Desk, batch: Batch, wanted: object) -> Iterator[tuple[int, list[Record]]]:
+def _by_item(transfer: TransferState, batch: Batch, wanted: object) -> Iterator[tuple[int, list[Record]]]:
     assert callable(wanted)
-    for number, records in groupby(desk.records(batch, wanted), key=lambda record: record.item):
+    for number, records in groupby(transfer.records(batch, wanted), key=lambda record: record.item):
         yield number, list(records)
 
 
 class _Mover:
-    """One item after the other, each with its scratch directory."""
+    """Items of one backend, one after the other, each with its scratch directory."""
 
-    def __init__(self, desk: Desk, backend: Backend, places: Places) -> None:
-        self._desk = desk
+    def __init__(self, transfer: TransferState, backend: Backend, paths: RecordPaths) -> None:
+        self._transfer = transfer
         self._backend = backend
-        self._places = places
+        self._paths = paths
         self._scratch: Scratch | None = None
         self._item = -1
 
     def move(self, number: int, records: Sequence[Record]) -> None:
         """Move files of one item, all of them or none that is not whole."""
-        desk, first = self._desk, records[0]
-        desk.at(first)
+        transfer, first = self._transfer, records[0]
+        transfer.at(first)
         try:
             for record in records:
                 self._check_name(record)
             fresh = number != self._item
             if fresh:
                 self.finish()
-                self._scratch, self._item = Scratch(desk, first, self._places), number
+                self._scratch, self._item = Scratch(transfer, first, self._paths), number
             with self._source(first) as source:
                 self._move(source, records, run=fresh or not self._backend.at_once)
         except RemovalFailed as error:
@@ -99,7 +99,7 @@ class _Mover:
 
     def _move(self, source: int, records: Sequence[Record], *, run: bool) -> None:
         assert self._scratch is not None
-        desk, scratch = self._desk, self._scratch
+        transfer, scratch = self._transfer, self._scratch
         left: Sequence[Record] = records
         wrong: Exception | None = None
         if scratch.is_old and not self._backend.at_once:
@@ -109,17 +109,17 @@ class _Mover:
         for tried in range(COPY_TRIES_MAX):
             if run or tried:
                 names = [self._path(record) for record in left]
-                job = Job(source, scratch.descriptor, names, desk.items[records[0].item].kind is Kind.DIRECTORY)
-                run_program(desk, self._backend.name, self._backend.call(job), job)
+                job = Job(source, scratch.descriptor, names, transfer.items[records[0].item].kind is Kind.DIRECTORY)
+                run_program(transfer, self._backend.name, self._backend.call(job), job)
             good: list[Checked] = []
             bad: list[Record] = []
             for record in left:
                 try:
-                    good.append(check(desk, record, self._path(record), scratch, self._places))
+                    good.append(check(transfer, record, self._path(record), scratch, self._paths))
                 except (SourceChanged, ReadBackFailed, NotCopied) as error:
                     wrong = wrong if bad else error
                     bad.append(record)
-                    desk.slots.tried(record.index)
+                    transfer.slots.tried(record.index)
                     # What is wrong with it may be what the program takes for right: size and time.
                     scratch.discard(self._path(record))
                 except (OSError, TransferFailed) as error:
@@ -127,13 +127,13 @@ class _Mover:
             self._put_in_place(good)
             if not bad:
                 return
-            desk.advance(retries=len(bad))
+            transfer.advance(retries=len(bad))
             left = bad
         raise self._wrong(left[0], wrong)
 
     def _put_in_place(self, good: Sequence[Checked]) -> None:
         assert self._scratch is not None
-        desk, scratch, places = self._desk, self._scratch, self._places
+        transfer, scratch, paths = self._transfer, self._scratch, self._paths
         if not good:
             return
         if len(good) <= SYNCED_ALONE_MAX:
@@ -142,19 +142,19 @@ class _Mover:
         else:
             sync_file_system(scratch.descriptor)
         for record, copied in good:
-            desk.slots.ready(record.index, copied)
-        if not desk.options.replace:
-            desk.slots.sync()
+            transfer.slots.ready(record.index, copied)
+        if not transfer.options.replace:
+            transfer.slots.sync()
         for record, _ in good:
             try:
-                place(desk, record, self._path(record), scratch, places)
+                place(transfer, record, self._path(record), scratch, paths)
             except (OSError, TransferFailed) as error:
                 raise self._failed(record, error) from error
         self._sync_directories(good)
         for record, copied in good:
-            desk.slots.done(record.index, copied)
-            desk.advance(files=1, size_bytes=copied.size)
-        desk.slots.sync()
+            transfer.slots.done(record.index, copied)
+            transfer.advance(files=1, size_bytes=copied.size)
+        transfer.slots.sync()
 
     def _sync_directories(self, good: Sequence[Checked]) -> None:
         """Make the new names durable."""
@@ -162,15 +162,15 @@ class _Mover:
         for record, _ in good:
             parent = record.path.rpartition(b"/")[0]
             if parent != last:
-                os.fsync(self._places.destination(record)[0])
+                os.fsync(self._paths.destination(record)[0])
             last = parent
 
     @contextlib.contextmanager
     def _source(self, record: Record) -> Iterator[int]:
         """Give the open directory that names are beneath: a tree's own, or the one that a file is in."""
-        item = self._desk.items[record.item]
+        item = self._transfer.items[record.item]
         if item.kind is Kind.FILE:
-            yield self._places.source(record)[0]
+            yield self._paths.source(record)[0]
             return
         target = item.source._replace(anchor=os.dup(item.source.anchor))
         with opened(target, forbidden=item.source_barred) as directory:
@@ -178,12 +178,12 @@ class _Mover:
 
     def _path(self, record: Record) -> bytes:
         """Return what the program calls a file."""
-        return record.path or os.fsencode(self._desk.items[record.item].source.parts[-1])
+        return record.path or os.fsencode(self._transfer.items[record.item].source.parts[-1])
 
     def _check_name(self, record: Record) -> None:
         fault = self._backend.fault(self._path(record))
         if fault is not None:
-            source, _ = self._desk.shown(record)
+            source, _ = self._transfer.shown(record)
             raise TransferFailed(
                 f"{self._backend.name} cannot be told of {source!r}: its name {fault}; use backend=native"
             )
@@ -191,18 +191,18 @@ class _Mover:
     def _failed(self, record: Record, error: OSError | TransferFailed | PathRefused) -> Exception:
         if isinstance(error, PathRefused):
             return failed(error, record.item)
-        return self._desk.failed(record, error)
+        return self._transfer.failed(record, error)
 
     def _wrong(self, record: Record, wrong: Exception | None) -> Exception:
         """Return what is said of a file that was wrong every time."""
         if isinstance(wrong, SourceChanged):
-            return self._desk.changed(record, COPY_TRIES_MAX)
-        source, _ = self._desk.shown(record)
-        sentence = (
+            return self._transfer.changed(record, COPY_TRIES_MAX)
+        source, _ = self._transfer.shown(record)
+        os_message = (
             str(wrong)
             if isinstance(wrong, ReadBackFailed)
             else f"{self._backend.name} said that it was done, but did not copy {source}: {wrong}"
         )
-        found = ReadBackFailed(sentence)
+        found = ReadBackFailed(os_message)
         found.item = record.item
         return found

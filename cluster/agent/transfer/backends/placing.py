@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from cluster.agent.files import kind_of
 from cluster.agent.transfer.backends.scratch import Scratch
 from cluster.agent.transfer.copying.file_copy import check_target, check_unchanged, open_source, publish, set_metadata
-from cluster.agent.transfer.copying.transfer_state import Desk
-from cluster.agent.transfer.planning.record_paths import Places
+from cluster.agent.transfer.copying.transfer_state import TransferState
+from cluster.agent.transfer.planning.record_paths import RecordPaths
 from cluster.agent.transfer.records.digests import READ_BYTES, combine, digest_of, digest_on_disk
 from cluster.agent.transfer.records.errors import ReadBackFailed
 from cluster.agent.transfer.records.manifest import Record
@@ -31,16 +31,16 @@ class Checked(NamedTuple):
     copied: Copied
 
 
-def check(desk: Desk, record: Record, path: bytes, scratch: Scratch, places: Places) -> Checked:
+def check(transfer: TransferState, record: Record, path: bytes, scratch: Scratch, paths: RecordPaths) -> Checked:
     """Compare one file with its source and the manifest, and give it its metadata.
 
     NotCopied or ReadBackFailed if it is not what it should be, SourceChanged if the source was written to;
     TransferFailed, OSError.
     """
-    options = desk.options
-    source, shown = desk.shown(record)
-    check_target(*places.destination(record), shown, replace=options.replace)
-    reading, status = open_source(*places.source(record), source)
+    options = transfer.options
+    source, shown = transfer.shown(record)
+    check_target(*paths.destination(record), shown, replace=options.replace)
+    reading, status = open_source(*paths.source(record), source)
     try:
         writing = _open(scratch, path, status)
         try:
@@ -50,14 +50,14 @@ def check(desk: Desk, record: Record, path: bytes, scratch: Scratch, places: Pla
                 raise NotCopied(f"it has {size} bytes there instead of {status.st_size}")
             digest = b""
             if options.verify >= Verify.DIGEST:
-                digest = _digest(desk, record, reading)
-                if _digest(desk, record, writing) != digest:
+                digest = _digest(transfer, record, reading)
+                if _digest(transfer, record, writing) != digest:
                     raise NotCopied("its contents are others there")
                 check_unchanged(reading, status)
             flags = set_metadata(reading, writing, status, options)
             if options.verify >= Verify.READ_BACK:
                 os.fsync(writing)
-                if _digest(desk, record, writing, on_disk=True) != digest:
+                if _digest(transfer, record, writing, on_disk=True) != digest:
                     raise ReadBackFailed(f"{shown} does not hold what was read from {source}; check the disk")
             if os.fstat(writing).st_blocks * 512 < size:
                 flags |= Flag.SPARSE
@@ -78,12 +78,12 @@ def sync(path: bytes, scratch: Scratch) -> None:
             os.close(descriptor)
 
 
-def place(desk: Desk, record: Record, path: bytes, scratch: Scratch, places: Places) -> None:
+def place(transfer: TransferState, record: Record, path: bytes, scratch: Scratch, paths: RecordPaths) -> None:
     """Give a durable file its name; its directory is to be synced. TransferFailed, OSError."""
-    _, shown = desk.shown(record)
-    directory, name = places.destination(record)
+    _, shown = transfer.shown(record)
+    directory, name = paths.destination(record)
     with scratch.holding(path) as (holding, part):
-        publish(holding, part, directory, name, shown, replace=desk.options.replace)
+        publish(holding, part, directory, name, shown, replace=transfer.options.replace)
 
 
 def _open(scratch: Scratch, path: bytes, source: os.stat_result) -> int:
@@ -103,18 +103,18 @@ def _open(scratch: Scratch, path: bytes, source: os.stat_result) -> int:
     return descriptor
 
 
-def _digest(desk: Desk, record: Record, descriptor: int, *, on_disk: bool = False) -> bytes:
+def _digest(transfer: TransferState, record: Record, descriptor: int, *, on_disk: bool = False) -> bytes:
     """Return the digest of a file as Forebay's own copying takes it. What it takes to read is progress, too."""
-    algorithm: Algorithm = desk.options.algorithm
+    algorithm: Algorithm = transfer.options.algorithm
     take = digest_on_disk if on_disk else digest_of
     if not record.is_large:
-        desk.advance(steps=1)
+        transfer.advance(steps=1)
         return take(descriptor, algorithm)
     size = os.fstat(descriptor).st_size
-    chunk_bytes = desk.chunks(record, size).chunk_bytes
+    chunk_bytes = transfer.chunks(record, size).chunk_bytes
     digests = []
     for offset in range(0, size, chunk_bytes):
-        desk.context.pace.check()
-        desk.advance(steps=1 + chunk_bytes // READ_BYTES)
+        transfer.context.pace.check()
+        transfer.advance(steps=1 + chunk_bytes // READ_BYTES)
         digests.append(take(descriptor, algorithm, offset, chunk_bytes))
     return combine(algorithm, chunk_bytes, digests)

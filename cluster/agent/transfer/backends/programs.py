@@ -16,7 +16,7 @@ from cluster.agent.files import write_all
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
 from cluster.agent.transfer.backends.tools import Call, Job
-from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.copying.transfer_state import TransferState
 from cluster.agent.transfer.planning.context import Pacer, Unpaced
 from cluster.agent.transfer.records.errors import TransferFailed
 from cluster.providers import guard
@@ -25,7 +25,7 @@ from cluster.system import become_subreaper, descendants, send
 _EXECUTABLE: Final = os.X_OK
 
 
-def run_program(desk: Desk, backend: str, call: Call, job: Job) -> None:
+def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> None:
     """Run it to its end. ProgramFailed has its last words; TransferFailed if it is not there; OSError."""
     program = shutil.which(os.fsdecode(call.argv[0]), _EXECUTABLE, BASE_PATH)
     if program is None:
@@ -34,32 +34,32 @@ def run_program(desk: Desk, backend: str, call: Call, job: Job) -> None:
             "install it here, or use another backend"
         )
     become_subreaper()
-    told = os.memfd_create("forebay-names", os.MFD_CLOEXEC)
+    stdin = os.memfd_create("forebay-names", os.MFD_CLOEXEC)
     try:
-        write_all(told, call.told)
-        os.lseek(told, 0, os.SEEK_SET)
+        write_all(stdin, call.stdin)
+        os.lseek(stdin, 0, os.SEEK_SET)
         ran = guard.run(
-            lambda returned: _become(program, call, job, told, returned),
+            lambda returned: _become(program, call, job, stdin, returned),
             timeout_s=NO_LIMIT_S,
-            clock=desk.context.clock,
-            keep=(job.source, job.scratch, told),
-            look=IoWatch(lambda: desk.advance(steps=1), desk.context.pace).look,
-            look_s=LOOK_S,
+            clock=transfer.context.clock,
+            keep=(job.source, job.scratch, stdin),
+            poll=IoWatch(lambda: transfer.advance(steps=1), transfer.context.pace).poll,
+            poll_s=POLL_S,
         )
         left = end_descendants()
     finally:
-        os.close(told)
+        os.close(stdin)
     if ran.code:
         raise ProgramFailed(f"{backend} {guard.how(ran.code)}{last_words(ran)}")
     if left:
         raise ProgramFailed(f"{backend} left processes that cannot be ended: {', '.join(map(str, left[:20]))}")
 
 
-def _become(program: str, call: Call, job: Job, told: int, returned: int) -> None:
+def _become(program: str, call: Call, job: Job, stdin: int, returned: int) -> None:
     """In the child: become the program."""
     os.close(returned)
-    os.dup2(told, 0)
-    os.close(told)
+    os.dup2(stdin, 0)
+    os.close(stdin)
     os.fchdir(job.source)
     # It names its destination by this number.
     os.set_inheritable(job.scratch, True)
@@ -83,8 +83,8 @@ class ProgramFailed(TransferFailed):
 
 def last_words(ran: guard.Finished) -> str:
     """Return the last line that a program complained with, or else printed, in words that follow how it ended."""
-    for said in (ran.complained, ran.printed):
-        lines = said.decode("utf-8", "backslashreplace").strip().splitlines()
+    for output in (ran.complained, ran.printed):
+        lines = output.decode("utf-8", "backslashreplace").strip().splitlines()
         if lines:
             line = "".join(character if character.isprintable() else "�" for character in lines[-1].strip())
             return f": {line[-MESSAGE_CHARACTERS:]}"
@@ -116,8 +116,8 @@ def _reap() -> None:
         pass
 
 
-LOOK_S: Final = 0.1
-"""Seconds between two looks at how far a program is: it is stopped as soon as it is ahead of its rate by as much, and
+POLL_S: Final = 0.1
+"""Seconds between two polls at how far a program is: it is stopped as soon as it is ahead of its rate by as much, and
 this is what looking costs of a hundredth of a processor."""
 
 _IO_BYTES_MAX: Final = 4096
@@ -138,7 +138,7 @@ class _Io(NamedTuple):
 
 
 class IoWatch:
-    """Told of a program from time to time (`look`, for guard.run); says that it lives, and holds it to the pace."""
+    """Told of a program from time to time (`poll`, for guard.run); says that it lives, and holds it to the pace."""
 
     def __init__(self, alive: Callable[[], None], pace: Pacer | None = None) -> None:
         """`alive` is told of every look that found it further than the one before."""
@@ -150,7 +150,7 @@ class IoWatch:
         self._written = _written_by([os.getpid()])
         self._handed = _handed_by([os.getpid()])
 
-    def look(self, _child: int) -> None:
+    def poll(self, _child: int) -> None:
         """See what the processes beneath this one have done since the last look; raises what ends the transfer."""
         self._pace.check()
         pids = descendants(os.getpid())

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from cluster.agent.files import join, remove_tree
-from cluster.agent.transfer.copying.transfer_state import Desk
-from cluster.agent.transfer.planning.record_paths import Places, enter, part_name
+from cluster.agent.transfer.copying.transfer_state import TransferState
+from cluster.agent.transfer.planning.record_paths import RecordPaths, enter, part_name
 from cluster.agent.transfer.records.errors import TransferFailed
 from cluster.agent.transfer.records.manifest import Record
 
@@ -17,14 +17,14 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """One, while it is used; what is left in it goes when it is removed."""
+    """Scratch directory, while it is used; what is left in it goes when it is removed."""
 
-    def __init__(self, desk: Desk, record: Record, places: Places) -> None:
+    def __init__(self, transfer: TransferState, record: Record, paths: RecordPaths) -> None:
         """Make or find that of the record's item, which `record` is the first of. OSError."""
         number = record.item
-        self._parent = os.dup(places.part(record)[0])
-        self._name = os.fsdecode(part_name(desk.context.tag, b"%d:scratch" % number))
-        self.shown = join(desk.items[number].destination.path, (self._name,))
+        self._parent = os.dup(paths.part(record)[0])
+        self._name = os.fsdecode(part_name(transfer.context.tag, b"%d:scratch" % number))
+        self.shown = join(transfer.items[number].destination.path, (self._name,))
         self.is_old = False
         """Whether an earlier attempt left something in it, maybe."""
         try:

@@ -32,11 +32,11 @@ class Job(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One run of a program."""
+    """Call of a program: its arguments and its standard input."""
 
     argv: tuple[bytes, ...]
     """Without a shell; the first word is looked up in the standard places."""
-    told: bytes = b""
+    stdin: bytes = b""
     """What it reads on its standard input."""
 
 
@@ -97,8 +97,8 @@ class Rsync:
         if self._sparse:
             options.append(b"--sparse")
         # The prefix keeps names that begin with - # or ; from being anything but names.
-        told = b"".join(b"./" + name + b"\0" for name in job.names)
-        return Call((b"rsync", *options, b"./", b"/proc/self/fd/%d/" % job.scratch), told)
+        stdin = b"".join(b"./" + name + b"\0" for name in job.names)
+        return Call((b"rsync", *options, b"./", b"/proc/self/fd/%d/" % job.scratch), stdin)
 
 
 class Rclone:
@@ -160,14 +160,14 @@ class Template:
     def call(self, job: Job) -> Call:
         """Return what is to be run for one item."""
         name = b"" if job.whole else job.names[0]
-        places = {
+        paths = {
             b"{source}": _path(job.source) + b"/" + name,
             b"{destination}": _path(job.scratch) + b"/" + name,
             b"{kind}": b"directory" if job.whole else b"file",
         }
         words = []
         for word in self._words:
-            for place, text in places.items():
+            for place, text in paths.items():
                 if place in word:
                     word = word.replace(place, text)
                     break

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final
 
 from cluster.agent.transfer.copying.tally import Tally
-from cluster.agent.transfer.copying.transfer_state import Desk
+from cluster.agent.transfer.copying.transfer_state import TransferState
 from cluster.agent.transfer.records.digests import Hasher, digest_of, digest_on_disk, hasher
 from cluster.agent.transfer.records.errors import SourceChanged
 from cluster.agent.transfer.records.manifest import Record
@@ -29,8 +29,8 @@ BLOCK_BYTES: Final = 4 * 1024 * 1024
 ALIGNED_BYTES: Final = 4096
 """What offsets and lengths past the page cache are multiples of: no disk in use has larger sectors."""
 
-LOOK_S: Final = 0.1
-"""Seconds between two looks of the thread that waits for the streams: how old the progress that is shown may be."""
+POLL_S: Final = 0.1
+"""Seconds between two polls of the thread that waits for the streams: how old the progress that is shown may be."""
 
 SETTLE_S: Final = 0.5
 """Seconds between two syncs of what is written so far: what a power cut may cost, besides what is under way."""
@@ -63,7 +63,7 @@ class Pouring:
 
     def __init__(
         self,
-        desk: Desk,
+        transfer: TransferState,
         record: Record,
         chunks: Chunks,
         reading: int,
@@ -75,7 +75,7 @@ class Pouring:
         """Take the record as the file is now, its marks, and open descriptors, which stay the caller's. `direct` is
         `writing` past the page cache.
         """
-        self._desk = desk
+        self._transfer = transfer
         self._record = record
         self._chunks = chunks
         self._reading = reading
@@ -83,7 +83,7 @@ class Pouring:
         self._direct = direct if self._chunks.chunk_bytes % ALIGNED_BYTES == 0 else None
         self._way = way
         self._tally = tally
-        self._sparse = record.is_sparse and desk.options.sparse
+        self._sparse = record.is_sparse and transfer.options.sparse
         self._of_zeros: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._written: list[int] = []
@@ -97,14 +97,14 @@ class Pouring:
 
     def run(self) -> None:
         """Move what is not there yet. SourceChanged, SyncFailed, OSError, or what the pace raises."""
-        settled_s = self._desk.context.clock.monotonic_s()
+        settled_s = self._transfer.context.clock.monotonic_s()
 
         def settle() -> None:
             nonlocal settled_s
-            now_s = self._desk.context.clock.monotonic_s()
+            now_s = self._transfer.context.clock.monotonic_s()
             if now_s - settled_s >= SETTLE_S:
                 self._settle()
-                settled_s = self._desk.context.clock.monotonic_s()
+                settled_s = self._transfer.context.clock.monotonic_s()
 
         self._each(self._move, settle)
 
@@ -142,7 +142,7 @@ class Pouring:
                 wake.set()
 
         self._stopping = stopping
-        streams = max(1, min(self._desk.options.streams, self._chunks.count))
+        streams = max(1, min(self._transfer.options.streams, self._chunks.count))
         threads = [threading.Thread(target=stream, name=f"stream-{number}") for number in range(streams)]
         try:
             started = _start(threads)
@@ -151,7 +151,7 @@ class Pouring:
                 started = 1
                 stream()
             while len(ended) < started:
-                wake.wait(LOOK_S)
+                wake.wait(POLL_S)
                 wake.clear()
                 self._tally.tell()
                 if not failures:
@@ -209,15 +209,15 @@ class Pouring:
     def _is_there(self, number: int, begin: int, end: int) -> bool:
         known = self._chunks.digest(number)
         if not known:
-            return self._desk.same_boot
-        return digest_of(self._writing, self._desk.options.algorithm, begin, end - begin) == known
+            return self._transfer.same_boot
+        return digest_of(self._writing, self._transfer.options.algorithm, begin, end - begin) == known
 
     def _pour(self, begin: int, end: int, block: memoryview, *, whole: bool) -> bytes:
         """Move a chunk and return its digest, empty if none was taken.
 
         `whole`: something wrong may be in it, also where the source has holes.
         """
-        taken = hasher(self._desk.options.algorithm)
+        taken = hasher(self._transfer.options.algorithm)
         for is_data, start, stop in self._segments(begin, end) if self._sparse and not whole else [(True, begin, end)]:
             if not is_data:
                 if (start, stop) == (begin, end):
@@ -288,7 +288,7 @@ class Pouring:
     def _take(self, most: int) -> int:
         if self._stopping.is_set():
             raise _Abandoned
-        pace = self._desk.context.pace
+        pace = self._transfer.context.pace
         step = pace.step_bytes(min(most, BLOCK_BYTES))
         if step > ALIGNED_BYTES:
             step -= step % ALIGNED_BYTES if step < most else 0
@@ -320,7 +320,7 @@ class Pouring:
     def _digest_of_zeros(self, size_bytes: int) -> bytes:
         found = self._of_zeros.get(size_bytes)
         if found is None:
-            taken = hasher(self._desk.options.algorithm)
+            taken = hasher(self._transfer.options.algorithm)
             for at in range(0, size_bytes, len(_ZEROS)):
                 taken.update(_ZEROS[: min(len(_ZEROS), size_bytes - at)])
             found = self._of_zeros[size_bytes] = taken.digest()
@@ -336,9 +336,9 @@ class Pouring:
 
     def _read_digest(self, begin: int, end: int, block: memoryview) -> bytes:
         direct, at = self._direct, begin
-        taken = hasher(self._desk.options.algorithm)
+        taken = hasher(self._transfer.options.algorithm)
         while direct is not None and at < end:
-            self._look()
+            self._poll()
             try:
                 got = os.preadv(direct, [block], at)
             except OSError as error:
@@ -351,14 +351,14 @@ class Pouring:
             taken.update(block[: min(got, end - at)])
             at += got
         if direct is None:
-            self._look()
-            return digest_on_disk(self._writing, self._desk.options.algorithm, begin, end - begin)
+            self._poll()
+            return digest_on_disk(self._writing, self._transfer.options.algorithm, begin, end - begin)
         return taken.digest()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._stopping.is_set():
             raise _Abandoned
-        self._desk.context.pace.check()
+        self._transfer.context.pace.check()
         self._tally.add(steps=1)
 
 

@@ -1,4 +1,4 @@
-"""One process's part of a transfer: batches in, files at their destinations."""
+"""Part of a transfer that one process copies: batches in, files at their destinations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer.copying import large
 from cluster.agent.transfer.copying.small import SmallFiles, Unfinished
 from cluster.agent.transfer.copying.tally import Moved, Tally
-from cluster.agent.transfer.copying.transfer_state import Batch, Desk
+from cluster.agent.transfer.copying.transfer_state import Batch, TransferState
 from cluster.agent.transfer.records.errors import SourceChanged, TransferFailed
 from cluster.agent.transfer.records.manifest import Record
 
@@ -17,12 +17,12 @@ from cluster.agent.transfer.records.manifest import Record
 class Copier:
     """Copies batches one after the other."""
 
-    def __init__(self, desk: Desk, tell: Callable[[Moved], None]) -> None:
+    def __init__(self, transfer: TransferState, tell: Callable[[Moved], None]) -> None:
         """Begin; `tell` is called with what was done, always by the thread that calls this."""
-        self._desk = desk
-        self._places = desk.places()
+        self._transfer = transfer
+        self._paths = transfer.paths()
         self._tally = Tally(tell)
-        self._small = SmallFiles(desk, self._places, self._tally)
+        self._small = SmallFiles(transfer, self._paths, self._tally)
 
     def copy(self, batch: Batch) -> None:
         """Copy a batch; small files are certain to be durable only after `finish`.
@@ -30,13 +30,13 @@ class Copier:
         TransferFailed names the file that cannot be copied; Fenced, OSError (the agent's own records), or what the pace
         raises.
         """
-        records = self._desk.records(batch)
+        records = self._transfer.records(batch)
         try:
             if batch.large:
                 for record in records:
                     self._large(record)
             else:
-                self._small.copy(records, self._desk.leaves(batch, records))
+                self._small.copy(records, self._transfer.leaves(batch, records))
         except Unfinished as error:
             self._fail(error.record, error.__cause__)
         self._tally.tell()
@@ -52,7 +52,7 @@ class Copier:
     def close(self) -> None:
         """Close what is open."""
         self._small.close()
-        self._places.close()
+        self._paths.close()
 
     def __enter__(self) -> Copier:
         """Give itself."""
@@ -64,15 +64,15 @@ class Copier:
 
     def _large(self, record: Record) -> None:
         try:
-            large.copy_file(self._desk, record, self._places, self._tally)
+            large.copy_file(self._transfer, record, self._paths, self._tally)
         except (OSError, TransferFailed, SourceChanged) as error:
             self._fail(record, error)
 
     def _fail(self, record: Record, error: BaseException | None) -> NoReturn:
         if isinstance(error, SourceChanged):
-            raise self._desk.changed(record, COPY_TRIES_MAX) from error
+            raise self._transfer.changed(record, COPY_TRIES_MAX) from error
         assert isinstance(error, OSError | TransferFailed)
-        failure = self._desk.failed(record, error)
+        failure = self._transfer.failed(record, error)
         if failure is error:
             # Its cause is what it was: nothing is the cause of itself.
             raise failure

@@ -1,4 +1,4 @@
-"""One file on its way to its destination: every step that is between it and its name, each alone.
+"""File on its way to its destination: every step that is between it and its name, each alone.
 
 The order is what makes a destination absent, old or complete: check the target, open the source, make the temporary
 file beside the target, write, see that the source did not change, set the metadata, sync, verify, rename, sync the

@@ -25,13 +25,13 @@ from cluster.agent.files import PathRefused
 from cluster.agent.transfer.copying.copier import Copier
 from cluster.agent.transfer.copying.rate_limit import Stopped
 from cluster.agent.transfer.copying.tally import Moved
-from cluster.agent.transfer.copying.transfer_state import Batch, Desk
+from cluster.agent.transfer.copying.transfer_state import Batch, TransferState
 from cluster.agent.transfer.planning.fence import Fenced
 from cluster.agent.transfer.records.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed, root_cause
 from cluster.system import die_with_parent
 
-LOOK_S: Final = 0.1
-"""Seconds between two looks of whoever waits for helpers: how late a stop may be seen."""
+POLL_S: Final = 0.1
+"""Seconds between two polls of whoever waits for helpers: how late a stop may be seen."""
 
 GRACE_S: Final = 0.3
 """Seconds that helpers have to remove the temporary files of their batch, together: less than the agent waits for the
@@ -56,7 +56,7 @@ class _Failure(msgspec.Struct, array_like=True):
     number: int = 0
 
 
-class _Said(msgspec.Struct, array_like=True):
+class _Message(msgspec.Struct, array_like=True):
     """What a helper says: what it moved, that it has nothing to do, or that it failed."""
 
     moved: Moved | None = None
@@ -79,17 +79,17 @@ class _Helper:
 class Helpers:
     """As many processes as are wanted, each with one batch at a time."""
 
-    def __init__(self, desk: Desk, count: int) -> None:
+    def __init__(self, transfer: TransferState, count: int) -> None:
         """Start them. OSError if none can be started."""
-        self._clock = desk.context.clock
+        self._clock = transfer.context.clock
         self._helpers: dict[int, _Helper] = {}
         self._idle: list[_Helper] = []
         self._finishing = False
         self._poll = select.poll()
-        self._decoder = msgspec.msgpack.Decoder(_Said)
+        self._decoder = msgspec.msgpack.Decoder(_Message)
         try:
             for _ in range(min(count, HELPERS_MAX)):
-                helper = _start(desk)
+                helper = _start(transfer)
                 self._helpers[helper.channel.fileno()] = helper
                 self._idle.append(helper)
                 self._poll.register(helper.channel.fileno(), select.POLLIN)
@@ -127,18 +127,18 @@ class Helpers:
         What ended a helper ends its parent: TransferFailed, Fenced, OSError (the agent's own records), Stopped, Paused.
         """
         found: list[Moved] = []
-        for descriptor, _ in self._poll.poll(LOOK_S * 1000):
+        for descriptor, _ in self._poll.poll(POLL_S * 1000):
             helper = self._helpers[descriptor]
             data = self._receive(helper)
             if not data:
                 self._gone(helper)
                 continue
-            said = self._decoder.decode(data)
-            if said.failure is not None:
-                _raise(said.failure)
-            if said.moved is not None:
-                found.append(said.moved)
-            if said.idle:
+            message = self._decoder.decode(data)
+            if message.failure is not None:
+                _raise(message.failure)
+            if message.moved is not None:
+                found.append(message.moved)
+            if message.idle:
                 self._has_nothing_to_do(helper)
         return found
 
@@ -228,7 +228,7 @@ def _held(pid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _start(desk: Desk) -> _Helper:
+def _start(transfer: TransferState) -> _Helper:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     sys.stdout.flush()
@@ -240,36 +240,36 @@ def _start(desk: Desk) -> _Helper:
         theirs.close()
         raise
     if pid == 0:
-        _be_helper(desk, theirs, parent)
+        _be_helper(transfer, theirs, parent)
     theirs.close()
     return _Helper(pid, ours)
 
 
-def _be_helper(desk: Desk, channel: socket.socket, parent: int) -> NoReturn:
+def _be_helper(transfer: TransferState, channel: socket.socket, parent: int) -> NoReturn:
     """Live as a helper; never returns into what the parent was doing."""
     code = 1
     try:
-        signal.signal(signal.SIGTERM, lambda *_: desk.context.pace.end(_Ended))
+        signal.signal(signal.SIGTERM, lambda *_: transfer.context.pace.end(_Ended))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(parent)
         # What the parent has is not looked through again: that would copy its memory. What a batch makes is looked
         # through at its end: until then it is needed.
         gc.freeze()
         gc.disable()
-        _serve(desk, channel)
+        _serve(transfer, channel)
         code = 0
     except _Ended:
         code = 143
     except BaseException as error:
         with contextlib.suppress(BaseException):
-            _say(channel, _Said(failure=_failure_of(error)))
+            _send(channel, _Message(failure=_failure_of(error)))
     finally:
         os._exit(code)
 
 
-def _serve(desk: Desk, channel: socket.socket) -> None:
+def _serve(transfer: TransferState, channel: socket.socket) -> None:
     decoder = msgspec.msgpack.Decoder(Batch)
-    with Copier(desk, lambda moved: _say(channel, _Said(moved=moved))) as copier:
+    with Copier(transfer, lambda moved: _send(channel, _Message(moved=moved))) as copier:
         while True:
             data = channel.recv(MESSAGE_BYTES_MAX)
             if not data:
@@ -280,11 +280,11 @@ def _serve(desk: Desk, channel: socket.socket) -> None:
             else:
                 copier.copy(batch)
             gc.collect()
-            _say(channel, _Said(idle=True))
+            _send(channel, _Message(idle=True))
 
 
-def _say(channel: socket.socket, said: _Said) -> None:
-    channel.send(msgspec.msgpack.encode(said))
+def _send(channel: socket.socket, message: _Message) -> None:
+    channel.send(msgspec.msgpack.encode(message))
 
 
 def _failure_of(error: BaseException) -> _Failure:
@@ -341,56 +341,56 @@ WAITING: Final = 1
 """Helpers besides one for each stream: at any time about one of them waits for its group of files to be synced."""
 
 
-def copy_all(desk: Desk) -> None:
+def copy_all(transfer: TransferState) -> None:
     """Copy every pending file; each is durable at its destination on return.
 
     TransferFailed names the one that cannot be; Fenced, or what the pace raises.
     """
-    batches = desk.pending()
+    batches = transfer.pending()
     first = list(itertools.islice(batches, 2))
-    if len(first) == 2 and desk.options.streams > 1:
-        helpers = _helpers(desk)
+    if len(first) == 2 and transfer.options.streams > 1:
+        helpers = _helpers(transfer)
         if helpers is not None:
-            _together(desk, itertools.chain(first, batches), helpers)
+            _together(transfer, itertools.chain(first, batches), helpers)
             return
-    with Copier(desk, lambda moved: advance(desk, moved)) as copier:
+    with Copier(transfer, lambda moved: advance(transfer, moved)) as copier:
         for batch in itertools.chain(first, batches):
             copier.copy(batch)
         copier.finish()
 
 
-def _helpers(desk: Desk) -> Helpers | None:
+def _helpers(transfer: TransferState) -> Helpers | None:
     """Start helpers; None if this user may not have any more processes."""
     try:
-        return Helpers(desk, desk.options.streams + WAITING)
+        return Helpers(transfer, transfer.options.streams + WAITING)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
             raise
         return None
 
 
-def _together(desk: Desk, batches: Iterator[Batch], helpers: Helpers) -> None:
+def _together(transfer: TransferState, batches: Iterator[Batch], helpers: Helpers) -> None:
     with helpers:
         for batch in batches:
             while not helpers.idle:
-                _take(desk, helpers)
+                _take(transfer, helpers)
             helpers.give(batch)
         helpers.finish()
         while helpers.working:
-            _take(desk, helpers)
+            _take(transfer, helpers)
 
 
-def _take(desk: Desk, helpers: Helpers) -> None:
+def _take(transfer: TransferState, helpers: Helpers) -> None:
     for moved in helpers.wait():
-        advance(desk, moved)
-    desk.context.pace.check()
+        advance(transfer, moved)
+    transfer.context.pace.check()
 
 
-def advance(desk: Desk, moved: Moved) -> None:
+def advance(transfer: TransferState, moved: Moved) -> None:
     """Tell what was done. TransferFailed if more was copied than may be."""
     if moved.path:
-        desk.context.at(moved.path)
-    desk.advance(
+        transfer.context.at(moved.path)
+    transfer.advance(
         files=moved.files,
         size_bytes=moved.size_bytes,
         written_bytes=moved.written_bytes,

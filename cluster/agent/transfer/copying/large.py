@@ -1,4 +1,4 @@
-"""One large file in chunks, resumed from the marks of an earlier attempt."""
+"""Large file, copied in chunks, resumed from the marks of an earlier attempt."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from cluster.agent.transfer.copying.file_copy import (
     set_metadata,
 )
 from cluster.agent.transfer.copying.tally import Tally
-from cluster.agent.transfer.copying.transfer_state import Desk
-from cluster.agent.transfer.planning.record_paths import Places, discard
+from cluster.agent.transfer.copying.transfer_state import TransferState
+from cluster.agent.transfer.planning.record_paths import RecordPaths, discard
 from cluster.agent.transfer.records.digests import combine
 from cluster.agent.transfer.records.errors import ReadBackFailed, SourceChanged
 from cluster.agent.transfer.records.manifest import Record
 from cluster.agent.transfer.records.options import Verify
-from cluster.agent.transfer.records.status_table import ChunkState, Copied, Flag, Slot, State
+from cluster.agent.transfer.records.status_table import ChunkState, Copied, Flag, State, StatusRow
 
 
-def copy_file(desk: Desk, record: Record, places: Places, tally: Tally) -> None:
+def copy_file(transfer: TransferState, record: Record, paths: RecordPaths, tally: Tally) -> None:
     """Copy one large file, once more if it changes or storage gives it back wrong.
 
     What it has become since the walk is what is copied: only a file that goes on changing fails. TransferFailed,
     OSError, SourceChanged, or what the pace raises.
     """
-    tally.at(desk.label(record))
+    tally.at(transfer.label(record))
     for tried in range(1, COPY_TRIES_MAX + 1):
-        attempt = _Attempt(desk, record, places, tally)
+        attempt = _Attempt(transfer, record, paths, tally)
         try:
             attempt.run()
             return
         except (SourceChanged, ReadBackFailed):
-            desk.slots.tried(record.index)
+            transfer.slots.tried(record.index)
             tally.add(size_bytes=-attempt.moved_bytes, durable_bytes=-attempt.durable_bytes, retries=1)
             if tried == COPY_TRIES_MAX:
                 raise
 
 
 class _Attempt:
-    def __init__(self, desk: Desk, record: Record, places: Places, tally: Tally) -> None:
-        self._desk = desk
+    def __init__(self, transfer: TransferState, record: Record, paths: RecordPaths, tally: Tally) -> None:
+        self._transfer = transfer
         self._record = record
         """As it is now, once its source is open."""
-        self._places = places
+        self._paths = paths
         self._tally = tally
-        self._planned = self._chunks = desk.chunks(record)
-        self._source_shown, self._shown = desk.shown(record)
+        self._planned = self._chunks = transfer.chunks(record)
+        self._source_shown, self._shown = transfer.shown(record)
         self.moved_bytes = self.durable_bytes = 0
 
     def run(self) -> None:
-        desk, record = self._desk, self._record
-        directory, name = self._places.destination(record)
-        check_target(directory, name, self._shown, replace=desk.options.replace)
-        staging, part = self._places.part(record)
-        reading, status = open_source(*self._places.source(record), self._source_shown)
+        transfer, record = self._transfer, self._record
+        directory, name = self._paths.destination(record)
+        check_target(directory, name, self._shown, replace=transfer.options.replace)
+        staging, part = self._paths.part(record)
+        reading, status = open_source(*self._paths.source(record), self._source_shown)
         writing: int | None = None
         try:
             if (status.st_size, status.st_mtime_ns) != (record.size, record.mtime_ns):
@@ -81,13 +81,13 @@ class _Attempt:
             raise failure.__cause__ from None
         finally:
             quietly_close((reading, writing))
-        desk.slots.ready(record.index, copied)
-        if not desk.options.replace:
-            desk.slots.sync()
-        publish(staging, part, directory, name, self._shown, replace=desk.options.replace)
+        transfer.slots.ready(record.index, copied)
+        if not transfer.options.replace:
+            transfer.slots.sync()
+        publish(staging, part, directory, name, self._shown, replace=transfer.options.replace)
         os.fsync(directory)
-        desk.slots.done(record.index, copied)
-        desk.slots.sync()
+        transfer.slots.done(record.index, copied)
+        transfer.slots.sync()
         self._tally.add(files=1, durable_bytes=record.size - self.durable_bytes)
         self._tally.tell()
 
@@ -96,10 +96,10 @@ class _Attempt:
 
         TransferFailed if there is no room for what it has grown to.
         """
-        desk, planned = self._desk, self._record
-        desk.check_limit(desk.totals.size_bytes - planned.size + status.st_size)
+        transfer, planned = self._transfer, self._record
+        transfer.check_limit(transfer.totals.size_bytes - planned.size + status.st_size)
         self._start_over(staging, part)
-        self._chunks = desk.chunks(planned, status.st_size)
+        self._chunks = transfer.chunks(planned, status.st_size)
         self._record = msgspec.structs.replace(
             planned,
             size=status.st_size,
@@ -111,10 +111,10 @@ class _Attempt:
 
     def _open_part(self, staging: int, part: bytes) -> int:
         """Return the temporary file of an earlier attempt, or a new one."""
-        slots, index, record = self._desk.slots, self._record.index, self._record
-        slot = slots.get(index)
-        if slot.state is State.STARTED:
-            writing = open_part(staging, part, slot.copied.inode)
+        table, index, record = self._transfer.slots, self._record.index, self._record
+        row = table.get(index)
+        if row.state is State.STARTED:
+            writing = open_part(staging, part, row.copied.inode)
             if writing is not None:
                 return writing
         writing = create_part(staging, part)
@@ -122,7 +122,7 @@ class _Attempt:
             self._chunks.clear()
             # Size and time say what the marks are of: the manifest may say something else.
             started = Copied(record.size, record.mtime_ns, os.fstat(writing).st_ino)
-            slots.put(index, Slot(State.STARTED, slot.tries, started))
+            table.put(index, StatusRow(State.STARTED, row.tries, started))
         except OSError:
             # No record leads to it.
             with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ class _Attempt:
         self._planned.clear()
 
     def _fill(self, reading: int, status: os.stat_result, writing: int, staging: int, part: bytes) -> Copied:
-        options, record = self._desk.options, self._record
+        options, record = self._transfer.options, self._record
         way = self._way(reading, writing)
         direct: int | None = None
         try:
@@ -146,7 +146,7 @@ class _Attempt:
                     allocate(writing, record.size)
                 os.ftruncate(writing, record.size)
                 direct = open_direct(staging, part, writing) if way is Way.WRITE else None
-            pouring = Pouring(self._desk, record, self._chunks, reading, writing, direct, way, self._tally)
+            pouring = Pouring(self._transfer, record, self._chunks, reading, writing, direct, way, self._tally)
             try:
                 if way is not Way.CLONED or options.verify >= Verify.DIGEST:
                     pouring.run()
@@ -175,7 +175,7 @@ class _Attempt:
             reading, writing
         ):
             return Way.CLONED
-        if self._desk.options.verify >= Verify.DIGEST or is_local(writing):
+        if self._transfer.options.verify >= Verify.DIGEST or is_local(writing):
             return Way.WRITE
         return Way.KERNEL
 
@@ -189,7 +189,7 @@ class _Attempt:
 
     def _digest(self) -> bytes:
         digests = [self._chunks.digest(number) for number in range(self._chunks.count)]
-        return combine(self._desk.options.algorithm, self._chunks.chunk_bytes, digests) if all(digests) else b""
+        return combine(self._transfer.options.algorithm, self._chunks.chunk_bytes, digests) if all(digests) else b""
 
 
 def _flags(way: Way, pouring: Pouring, record: Record) -> Flag:

@@ -23,8 +23,8 @@ from cluster.system import Clock
 UNLIMITED: Final = -1
 """A rate that holds nobody back; 0 is a pause."""
 
-LOOK_S: Final = 0.05
-"""Seconds between two looks of who waits: how long a new rate, a pause's end or a stop may go unseen."""
+POLL_S: Final = 0.05
+"""Seconds between two polls of who waits: how long a new rate, a pause's end or a stop may go unseen."""
 
 WAIT_S_MIN: Final = 0.001
 """Least wait, seconds: what a timer is good for."""
@@ -33,7 +33,7 @@ BURST_S: Final = 0.1
 """Seconds' worth of a rate that may be saved up while nothing moves: enough to hide a hiccup, too little to be felt."""
 
 STEP_BYTES_MIN: Final = 4096
-"""Least that is moved between two looks, bytes: however low the rate, a page goes at once."""
+"""Least that is moved between two polls, bytes: however low the rate, a page goes at once."""
 
 _SEAL_FUTURE_WRITE: Final = 0x10
 """F_SEAL_FUTURE_WRITE of Linux 5.1, which the fcntl module of Python 3.11 does not name: whoever maps from then on
@@ -126,7 +126,7 @@ class Pace:
         self.check()
         while self._words is not None and self._words[_STANDS] < self._clock.monotonic_s() * _NS:
             self._shared.waited()
-            self._never.wait(LOOK_S)
+            self._never.wait(POLL_S)
             self.check()
 
     def step_bytes(self, most: int) -> int:
@@ -142,7 +142,7 @@ class Pace:
         wait_s = self._try(size_bytes)
         while wait_s > 0:
             self._shared.waited()
-            self._never.wait(max(WAIT_S_MIN, min(wait_s, LOOK_S)))
+            self._never.wait(max(WAIT_S_MIN, min(wait_s, POLL_S)))
             self.check()
             wait_s = self._try(size_bytes)
 
@@ -159,7 +159,7 @@ class Pace:
             # What nobody took is lost but for the burst, and what was taken ahead is owed, a step at most.
             earned = max(0, now_ns - then_ns) * rate_bytes_s // _NS if then_ns else 0
             tokens = min(int(rate_bytes_s * BURST_S), tokens + earned)
-            wait_s = LOOK_S if rate_bytes_s == 0 else -tokens / rate_bytes_s
+            wait_s = POLL_S if rate_bytes_s == 0 else -tokens / rate_bytes_s
             if wait_s <= 0:
                 tokens -= size_bytes
             # Only as far as whole bytes were earned: who looks often must not lose a fraction each time.

@@ -22,9 +22,9 @@ from cluster.agent.transfer.copying.file_copy import (
 )
 from cluster.agent.transfer.copying.rate_limit import Stopped
 from cluster.agent.transfer.copying.tally import Tally
-from cluster.agent.transfer.copying.transfer_state import Desk, Shown, directory_of
-from cluster.agent.transfer.planning.batch_directories import SHELVED_FILES_MIN, Shelf
-from cluster.agent.transfer.planning.record_paths import Places, discard
+from cluster.agent.transfer.copying.transfer_state import Shown, TransferState, directory_of
+from cluster.agent.transfer.planning.batch_directories import BATCH_DIRECTORY_FILES_MIN, BatchDirectory
+from cluster.agent.transfer.planning.record_paths import RecordPaths, discard
 from cluster.agent.transfer.records.digests import digest_of_bytes, digest_on_disk, hasher
 from cluster.agent.transfer.records.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed
 from cluster.agent.transfer.records.manifest import Record
@@ -62,26 +62,26 @@ class _Written(NamedTuple):
     part: bytes
     copied: Copied
     tries: int
-    shelf: Shelf | None
+    batch_directory: BatchDirectory | None
     """Where it is; None: where `Places.part` says."""
 
 
 class SmallFiles:
     """Moves batches of small files, in one process and one thread."""
 
-    def __init__(self, desk: Desk, places: Places, tally: Tally) -> None:
+    def __init__(self, transfer: TransferState, paths: RecordPaths, tally: Tally) -> None:
         """Begin with nothing written."""
-        self._desk = desk
-        self._options = desk.options
-        self._pace = desk.context.pace
-        self._places = places
+        self._transfer = transfer
+        self._options = transfer.options
+        self._pace = transfer.context.pace
+        self._paths = paths
         self._tally = tally
         self._begun: list[Record] = []
-        """Of the batch, in order, but for those on shelves: from the moment on that they may have a temporary file."""
-        self._shelves: list[Shelf] = []
-        self._shelf: Shelf | None = None
+        """Of the batch, in order, but for those in batch directories: from when on they may have a temporary file."""
+        self._batch_directories: list[BatchDirectory] = []
+        self._batch_directory: BatchDirectory | None = None
         """Where the next file is written."""
-        self._mixed: dict[int, Shelf] = {}
+        self._mixed: dict[int, BatchDirectory] = {}
         """Shelves for what is alone in its directory, by their staging directories."""
         self._named = 0
         """How many of those have their names."""
@@ -106,8 +106,8 @@ class SmallFiles:
     def copy(self, records: Sequence[Record], leaves: Collection[tuple[int, bytes]] = ()) -> None:
         """Move files; they are in place on return, and durable there after the next call or `finish`.
 
-        `leaves` are directories, each item and path, whose place a shelf may take: all of their files are here, and
-        nobody else copies into them. Unfinished names the one that cannot be moved; what the pace raises.
+        `leaves` are directories, each item and path, whose place a batch directory may take: all of their files are
+        here, and nobody else copies into them. Unfinished names the one that cannot be moved; what the pace raises.
         """
         self._read_tries(records)
         self._grouping, self._alone = len(records) >= GROUPED_FILES_MIN, False
@@ -124,47 +124,49 @@ class SmallFiles:
 
     def _copy_into(self, records: Sequence[Record], leaf: bool) -> None:
         """Write the temporary files of one directory."""
-        self._choose_shelf(records, leaf)
+        self._choose_batch_directory(records, leaf)
         for number, record in enumerate(records):
             if number % TELL_FILES == 0:
-                self._tally.at(self._desk.label(record))
+                self._tally.at(self._transfer.label(record))
             try:
                 self._written.append(self._write(record))
             except (OSError, TransferFailed, SourceChanged) as error:
                 raise Unfinished(record) from error
             if number % TELL_FILES == 0:
                 self._tell()
-        if self._shelf is not None:
-            self._shelf.files += len(records)
-            self._shelf.close()
+        if self._batch_directory is not None:
+            self._batch_directory.files += len(records)
+            self._batch_directory.close()
 
-    def _choose_shelf(self, records: Sequence[Record], leaf: bool) -> None:
+    def _choose_batch_directory(self, records: Sequence[Record], leaf: bool) -> None:
         """Say where the files of a directory are written: where there are few of them, with others that are alone."""
         first = records[0]
-        item = self._desk.items[first.item]
-        self._shelf = None
+        item = self._transfer.items[first.item]
+        self._batch_directory = None
         try:
             if not self._grouping or item.staging < 0:
                 return
             if not self._is_grouped(os.fstat(item.staging).st_dev, item.staging, item.staging):
                 return
-            if len(records) >= SHELVED_FILES_MIN:
-                whole = leaf and not os.listdir(self._places.destination(first)[0])
-                self._shelf = self._new_shelf(item.staging, first, whole=whole)
+            if len(records) >= BATCH_DIRECTORY_FILES_MIN:
+                whole = leaf and not os.listdir(self._paths.destination(first)[0])
+                self._batch_directory = self._new_batch_directory(item.staging, first, whole=whole)
                 return
-            self._shelf = self._mixed.get(item.staging)
-            if self._shelf is None:
-                self._shelf = self._mixed[item.staging] = self._new_shelf(item.staging, first, whole=False)
+            self._batch_directory = self._mixed.get(item.staging)
+            if self._batch_directory is None:
+                self._batch_directory = self._mixed[item.staging] = self._new_batch_directory(
+                    item.staging, first, whole=False
+                )
         except (OSError, TransferFailed) as error:
             raise Unfinished(first) from error
 
-    def _new_shelf(self, staging: int, first: Record, *, whole: bool) -> Shelf:
-        shelf = Shelf(staging, self._desk.context.tag, first.item, first.index, whole=whole)
-        self._shelves.append(shelf)
-        return shelf
+    def _new_batch_directory(self, staging: int, first: Record, *, whole: bool) -> BatchDirectory:
+        batch_directory = BatchDirectory(staging, self._transfer.context.tag, first.item, first.index, whole=whole)
+        self._batch_directories.append(batch_directory)
+        return batch_directory
 
     def finish(self) -> None:
-        """Make everything durable that was put in place, and say so in the slots. Unfinished."""
+        """Make everything durable that was put in place, and say so in the rows. Unfinished."""
         if self._placed:
             # Nothing to do if they were synced one by one: then there is no volume.
             self._sync(self._placed[-1].record)
@@ -191,21 +193,21 @@ class SmallFiles:
         raise AssertionError("the last try returns or raises")
 
     def _write_once(self, record: Record) -> _Written:
-        shelf, options = self._shelf, self._options
+        batch_directory, options = self._batch_directory, self._options
         self._tried_bytes = 0
-        source_directory, source_name = self._places.source(record)
-        if shelf is None or not shelf.whole:
-            directory, name = self._places.destination(record)
-            check_target(directory, name, Shown(self._desk, record, 1), replace=options.replace)
-        reading, status = open_source(source_directory, source_name, Shown(self._desk, record, 0))
+        source_directory, source_name = self._paths.source(record)
+        if batch_directory is None or not batch_directory.whole:
+            directory, name = self._paths.destination(record)
+            check_target(directory, name, Shown(self._transfer, record, 1), replace=options.replace)
+        reading, status = open_source(source_directory, source_name, Shown(self._transfer, record, 0))
         try:
-            if shelf is None:
-                holder, part = self._places.part(record)
+            if batch_directory is None:
+                holder, part = self._paths.part(record)
                 if not self._begun or self._begun[-1] is not record:
                     self._begun.append(record)
                 writing = create_part(holder, part)
             else:
-                holder, part = shelf.opened(), source_name if shelf.whole else b"%d" % record.index
+                holder, part = batch_directory.opened(), source_name if batch_directory.whole else b"%d" % record.index
                 writing = create_part(holder, part, status.st_mode)
             try:
                 own = os.fstat(writing)
@@ -215,11 +217,11 @@ class SmallFiles:
                     digest = self._copy_in_steps(reading, writing, status.st_size)
                 check_unchanged(reading, status)
                 flags = set_metadata(reading, writing, status, options, mode=own.st_mode)
-                if shelf is None and not (self._grouping and self._is_grouped(own.st_dev, holder, writing)):
+                if batch_directory is None and not (self._grouping and self._is_grouped(own.st_dev, holder, writing)):
                     self._alone = True
                     os.fsync(writing)
                 copied = Copied(status.st_size, status.st_mtime_ns, own.st_ino, digest, flags)
-                return _Written(record, part, copied, self._tries.get(record.index, 0), shelf)
+                return _Written(record, part, copied, self._tries.get(record.index, 0), batch_directory)
             finally:
                 os.close(writing)
         finally:
@@ -274,7 +276,7 @@ class SmallFiles:
 
     def _again(self, record: Record, moved_bytes: int) -> None:
         self._tally.add(size_bytes=-moved_bytes, retries=1)
-        self._tries[record.index] = self._desk.slots.tried(record.index)
+        self._tries[record.index] = self._transfer.slots.tried(record.index)
 
     def _is_grouped(self, device: int, staging: int, writing: int) -> bool:
         """Whether files of the file system are synced together."""
@@ -299,53 +301,59 @@ class SmallFiles:
         self._pace.check()
         self._keep(State.READY, self._written)
         if not self._options.replace:
-            self._desk.slots.sync()
-        for shelf, found in itertools.groupby(self._written, lambda written: written.shelf):
+            self._transfer.slots.sync()
+        for batch_directory, found in itertools.groupby(self._written, lambda written: written.batch_directory):
             files = list(found)
-            if shelf is not None and shelf.whole and self._takes_place(files[0].record, shelf):
+            if (
+                batch_directory is not None
+                and batch_directory.whole
+                and self._takes_place(files[0].record, batch_directory)
+            ):
                 self._placed += files
-                self._shelves.remove(shelf)
+                self._batch_directories.remove(batch_directory)
                 continue
             for written in files:
                 try:
                     self._publish(written)
                 except (OSError, TransferFailed) as error:
                     raise Unfinished(written.record) from error
-                self._named += shelf is None
+                self._named += batch_directory is None
                 self._placed.append(written)
-            if shelf is not None:
-                shelf.close()
+            if batch_directory is not None:
+                batch_directory.close()
         placed = self._written
-        self._remove_shelves(placed)
+        self._remove_batch_directories(placed)
         self._written, self._begun, self._named = [], [], 0
         if self._alone:
             self._sync_directories(placed)
 
-    def _takes_place(self, record: Record, shelf: Shelf) -> bool:
+    def _takes_place(self, record: Record, batch_directory: BatchDirectory) -> bool:
         try:
-            return self._places.takes_place(record, shelf)
+            return self._paths.takes_place(record, batch_directory)
         except (OSError, TransferFailed) as error:
             raise Unfinished(record) from error
 
     def _publish(self, written: _Written) -> None:
-        record, shelf, replace = written.record, written.shelf, self._options.replace
-        directory, name = self._places.destination(record)
-        shown = Shown(self._desk, record, 1)
-        if shelf is not None and shelf.whole:
+        record, batch_directory, replace = written.record, written.batch_directory, self._options.replace
+        directory, name = self._paths.destination(record)
+        shown = Shown(self._transfer, record, 1)
+        if batch_directory is not None and batch_directory.whole:
             # Nobody looked: the directory was empty.
             check_target(directory, name, shown, replace=replace)
         publish(self._holder(written), written.part, directory, name, shown, replace=replace)
 
     def _holder(self, written: _Written) -> int:
         """Return the open directory that a temporary file is in."""
-        return self._places.part(written.record)[0] if written.shelf is None else written.shelf.opened()
+        return (
+            self._paths.part(written.record)[0] if written.batch_directory is None else written.batch_directory.opened()
+        )
 
-    def _remove_shelves(self, placed: Sequence[_Written]) -> None:
-        """Remove the shelves, which are empty."""
+    def _remove_batch_directories(self, placed: Sequence[_Written]) -> None:
+        """Remove the batch directories, which are empty."""
         try:
-            while self._shelves:
-                self._shelves[-1].remove()
-                self._shelves.pop()
+            while self._batch_directories:
+                self._batch_directories[-1].remove()
+                self._batch_directories.pop()
         except OSError as error:
             raise Unfinished(placed[0].record) from error
         self._mixed = {}
@@ -368,7 +376,7 @@ class SmallFiles:
             here = record.item, record.path.rpartition(b"/")[0]
             if here != last:
                 try:
-                    os.fsync(self._places.destination(record)[0])
+                    os.fsync(self._paths.destination(record)[0])
                 except (OSError, TransferFailed) as error:
                     raise Unfinished(record) from error
                 last = here
@@ -377,7 +385,7 @@ class SmallFiles:
         """Say of what is durable at its destination that it is."""
         if self._placed:
             self._keep(State.DONE, self._placed)
-            self._desk.slots.sync()
+            self._transfer.slots.sync()
             durable_bytes = sum(written.copied.size for written in self._placed)
             self._tally.add(files=len(self._placed), durable_bytes=durable_bytes)
             self._tally.tell()
@@ -401,9 +409,9 @@ class SmallFiles:
                     return again
                 if tried < COPY_TRIES_MAX:
                     self._again(record, record.size)
-                    self._shelf = again.shelf
+                    self._batch_directory = again.batch_directory
                     again = self._write(record)
-            source, shown = self._desk.shown(record)
+            source, shown = self._transfer.shown(record)
             raise ReadBackFailed(f"{shown} does not hold what was read from {source}; check the disk")
         except (OSError, TransferFailed, SourceChanged) as error:
             raise Unfinished(record) from error
@@ -412,10 +420,10 @@ class SmallFiles:
         """Remove the temporary files."""
         for record in self._begun[self._named :]:
             with contextlib.suppress(OSError, TransferFailed):
-                discard(*self._places.part(record))
-        for shelf in self._shelves:
-            shelf.discard()
-        self._shelves, self._mixed = [], {}
+                discard(*self._paths.part(record))
+        for batch_directory in self._batch_directories:
+            batch_directory.discard()
+        self._batch_directories, self._mixed = [], {}
         self._written, self._begun, self._named = [], [], 0
 
     # Slots.
@@ -423,14 +431,14 @@ class SmallFiles:
     def _read_tries(self, records: Sequence[Record]) -> None:
         self._tries = {}
         for run in _runs([record.index for record in records]):
-            for index, slot in zip(run, self._desk.slots.many(run.start, len(run)), strict=True):
-                if slot.tries:
-                    self._tries[index] = slot.tries
+            for index, row in zip(run, self._transfer.slots.many(run.start, len(run)), strict=True):
+                if row.tries:
+                    self._tries[index] = row.tries
 
     def _keep(self, state: State, files: Sequence[_Written]) -> None:
         kept = {file.record.index: (file.tries, file.copied) for file in files}
         for run in _runs(list(kept)):
-            self._desk.slots.put_files(run.start, state, [kept[index] for index in run])
+            self._transfer.slots.put_files(run.start, state, [kept[index] for index in run])
 
 
 def _runs(indexes: Sequence[int]) -> list[range]:

@@ -1,4 +1,4 @@
-"""What copying needs at hand: the manifest and what is still to be done of it, slots, marks, places, counters.
+"""What copying needs at hand: the manifest and what is still to be done of it, rows, marks, places, counters.
 
 It is used as it is after a fork: everything in it is a file that processes share, or constant."""
 
@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from cluster.agent.files import join
 from cluster.agent.transfer.planning.context import Context
 from cluster.agent.transfer.planning.fence import Fenced, is_removed
-from cluster.agent.transfer.planning.record_paths import Places
-from cluster.agent.transfer.records.errors import TransferFailed, sentence
+from cluster.agent.transfer.planning.record_paths import RecordPaths
+from cluster.agent.transfer.records.errors import TransferFailed, os_message
 from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record, Totals
 from cluster.agent.transfer.records.options import Item, Options, chunk_bytes_again
 from cluster.agent.transfer.records.progress import Counters
-from cluster.agent.transfer.records.status_table import Chunks, RecordsFailed, Slots, State
+from cluster.agent.transfer.records.status_table import Chunks, RecordsFailed, State, StatusTable
 
 SMALL_BATCH_FILES: Final = 4096
 SMALL_BATCH_FILES_MIN: Final = 256
@@ -30,8 +30,8 @@ SMALL_BATCHES: Final = 32
 SMALL_BATCH_BYTES: Final = 64 * 1024 * 1024
 """Bytes of the files of one batch."""
 
-LOOK_RECORDS: Final = 4096
-"""Records whose slots are read at once."""
+POLL_RECORDS: Final = 4096
+"""Records whose rows are read at once."""
 
 _OF_DIRECTORIES: Final = 0.75
 """From this share of a batch on it ends with a directory, if one ends: so that most have all of their files in one."""
@@ -47,13 +47,13 @@ class Batch(NamedTuple):
     length: int
     """Records, of which some may be no files, or done."""
     large: bool = False
-    """One file that is copied in chunks."""
+    """File that is copied in chunks."""
 
 
 def _are_apart(items: Sequence[Item]) -> bool:
     """Return whether no tree goes where another item goes to, or beneath it."""
-    places = sorted(item.destination.path.rstrip("/") + "/" for item in items)
-    return not any(after.startswith(before) for before, after in itertools.pairwise(places))
+    paths = sorted(item.destination.path.rstrip("/") + "/" for item in items)
+    return not any(after.startswith(before) for before, after in itertools.pairwise(paths))
 
 
 def directory_of(record: Record) -> tuple[int, bytes]:
@@ -66,8 +66,8 @@ def _is_in(record: Record, directory: tuple[int, bytes]) -> bool:
     return record.item == directory[0] and record.path.startswith(directory[1] + b"/")
 
 
-class Desk:
-    """All of it."""
+class TransferState:
+    """State of a transfer that all its processes share."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Desk:
         context: Context,
         manifest: Manifest,
         totals: Totals,
-        slots: Slots,
+        table: StatusTable,
         chunks: int,
         *,
         same_boot: bool,
@@ -87,7 +87,7 @@ class Desk:
         self.context = context
         self.manifest = manifest
         self.totals = totals
-        self.slots = slots
+        self.slots = table
         self.same_boot = same_boot
         """Whether what was only written, not synced, when the checkpoint was made can still be there."""
         self._chunks = chunks
@@ -96,9 +96,9 @@ class Desk:
         self.written_bytes = 0
         self.counters = Counters(files_total=totals.files, bytes_total=totals.size_bytes)
 
-    def places(self) -> Places:
+    def paths(self) -> RecordPaths:
         """Return a new finder of directories: one for each process or thread."""
-        return Places(self.items, self.context.tag)
+        return RecordPaths(self.items, self.context.tag)
 
     def pending(self, wanted: Callable[[Item], bool] = lambda item: item.backend == "native") -> Iterator[Batch]:
         """Yield what is to be copied of the items that are wanted, in the manifest's order. OSError."""
@@ -110,7 +110,7 @@ class Desk:
         for at, record in self.manifest.located():
             if record.index >= base + len(states):
                 base = record.index
-                states = self.slots.states(base, LOOK_RECORDS)
+                states = self.slots.states(base, POLL_RECORDS)
             if record.kind != FILE or not chosen[record.item] or states[record.index - base] not in _PENDING:
                 if record.kind == DIRECTORY:
                     if files >= files_max * _OF_DIRECTORIES:
@@ -119,7 +119,7 @@ class Desk:
                     ahead = (record.index, at)
                 if files:
                     count += 1
-                    if count >= LOOK_RECORDS:
+                    if count >= POLL_RECORDS:
                         yield Batch(place, count)
                         files = count = size_bytes = 0
                 continue
@@ -209,7 +209,7 @@ class Desk:
         source, destination = self.shown(record)
         if isinstance(error, FileNotFoundError) and item.staging >= 0 and is_removed(item.staging):
             return Fenced(f"a newer attempt has taken over {destination}: this one may not write there any more")
-        failed = TransferFailed(f"{source} cannot be copied to {destination}: {sentence(error)}")
+        failed = TransferFailed(f"{source} cannot be copied to {destination}: {os_message(error)}")
         failed.item = record.item
         return failed
 
@@ -280,14 +280,14 @@ class Desk:
 class Shown:
     """The name of a file for a message that is hardly ever needed."""
 
-    __slots__ = ("_desk", "_record", "_side")
+    __slots__ = ("_record", "_side", "_transfer")
 
-    def __init__(self, desk: Desk, record: Record, side: int) -> None:
+    def __init__(self, transfer: TransferState, record: Record, side: int) -> None:
         """Of its source, side 0, or of its destination, side 1."""
-        self._desk = desk
+        self._transfer = transfer
         self._record = record
         self._side = side
 
     def __str__(self) -> str:
         """Return it."""
-        return self._desk.shown(self._record)[self._side]
+        return self._transfer.shown(self._record)[self._side]

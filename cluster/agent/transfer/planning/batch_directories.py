@@ -1,10 +1,10 @@
-"""A shelf: the directory that a group of small files is written in before they get their names.
+"""Batch staging directory: what a group of small files is written in before they get their names.
 
 All helpers of a transfer have one staging directory, and a directory takes one name at a time. So each group has its
-own in there, which only its helper writes to. A shelf that has all files of a directory that this transfer has made,
-and that is still empty, takes that directory's place by one rename, instead of one for each file.
+own in there, which only its helper writes to. One that has all files of a directory that this transfer has made, and
+that is still empty, takes that directory's place by one rename, instead of one for each file.
 
-The next attempt does not go on with what is on a shelf: a small file is copied again."""
+The next attempt does not go on with what is in a batch directory: a small file is copied again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import os
 from typing import Final
 
 from cluster.agent.files import RemovalFailed, empty_directory, remove_tree
-from cluster.agent.transfer.planning.fence import SHELF_SUFFIX
+from cluster.agent.transfer.planning.fence import BATCH_SUFFIX
 
-SHELVED_FILES_MIN: Final = 16
-"""Files of one directory from which on they have a shelf of their own, count: it costs about as much as two files."""
+BATCH_DIRECTORY_FILES_MIN: Final = 16
+"""Files of one directory from which on they have a batch directory of their own, count: it costs about two files."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE: Final = 0o700
@@ -38,8 +38,8 @@ _NOT_AT_ONCE: Final = frozenset(
 """What says that a directory does not take the place of another, while its files may still get their names."""
 
 
-class Shelf:
-    """One, while it is used. `staging` stays the caller's. Every method may raise OSError."""
+class BatchDirectory:
+    """Batch directory, while it is used. `staging` stays the caller's. Every method may raise OSError."""
 
     def __init__(self, staging: int, tag: str, item: int, first: int, *, whole: bool) -> None:
         """Make it, empty: `first` is the index of the first record of the group.
@@ -47,7 +47,7 @@ class Shelf:
         `whole`: it gets all files of a directory, under their own names.
         """
         self._staging = staging
-        self._name = os.fsencode(f"{tag}.{item}.{first}{SHELF_SUFFIX}")
+        self._name = os.fsencode(f"{tag}.{item}.{first}{BATCH_SUFFIX}")
         self._descriptor = -1
         self.whole = whole
         self.files = 0
@@ -110,10 +110,10 @@ def _likeness(directory: int) -> tuple[object, ...]:
 
 
 def discard_all(staging: int) -> None:
-    """Remove the shelves in a staging directory that nobody writes to any more, as far as that goes."""
+    """Remove the batch directories in a staging directory that nobody writes to any more, as far as that goes."""
     with contextlib.suppress(OSError):
         for name in os.listdir(staging):
-            if name.endswith(SHELF_SUFFIX):
+            if name.endswith(BATCH_SUFFIX):
                 _discard(staging, name)
 
 

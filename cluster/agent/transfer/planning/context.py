@@ -63,7 +63,7 @@ def _beside(item: Item) -> int:
 
 
 class Context(NamedTuple):
-    """All of it."""
+    """Context of a transfer, given by whoever runs it."""
 
     tag: str
     """What temporary names begin with, such as `.forebay-7-0123abcd`."""

@@ -9,8 +9,8 @@ the same attempt, the one that comes second gives way; where they come at once, 
 an older attempt that is there goes on until a newer one comes.
 
 An attempt takes over the partial files of the same owner's last one, in order to go on with them. Directories that end
-in SHELF_SUFFIX hold small files that nobody goes on with, and that may get their place all at once (`shelves`): they
-are removed, and first of all lose the name by which they could.
+in BATCH_SUFFIX hold small files that nobody goes on with, and that may get their place all at once
+(`batch_directories`): they are removed, and first of all lose the name by which they could.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cluster.agent.files import RemovalFailed, empty_directory
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE: Final = 0o700
 
-SHELF_SUFFIX: Final = ".shelf"
+BATCH_SUFFIX: Final = ".shelf"
 """How the names of directories in a staging directory end that may be renamed as a whole."""
 
 _GONE_SUFFIX: Final = ".gone"
@@ -109,7 +109,7 @@ def _take_over(home: int, former: str, place: str) -> None:
     """Move what an earlier attempt left half done: the files and not their directory, which that one may have open."""
     with _opened(home, former) as source, _opened(home, place) as destination:
         for name in os.listdir(source):
-            if not name.endswith((SHELF_SUFFIX, _GONE_SUFFIX)):
+            if not name.endswith((BATCH_SUFFIX, _GONE_SUFFIX)):
                 os.rename(name, name, src_dir_fd=source, dst_dir_fd=destination)
 
 
@@ -237,7 +237,7 @@ def _take_names(staging: int) -> int:
     found = 0
     for name in os.listdir(staging):
         gone = name
-        if name.endswith(SHELF_SUFFIX):
+        if name.endswith(BATCH_SUFFIX):
             gone = name + _GONE_SUFFIX
             with contextlib.suppress(FileNotFoundError):
                 os.rename(name, gone, src_dir_fd=staging, dst_dir_fd=staging)

@@ -1,4 +1,4 @@
-"""From items to a sealed manifest with a slot for each record, taking over what an earlier attempt had done.
+"""From items to a sealed manifest with a row for each record, taking over what an earlier attempt had done.
 
 The walk is in the same order every time, so the earlier attempt's manifest is compared with it in one go. What did not
 change at the source, and is at the destination as that attempt left it, is done; the chunks of a large file that was
@@ -16,7 +16,7 @@ import xxhash
 
 from cluster.agent.files import is_disk_full
 from cluster.agent.transfer.planning.context import Context
-from cluster.agent.transfer.planning.record_paths import Places, discard, is_there
+from cluster.agent.transfer.planning.record_paths import RecordPaths, discard, is_there
 from cluster.agent.transfer.planning.walking import Walk, order_of
 from cluster.agent.transfer.records.errors import TransferFailed
 from cluster.agent.transfer.records.manifest import (
@@ -31,7 +31,7 @@ from cluster.agent.transfer.records.manifest import (
 )
 from cluster.agent.transfer.records.options import Item, Options, chunks_of
 from cluster.agent.transfer.records.progress import Counters
-from cluster.agent.transfer.records.receipts import with_slots
+from cluster.agent.transfer.records.receipts import with_rows
 from cluster.agent.transfer.records.status_table import (
     EMPTY,
     ITEMS_NAMED_BYTES_MAX,
@@ -39,9 +39,9 @@ from cluster.agent.transfer.records.status_table import (
     NO_FLAG,
     Flag,
     Header,
-    Slot,
-    Slots,
     State,
+    StatusRow,
+    StatusTable,
     read_header,
     reserve,
     write_header,
@@ -49,7 +49,7 @@ from cluster.agent.transfer.records.status_table import (
 from cluster.agent.transfer.records.workspace import Files, Workspace
 from cluster.system import boot_id
 
-SLOTS_AT_ONCE: Final = 4096
+ROWS_AT_ONCE: Final = 4096
 """Slots written at once."""
 
 STEP_RECORDS: Final = 512
@@ -74,7 +74,7 @@ class Planned(NamedTuple):
     """The places of their records in the manifest."""
 
 
-class _NoRoom(Exception):
+class _OwnDiskFull(Exception):
     """The agent's disk does not take the records."""
 
 
@@ -108,7 +108,7 @@ def plan(items: Sequence[Item], options: Options, context: Context) -> Planned:
     new = workspace.generations[0 if known is None else 1 - known[0]]
     try:
         planned = _Planning(items, options, context, old, known and known[1], new, sequence).run()
-    except _NoRoom:
+    except _OwnDiskFull:
         # As safe, but what this attempt does is not known to the next one.
         memory = Workspace.in_memory_only()
         planned = _Planning(items, options, context, old, known and known[1], memory.generations[0], sequence).run()
@@ -158,33 +158,33 @@ class _Planning:
         self._same_boot = old_header is not None and old_header.boot == self._boot
         self._new = new
         self._sequence = sequence
-        self._places = Places(items, context.tag)
-        self._slots = Slots(new.control)
-        self._block: list[Slot] = []
+        self._paths = RecordPaths(items, context.tag)
+        self._table = StatusTable(new.control)
+        self._block: list[StatusRow] = []
         self._written = 0
         self._amounts = [(0, 0)] * len(items)
         self._resumed_files = self._resumed_bytes = 0
         self._gone: list[Record] = []
         self._directories = array("Q")
-        self._earlier: Iterator[tuple[Record, Slot]] = iter(())
+        self._earlier: Iterator[tuple[Record, StatusRow]] = iter(())
         if old is not None and old_header is not None:
-            self._earlier = with_slots(Manifest(old.manifest, old_header.manifest_bytes), Slots(old.control))
+            self._earlier = with_rows(Manifest(old.manifest, old_header.manifest_bytes), StatusTable(old.control))
         self._next = next(self._earlier, None)
 
     def run(self) -> Planned:
-        with _room():
+        with _own_disk():
             _empty(self._new)
         writer = ManifestWriter(self._new.manifest)
         try:
             for record in Walk(self._items, self._options).records():
                 chunks = chunks_of(record.size, self._options) if record.is_large else 0
-                with _room():
+                with _own_disk():
                     place = writer.add(record, chunks)
                 if record.kind == DIRECTORY:
                     self._directories.append(place)
-                slot = self._slot_of(record, chunks)
-                self._block.append(slot)
-                if len(self._block) >= SLOTS_AT_ONCE:
+                row = self._row_of(record, chunks)
+                self._block.append(row)
+                if len(self._block) >= ROWS_AT_ONCE:
                     self._flush()
                 if record.kind == FILE:
                     files, size_bytes = self._amounts[record.item]
@@ -195,14 +195,14 @@ class _Planning:
             self._clear_until(None)
             return self._sealed(writer)
         finally:
-            self._places.close()
+            self._paths.close()
 
     def _sealed(self, writer: ManifestWriter) -> Planned:
         self._flush()
-        with _room():
+        with _own_disk():
             totals = writer.seal()
             reserve(self._new.control, totals.records, self._new.chunks, totals.chunks)
-            self._slots.sync()
+            self._table.sync()
             header = Header(
                 sequence=self._sequence,
                 items=_named(self._items),
@@ -231,67 +231,67 @@ class _Planning:
         )
 
     def _flush(self) -> None:
-        with _room():
-            self._slots.put_many(self._written, self._block)
+        with _own_disk():
+            self._table.put_many(self._written, self._block)
         self._written += len(self._block)
         self._block = []
 
     # What an earlier attempt did
 
-    def _slot_of(self, record: Record, chunks: int) -> Slot:
+    def _row_of(self, record: Record, chunks: int) -> StatusRow:
         if record.kind == ODD:
             return EMPTY._replace(state=State.LEFT_OUT)
         self._clear_until(record)
         if self._next is None or order_of(self._next[0]) != order_of(record):
             return EMPTY
-        before, slot = self._next
+        before, row = self._next
         self._next = next(self._earlier, None)
         if record.kind == DIRECTORY and before.kind == DIRECTORY:
-            return slot if slot.state is State.MADE else EMPTY
+            return row if row.state is State.MADE else EMPTY
         if before.kind != FILE or not before.is_as(record):
             # Its temporary file has the same name in this attempt, and is replaced.
             return EMPTY
-        if (slot.copied.size, slot.copied.mtime_ns) != (record.size, record.mtime_ns):
+        if (row.copied.size, row.copied.mtime_ns) != (record.size, record.mtime_ns):
             # What was copied, or half copied, is what the source had become by then, and is not any more.
             return EMPTY
-        if slot.state in (State.READY, State.DONE) and is_there(self._places, record, slot.copied):
-            if slot.state is State.READY:
+        if row.state in (State.READY, State.DONE) and is_there(self._paths, record, row.copied):
+            if row.state is State.READY:
                 self._settle(record)
             self._resumed_files += 1
-            self._resumed_bytes += slot.copied.size
-            return Slot(State.DONE, slot.tries, slot.copied._replace(flags=slot.copied.flags | Flag.RESUMED))
-        if slot.state in (State.STARTED, State.READY) and chunks:
+            self._resumed_bytes += row.copied.size
+            return StatusRow(State.DONE, row.tries, row.copied._replace(flags=row.copied.flags | Flag.RESUMED))
+        if row.state in (State.STARTED, State.READY) and chunks:
             marks = os.pread(self._old_chunks, chunks * MARK_BYTES, before.chunk_at * MARK_BYTES)
-            with _room():
+            with _own_disk():
                 os.pwrite(self._new.chunks, marks, record.chunk_at * MARK_BYTES)
-            return Slot(State.STARTED, slot.tries, slot.copied._replace(digest=b"", flags=NO_FLAG))
+            return StatusRow(State.STARTED, row.tries, row.copied._replace(digest=b"", flags=NO_FLAG))
         return EMPTY
 
     def _settle(self, record: Record) -> None:
         """The file got its name in the last moment: see that it keeps it."""
-        staging, part = self._places.part(record)
+        staging, part = self._paths.part(record)
         discard(staging, part)
-        os.fsync(self._places.destination(record)[0])
+        os.fsync(self._paths.destination(record)[0])
 
     def _clear_until(self, record: Record | None) -> None:
         """Clear away what comes before the record in the earlier manifest, and is no longer in this one."""
         limit = None if record is None else order_of(record)
         while self._next is not None and (limit is None or order_of(self._next[0]) < limit):
-            before, slot = self._next
+            before, row = self._next
             self._next = next(self._earlier, None)
             self._remove_gone_directories(before)
             with contextlib.suppress(OSError, TransferFailed):
                 if before.kind == FILE:
-                    self._clear_file(before, slot)
-                elif before.kind == DIRECTORY and slot.state is State.MADE and self._options.owned:
+                    self._clear_file(before, row)
+                elif before.kind == DIRECTORY and row.state is State.MADE and self._options.owned:
                     self._gone.append(before)
         self._remove_gone_directories(record)
 
-    def _clear_file(self, before: Record, slot: Slot) -> None:
-        if slot.state is not State.DONE:
-            discard(*self._places.part(before))
-        elif self._options.owned and is_there(self._places, before, slot.copied):
-            directory, name = self._places.destination(before)
+    def _clear_file(self, before: Record, row: StatusRow) -> None:
+        if row.state is not State.DONE:
+            discard(*self._paths.part(before))
+        elif self._options.owned and is_there(self._paths, before, row.copied):
+            directory, name = self._paths.destination(before)
             os.unlink(name, dir_fd=directory)
 
     def _remove_gone_directories(self, record: Record | None) -> None:
@@ -299,7 +299,7 @@ class _Planning:
         while self._gone and (record is None or not _lies_in(record, self._gone[-1])):
             gone = self._gone.pop()
             with contextlib.suppress(OSError, TransferFailed):
-                directory, name = self._places.destination(gone)
+                directory, name = self._paths.destination(gone)
                 os.rmdir(name, dir_fd=directory)
 
 
@@ -308,14 +308,14 @@ def _lies_in(record: Record, directory: Record) -> bool:
 
 
 @contextlib.contextmanager
-def _room() -> Iterator[None]:
+def _own_disk() -> Iterator[None]:
     """Tell a full disk of the agent's from one at the destination."""
     try:
         yield
     except OSError as error:
         if not is_disk_full(error):
             raise
-        raise _NoRoom from error
+        raise _OwnDiskFull from error
 
 
 def _empty(files: Files) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from cluster.agent.files import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
-from cluster.agent.transfer.planning.batch_directories import Shelf
-from cluster.agent.transfer.records.errors import TransferFailed, sentence, trouble
+from cluster.agent.transfer.planning.batch_directories import BatchDirectory
+from cluster.agent.transfer.records.errors import TransferFailed, file_message, os_message
 from cluster.agent.transfer.records.manifest import DIRECTORY, Record
 from cluster.agent.transfer.records.options import Item, Kind
 from cluster.agent.transfer.records.status_table import Copied
@@ -98,7 +98,7 @@ class _Side:
             self._chain.append((parts[number], enter(above, parts[number], shown, barred)))
 
 
-class Places:
+class RecordPaths:
     """Finds the directories of records; one for each process or thread. Descriptors stay its own."""
 
     def __init__(self, items: Sequence[Item], tag: str) -> None:
@@ -135,14 +135,16 @@ class Places:
             error.item = record.item
             raise
 
-    def takes_place(self, record: Record, shelf: Shelf) -> bool:
-        """Give a shelf the place of the directory that the record goes to: at once, or False. OSError, TransferFailed.
+    def takes_place(self, record: Record, batch_directory: BatchDirectory) -> bool:
+        """Give a batch directory the place of the directory that the record goes to: at once, or False.
+
+        OSError, TransferFailed.
 
         Only where no other process copies into that directory: what it had open is gone.
         """
         replaced, _ = self.destination(record)
         above, name = self._destination.above()
-        if not shelf.takes_place(above, name, replaced):
+        if not batch_directory.takes_place(above, name, replaced):
             return False
         self._destination.forget()
         return True
@@ -180,7 +182,7 @@ class Places:
         self._source.close()
         self._destination.close()
 
-    def __enter__(self) -> Places:
+    def __enter__(self) -> RecordPaths:
         """Give itself."""
         return self
 
@@ -189,10 +191,10 @@ class Places:
         self.close()
 
 
-def is_there(places: Places, record: Record, copied: Copied) -> bool:
+def is_there(paths: RecordPaths, record: Record, copied: Copied) -> bool:
     """Return whether the record's destination is what was put there."""
     try:
-        directory, name = places.destination(record)
+        directory, name = paths.destination(record)
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except (OSError, TransferFailed):
         return False
@@ -211,7 +213,7 @@ def enter(directory: int, name: bytes, shown: str, barred: Identity | None) -> i
     try:
         inner = os.open(name, _DIRECTORY, dir_fd=directory)
     except OSError as error:
-        raise TransferFailed(trouble(shown, error)) from error
+        raise TransferFailed(file_message(shown, error)) from error
     if barred is not None and identity_of(inner) == barred:
         os.close(inner)
         raise TransferFailed(f"{shown} is the agent's own directory; jobs may not name files in it")
@@ -229,7 +231,7 @@ def make_directory(directory: int, name: bytes, shown: str) -> bool:
             raise TransferFailed(f"{shown} exists and is a {kind_of(mode)}, not a directory") from None
         return False
     except OSError as error:
-        raise TransferFailed(f"the directory {shown} cannot be made: {sentence(error)}") from error
+        raise TransferFailed(f"the directory {shown} cannot be made: {os_message(error)}") from error
 
 
 def part_name(tag: str, target: bytes) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 from cluster.agent.files import PathRefused, Target, join, opened, opened_parent
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
 from cluster.agent.transfer.planning.record_paths import enter
-from cluster.agent.transfer.records.errors import TransferFailed, oddity, trouble
+from cluster.agent.transfer.records.errors import TransferFailed, file_message, oddity
 from cluster.agent.transfer.records.extras import extra_of
 from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, ODD, Record
 from cluster.agent.transfer.records.options import Item, Kind, Options, chunks_of
@@ -122,7 +122,7 @@ def _status(directory: int, name: bytes, directory_shown: str) -> os.stat_result
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError as error:
-        raise TransferFailed(trouble(join(directory_shown, (os.fsdecode(name),)), error)) from error
+        raise TransferFailed(file_message(join(directory_shown, (os.fsdecode(name),)), error)) from error
 
 
 def _entries(directory: int, shown: str, depth: int) -> list[bytes]:
@@ -138,6 +138,6 @@ def _entries(directory: int, shown: str, depth: int) -> list[bytes]:
                         f"{shown} has more than {DIRECTORY_ENTRIES_MAX} entries; pack them into an archive"
                     )
     except OSError as error:
-        raise TransferFailed(trouble(shown, error)) from error
+        raise TransferFailed(file_message(shown, error)) from error
     names.sort()
     return names

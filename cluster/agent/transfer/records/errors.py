@@ -77,14 +77,14 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the lines are on the agent's disk: where it was full, only their digest was taken."""
 
 
-def sentence(error: OSError) -> str:
+def os_message(error: OSError) -> str:
     """Return what the kernel says."""
     return error.strerror or str(error)
 
 
-def trouble(shown: object, error: OSError) -> str:
+def file_message(shown: object, error: OSError) -> str:
     """Return what is wrong with a file that cannot be looked at."""
-    return f"{shown} does not exist" if isinstance(error, FileNotFoundError) else f"{shown}: {sentence(error)}"
+    return f"{shown} does not exist" if isinstance(error, FileNotFoundError) else f"{shown}: {os_message(error)}"
 
 
 def oddity(mode: int, shown: object) -> str | None:

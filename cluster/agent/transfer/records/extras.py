@@ -40,7 +40,7 @@ class Attribute(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Extra(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Both, of one file."""
+    """Extended attributes and segments of data of one file."""
 
     attributes: tuple[Attribute, ...] = ()
     """In the order of their names; empty if there are more than ATTRIBUTES_MAX."""

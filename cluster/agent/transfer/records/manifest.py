@@ -67,7 +67,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.data_bytes < self.size
 
     def is_as(self, other: Record) -> bool:
-        """Whether the source did not change between two looks at it; a device may have another number after a boot."""
+        """Whether the source did not change between two polls at it; a device may have another number after a boot."""
         return (self.kind, self.size, self.mtime_ns, self.ctime_ns, self.inode) == (
             other.kind,
             other.size,

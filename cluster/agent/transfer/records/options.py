@@ -43,7 +43,7 @@ class Verify(IntEnum):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them; each has a default."""
+    """Options of a transfer; each has a default."""
 
     verify: Verify = Verify.DIGEST
     algorithm: Algorithm = "xxh3-128"

@@ -12,7 +12,7 @@ from cluster.agent.files import is_disk_full, kind_of
 from cluster.agent.transfer.records.digests import hasher
 from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record
 from cluster.agent.transfer.records.options import Item, Options, chunk_bytes_again
-from cluster.agent.transfer.records.status_table import Flag, Slot, Slots, State
+from cluster.agent.transfer.records.status_table import Flag, State, StatusRow, StatusTable
 
 LEFT_OUT_NAMED_MAX: Final = 16
 """Things left out that the receipt itself names, count; the lines name all."""
@@ -77,15 +77,15 @@ class Summed:
         """The digest over all lines so far."""
         return f"{self._options.algorithm}:{self._taken.digest().hex()}"
 
-    def take(self, record: Record, slot: Slot) -> bytes | None:
+    def take(self, record: Record, row: StatusRow) -> bytes | None:
         """Return the line of a record, None if nothing has been done about it."""
         if record.kind == FILE:
-            self.retries += slot.tries
-            if slot.state is not State.DONE:
+            self.retries += row.tries
+            if row.state is not State.DONE:
                 if not self._complete:
                     self._leave_out(record, "not copied")
                 return None
-            copied = slot.copied
+            copied = row.copied
             self.files += 1
             self.size_bytes += copied.size
             self.stripped += bool(copied.flags and copied.flags & Flag.SETID_STRIPPED)
@@ -102,7 +102,7 @@ class Summed:
                 flags=_words(copied.flags),
             )
         elif record.kind == DIRECTORY:
-            if slot.state not in (State.MADE, State.THERE):
+            if row.state not in (State.MADE, State.THERE):
                 return None
             self.directories += 1
             line = _line(record, kind="directory", mode=f"{record.mode & 0o777:04o}")
@@ -138,13 +138,13 @@ class Summed:
         return line
 
 
-def write_lines(descriptor: int, manifest: Manifest, slots: Slots, summed: Summed) -> bool:
+def write_lines(descriptor: int, manifest: Manifest, table: StatusTable, summed: Summed) -> bool:
     """Write the lines of all records durably; False if the disk has no room: then only `summed` has them. OSError."""
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     kept, block = _written(descriptor, bytearray(summed.head())), bytearray()
-    for record, slot in with_slots(manifest, slots):
-        data = summed.take(record, slot)
+    for record, row in with_rows(manifest, table):
+        data = summed.take(record, row)
         if data is None:
             continue
         block += data
@@ -172,14 +172,14 @@ def _written(descriptor: int, block: bytearray, *, durably: bool = False) -> boo
     return True
 
 
-def with_slots(manifest: Manifest, slots: Slots) -> Iterator[tuple[Record, Slot]]:
+def with_rows(manifest: Manifest, table: StatusTable) -> Iterator[tuple[Record, StatusRow]]:
     """Yield every record with what is kept of it. OSError."""
-    known: list[Slot] = []
+    known: list[StatusRow] = []
     base = 0
     for record in manifest.records():
         if record.index >= base + len(known):
             base = record.index
-            known = slots.many(base, _LOOK_RECORDS)
+            known = table.many(base, _LOOK_RECORDS)
         yield record, known[record.index - base]
 
 

@@ -1,7 +1,7 @@
-"""How far a transfer is, so that a crash costs at most what is under way: a slot per record, a mark per chunk.
+"""How far a transfer is, so that a crash costs at most what is under way: a row per record, a mark per chunk.
 
 Both are files of fixed places, so nothing is searched for and nothing is in memory. Every place has a checksum: one
-that was torn counts as empty. What a slot or a mark promises is durable before the promise is."""
+that was torn counts as empty. What a row or a mark promises is durable before the promise is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 HEADER_BYTES: Final = 64 * 1024
-"""Bytes before the first slot: two copies of the header, which names the items."""
+"""Bytes before the first row: two copies of the header, which names the items."""
 
-SLOT_BYTES: Final = 64
+ROW_BYTES: Final = 64
 MARK_BYTES: Final = 40
 
 ITEMS_NAMED_BYTES_MAX: Final = 24 * 1024
@@ -26,10 +26,10 @@ ITEMS_NAMED_BYTES_MAX: Final = 24 * 1024
 FORMAT: Final = 1
 """Number of the records' format: others are not read, and the transfer begins again."""
 
-_NOTHING: Final = bytes(SLOT_BYTES)
+_NOTHING: Final = bytes(ROW_BYTES)
 _HALF: Final = HEADER_BYTES // 2
 _FRAME: Final = struct.Struct("<II")
-_SLOT: Final = struct.Struct("<BBBBIQqQ32s")
+_ROW: Final = struct.Struct("<BBBBIQqQ32s")
 _HEAD: Final = struct.Struct("<BBBB")
 _REST: Final = struct.Struct("<QqQ32s")
 _MARK: Final = struct.Struct("<BBHI32s")
@@ -40,7 +40,7 @@ class RecordsFailed(OSError):
 
 
 class State(IntEnum):
-    """What a slot says of its record."""
+    """What a row says of its record."""
 
     NEW = 0
     STARTED = 1
@@ -91,7 +91,7 @@ class Copied(NamedTuple):
     flags: Flag = NO_FLAG
 
 
-class Slot(NamedTuple):
+class StatusRow(NamedTuple):
     """What is kept of a record."""
 
     state: State
@@ -101,7 +101,7 @@ class Slot(NamedTuple):
 
 _STATES: Final = tuple(State)
 
-EMPTY: Final = Slot(State.NEW, 0, Copied(0, 0, 0))
+EMPTY: Final = StatusRow(State.NEW, 0, Copied(0, 0, 0))
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,67 +157,67 @@ def write_header(control: int, header: Header) -> None:
 
 
 def reserve(control: int, records: int, chunks: int, marks: int) -> None:
-    """Give slots, marks and both headers blocks of their own, so that a disk that fills up later does not matter where
+    """Give rows, marks and both headers blocks of their own, so that a disk that fills up later does not matter where
     files are overwritten in place. OSError if there is no room.
     """
-    os.posix_fallocate(control, 0, HEADER_BYTES + records * SLOT_BYTES)
+    os.posix_fallocate(control, 0, HEADER_BYTES + records * ROW_BYTES)
     if marks:
         os.posix_fallocate(chunks, 0, marks * MARK_BYTES)
         os.fdatasync(chunks)
 
 
-class Slots:
-    """A slot for each record, in a file that all processes of a transfer share. Every method may raise OSError."""
+class StatusTable:
+    """A row for each record, in a file that all processes of a transfer share. Every method may raise OSError."""
 
     def __init__(self, control: int) -> None:
         """Take the open file."""
         self._control = control
 
-    def get(self, index: int) -> Slot:
+    def get(self, index: int) -> StatusRow:
         """Return what is kept of a record."""
-        return _slot(os.pread(self._control, SLOT_BYTES, HEADER_BYTES + index * SLOT_BYTES))
+        return _row(os.pread(self._control, ROW_BYTES, HEADER_BYTES + index * ROW_BYTES))
 
-    def many(self, index: int, count: int) -> list[Slot]:
+    def many(self, index: int, count: int) -> list[StatusRow]:
         """Return what is kept of records in a row."""
-        data = os.pread(self._control, count * SLOT_BYTES, HEADER_BYTES + index * SLOT_BYTES)
-        return [_slot(data[at : at + SLOT_BYTES]) for at in range(0, count * SLOT_BYTES, SLOT_BYTES)]
+        data = os.pread(self._control, count * ROW_BYTES, HEADER_BYTES + index * ROW_BYTES)
+        return [_row(data[at : at + ROW_BYTES]) for at in range(0, count * ROW_BYTES, ROW_BYTES)]
 
     def states(self, index: int, count: int) -> bytes:
         """Return the states of records in a row, a byte each: quick, for looking through all of them."""
-        return os.pread(self._control, count * SLOT_BYTES, HEADER_BYTES + index * SLOT_BYTES)[::SLOT_BYTES].ljust(
+        return os.pread(self._control, count * ROW_BYTES, HEADER_BYTES + index * ROW_BYTES)[::ROW_BYTES].ljust(
             count, b"\0"
         )
 
-    def put(self, index: int, slot: Slot) -> None:
+    def put(self, index: int, row: StatusRow) -> None:
         """Keep something of a record."""
-        _write(self._control, _packed(slot), HEADER_BYTES + index * SLOT_BYTES)
+        _write(self._control, _packed(row), HEADER_BYTES + index * ROW_BYTES)
 
-    def put_many(self, index: int, slots: list[Slot]) -> None:
+    def put_many(self, index: int, rows: list[StatusRow]) -> None:
         """Keep something of records in a row."""
-        _write(self._control, b"".join(map(_packed, slots)), HEADER_BYTES + index * SLOT_BYTES)
+        _write(self._control, b"".join(map(_packed, rows)), HEADER_BYTES + index * ROW_BYTES)
 
     def put_files(self, index: int, state: State, files: Sequence[tuple[int, Copied]]) -> None:
         """Keep the same state of records in a row, each with its tries and what is known of it."""
         data = b"".join([_packed_fields(state, tries, copied) for tries, copied in files])
-        _write(self._control, data, HEADER_BYTES + index * SLOT_BYTES)
+        _write(self._control, data, HEADER_BYTES + index * ROW_BYTES)
 
     def started(self, index: int, inode: int) -> None:
         """A large file has a temporary file."""
-        self.put(index, Slot(State.STARTED, self.get(index).tries, Copied(0, 0, inode)))
+        self.put(index, StatusRow(State.STARTED, self.get(index).tries, Copied(0, 0, inode)))
 
     def ready(self, index: int, copied: Copied) -> None:
         """The temporary file is whole and durable."""
-        self.put(index, Slot(State.READY, self.get(index).tries, copied))
+        self.put(index, StatusRow(State.READY, self.get(index).tries, copied))
 
     def done(self, index: int, copied: Copied) -> None:
         """The file is at its destination and durable there."""
-        self.put(index, Slot(State.DONE, self.get(index).tries, copied))
+        self.put(index, StatusRow(State.DONE, self.get(index).tries, copied))
 
     def tried(self, index: int) -> int:
         """Count another try of a record, and return how many there were."""
-        slot = self.get(index)
-        self.put(index, slot._replace(tries=min(slot.tries + 1, 255)))
-        return slot.tries + 1
+        row = self.get(index)
+        self.put(index, row._replace(tries=min(row.tries + 1, 255)))
+        return row.tries + 1
 
     def sync(self) -> None:
         """Make durable what was put."""
@@ -293,10 +293,10 @@ def _sync(descriptor: int) -> None:
         raise RecordsFailed(error.errno, error.strerror) from error
 
 
-def _packed(slot: Slot) -> bytes:
-    if slot is EMPTY:
+def _packed(row: StatusRow) -> bytes:
+    if row is EMPTY:
         return _NOTHING
-    return _packed_fields(slot.state, slot.tries, slot.copied)
+    return _packed_fields(row.state, row.tries, row.copied)
 
 
 def _packed_fields(state: State, tries: int, copied: Copied) -> bytes:
@@ -306,12 +306,12 @@ def _packed_fields(state: State, tries: int, copied: Copied) -> bytes:
     return b"%b%b%b" % (head, zlib.crc32(rest, zlib.crc32(head)).to_bytes(4, "little"), rest)
 
 
-def _slot(data: bytes) -> Slot:
-    if len(data) < SLOT_BYTES:
+def _row(data: bytes) -> StatusRow:
+    if len(data) < ROW_BYTES:
         return EMPTY
-    state, flags, tries, length, checksum, size, mtime_ns, inode, digest = _SLOT.unpack(data)
+    state, flags, tries, length, checksum, size, mtime_ns, inode, digest = _ROW.unpack(data)
     if not state and not tries or zlib.crc32(data[:4] + data[8:]) != checksum:
         return EMPTY
-    return Slot(
+    return StatusRow(
         _STATES[state], tries, Copied(size, mtime_ns, inode, digest[:length], Flag(flags) if flags else NO_FLAG)
     )

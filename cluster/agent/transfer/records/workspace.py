@@ -32,7 +32,7 @@ class Files(NamedTuple):
     """The open files of one generation."""
 
     control: int
-    """A header, and a slot for each record."""
+    """A header, and a row for each record."""
     manifest: int
     chunks: int
     """A mark for each chunk of each large file."""
@@ -77,7 +77,7 @@ class Workspace:
         return cls((first, second), _memory("receipts"), in_memory=True)
 
     def close(self) -> None:
-        """Close all of it."""
+        """Close the files."""
         for descriptor in (*self.generations[0], *self.generations[1], self.receipts):
             os.close(descriptor)
 

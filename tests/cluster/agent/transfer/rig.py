@@ -15,7 +15,7 @@ from cluster.agent.transfer.records.options import Item, Kind, Options
 from cluster.agent.transfer.records.progress import Counters
 from cluster.agent.transfer.records.receipts import Line, read_lines
 from cluster.agent.transfer.records.workspace import Workspace
-from cluster.agent.transfer.transfer import carry
+from cluster.agent.transfer.transfer import run_transfer
 from cluster.system.clock import SystemClock
 
 TAG = ".forebay-7-0123abcd"
@@ -89,7 +89,7 @@ class Rig:
         """Carry as the next attempt."""
         self.told = []
         with self.workspace() as workspace:
-            return carry(
+            return run_transfer(
                 [self.item()] if items is None else items,
                 options,
                 Context(

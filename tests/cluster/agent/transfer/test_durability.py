@@ -12,7 +12,7 @@ from cluster.agent.transfer import transfer
 from cluster.agent.transfer.copying import small
 from cluster.agent.transfer.records import status_table
 from cluster.agent.transfer.records.options import Options
-from cluster.agent.transfer.records.status_table import HEADER_BYTES, SLOT_BYTES, State
+from cluster.agent.transfer.records.status_table import HEADER_BYTES, ROW_BYTES, State
 from tests.cluster.agent.transfer.rig import Rig, plant, tree_of
 
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "rename", "mkdir", "fchmod")
@@ -60,13 +60,13 @@ class Disk:
                 self.promised.append("complete")
                 assert self._unsafe() == set(), "the transfer is said to be complete"
             return
-        for at in range(0, len(data), SLOT_BYTES):
-            slot = status_table._slot(bytes(data[at : at + SLOT_BYTES]))
-            if slot.state in (State.READY, State.DONE):
-                inode = slot.copied.inode
-                self.promised.append(slot.state.name)
-                assert inode not in self.dirty, f"{slot.state.name}, and the data is not durable"
-                if slot.state is State.DONE:
+        for at in range(0, len(data), ROW_BYTES):
+            row = status_table._row(bytes(data[at : at + ROW_BYTES]))
+            if row.state in (State.READY, State.DONE):
+                inode = row.copied.inode
+                self.promised.append(row.state.name)
+                assert inode not in self.dirty, f"{row.state.name}, and the data is not durable"
+                if row.state is State.DONE:
                     assert self.names[inode] not in self.dirty, "DONE, and the name is not durable"
 
     def _unsafe(self) -> set[int]:

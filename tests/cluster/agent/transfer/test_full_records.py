@@ -14,7 +14,7 @@ import pytest
 
 from cluster.agent.transfer.records import receipts, status_table
 from cluster.agent.transfer.records.options import Options
-from cluster.agent.transfer.records.status_table import RecordsFailed, Slots
+from cluster.agent.transfer.records.status_table import RecordsFailed, StatusTable
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 TREE: dict[str, object] = {
@@ -114,19 +114,20 @@ def test_wherever_a_record_finds_no_room_nothing_is_half_done_and_the_next_attem
         assert receipt.complete and tree_of(rig.destination) == expected
         assert (tree_of(rig.source) == {}) is move
         break
-    # The slots of three directories, the chunks and the large file, the batch twice.
+    # The rows of three directories, the chunks and the large file, the batch twice.
     assert failures >= 12
 
 
 def test_a_write_that_is_taken_in_part_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     control = os.memfd_create("control")
-    slots, pwrite = Slots(control), os.pwrite
+    table, pwrite = StatusTable(control), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: pwrite(descriptor, bytes(data)[:7], at))
     wanted = [
-        status_table.Slot(status_table.State.DONE, number, status_table.Copied(number, 2, 3)) for number in range(5)
+        status_table.StatusRow(status_table.State.DONE, number, status_table.Copied(number, 2, 3))
+        for number in range(5)
     ]
-    slots.put_many(0, wanted)
-    assert slots.many(0, 5) == wanted
+    table.put_many(0, wanted)
+    assert table.many(0, 5) == wanted
     os.close(control)
 
 

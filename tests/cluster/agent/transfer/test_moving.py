@@ -39,11 +39,12 @@ def test_a_source_that_changed_after_it_was_copied_stays_and_so_does_what_holds_
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(rig.source, TREE)
+    remove_sources = transfer.remove_sources
 
-    def late(desk: object) -> int:
+    def late(transfer: object) -> int:
         (rig.source / "d" / "e" / "c").write_bytes(b"newer")
         (rig.source / "d" / "f").write_bytes(b"new")
-        return transfer.remove_sources(desk)  # type: ignore[arg-type]
+        return remove_sources(transfer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "remove_sources", late)
     assert rig.carry([rig.item(move=True)]).removed_files == 3
@@ -67,11 +68,12 @@ def test_a_source_whose_copy_somebody_took_away_is_the_last_one_and_stays(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(rig.source, TREE)
+    remove_sources = transfer.remove_sources
 
-    def late(desk: object) -> int:
+    def late(transfer: object) -> int:
         (rig.destination / "a").unlink()
         (rig.destination / "d" / "b").write_bytes(b"?")
-        return transfer.remove_sources(desk)  # type: ignore[arg-type]
+        return remove_sources(transfer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "remove_sources", late)
     assert rig.carry([rig.item(move=True)]).removed_files == 2

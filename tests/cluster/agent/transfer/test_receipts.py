@@ -162,9 +162,9 @@ def test_a_bit_that_flips_at_rest_is_found_by_the_receipts_wherever_it_is(rig: R
     rig.carry(items)
     descriptor = os.open(rig.home / "receipts" / "7.1.stage_out", os.O_RDONLY)
     assert list(recheck(descriptor, items, "xxh3-128")) == []
-    for name, places in (("a", range(5)), ("d/large", (0, 4095, 4096, 20000))):
+    for name, paths in (("a", range(5)), ("d/large", (0, 4095, 4096, 20000))):
         path = rig.destination / name
-        for at in places:
+        for at in paths:
             flips(path, at)
             (found,) = recheck(descriptor, items, "xxh3-128")
             assert found.path == str(path) and "instead of" in found.why

@@ -247,7 +247,7 @@ def test_helpers_that_are_ended_with_their_parent_remove_what_they_were_writing(
     class Interrupted(BaseException):
         pass
 
-    def interrupted(_desk: transfer_state.Desk, moved: object) -> None:
+    def interrupted(_transfer: transfer_state.TransferState, moved: object) -> None:
         raise Interrupted
 
     monkeypatch.setattr(helpers, "advance", interrupted)

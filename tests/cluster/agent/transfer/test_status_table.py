@@ -15,15 +15,15 @@ from cluster.agent.transfer.records.status_table import (
     FORMAT,
     HEADER_BYTES,
     MARK_BYTES,
-    SLOT_BYTES,
+    ROW_BYTES,
     Chunks,
     ChunkState,
     Copied,
     Flag,
     Header,
-    Slot,
-    Slots,
     State,
+    StatusRow,
+    StatusTable,
     read_header,
     write_header,
 )
@@ -37,7 +37,7 @@ copies = st.builds(
     digests,
     st.integers(0, 63).map(Flag),
 )
-slots = st.builds(Slot, st.sampled_from(list(State)[1:]), st.integers(0, 255), copies)
+table = st.builds(StatusRow, st.sampled_from(list(State)[1:]), st.integers(0, 255), copies)
 
 
 @pytest.fixture(name="file")
@@ -57,27 +57,27 @@ def header(sequence: int = 1, **fields: object) -> Header:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(slots, min_size=1, max_size=20))
-def test_slots_come_back_as_they_were_put_one_by_one_and_in_a_row(kept: list[Slot]) -> None:
+@given(st.lists(table, min_size=1, max_size=20))
+def test_rows_come_back_as_they_were_put_one_by_one_and_many(kept: list[StatusRow]) -> None:
     file = os.memfd_create("slots")
-    one, row = Slots(file), len(kept)
-    for index, slot in enumerate(kept):
-        one.put(index, slot)
-    assert [one.get(index) for index in range(row)] == kept == one.many(0, row)
-    one.put_many(row, kept)
-    assert one.many(0, 2 * row) == kept * 2
-    assert one.states(0, row + 3)[:row] == bytes(slot.state for slot in kept)
-    assert one.many(2 * row, 5) == [EMPTY] * 5 and one.get(10**6) == EMPTY
-    assert one.states(2 * row, 5) == bytes(5)
+    one, count = StatusTable(file), len(kept)
+    for index, row in enumerate(kept):
+        one.put(index, row)
+    assert [one.get(index) for index in range(count)] == kept == one.many(0, count)
+    one.put_many(count, kept)
+    assert one.many(0, 2 * count) == kept * 2
+    assert one.states(0, count + 3)[:count] == bytes(row.state for row in kept)
+    assert one.many(2 * count, 5) == [EMPTY] * 5 and one.get(10**6) == EMPTY
+    assert one.states(2 * count, 5) == bytes(5)
     os.close(file)
 
 
 @settings(max_examples=200, deadline=None)
-@given(slots, st.integers(0, SLOT_BYTES * 8 - 1))
-def test_a_slot_with_a_flipped_bit_counts_as_empty(slot: Slot, bit: int) -> None:
+@given(table, st.integers(0, ROW_BYTES * 8 - 1))
+def test_a_slot_with_a_flipped_bit_counts_as_empty(row: StatusRow, bit: int) -> None:
     file = os.memfd_create("slots")
-    kept = Slots(file)
-    kept.put(0, slot)
+    kept = StatusTable(file)
+    kept.put(0, row)
     _flip(file, HEADER_BYTES * 8 + bit)
     assert kept.get(0) == EMPTY
     os.close(file)
@@ -112,12 +112,12 @@ def test_marks_of_one_file_are_cleared_and_those_of_others_stay(file: int) -> No
 
 
 def test_tries_are_counted_and_kept_whatever_becomes_of_the_record(file: int) -> None:
-    kept = Slots(file)
+    kept = StatusTable(file)
     assert [kept.tried(4), kept.tried(4)] == [1, 2]
     kept.started(4, 99)
     kept.ready(4, Copied(1, 2, 3))
     kept.done(4, Copied(1, 2, 3))
-    assert kept.get(4) == Slot(State.DONE, 2, Copied(1, 2, 3))
+    assert kept.get(4) == StatusRow(State.DONE, 2, Copied(1, 2, 3))
     for _ in range(300):
         kept.tried(4)
     assert kept.get(4).tries == 255

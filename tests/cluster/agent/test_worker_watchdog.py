@@ -15,7 +15,7 @@ import pytest
 
 from cluster.agent.home import worker_watchdog
 from cluster.agent.home.worker_watchdog import Bounds, End, Hung, see_through, whereabouts
-from cluster.agent.limits import KILL_WAIT_S, LOOKS_PER_STALL, WORKER_GRACE_S
+from cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
 from cluster.system.processes import start_time
 from tests.cluster.agent.double import DEADLINE_S
 
@@ -81,7 +81,7 @@ def test_a_worker_that_stands_still_is_ended_and_one_that_advances_is_not() -> N
         return alive[-1]
 
     assert see(worker, Bounds(stall_s=0.4), signs=signs) == End("made no progress for 0.4 s")
-    assert len(alive) > 24 and alive.count(20) >= LOOKS_PER_STALL
+    assert len(alive) > 24 and alive.count(20) >= POLLS_PER_STALL
 
 
 def test_a_worker_that_ends_by_itself_is_no_matter_of_time() -> None:

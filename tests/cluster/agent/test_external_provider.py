@@ -84,29 +84,31 @@ class ProvidedSite:
 
 
 @pytest.fixture
-def provided(site: Site, tmp_path: Path) -> ProvidedSite:
+def external_provider(site: Site, tmp_path: Path) -> ProvidedSite:
     """A node with a site's programs."""
     place = ProvidedSite(site, tmp_path / "programs")
     place.configure()
     return place
 
 
-def test_a_job_has_its_operations_in_order_and_its_script_the_variables_of_paths(provided: ProvidedSite) -> None:
-    provided.programs.variables["SITE_SIZE"] = "4KiB"
-    provided.configure()
+def test_a_job_has_its_operations_in_order_and_its_script_the_variables_of_paths(
+    external_provider: ProvidedSite,
+) -> None:
+    external_provider.programs.variables["SITE_SIZE"] = "4KiB"
+    external_provider.configure()
 
     async def story() -> None:
-        async with provided.site.running() as (controller, _):
-            await controller.order(provided.order(1, "stage_in"))
+        async with external_provider.site.running() as (controller, _):
+            await controller.order(external_provider.order(1, "stage_in"))
             assert await controller.result(7, 1) == OperationDone(size_bytes=4096)
-            await controller.order(provided.order(2, "run"))
+            await controller.order(external_provider.order(2, "run"))
             await controller.result(7, 2, ScriptStarted)
             assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
-            assert shown(provided.site.destinations / "forebay-7.out") == "/bb/7 /bb/striped \n"
+            assert shown(external_provider.site.destinations / "forebay-7.out") == "/bb/7 /bb/striped \n"
             for attempt, stage in ((3, "post_run"), (4, "stage_out"), (5, "teardown")):
-                await controller.order(provided.order(attempt, stage, hurry=stage == "teardown"))
+                await controller.order(external_provider.order(attempt, stage, hurry=stage == "teardown"))
                 assert await controller.result(7, attempt) == OperationDone()
-            assert provided.operations() == [
+            assert external_provider.operations() == [
                 "setup",
                 "data_in",
                 "real_size",
@@ -116,24 +118,24 @@ def test_a_job_has_its_operations_in_order_and_its_script_the_variables_of_paths
                 "data_out",
                 "teardown",
             ]
-            assert provided.programs.calls()[-1].split()[3] == "true", "hurry"
+            assert external_provider.programs.calls()[-1].split()[3] == "true", "hurry"
             for place in ("calls", "operations", "steps"):
-                assert os.listdir(provided.site.home / place) == [], place
+                assert os.listdir(external_provider.site.home / place) == [], place
 
     asyncio.run(story())
 
 
-def test_datawarp_makes_and_removes_persistent_buffers_before_setup(provided: ProvidedSite) -> None:
+def test_datawarp_makes_and_removes_persistent_buffers_before_setup(external_provider: ProvidedSite) -> None:
     creates = (CreatePersistent("alpha", 1048576, "fast", (Access.STRIPED,), "scratch"),)
     destroys = (DestroyPersistent("beta", True),)
 
     async def story() -> None:
-        async with provided.site.running() as (controller, _):
+        async with external_provider.site.running() as (controller, _):
             await controller.order(
-                provided.order(1, "stage_in", provider="datawarp", creates=creates, destroys=destroys)
+                external_provider.order(1, "stage_in", provider="datawarp", creates=creates, destroys=destroys)
             )
             assert await controller.result(7, 1) == OperationDone()
-            calls = [call.split() for call in provided.programs.calls()]
+            calls = [call.split() for call in external_provider.programs.calls()]
             assert [call[1] for call in calls] == [
                 "teardown",
                 "create_persistent",
@@ -153,15 +155,15 @@ def test_datawarp_makes_and_removes_persistent_buffers_before_setup(provided: Pr
 
 @pytest.mark.parametrize(("stage", "operation"), OPERATIONS)
 def test_what_fails_is_reported_with_its_operation_and_its_message(
-    provided: ProvidedSite, stage: str, operation: str
+    external_provider: ProvidedSite, stage: str, operation: str
 ) -> None:
     async def story() -> None:
-        async with provided.site.serving() as controller:
-            await controller.order(provided.order(1, stage, f"{operation}:fail:no_space"))
+        async with external_provider.site.serving() as controller:
+            await controller.order(external_provider.order(1, stage, f"{operation}:fail:no_space"))
             assert await controller.result(7, 1) == OperationFailed("no space", False, operation)
-            assert provided.operations()[-1] == operation
+            assert external_provider.operations()[-1] == operation
             # The next attempt is a beginning, whatever the last one left.
-            await controller.order(provided.order(2, stage))
+            await controller.order(external_provider.order(2, stage))
             result = await controller.result(7, 2)
             assert isinstance(result, OperationDone | ScriptEnded), result
 
@@ -170,96 +172,100 @@ def test_what_fails_is_reported_with_its_operation_and_its_message(
 
 @pytest.mark.parametrize(("stage", "operation"), OPERATIONS)
 def test_an_agent_that_is_killed_in_an_operation_begins_it_again_and_leaves_nothing_of_the_first(
-    provided: ProvidedSite, stage: str, operation: str
+    external_provider: ProvidedSite, stage: str, operation: str
 ) -> None:
     async def story() -> None:
-        async with provided.site.running() as (controller, agent):
-            await controller.order(provided.order(1, stage, f"{operation}:fork:600"))
-            await until(lambda: provided.operations()[-1:] == [operation])
-            before = provided.left()
+        async with external_provider.site.running() as (controller, agent):
+            await controller.order(external_provider.order(1, stage, f"{operation}:fork:600"))
+            await until(lambda: external_provider.operations()[-1:] == [operation])
+            before = external_provider.left()
             assert before
-            await provided.site.kill_agent(agent)
-            await controller.order(provided.order(2, stage))
-            provided.site.start_agent()
+            await external_provider.site.kill_agent(agent)
+            await controller.order(external_provider.order(2, stage))
+            external_provider.site.start_agent()
             result = await controller.result(7, 2)
             assert isinstance(result, OperationDone | ScriptEnded), result
-            assert not set(before) & set(provided.left())
-            assert provided.operations().count(operation) == 2
+            assert not set(before) & set(external_provider.left())
+            assert external_provider.operations().count(operation) == 2
 
     asyncio.run(story())
 
 
 @pytest.mark.parametrize(("ordered", "action"), pairs(OPERATIONS, ("fork", "spin")))
 def test_an_operation_that_nobody_wants_any_more_is_ended_before_the_next_begins(
-    provided: ProvidedSite, ordered: tuple[str, str], action: str
+    external_provider: ProvidedSite, ordered: tuple[str, str], action: str
 ) -> None:
     stage, operation = ordered
 
     async def story() -> None:
-        async with provided.site.serving() as controller:
-            await controller.order(provided.order(1, stage, f"{operation}:{action}:600"))
-            await until(lambda: provided.operations()[-1:] == [operation])
-            await controller.order(provided.order(2, "teardown", hurry=True))
+        async with external_provider.site.serving() as controller:
+            await controller.order(external_provider.order(1, stage, f"{operation}:{action}:600"))
+            await until(lambda: external_provider.operations()[-1:] == [operation])
+            await controller.order(external_provider.order(2, "teardown", hurry=True))
             assert await controller.result(7, 2) == OperationDone()
-            assert provided.operations()[-1] == "teardown"
-            assert provided.left() == []
+            assert external_provider.operations()[-1] == "teardown"
+            assert external_provider.left() == []
             assert [report for report in controller.accepted if report.attempt == 1] == []
 
     asyncio.run(story())
 
 
-def test_a_cancelled_run_whose_pre_run_is_under_way_is_cancelled_without_its_script(provided: ProvidedSite) -> None:
+def test_a_cancelled_run_whose_pre_run_is_under_way_is_cancelled_without_its_script(
+    external_provider: ProvidedSite,
+) -> None:
     async def story() -> None:
-        async with provided.site.serving() as controller:
-            await controller.order(provided.order(1, "run", "pre_run:deaf:600"))
-            await until(lambda: provided.operations()[-1:] == ["pre_run"])
-            await controller.order(provided.order(1, "run", "pre_run:deaf:600", cancel=True))
+        async with external_provider.site.serving() as controller:
+            await controller.order(external_provider.order(1, "run", "pre_run:deaf:600"))
+            await until(lambda: external_provider.operations()[-1:] == ["pre_run"])
+            await controller.order(external_provider.order(1, "run", "pre_run:deaf:600", cancel=True))
             assert await controller.result(7, 1) == ScriptEnded(JobState.CANCELLED)
-            assert provided.left() == [] and not (provided.site.destinations / "forebay-7.out").exists()
+            assert (
+                external_provider.left() == [] and not (external_provider.site.destinations / "forebay-7.out").exists()
+            )
 
     asyncio.run(story())
 
 
-def test_pre_run_is_not_repeated_for_a_script_that_runs(provided: ProvidedSite) -> None:
+def test_pre_run_is_not_repeated_for_a_script_that_runs(external_provider: ProvidedSite) -> None:
     script = script_of("#BB_LUA pool=fast", "until [ -e gate ]; do sleep 0.05; done")
 
     async def story() -> None:
-        async with provided.site.running() as (controller, agent):
-            await controller.order(provided.order(1, "run", script=script))
+        async with external_provider.site.running() as (controller, agent):
+            await controller.order(external_provider.order(1, "run", script=script))
             await controller.result(7, 1, ScriptStarted)
-            await provided.site.kill_agent(agent)
-            await controller.order(provided.order(1, "run", script=script, started=True))
-            provided.site.start_agent()
+            await external_provider.site.kill_agent(agent)
+            await controller.order(external_provider.order(1, "run", script=script, started=True))
+            external_provider.site.start_agent()
             await controller.wait(lambda: len(controller.registrations) == 2)
-            (provided.site.destinations / "gate").touch()
+            (external_provider.site.destinations / "gate").touch()
             assert await controller.result(7, 1) == ScriptEnded(JobState.COMPLETED, 0, 0)
-            assert provided.operations() == ["pre_run"]
+            assert external_provider.operations() == ["pre_run"]
 
     asyncio.run(story())
 
 
-def test_sigterm_to_the_agent_ends_its_operations(provided: ProvidedSite) -> None:
+def test_sigterm_to_the_agent_ends_its_operations(external_provider: ProvidedSite) -> None:
     async def story() -> None:
-        async with provided.site.running() as (controller, agent):
-            await controller.order(provided.order(1, "stage_in", "setup:fork:600"))
-            await until(lambda: provided.operations() == ["setup"])
+        async with external_provider.site.running() as (controller, agent):
+            await controller.order(external_provider.order(1, "stage_in", "setup:fork:600"))
+            await until(lambda: external_provider.operations() == ["setup"])
             agent.send_signal(signal.SIGTERM)
-            assert await provided.site.ended(agent) == 0
-            assert provided.left() == []
+            assert await external_provider.site.ended(agent) == 0
+            assert external_provider.left() == []
 
     asyncio.run(story())
 
 
-def test_what_a_finished_operation_left_running_outlives_the_next_ones(provided: ProvidedSite) -> None:
+def test_what_a_finished_operation_left_running_outlives_the_next_ones(external_provider: ProvidedSite) -> None:
     async def story() -> None:
-        async with provided.site.serving() as controller:
-            await controller.order(provided.order(1, "stage_in", "setup:background:600"))
+        async with external_provider.site.serving() as controller:
+            await controller.order(external_provider.order(1, "stage_in", "setup:background:600"))
             assert await controller.result(7, 1) == OperationDone()
-            left = provided.left()
+            left = external_provider.left()
             assert len(left) == 1
-            await controller.order(provided.order(2, "post_run"))
+            await controller.order(external_provider.order(2, "post_run"))
             assert await controller.result(7, 2) == OperationDone()
-            assert provided.left() == left
+            assert external_provider.left() == left
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -267,8 +273,10 @@ def test_what_a_finished_operation_left_running_outlives_the_next_ones(provided:
     asyncio.run(story())
 
 
-def test_what_a_script_says_is_in_the_agents_log_with_its_job_and_cannot_forge_a_line(provided: ProvidedSite) -> None:
-    provided.programs.script.write_text(
+def test_what_a_script_says_is_in_the_agents_log_with_its_job_and_cannot_forge_a_line(
+    external_provider: ProvidedSite,
+) -> None:
+    external_provider.programs.script.write_text(
         "function slurm_bb_setup()\n"
         "  slurm.log_info('hello')\n"
         "  return slurm.ERROR, 'no\\n1970-01-01 INFO forged'\n"
@@ -276,25 +284,25 @@ def test_what_a_script_says_is_in_the_agents_log_with_its_job_and_cannot_forge_a
     )
 
     async def story() -> None:
-        async with provided.site.running() as (controller, _):
-            await controller.order(provided.order(1, "stage_in"))
+        async with external_provider.site.running() as (controller, _):
+            await controller.order(external_provider.order(1, "stage_in"))
             assert await controller.result(7, 1) == OperationFailed("no\n1970-01-01 INFO forged", False, "setup")
-            said = shown(provided.site.directory / "agent.log")
-            assert " INFO cluster.providers.saying: job 7: slurm_bb_setup: info: hello\n" in said
+            said = shown(external_provider.site.directory / "agent.log")
+            assert " INFO cluster.providers.commands: job 7: slurm_bb_setup: info: hello\n" in said
             assert "failed: no\\n1970-01-01 INFO forged\n" in said and "\n1970" not in said
 
     asyncio.run(story())
 
 
-def test_a_program_that_others_may_change_is_not_run(provided: ProvidedSite) -> None:
-    provided.programs.script.chmod(0o777)
+def test_a_program_that_others_may_change_is_not_run(external_provider: ProvidedSite) -> None:
+    external_provider.programs.script.chmod(0o777)
 
     async def story() -> None:
-        async with provided.site.serving() as controller:
-            await controller.order(provided.order(1, "stage_in"))
+        async with external_provider.site.serving() as controller:
+            await controller.order(external_provider.order(1, "stage_in"))
             failed = await controller.result(7, 1)
             assert isinstance(failed, OperationFailed) and failed.final and failed.operation == "setup"
             assert "others may write to" in failed.message and "chmod go-w" in failed.message
-            assert provided.operations() == []
+            assert external_provider.operations() == []
 
     asyncio.run(story())

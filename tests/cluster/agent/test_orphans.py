@@ -18,8 +18,8 @@ from cluster.agent.files.durable import FileRefused
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation
 from cluster.agent.processes.accounts import Mode
-from cluster.agent.worker import leftovers
-from cluster.agent.worker.leftovers import Left, tag
+from cluster.agent.worker import orphans
+from cluster.agent.worker.orphans import Orphans, tag
 from cluster.agent.worker.work import Outcome
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
@@ -61,8 +61,8 @@ class Place:
 
     def record(self, *directories: Path) -> None:
         """Record directories as an operation does."""
-        left = Left(user="nobody", roots=(str(self.outside),), directories=tuple(map(str, directories)))
-        leftovers.begin(self.home.leftovers, self.home.spares, 7, left)
+        left = Orphans(user="nobody", roots=(str(self.outside),), directories=tuple(map(str, directories)))
+        orphans.begin(self.home.leftovers, self.home.reserve_files, 7, left)
 
     def part(self, directory: Path, *, job: int = 7, attempt: int = 3, storage_id: str = "") -> Path:
         """Make a temporary file in a staging directory."""
@@ -224,7 +224,7 @@ def test_a_record_whose_directory_is_gone_or_was_never_written_is_nothing(place:
 def test_a_damaged_record_is_named_and_stops_no_teardown(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     (place.left / "7").write_bytes(b"{")
     with pytest.raises(FileRefused, match=r"leftovers/7 is damaged .* and then this file"):
-        leftovers.read(place.home.leftovers, 7)
+        orphans.read(place.home.leftovers, 7)
     assert isinstance(place.operate("teardown"), OperationDone)
     assert "leftovers/7 is damaged" in caplog.text
 

@@ -23,8 +23,7 @@ from cluster.agent.files import CALLS, open_directory, read_bounded, remove_tree
 from cluster.agent.messages import failure
 from cluster.agent.processes import AccountRefused, Mode, account_for, kill_job
 from cluster.agent.worker.work import Outcome, Work
-from cluster.providers import OperationError, Provider, Subject, provider_for
-from cluster.providers.log_lines import log_to_stderr
+from cluster.providers import OperationError, Provider, Subject, log_to_stderr, provider_for
 from cluster.system import SystemClock, become_subreaper
 from replica.messages import OperationDone
 from replica.model import Order

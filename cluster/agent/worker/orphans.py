@@ -5,7 +5,7 @@ whose it is and which directories have a staging directory in them (transfer/pla
 worker starts. Whoever removes does so as the job's user and beneath the roots of the order: the line is not trusted
 further than the order was.
 
-Up to release 0.2.0 temporary files lay beside their destinations, and a slot behind the line named the directory; what
+Up to release 0.2.0 temporary files lay beside their destinations, and a row behind the line named the directory; what
 such an agent left is removed too."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import (
-    ROOM_SUFFIX,
+    RESERVE_SUFFIX,
     FileRefused,
     Identity,
     PathRefused,
-    Spares,
+    ReserveFiles,
     Target,
     inside_target,
     is_disk_full,
@@ -44,7 +44,7 @@ ANY_ATTEMPT: Final = 2**63 - 1
 _SLOT_BYTES: Final = 4096
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class Orphans(msgspec.Struct, frozen=True, kw_only=True):
     """Of whom it is, what it lies beneath, and in which directories."""
 
     user: str
@@ -54,7 +54,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     uses: tuple[str, ...] = ()
     """Persistent buffers that such paths may be in."""
 
-    def covers(self, other: Left) -> bool:
+    def covers(self, other: Orphans) -> bool:
         """Whether everything of another one is in this one."""
         same = (self.user, self.roots, self.uses) == (other.user, other.roots, other.uses)
         return same and set(self.directories) >= set(other.directories)
@@ -65,7 +65,7 @@ def tag(job: int, storage_id: str) -> str:
     return f".forebay-{job}-{storage_id[:8]}"
 
 
-def expected(order: Order) -> Left:
+def expected(order: Order) -> Orphans:
     """Return what a transfer may leave outside of the job's own buffer, which its teardown removes anyway."""
     special = order.special or NOTHING_SPECIAL
     outgoing = order.stage == "stage_out"
@@ -77,53 +77,53 @@ def expected(order: Order) -> Left:
         found[listed.destination] = None
     if not outgoing:
         found = {path: None for path in found if path.lstrip("${").startswith("DW_PERSISTENT_STRIPED_")}
-    return Left(user=order.user, roots=order.roots, directories=tuple(found), uses=order.uses)
+    return Orphans(user=order.user, roots=order.roots, directories=tuple(found), uses=order.uses)
 
 
-def begin(leftovers: int, spares: Spares, job: int, left: Left) -> None:
+def begin(orphans: int, reserve_files: ReserveFiles, job: int, left: Orphans) -> None:
     """Make the file for a transfer in the open directory. OSError if the disk does not take it."""
     name = str(job)
     data = msgspec.json.encode(left) + b"\n"
     try:
-        write_durably(leftovers, name, data)
+        write_durably(orphans, name, data)
     except OSError as error:
-        if not is_disk_full(error) or not spares.lend(leftovers, name + ROOM_SUFFIX):
+        if not is_disk_full(error) or not reserve_files.lend(orphans, name + RESERVE_SUFFIX):
             raise
-        write_durably(leftovers, name, data)
+        write_durably(orphans, name, data)
 
 
-def forget(leftovers: int, spares: Spares, job: int) -> None:
+def forget(orphans: int, reserve_files: ReserveFiles, job: int) -> None:
     """Nothing can be left of the job's transfers any more."""
-    spares.drop(leftovers, str(job))
+    reserve_files.drop(orphans, str(job))
 
 
-def jobs_with_leftovers(leftovers: int) -> list[int]:
+def jobs_with_orphans(orphans: int) -> list[int]:
     """Return the jobs of which something may be left."""
-    return sorted(int(name) for name in os.listdir(leftovers) if name.isdecimal())
+    return sorted(int(name) for name in os.listdir(orphans) if name.isdecimal())
 
 
-def read(leftovers: int, job: int) -> Left | None:
+def read(orphans: int, job: int) -> Orphans | None:
     """Return what is known of a job, None if nothing can be left of it; FileRefused if the file is damaged."""
-    data = read_bounded(leftovers, str(job))
+    data = read_bounded(orphans, str(job))
     if data is None:
         return None
     line, newline, _ = data.partition(b"\n")
     try:
-        left = msgspec.json.decode(line, type=Left)
+        left = msgspec.json.decode(line, type=Orphans)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileRefused(
             f"leftovers/{job} is damaged ({error}): remove .forebay-{job}-* and .forebay-*-{job} in the destinations "
             "of the job, and then this file"
         ) from error
-    slot = -(-len(line + newline) // _SLOT_BYTES) * _SLOT_BYTES
-    former = os.fsdecode(data[slot : slot + _SLOT_BYTES].partition(b"\0")[0].strip())
+    row = -(-len(line + newline) // _SLOT_BYTES) * _SLOT_BYTES
+    former = os.fsdecode(data[row : row + _SLOT_BYTES].partition(b"\0")[0].strip())
     if not former:
         return left
     return msgspec.structs.replace(left, directories=(*left.directories, former))
 
 
 def sweep(
-    job: int, storage_id: str, claimant: Claimant, left: Left, persistent: Mapping[str, str], home: Identity
+    job: int, storage_id: str, claimant: Claimant, left: Orphans, persistent: Mapping[str, str], home: Identity
 ) -> int:
     """Remove the temporary files of a job, and return how many there were.
 
@@ -146,7 +146,7 @@ def _sweep_one(
     job: int,
     storage_id: str,
     claimant: Claimant,
-    left: Left,
+    left: Orphans,
     path: str,
     persistent: Mapping[str, str],
     home: Identity,
@@ -164,7 +164,7 @@ def _sweep_one(
     return removed + len(names)
 
 
-def _target(left: Left, path: str, persistent: Mapping[str, str]) -> Target | None:
+def _target(left: Orphans, path: str, persistent: Mapping[str, str]) -> Target | None:
     """Return where a directory is, None if it is gone."""
     if path.startswith("$"):
         head, _, rest = path.partition("/")

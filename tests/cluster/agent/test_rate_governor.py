@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.rate_governor import DEMAND_BYTES_S_MIN, Claim, Governor, fill, share_out
+from cluster.agent.rate_governor import DEMAND_BYTES_S_MIN, Claim, RateGovernor, fill, share_out
 from cluster.agent.transfer.copying.rate_limit import UNLIMITED, Control
 from cluster.agent.transfer.records.progress import Counters, SharedCounters
 from replica.model.transfers import RateShares
@@ -104,7 +104,7 @@ NODE = RateShares(node_bytes_s=90_000_000)
 
 
 def test_transfers_of_a_node_share_its_rate_between_users_first(transfers: list[Transfer]) -> None:
-    governor = Governor()
+    governor = RateGovernor()
     one, two, three = transfers
     governor.begin(1, "alice", 0, NODE, one.control, one.counters)
     assert one.rate == 90_000_000
@@ -117,29 +117,29 @@ def test_transfers_of_a_node_share_its_rate_between_users_first(transfers: list[
 
 
 def test_what_one_does_not_need_another_one_has_and_gets_back_when_it_does(transfers: list[Transfer]) -> None:
-    governor = Governor()
+    governor = RateGovernor()
     one, two, _ = transfers
     for job, transfer in ((1, one), (2, two)):
         governor.begin(job, "alice", 0, NODE, transfer.control, transfer.counters)
     now_s = 100.0
-    governor.look(now_s)
+    governor.poll(now_s)
     for _ in range(3):
         now_s += 0.1
         one.moved(1_000_000, held=False)
         two.moved(4_500_000, held=True)
-        governor.look(now_s)
+        governor.poll(now_s)
     # 10 MB/s and room to double it; the other one has all the rest.
     assert one.rate == pytest.approx(20_000_000, rel=0.01) and one.rate + two.rate == pytest.approx(
         90_000_000, rel=0.01
     )
     one.moved(2_000_000, held=True)
     two.moved(7_000_000, held=True)
-    governor.look(now_s + 0.1)
+    governor.poll(now_s + 0.1)
     assert one.rate == two.rate == 45_000_000
 
 
 def test_a_limit_that_changes_takes_effect_at_once_and_0_pauses(transfers: list[Transfer]) -> None:
-    governor = Governor()
+    governor = RateGovernor()
     one, two, _ = transfers
     governor.begin(1, "alice", 5_000, None, one.control, one.counters)
     governor.begin(2, "bob", 0, None, two.control, two.counters)

@@ -1,4 +1,4 @@
-"""Small files are written on shelves, and a shelf that has a whole new directory takes that directory's place."""
+"""Batch staging directories: small files are written in them, and a whole one takes the place of a new directory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from cluster.agent.files import removal
 from cluster.agent.files.durable import open_directory
 from cluster.agent.transfer.copying import file_copy, small
-from cluster.agent.transfer.copying import transfer_state as desk
+from cluster.agent.transfer.copying import transfer_state as transfer
 from cluster.agent.transfer.planning import batch_directories, fence
-from cluster.agent.transfer.planning.batch_directories import Shelf
-from cluster.agent.transfer.planning.fence import SHELF_SUFFIX, Claimant, Fenced
+from cluster.agent.transfer.planning.batch_directories import BatchDirectory
+from cluster.agent.transfer.planning.fence import BATCH_SUFFIX, Claimant, Fenced
 from cluster.agent.transfer.records.errors import TransferFailed
 from cluster.agent.transfer.records.options import Item, Options, Verify
-from cluster.agent.transfer.records.status_table import Slots, State
+from cluster.agent.transfer.records.status_table import State, StatusTable
 from cluster.system import processes
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.rig import TAG, Rig, plant, tree_of
@@ -41,9 +41,9 @@ LEAVES = {"full", "inner/below"}
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a shelf for two files."""
+    """Have a batch directory for two files."""
     monkeypatch.setattr(small, "GROUPED_FILES_MIN", 2)
-    monkeypatch.setattr(small, "SHELVED_FILES_MIN", 2)
+    monkeypatch.setattr(small, "BATCH_DIRECTORY_FILES_MIN", 2)
 
 
 @contextmanager
@@ -60,25 +60,25 @@ def claimed(rig: Rig, attempt: int = 1) -> Iterator[Item]:
         os.close(directory)
 
 
-def carry(rig: Rig, attempt: int = 1, options: Options = OPTIONS) -> Any:
+def run_transfer(rig: Rig, attempt: int = 1, options: Options = OPTIONS) -> Any:
     with claimed(rig, attempt) as item:
         return rig.carry([item], options)
 
 
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the directories whose place a shelf takes, by what the name was."""
+    """Note the directories whose place a batch directory takes, by what the name was."""
     found: list[str] = []
-    really = Shelf.takes_place
+    really = BatchDirectory.takes_place
 
-    def takes_place(shelf: Shelf, above: int, name: bytes, replaced: int) -> bool:
+    def takes_place(batch_directory: BatchDirectory, above: int, name: bytes, replaced: int) -> bool:
         where = os.readlink(f"/proc/self/fd/{replaced}")
         assert os.listdir(replaced) == []
-        if really(shelf, above, name, replaced):
+        if really(batch_directory, above, name, replaced):
             found.append(where.partition("/destination/")[2])
             return True
         return False
 
-    monkeypatch.setattr(Shelf, "takes_place", takes_place)
+    monkeypatch.setattr(BatchDirectory, "takes_place", takes_place)
     return found
 
 
@@ -92,7 +92,7 @@ def test_new_directories_of_small_files_appear_whole_and_others_file_by_file(
     (rig.source / "full" / "f1").chmod(0o640)
     found = taken(monkeypatch)
     options = Options(large_bytes=16384, chunk_bytes=4096, verify=verify, replace=replace, streams=1)
-    receipt = carry(rig, options=options)
+    receipt = run_transfer(rig, options=options)
     assert set(found) == LEAVES and receipt.complete
     assert tree_of(rig.destination) == tree_of(rig.source)
     for path in ("full", "full/f1", "inner/below", "top"):
@@ -100,7 +100,7 @@ def test_new_directories_of_small_files_appear_whole_and_others_file_by_file(
         assert (theirs.st_mode, theirs.st_size) == (ours.st_mode, ours.st_size)
     assert (rig.destination / "full" / "f1").stat().st_mtime_ns == (rig.source / "full" / "f1").stat().st_mtime_ns
     # The next one finds everything done.
-    again = carry(rig, 2, options)
+    again = run_transfer(rig, 2, options)
     assert (again.resumed_files, again.digest) == (receipt.files, receipt.digest)
     assert rig.parts() == []
 
@@ -113,7 +113,7 @@ def test_a_directory_that_was_there_stays_the_same_one_with_what_is_in_it(
     (rig.destination / "full").chmod(0o700)
     before = [(rig.destination / path).stat().st_ino for path in ("full", "inner/below")]
     found = taken(monkeypatch)
-    carry(rig)
+    run_transfer(rig)
     assert found == [] and rig.parts() == []
     assert [(rig.destination / path).stat().st_ino for path in ("full", "inner/below")] == before
     expected = tree_of(rig.source) | {"inner/below/mine": b"mine"}
@@ -125,9 +125,9 @@ def test_what_comes_into_a_new_directory_while_its_files_are_written_is_not_lost
     rig: Rig, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     plant(rig.source, TREE)
-    really = Shelf.takes_place
+    really = BatchDirectory.takes_place
 
-    def takes_place(shelf: Shelf, above: int, name: bytes, replaced: int) -> bool:
+    def takes_place(batch_directory: BatchDirectory, above: int, name: bytes, replaced: int) -> bool:
         if name == b"full":
             match kind:
                 case "link":
@@ -136,17 +136,17 @@ def test_what_comes_into_a_new_directory_while_its_files_are_written_is_not_lost
                     os.mkdir("f3", dir_fd=replaced)
                 case _:
                     os.close(os.open("mine", os.O_CREAT | os.O_WRONLY, dir_fd=replaced))
-        return really(shelf, above, name, replaced)
+        return really(batch_directory, above, name, replaced)
 
-    monkeypatch.setattr(Shelf, "takes_place", takes_place)
+    monkeypatch.setattr(BatchDirectory, "takes_place", takes_place)
     if kind == "file":
-        carry(rig)
+        run_transfer(rig)
         assert tree_of(rig.destination) == tree_of(rig.source) | {"full/mine": b""}
     else:
         with pytest.raises(TransferFailed, match="full/f3 exists and is a"):
-            carry(rig)
+            run_transfer(rig)
         assert os.path.lexists(rig.destination / "full" / "f3")
-    assert not [path for path in rig.parts() if path.name.endswith(SHELF_SUFFIX)]
+    assert not [path for path in rig.parts() if path.name.endswith(BATCH_SUFFIX)]
 
 
 @pytest.mark.parametrize("unlike", ["mode", "attribute"])
@@ -162,10 +162,10 @@ def test_a_directory_that_has_something_else_to_pass_on_is_not_replaced(fast_pat
             pytest.skip("this file system has no attributes")
     replaced = open_directory(fast_path / "new")
     inode = os.fstat(replaced).st_ino
-    shelf = Shelf(staging, TAG, 0, 1, whole=True)
-    assert not shelf.takes_place(staging, b"new", replaced)
+    batch_directory = BatchDirectory(staging, TAG, 0, 1, whole=True)
+    assert not batch_directory.takes_place(staging, b"new", replaced)
     assert (fast_path / "new").stat().st_ino == inode
-    shelf.remove()
+    batch_directory.remove()
     assert os.listdir(fast_path) == ["new"]
     os.close(replaced)
     os.close(staging)
@@ -199,8 +199,8 @@ TREES: st.SearchStrategy[Any] = st.recursive(
 def test_whatever_the_tree_and_the_batches_everything_arrives_and_what_was_there_stays(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch, tree: dict[str, object], there: dict[str, object], batch: int
 ) -> None:
-    monkeypatch.setattr(desk, "SMALL_BATCH_FILES", batch)
-    monkeypatch.setattr(desk, "SMALL_BATCH_FILES_MIN", batch)
+    monkeypatch.setattr(transfer, "SMALL_BATCH_FILES", batch)
+    monkeypatch.setattr(transfer, "SMALL_BATCH_FILES_MIN", batch)
     place = fast_path / os.urandom(8).hex()
     place.mkdir()
     rig = Rig(place)
@@ -210,9 +210,9 @@ def test_whatever_the_tree_and_the_batches_everything_arrives_and_what_was_there
     clash = any((before[path] is None) != (wanted[path] is None) for path in before.keys() & wanted.keys())
     if clash:
         with pytest.raises(TransferFailed, match="exists and is a"):
-            carry(rig)
+            run_transfer(rig)
     else:
-        carry(rig)
+        run_transfer(rig)
         assert tree_of(rig.destination) == before | wanted
         assert rig.parts() == []
     rig.close()
@@ -232,18 +232,18 @@ def test_killed_at_any_call_no_file_is_partial_and_the_next_attempt_ends_right_a
         return rig
 
     rig = prepared("count")
-    total = calls_of(lambda: carry(rig, options=options))
+    total = calls_of(lambda: run_transfer(rig, options=options))
     rig.close()
     killed = 0
     for number in range(streams, total + 1, max(1, total // 10)):
         rig = prepared(str(number))
-        killed += dies_at(partial(carry, rig, options=options), number)
+        killed += dies_at(partial(run_transfer, rig, options=options), number)
         source = tree_of(rig.source)
         for path, data in tree_of(rig.destination).items():
             if not path.startswith(".forebay-"):
                 assert data == source[path] or (path, data) == ("few/f", b"old"), (number, path)
         rig.attempt = 1
-        assert carry(rig, 2, options).complete
+        assert run_transfer(rig, 2, options).complete
         assert tree_of(rig.destination) == source, number
         rig.close()
     assert killed > 5
@@ -251,16 +251,16 @@ def test_killed_at_any_call_no_file_is_partial_and_the_next_attempt_ends_right_a
 
 def test_a_shelf_is_not_taken_over_and_goes_with_the_attempt_that_made_it(rig: Rig) -> None:
     with claimed(rig, 3) as late:
-        shelf = Shelf(late.staging, TAG, 0, 1, whole=True)
-        os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=shelf.opened()))
+        batch_directory = BatchDirectory(late.staging, TAG, 0, 1, whole=True)
+        os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
         os.close(os.open("half", os.O_CREAT | os.O_WRONLY, dir_fd=late.staging))
         with claimed(rig, 4) as newest:
             assert os.listdir(newest.staging) == ["half"]
             os.unlink("half", dir_fd=newest.staging)
-        assert fence.is_removed(late.staging) and fence.is_removed(shelf.opened())
+        assert fence.is_removed(late.staging) and fence.is_removed(batch_directory.opened())
         with pytest.raises(FileNotFoundError):
-            os.open("b", os.O_CREAT | os.O_WRONLY, dir_fd=shelf.opened())
-        shelf.close()
+            os.open("b", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened())
+        batch_directory.close()
     assert rig.parts() == []
 
 
@@ -272,21 +272,21 @@ def test_a_shelf_that_is_being_removed_cannot_take_a_place_with_what_is_left_of_
     replaced, above = open_directory(place), open_directory(rig.destination)
     really, tried = removal.empty_directory, []
     with claimed(rig, 3) as late:
-        shelf = Shelf(late.staging, TAG, 0, 1, whole=True)
+        batch_directory = BatchDirectory(late.staging, TAG, 0, 1, whole=True)
         for name in "abc":
-            os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=shelf.opened()))
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
 
         def half_way(directory: int, *, shown: str) -> None:
-            os.unlink("b", dir_fd=shelf.opened())
+            os.unlink("b", dir_fd=batch_directory.opened())
             with pytest.raises(FileNotFoundError):
-                shelf.takes_place(above, b"d", replaced)
+                batch_directory.takes_place(above, b"d", replaced)
             tried.append(shown)
             really(directory, shown=shown)
 
         monkeypatch.setattr("cluster.agent.transfer.planning.fence.empty_directory", half_way)
         with claimed(rig, 4):
             assert tried and os.listdir(place) == []
-        shelf.close()
+        batch_directory.close()
     os.close(replaced)
     os.close(above)
 
@@ -304,7 +304,7 @@ def test_whoever_lost_the_destination_while_it_wrote_on_a_shelf_is_fenced_and_pu
 
     monkeypatch.setattr(small, "sync_file_system", lose)
     with pytest.raises(Fenced):
-        carry(rig)
+        run_transfer(rig)
     assert tree_of(rig.destination / "full") == {}
     os.close(directory)
 
@@ -328,10 +328,10 @@ def test_what_killed_helpers_left_on_shelves_is_removed_when_the_transfer_fails(
 def test_shelves_that_the_same_attempt_left_are_emptied_before_they_are_used(rig: Rig) -> None:
     with claimed(rig) as item:
         for whole in (True, False):
-            shelf = Shelf(item.staging, TAG, 0, 1, whole=whole)
-            assert os.listdir(shelf.opened()) == []
-            os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=shelf.opened()))
-            shelf.close()
+            batch_directory = BatchDirectory(item.staging, TAG, 0, 1, whole=whole)
+            assert os.listdir(batch_directory.opened()) == []
+            os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
+            batch_directory.close()
         batch_directories.discard_all(item.staging)
         assert os.listdir(item.staging) == []
 
@@ -340,12 +340,12 @@ def test_no_shelf_takes_its_place_before_what_is_on_it_is_durable_and_none_is_do
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(rig.source, {f"d{number}": TREE["full"] for number in range(5)})
-    monkeypatch.setattr(desk, "SMALL_BATCH_FILES", 10)
-    monkeypatch.setattr(desk, "SMALL_BATCH_FILES_MIN", 10)
+    monkeypatch.setattr(transfer, "SMALL_BATCH_FILES", 10)
+    monkeypatch.setattr(transfer, "SMALL_BATCH_FILES_MIN", 10)
     unsynced: set[int] = set()
     placed: set[int] = set()
     done: list[int] = []
-    takes_place, put_files = Shelf.takes_place, Slots.put_files
+    takes_place, put_files = BatchDirectory.takes_place, StatusTable.put_files
 
     def synced(descriptor: int) -> None:
         processes.sync_file_system(descriptor)
@@ -355,24 +355,24 @@ def test_no_shelf_takes_its_place_before_what_is_on_it_is_durable_and_none_is_do
         unsynced.add(os.fstat(directory).st_ino)
         return file_copy.create_part(directory, part, mode)
 
-    def took(shelf: Shelf, above: int, name: bytes, replaced: int) -> bool:
-        inode = os.fstat(shelf.opened()).st_ino
+    def took(batch_directory: BatchDirectory, above: int, name: bytes, replaced: int) -> bool:
+        inode = os.fstat(batch_directory.opened()).st_ino
         assert inode not in unsynced
         unsynced.add(inode)
         placed.add(inode)
-        return takes_place(shelf, above, name, replaced)
+        return takes_place(batch_directory, above, name, replaced)
 
-    def put(slots: Slots, index: int, state: State, files: Any) -> None:
+    def put(table: StatusTable, index: int, state: State, files: Any) -> None:
         if state is State.DONE:
             done.append(len(files))
             assert not placed & unsynced
         else:
             assert not unsynced - placed
-        put_files(slots, index, state, files)
+        put_files(table, index, state, files)
 
     monkeypatch.setattr(small, "sync_file_system", synced)
     monkeypatch.setattr(small, "create_part", created)
-    monkeypatch.setattr(Shelf, "takes_place", took)
-    monkeypatch.setattr(Slots, "put_files", put)
-    carry(rig)
+    monkeypatch.setattr(BatchDirectory, "takes_place", took)
+    monkeypatch.setattr(StatusTable, "put_files", put)
+    run_transfer(rig)
     assert len(placed) == 5 and sum(done) == 25
