@@ -18,7 +18,7 @@ from cluster.server.history_fetch import JOURNAL_FILL_MAX, Backfill
 from cluster.server.storage import Storage, open_storage
 from tests.cluster.rig import Rig, placed, story, until
 from wal import BrokenInvariant, filling
-from wal.filling import Handed
+from wal.history_backfill import Handed
 from wal.records import Gap
 
 BEFORE, MISSED, AFTER = 3, 40, 2
