@@ -1,7 +1,7 @@
 """A snapshot that comes from a peer in chunks: not believed, and without a name, before all of it was verified.
 
-Lifecycle: `write` until all is there; `verify`, the slow part, which may run in another thread; `seal`, which gives the
-file its name. `abort` throws it away at any time, `suspend` leaves it for the next process to go on with.
+Lifecycle: `write` until all is there; `verify`, the slow part, which may run in another thread; `finalize`, which gives
+the file its name. `abort` throws it away at any time, `suspend` leaves it for the next process to go on with.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from snapshots.image import Image
-from snapshots.restore import SnapshotRefused, load_open
-from snapshots.seal import (
+from snapshots.finalize import (
     SNAPSHOT_BYTES_MAX,
     Disk,
     SnapshotAbandoned,
@@ -25,6 +23,8 @@ from snapshots.seal import (
     open_directory,
     reopen_temporary,
 )
+from snapshots.image import Image
+from snapshots.restore import SnapshotRefused, load_open
 
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
 """One chunk, bytes: more than any frame of the peers' transport carries."""
@@ -38,7 +38,7 @@ def receiving_name(name: SnapshotName) -> str:
 
 
 class Receiver:
-    """Takes the chunks of one file. It holds a temporary file, so it must end in `seal`, `abort` or `suspend`."""
+    """Takes the chunks of one file. It holds a temporary file, so it must end in `finalize`, `abort` or `suspend`."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Receiver:
                 if self._over:
                     self._close()
 
-    def seal(self) -> Path:
+    def finalize(self) -> Path:
         """Give the verified file its name, durably, and return its path.
 
         Raises SnapshotRefused before it is verified, SnapshotFailed if the disk fails.

@@ -18,8 +18,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from snapshots.assembly import Assembly
-from snapshots.image import SLICE_BYTES_MAX, Image, ImageRefused
-from snapshots.seal import (
+from snapshots.finalize import (
     FORMAT_VERSION,
     MAGIC,
     PREAMBLE,
@@ -28,6 +27,7 @@ from snapshots.seal import (
     SnapshotName,
     frame_checksum,
 )
+from snapshots.image import SLICE_BYTES_MAX, Image, ImageRefused
 
 READ_BYTES = 256 * 1024
 """Read at once, bytes: large enough that system calls do not count, small enough not to."""

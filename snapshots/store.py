@@ -13,10 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from snapshots.image import Image
-from snapshots.receive import RECEIVING_SUFFIX, Receiver, receiving_name
-from snapshots.restore import SnapshotRefused, load_open, open_beneath, sound_prefix_bytes
-from snapshots.seal import (
+from snapshots.finalize import (
     DISK,
     TEMPORARY_SUFFIX,
     Disk,
@@ -29,6 +26,9 @@ from snapshots.seal import (
     reopen_temporary,
     write_snapshot,
 )
+from snapshots.image import Image
+from snapshots.receive import RECEIVING_SUFFIX, Receiver, receiving_name
+from snapshots.restore import SnapshotRefused, load_open, open_beneath, sound_prefix_bytes
 
 LOGGER = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Skipped(NamedTuple):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A sealed snapshot that this process has verified or written: fit to be sent to a peer."""
+    """A finalized snapshot that this process has verified or written: fit to be sent to a peer."""
 
     path: Path
     index: int
@@ -358,8 +358,8 @@ class SnapshotStore:
         try:
             left = os.listdir(folder)
             parts = sorted(_temporaries(left, RECEIVING_SUFFIX))
-            sealed = max(filter(None, map(SnapshotName.parse, left)), default=None)
-            if parts and (sealed is None or parts[-1] > sealed):
+            newest = max(filter(None, map(SnapshotName.parse, left)), default=None)
+            if parts and (newest is None or parts[-1] > newest):
                 sound_bytes = self._sound_bytes(folder, parts[-1])
                 if sound_bytes:
                     self._partial = Partial(parts.pop(), sound_bytes)

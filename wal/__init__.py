@@ -31,8 +31,8 @@ from wal.configuration import (
 )
 from wal.environment import MAP_SIZE_BYTES, Environment
 from wal.failures import BrokenInvariant, Condition, StorageFailed
-from wal.filling import Handed, NotThisHistory, fill, hand_over
+from wal.history_backfill import Handed, NotThisHistory, fill, hand_over
 from wal.journal import Journal
 from wal.ledger import Gap, Ledger, LedgerBroken, LedgerEntry, Verified
 from wal.records import ENTRY_MAX_BYTES, Entry
-from wal.recovery import TABLE, RecoveryRefused
+from wal.recovery import TABLE, RecoveryRefused, may_have_run

@@ -1,7 +1,7 @@
 """The directory of a replica's journal: held by one process, and the files that it opened are the ones that it names.
 
 A file that is removed or replaced while it is open goes on taking writes, and nobody finds them after a restart. So
-it is known which files were opened, and each checkpoint looks whether the names still lead to them.
+it is known which files were opened, and each checkpoint checks whether the names still lead to them.
 """
 
 import errno
@@ -166,7 +166,7 @@ def _wrong_with_readers(path: Path, error: Exception) -> str | None:
         return None
     except OSError as unreadable:
         return str(unreadable.strerror)
-    # The version of the data file was looked at before: it is the table's that is another one.
+    # The version of the data file was checked before: it is the table's that is another one.
     if head != _READERS_MAGIC or isinstance(error, lmdb.VersionMismatchError):
         return "it is no table of readers"
     return None

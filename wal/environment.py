@@ -96,7 +96,7 @@ class Environment:
             files.note(DATA_FILE)
             environment = _open_lmdb(directory, map_size_bytes, readonly=False)
             files.note(DATA_FILE, READERS_FILE)
-            # LMDB opened by the path what was locked and looked at by the descriptor.
+            # LMDB opened by the path what was locked and checked by the descriptor.
             if (altered := files.altered()) is not None:
                 raise StorageFailed(altered)
             environment.reader_check()
@@ -224,7 +224,7 @@ class Environment:
                 self._environment.set_mapsize(0)
                 transaction = self._environment.begin()
             except lmdb.ReadersFullError:
-                # Readers that were killed hold their places until somebody looks whether they live.
+                # Readers that were killed hold their places until somebody checks whether they live.
                 self._environment.reader_check()
                 transaction = self._environment.begin()
             with transaction:

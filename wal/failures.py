@@ -6,7 +6,7 @@ disk has one place to look things up, whichever layer meets them.
 
 from typing import Final
 
-from wal.conditions import Action, Condition, Row
+from wal.fault_conditions import Action, Condition, Row
 
 __all__ = [
     "DATA_FILE",

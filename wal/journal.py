@@ -14,8 +14,8 @@ from wal.failures import BrokenInvariant
 from wal.records import ENTRY_MAX_BYTES, ChainRow, Entry, Gap, HardState, Marks
 from wal.replay import Replayed, Sync
 from wal.rows import Applied, Changes
+from wal.suffix import RECENT_MAX_BYTES, Lag, Suffix, TermRuns
 from wal.sync_log import RECORD_MAX_BYTES
-from wal.tail import RECENT_MAX_BYTES, Lag, Tail, TermRuns
 
 __all__ = ["ENTRY_MAX_BYTES", "Entry", "Journal"]
 
@@ -46,7 +46,7 @@ class Journal:
         self._sync_log = env.log
         base_index, base_term = rows.peek_base(env)
         self._runs = TermRuns(base_index, base_term)
-        self._tail = Tail(base_index + 1, max_bytes=recent_max_bytes)
+        self._suffix = Suffix(base_index + 1, max_bytes=recent_max_bytes)
         checked = recovery.check(env, self._load)
         self._hard = checked.hard
         self._base_index = checked.marks.base_index
@@ -69,8 +69,8 @@ class Journal:
 
     def _load(self, entry: Entry) -> None:
         self._runs.append(entry.index, entry.term)
-        self._tail.append(entry)
-        self._tail.evict()
+        self._suffix.append(entry)
+        self._suffix.evict()
 
     def _take_over(self, replayed: Replayed) -> None:
         """Give LMDB what the sync log adds to it, before anything is promised: a torn tail is void from then on."""
@@ -78,7 +78,7 @@ class Journal:
             self._cut(replayed.kept + 1)
         for entry in replayed.entries:
             self._runs.append(entry.index, entry.term)
-            self._tail.append(entry)
+            self._suffix.append(entry)
         self._stored.hard = replayed.hard != self._hard
         self._hard = replayed.hard
         self._applied.extend(replayed.applied)
@@ -108,7 +108,7 @@ class Journal:
     @property
     def last_index(self) -> int:
         """Index of the last entry, durable or not; `base_index` when consensus sees none."""
-        return self._tail.next - 1
+        return self._suffix.next - 1
 
     @property
     def last_term(self) -> int:
@@ -150,8 +150,8 @@ class Journal:
         self._env.check()
         if not self._base_index < index <= self.last_index:
             raise LookupError(f"no entry {index}: the journal holds {self.first_index} to {self.last_index}")
-        if index >= self._tail.first:
-            return self._tail.get(index)
+        if index >= self._suffix.first:
+            return self._suffix.get(index)
         return rows.read_entries(self._env, index, index, max_bytes=0, max_entries=1)[0]
 
     def term_of(self, index: int) -> int | None:
@@ -168,14 +168,14 @@ class Journal:
         if first <= self._base_index:
             raise LookupError(f"entry {first} was compacted: the journal begins at {self.first_index}")
         found: list[Entry] = []
-        if first < self._tail.first:
-            last = min(self.last_index, self._tail.first - 1)
+        if first < self._suffix.first:
+            last = min(self.last_index, self._suffix.first - 1)
             found = rows.read_entries(self._env, first, last, max_bytes=max_bytes, max_entries=max_entries)
             first += len(found)
-            if first < self._tail.first:
+            if first < self._suffix.first:
                 return found
         if first <= self.last_index:
-            self._tail.extend(found, first, max_bytes=max_bytes, max_entries=max_entries)
+            self._suffix.extend(found, first, max_bytes=max_bytes, max_entries=max_entries)
         return found
 
     # Changes, buffered until sync
@@ -198,7 +198,7 @@ class Journal:
             index, term = entry.index, entry.term
         for entry in entries:
             self._runs.append(entry.index, entry.term)
-            self._tail.append(entry)
+            self._suffix.append(entry)
 
     def truncate_from(self, index: int) -> None:
         """Remove the entries from `index` on. BrokenInvariant at or below the commit index or the applied index."""
@@ -276,7 +276,7 @@ class Journal:
             lag.last, lag.first = index, index + 1
         self._base_index = index
         self._runs = TermRuns(index, term)
-        self._tail.restart(index + 1)
+        self._suffix.restart(index + 1)
         self._reset = True
         self._note_applied(Applied(index, ChainRow(digest, revision), False))
 
@@ -343,7 +343,7 @@ class Journal:
     def _log(self) -> bool:
         """Write everything buffered to the sync log; False, and nothing done, if there is no room for it."""
         lag = self._synced
-        entries = self._tail.since(lag.first)
+        entries = self._suffix.since(lag.first)
         if sum([len(entry.data) for entry in entries]) > RECORD_MAX_BYTES:
             return False
         body = replay.pack(
@@ -374,7 +374,7 @@ class Journal:
             self._env,
             Changes(
                 delete_from=lag.cut,
-                entries=self._tail.since(lag.first),
+                entries=self._suffix.since(lag.first),
                 applied=self._applied,
                 gaps=self._gaps,
                 hard=self._hard if lag.hard else None,
@@ -387,12 +387,12 @@ class Journal:
         self._hints_changed = self._rebased = self._reset = False
         self._applied.clear()
         self._gaps.clear()
-        self._tail.evict()
+        self._suffix.evict()
 
     def _cut(self, index: int) -> None:
         self._stored.truncated(index)
         self._synced.truncated(index)
-        self._tail.cut(index)
+        self._suffix.cut(index)
         self._runs.cut(index)
 
     def _rebase(self, index: int) -> None:

@@ -6,16 +6,16 @@ from typing import Final, NamedTuple
 
 import lmdb
 
-from wal import overlay, records
+from wal import read_view, records
 from wal.environment import Environment
-from wal.overlay import Overlay
+from wal.read_view import ReadView
 from wal.records import ChainRow, Damaged, Entry, Gap
 
 __all__ = ["Gap", "Ledger", "LedgerBroken", "LedgerEntry", "Verified"]
 
 STEP_MAX_ENTRIES: Final = 256
 STEP_MAX_BYTES: Final = 8 << 20
-"""What one read transaction looks at: LMDB cannot reuse pages while one is open, so none waits for its caller."""
+"""What one read transaction reads: LMDB cannot reuse pages while one is open, so none waits for its caller."""
 
 
 class LedgerEntry(NamedTuple):
@@ -37,10 +37,10 @@ class Verified(NamedTuple):
     gaps: tuple[Gap, ...]
 
 
-class _Look(NamedTuple):
+class _Scan(NamedTuple):
     """What the ledger was at one moment: all that later transactions read is read under these marks."""
 
-    over: Overlay
+    view: ReadView
     gaps: tuple[Gap, ...]
 
     def after_gaps(self, index: int) -> int:
@@ -68,53 +68,53 @@ class Ledger:
     threads than the journal's. Besides what it says itself, every method raises RecoveryRefused for what would be
     refused at a start, and StorageFailed.
 
-    Each call looks at the ledger as it is then. What is said by several calls, of a replica that goes on, belongs
+    Each call reads the ledger as it is then. What several calls answer, of a replica that goes on, belongs
     together only if they are made on what `as_of_now` returned.
     """
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._seen: _Look | None = None
+        self._seen: _Scan | None = None
 
     def as_of_now(self) -> "Ledger":
         """The ledger up to what is applied now, whatever is applied, installed or fetched later; itself if it is one.
 
-        It looks at the marks and at the sync log this once, and holds no transaction between two calls: entries are
+        It reads the marks and the sync log this once, and holds no transaction between two calls: entries are
         never changed once they are applied, so they are read when they are asked for.
         """
         if self._seen is not None:
             return self
         ledger = Ledger(self._env)
-        ledger._seen = self._look()
+        ledger._seen = self._scan()
         return ledger
 
     @property
     def first_index(self) -> int:
         """First entry held; the one after `applied_index` if none is."""
-        look = self._look()
-        over = look.over
+        scan = self._scan()
+        view = scan.view
         with self._env.read() as transaction:
             cursor = transaction.cursor(self._env.table(records.ENTRIES))
             try:
-                stored = records.key_index(cursor.key()) if cursor.first() else over.marks.applied_index + 1
+                stored = records.key_index(cursor.key()) if cursor.first() else view.marks.applied_index + 1
             except Damaged as error:
                 raise LedgerBroken(0, str(error)) from error
-        return look.after_gaps(min([stored, over.marks.applied_index + 1, *over.entries]))
+        return scan.after_gaps(min([stored, view.marks.applied_index + 1, *view.entries]))
 
     @property
     def applied_index(self) -> int:
         """Last entry of the ledger; 0 when it is empty."""
-        return self._overlay().marks.applied_index
+        return self._view().marks.applied_index
 
     @property
     def applied_revision(self) -> int:
         """Revision after the entry at `applied_index`."""
-        return self._overlay().marks.applied_revision
+        return self._view().marks.applied_revision
 
     @property
     def applied_digest(self) -> bytes:
         """Digest of the whole ledger."""
-        return self._overlay().marks.applied_digest
+        return self._view().marks.applied_digest
 
     def gaps(self) -> tuple[Gap, ...]:
         """What this replica does not hold, because a snapshot was installed instead."""
@@ -128,24 +128,24 @@ class Ledger:
 
         What is applied after the first one was asked for is not among them.
         """
-        look = self._look()
-        step = self._step(look, first, min(limit, STEP_MAX_ENTRIES))
+        scan = self._scan()
+        step = self._step(scan, first, min(limit, STEP_MAX_ENTRIES))
         while step:
             yield from step
             limit -= len(step)
-            step = self._step(look, step[-1].index + 1, min(limit, STEP_MAX_ENTRIES))
+            step = self._step(scan, step[-1].index + 1, min(limit, STEP_MAX_ENTRIES))
 
     def index_of_revision(self, revision: int) -> int:
         """The entry that settled `revision`. LookupError, naming what is held, before or after it or inside a gap."""
-        look = self._look()
-        over, marks = look.over, look.over.marks
+        scan = self._scan()
+        view, marks = scan.view, scan.view.marks
         if not 0 < revision <= marks.applied_revision:
-            raise LookupError(f"no revision {revision}: the ledger holds {_held(look)}")
-        for gap in look.gaps:
+            raise LookupError(f"no revision {revision}: the ledger holds {_held(scan)}")
+        for gap in scan.gaps:
             if gap.revision_before < revision <= gap.revision_after:
-                raise LookupError(f"revision {revision} is not held here: the ledger holds {_held(look)}")
-        if revision > over.stored_revision:
-            return over.revisions[bisect_left(over.revisions, (revision, 0))][1]
+                raise LookupError(f"revision {revision} is not held here: the ledger holds {_held(scan)}")
+        if revision > view.stored_revision:
+            return view.revisions[bisect_left(view.revisions, (revision, 0))][1]
         with self._env.read() as transaction:
             cursor = transaction.cursor(self._env.table(records.REVISIONS))
             if not cursor.set_range(records.index_key(revision)):
@@ -161,12 +161,12 @@ class Ledger:
 
         `progress(done index, last index)` is called now and then. LedgerBroken at the first damage.
         """
-        look = self._look()
-        over, gaps = look
-        marks = over.marks
+        scan = self._scan()
+        view, gaps = scan
+        marks = view.marks
         count, following, digest, first = 0, 1, records.GENESIS, 0
         while following <= marks.applied_index:
-            step = self._step(look, following, STEP_MAX_ENTRIES)
+            step = self._step(scan, following, STEP_MAX_ENTRIES)
             if not step:
                 break
             first = first or step[0].index
@@ -176,7 +176,7 @@ class Ledger:
                 progress(step[-1].index, marks.applied_index)
         if gaps and gaps[-1].last_index == marks.applied_index:
             with self._env.read() as transaction:
-                digest = self._chain_row(over, transaction, marks.applied_index).digest
+                digest = self._chain_row(view, transaction, marks.applied_index).digest
             following = marks.applied_index + 1
         if following != marks.applied_index + 1:
             raise LedgerBroken(following, f"it is missing; {marks.applied_index} is applied")
@@ -186,41 +186,41 @@ class Ledger:
 
     def rows_before(self, first: int, last: int) -> list[ChainRow]:
         """Digest and revision before each of the held entries `first` to `last`. LedgerBroken if one is missing."""
-        over = self._overlay()
+        view = self._view()
         with self._env.read() as transaction:
-            return [self._chain_row(over, transaction, index - 1) for index in range(first, last + 1)]
+            return [self._chain_row(view, transaction, index - 1) for index in range(first, last + 1)]
 
-    def _overlay(self) -> Overlay:
-        return overlay.read(self._env) if self._seen is None else self._seen.over
+    def _view(self) -> ReadView:
+        return read_view.read(self._env) if self._seen is None else self._seen.view
 
-    def _look(self) -> _Look:
+    def _scan(self) -> _Scan:
         if self._seen is not None:
             return self._seen
-        over = overlay.read(self._env)
+        view = read_view.read(self._env)
         with self._env.read() as transaction:
             gaps = self._gaps(transaction)
         # A snapshot may have been installed since the marks were read; its gap begins behind what was applied then.
-        return _Look(over, tuple(gap for gap in gaps if gap.first_index <= over.marks.applied_index))
+        return _Scan(view, tuple(gap for gap in gaps if gap.first_index <= view.marks.applied_index))
 
-    def _step(self, look: _Look, first: int, limit: int) -> list[LedgerEntry]:
+    def _step(self, scan: _Scan, first: int, limit: int) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []
-        over, gaps = look.over, {gap.first_index: gap for gap in look.gaps}
-        size_bytes, following = 0, look.after_gaps(max(first, 1))
+        view, gaps = scan.view, {gap.first_index: gap for gap in scan.gaps}
+        size_bytes, following = 0, scan.after_gaps(max(first, 1))
         with self._env.read() as transaction:
-            applied_index = over.marks.applied_index
-            digest = self._chain_row(over, transaction, following - 1).digest if following <= applied_index else b""
+            applied_index = view.marks.applied_index
+            digest = self._chain_row(view, transaction, following - 1).digest if following <= applied_index else b""
             cursor = transaction.cursor(self._env.table(records.ENTRIES))
             more = cursor.set_range(records.index_key(following))
             while following <= applied_index and len(found) < limit and size_bytes < STEP_MAX_BYTES:
                 if following in gaps:
                     following = gaps[following].last_index + 1
-                    digest = self._chain_row(over, transaction, following - 1).digest
+                    digest = self._chain_row(view, transaction, following - 1).digest
                     continue
-                entry = over.entries.get(following)
+                entry = view.entries.get(following)
                 if entry is None:
                     entry = self._entry(following, cursor.item() if more else None)
                 digest = records.chained(digest, entry)
-                if self._chain_row(over, transaction, following).digest != digest:
+                if self._chain_row(view, transaction, following).digest != digest:
                     raise LedgerBroken(following, "it is not the entry that its digest speaks of")
                 found.append(LedgerEntry(entry.index, entry.term, entry.data, digest))
                 size_bytes += len(entry.data)
@@ -236,11 +236,11 @@ class Ledger:
         except Damaged as error:
             raise LedgerBroken(index, str(error)) from error
 
-    def _chain_row(self, over: Overlay, transaction: "lmdb.Transaction[bytes]", index: int) -> ChainRow:
+    def _chain_row(self, view: ReadView, transaction: "lmdb.Transaction[bytes]", index: int) -> ChainRow:
         if index == 0:
             return ChainRow(records.GENESIS, 0)
-        if index in over.chain:
-            return over.chain[index]
+        if index in view.chain:
+            return view.chain[index]
         key = records.index_key(index)
         try:
             return records.unpack_chain(key, transaction.get(key, b"", db=self._env.table(records.CHAIN)))
@@ -255,14 +255,14 @@ class Ledger:
             raise LedgerBroken(0, f"the table of gaps: {error}") from error
 
 
-def _held(look: _Look) -> str:
+def _held(scan: _Scan) -> str:
     """The ranges of revisions that are held, in words."""
     ranges, start = [], 1
-    for gap in look.gaps:
+    for gap in scan.gaps:
         if start <= gap.revision_before:
             ranges.append(f"{start} to {gap.revision_before}")
         start = gap.revision_after + 1
-    last = look.over.marks.applied_revision
+    last = scan.view.marks.applied_revision
     if start <= last:
         ranges.append(f"{start} to {last}")
     return " and ".join(ranges) or "none"

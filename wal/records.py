@@ -135,12 +135,12 @@ def chained(previous: bytes, entry: Entry) -> bytes:
     return hasher.digest()
 
 
-def seal(key: bytes, body: bytes) -> bytes:
+def pack_checked(key: bytes, body: bytes) -> bytes:
     """The value to store: the CRC-32 of key and body, then the body."""
     return _U32.pack(crc32(body, crc32(key))) + body
 
 
-def unseal(key: bytes, value: bytes) -> bytes:
+def unpack_checked(key: bytes, value: bytes) -> bytes:
     """The body of a stored value. Damaged if the checksum does not hold."""
     if len(value) < _U32.size:
         raise Damaged(f"value has {len(value)} bytes, which is too short for a checksum")
@@ -152,7 +152,7 @@ def unseal(key: bytes, value: bytes) -> bytes:
 
 def pack_entry(key: bytes, entry: Entry) -> bytes:
     """The stored value of an entry, whose key is its index."""
-    return seal(key, _U64.pack(entry.term) + entry.data)
+    return pack_checked(key, _U64.pack(entry.term) + entry.data)
 
 
 def unpack_entry(key: bytes, value: bytes) -> Entry:
@@ -168,65 +168,65 @@ def unpack_entry(key: bytes, value: bytes) -> Entry:
 
 def pack_chain(key: bytes, row: ChainRow) -> bytes:
     """The stored value of a chain row, whose key is the entry's index."""
-    return seal(key, _CHAIN.pack(row.digest, row.revision))
+    return pack_checked(key, _CHAIN.pack(row.digest, row.revision))
 
 
 def unpack_chain(key: bytes, value: bytes) -> ChainRow:
     """The row that `pack_chain` packed. Damaged if checksum or length do not hold."""
-    return ChainRow._make(_unpack(_CHAIN, unseal(key, value)))
+    return ChainRow._make(_unpack(_CHAIN, unpack_checked(key, value)))
 
 
 def pack_gap(key: bytes, gap: Gap) -> bytes:
     """The stored value of a gap, whose key is its first index."""
-    return seal(key, _GAP.pack(gap.last_index, gap.revision_before, gap.revision_after))
+    return pack_checked(key, _GAP.pack(gap.last_index, gap.revision_before, gap.revision_after))
 
 
 def unpack_gap(key: bytes, value: bytes) -> Gap:
     """The gap that `pack_gap` packed. Damaged if checksum or length do not hold."""
-    last_index, before, after = _unpack(_GAP, unseal(key, value))
+    last_index, before, after = _unpack(_GAP, unpack_checked(key, value))
     return Gap(key_index(key), last_index, before, after)
 
 
 def pack_number(key: bytes, number: int) -> bytes:
     """The stored value of a plain number: the index of a revision, or the format version."""
-    return seal(key, _U64.pack(number))
+    return pack_checked(key, _U64.pack(number))
 
 
 def unpack_number(key: bytes, value: bytes) -> int:
     """The number that `pack_number` packed. Damaged if checksum or length do not hold."""
-    (number,) = _unpack(_U64, unseal(key, value))
+    (number,) = _unpack(_U64, unpack_checked(key, value))
     return int(number)
 
 
 def pack_marks(marks: Marks) -> bytes:
     """The stored value of the marks."""
-    return seal(MARKS_KEY, _MARKS.pack(*marks))
+    return pack_checked(MARKS_KEY, _MARKS.pack(*marks))
 
 
 def unpack_marks(value: bytes) -> Marks:
     """The marks that `pack_marks` packed. Damaged if checksum or length do not hold."""
-    return Marks._make(_unpack(_MARKS, unseal(MARKS_KEY, value)))
+    return Marks._make(_unpack(_MARKS, unpack_checked(MARKS_KEY, value)))
 
 
 def pack_log(mark: LogMark) -> bytes:
     """The stored value of what is known of the sync log."""
-    return seal(LOG_KEY, _LOG.pack(*mark))
+    return pack_checked(LOG_KEY, _LOG.pack(*mark))
 
 
 def unpack_log(value: bytes) -> LogMark:
     """The mark that `pack_log` packed. Damaged if checksum or length do not hold."""
-    return LogMark._make(_unpack(_LOG, unseal(LOG_KEY, value)))
+    return LogMark._make(_unpack(_LOG, unpack_checked(LOG_KEY, value)))
 
 
 def pack_hard(hard: HardState) -> bytes:
     """The stored value of term and vote."""
     voted_for = b"" if hard.voted_for is None else name_bytes("replica name", hard.voted_for)
-    return seal(HARD_KEY, _U64.pack(hard.term) + voted_for)
+    return pack_checked(HARD_KEY, _U64.pack(hard.term) + voted_for)
 
 
 def unpack_hard(value: bytes) -> HardState:
     """The hard state that `pack_hard` packed. Damaged if checksum or layout do not hold."""
-    body = unseal(HARD_KEY, value)
+    body = unpack_checked(HARD_KEY, value)
     if len(body) < _U64.size:
         raise Damaged("term and vote are too short")
     return HardState(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]) or None)
@@ -236,12 +236,12 @@ def pack_identity(identity: Identity) -> bytes:
     """The stored value of the identity."""
     cluster = name_bytes("cluster id", identity.cluster_id)
     replica = name_bytes("replica name", identity.replica)
-    return seal(IDENTITY_KEY, _LENGTH.pack(len(cluster)) + cluster + replica)
+    return pack_checked(IDENTITY_KEY, _LENGTH.pack(len(cluster)) + cluster + replica)
 
 
 def unpack_identity(value: bytes) -> Identity:
     """The identity that `pack_identity` packed. Damaged if checksum or layout do not hold."""
-    body = unseal(IDENTITY_KEY, value)
+    body = unpack_checked(IDENTITY_KEY, value)
     if not body or len(body) < 1 + body[0]:
         raise Damaged("the identity is too short")
     return Identity(_text(body[1 : 1 + body[0]]), _text(body[1 + body[0] :]))

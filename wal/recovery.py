@@ -5,12 +5,14 @@ transaction that never became visible, of which nothing was promised. Whatever i
 could leave: it may be one of the copies that a majority counts on, and is checked or refused, never cut.
 """
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from wal import records
+from wal import meta_pages, records, sync_log
 from wal.environment import Environment
-from wal.failures import OTHERWISE_REPLACE, REPLACE, TABLE, Action, Condition, RecoveryRefused, Row
+from wal.failures import DATA_FILE, LOG_FILE, OTHERWISE_REPLACE, REPLACE, TABLE, Action, Condition, RecoveryRefused, Row
 from wal.records import ChainRow, Damaged, Entry, HardState, Marks
 from wal.replay import Contradiction, Replayed, replay
 
@@ -22,6 +24,7 @@ __all__ = [
     "RecoveryRefused",
     "Row",
     "check",
+    "may_have_run",
     "read_chain",
     "render",
     "replay_log",
@@ -180,3 +183,27 @@ def _check_chain(env: Environment, index: int, digest: bytes, item: tuple[bytes,
 
 def _refuse(env: Environment, condition: Condition, place: str) -> NoReturn:
     raise RecoveryRefused(condition, f"{env.directory}, {place}")
+
+
+def may_have_run(directory: Path) -> Path | None:
+    """First-start check: a file here that a replica may have promised something with; None if there is none.
+
+    What a first start that was interrupted leaves is no such file; one that cannot be read is. Nothing is locked.
+    """
+    if meta_pages.may_hold_a_transaction(directory / DATA_FILE):
+        return directory / DATA_FILE
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return directory
+    try:
+        # A log is made after the data file: where it is alone, the data file was lost.
+        alone = os.path.lexists(directory / LOG_FILE) and not os.path.lexists(directory / DATA_FILE)
+        used = alone or sync_log.is_used(sync_log.DiskStore(descriptor, readonly=True), directory)
+    except RecoveryRefused:
+        used = True
+    finally:
+        os.close(descriptor)
+    return directory / LOG_FILE if used else None

@@ -58,7 +58,7 @@ class SnapshotPoolView(View, frozen=True, kw_only=True):
 
 
 class SnapshotView(View, frozen=True, kw_only=True):
-    """One sealed snapshot file."""
+    """One finalized snapshot file."""
 
     path: str
     index: int

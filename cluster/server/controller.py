@@ -162,7 +162,7 @@ class Controller:
 
     @property
     def snapshot_index(self) -> int:
-        """Index of the newest sealed snapshot; 0 if there is none."""
+        """Index of the newest finalized snapshot; 0 if there is none."""
         return self._snapshot_index
 
     @property
@@ -262,7 +262,7 @@ class Controller:
         return future
 
     def fill_history(self, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
-        """Give the ledger entries that a snapshot replaced; return what is left of the gap (`wal.filling.fill`)."""
+        """Give the ledger entries that a snapshot replaced; return what is left of the gap (`wal.fill`)."""
         return fill(self._storage.environment, gap, handed)
 
     # What consensus calls

@@ -49,7 +49,7 @@ class SnapshotInstall:
             raise BrokenInvariant("a snapshot that was not verified is to be installed")
         self._verified.result()
         image = self._receiver.image
-        self._receiver.seal()
+        self._receiver.finalize()
         self._installed(image)
         return image.configuration
 

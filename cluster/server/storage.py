@@ -32,8 +32,8 @@ from wal import (
     LedgerBroken,
     Placed,
     RecoveryRefused,
+    may_have_run,
     name_of,
-    traces,
 )
 from wal import directory as directories
 
@@ -252,7 +252,7 @@ def _may_be_empty(config: Config, name: str, mark: Path, *, first_start: bool) -
     """
     if not first_start and not mark.exists():
         return False
-    trace = traces.of_a_life(config.wal_directory(name)) or any_of(config.snapshot_directory(name))
+    trace = may_have_run(config.wal_directory(name)) or any_of(config.snapshot_directory(name))
     note = member_note(config, name)
     if trace is not None:
         # Whoever made the mark, it is not for a replica that has run, and would outlive the loss of its data.

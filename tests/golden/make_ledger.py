@@ -33,8 +33,8 @@ from replica.model.pools import Pool
 from replica.model.requests import Dependency, DependencyKind
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
+from snapshots.finalize import write_snapshot
 from snapshots.image import Image
-from snapshots.seal import write_snapshot
 from tests.golden.asked import bodies
 from tests.golden.spoken import frames
 from tests.golden.words import vocabulary

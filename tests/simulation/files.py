@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshots.seal import Disk, SnapshotName
+from snapshots.finalize import Disk, SnapshotName
 
 if TYPE_CHECKING:
     from tests.simulation.disk import SimDisk
@@ -96,7 +96,7 @@ class SimFiles(Disk):
         self._renamed.clear()
 
     def flip_a_bit(self) -> str | None:
-        """Damage one sealed snapshot; return its name, None if there is none."""
+        """Damage one finalized snapshot; return its name, None if there is none."""
         names = self._sealed()
         if not names:
             return None
@@ -111,7 +111,7 @@ class SimFiles(Disk):
 
     @property
     def sound(self) -> list[int]:
-        """The entries after which the sealed snapshots that were not damaged were taken."""
+        """The entries after which the finalized snapshots that were not damaged were taken."""
         names = (SnapshotName.parse(name) for name in self._sealed() if name not in self.flipped)
         return [name.index for name in names if name is not None]
 

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 
-from snapshots.seal import Disk
+from snapshots.finalize import Disk
 
 
 class TracingDisk(Disk):

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from snapshots import load_snapshot, write_snapshot
+from snapshots.finalize import FORMAT_VERSION, frame_checksum
 from snapshots.image import FOUNDING_SHAPES
 from snapshots.restore import inspect
-from snapshots.seal import FORMAT_VERSION, frame_checksum
 from tests.snapshots.states import small_image
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -30,9 +30,9 @@ NAME = str(SnapshotName(7, 2))
 
 
 def finish(receiver: Receiver) -> Path:
-    """Verify and seal, one after the other."""
+    """Verify and finalize, one after the other."""
     receiver.verify()
-    return receiver.seal()
+    return receiver.finalize()
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +310,7 @@ def test_a_snapshot_is_given_up_while_it_is_verified_and_then_another_is_receive
     disk.go.set()
     verified.result(30)
     with pytest.raises(SnapshotFailed, match="is over; begin again"):
-        receiver.seal()
+        receiver.finalize()
     assert finish_whole(store.receive(7, 2), content).read_bytes() == content
     store.close()
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapshots import Image, SnapshotName, SnapshotRefused, inspect, load_snapshot, write_snapshot
+from snapshots.finalize import PREAMBLE, frame_of
 from snapshots.image import SLICE_BYTES_MAX, Section, Slice, to_sections
-from snapshots.seal import PREAMBLE, frame_of
 from tests.snapshots.states import MIB, images, many_jobs, small_image
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapshots import SnapshotAbandoned, SnapshotFailed, SnapshotName, SnapshotStore, load_snapshot, write_snapshot
-from snapshots.seal import Disk
+from snapshots.finalize import Disk
 from tests.snapshots.disks import FailingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 

@@ -68,7 +68,7 @@ def flip_value_in_file(directory: Path, key: bytes, value: bytes, *, offset: int
     """
     path = directory / DATA_FILE
     content = bytearray(path.read_bytes())
-    stored = records.seal(key, value)
+    stored = records.pack_checked(key, value)
     position, found = content.find(stored), 0
     while position >= 0:
         content[position + offset % len(stored)] ^= 0x10

@@ -317,11 +317,11 @@ def test_memory_for_recent_entries_is_bounded_but_holds_everything_unsynced(tmp_
         journal = Journal(env, recent_max_bytes=1000)
         journal.set_term(1, None)
         journal.append([entry(index) for index in range(1, 101)])
-        assert journal._tail.first == 1
+        assert journal._suffix.first == 1
         journal.sync()
-        assert journal._tail.first == 1, "LMDB does not have them yet"
+        assert journal._suffix.first == 1, "LMDB does not have them yet"
         journal.flush_hints()
-        assert journal._tail.first > 70
+        assert journal._suffix.first > 70
         assert [journal.entry(index) for index in (1, 50, 100)] == [entry(1), entry(50), entry(100)]
         journal.truncate_from(40)
         assert journal.entries(38, **ALL) == [entry(38), entry(39)]

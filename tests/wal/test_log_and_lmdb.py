@@ -171,7 +171,7 @@ def test_what_lmdb_lacks_stays_in_memory_beyond_every_bound_and_is_read_from_the
             with pytest.raises(BrokenInvariant, match="applied again"):
                 journal.record_applied(entry(index), 2 * index + 1)
         journal.flush_hints()
-        assert journal._tail.first > 25
+        assert journal._suffix.first > 25
         assert [journal.digest_at(index) for index in range(30)] == digests[:30]
         fill(journal, 33, applied=32)
         assert [journal.digest_at(index) for index in range(30)] == digests[:30]

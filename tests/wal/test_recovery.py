@@ -224,8 +224,8 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         flipped(STATE, records.FORMAT_KEY),
         delete(STATE, records.IDENTITY_KEY),
         delete(STATE, records.FORMAT_KEY),
-        put(STATE, records.IDENTITY_KEY, records.seal(records.IDENTITY_KEY, b"\xff")),
-        put(STATE, records.IDENTITY_KEY, records.seal(records.IDENTITY_KEY, b"\x01\xff\xff")),
+        put(STATE, records.IDENTITY_KEY, records.pack_checked(records.IDENTITY_KEY, b"\xff")),
+        put(STATE, records.IDENTITY_KEY, records.pack_checked(records.IDENTITY_KEY, b"\x01\xff\xff")),
     ],
     Condition.CLUSTER_FOREIGN: [
         put(STATE, records.IDENTITY_KEY, records.pack_identity(records.Identity("cluster-2", REPLICA)))
@@ -236,12 +236,12 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     Condition.HARD_STATE_MISSING: [delete(STATE, records.HARD_KEY)],
     Condition.HARD_STATE_DAMAGED: [
         *[flipped(STATE, records.HARD_KEY, bit) for bit in range(0, 96, 7)],
-        put(STATE, records.HARD_KEY, records.seal(records.HARD_KEY, b"")),
+        put(STATE, records.HARD_KEY, records.pack_checked(records.HARD_KEY, b"")),
     ],
     Condition.MARKS_MISSING: [delete(STATE, records.MARKS_KEY)],
     Condition.MARKS_DAMAGED: [
         *[flipped(STATE, records.MARKS_KEY, bit) for bit in range(0, 8 * 84, 61)],
-        put(STATE, records.MARKS_KEY, records.seal(records.MARKS_KEY, bytes(79))),
+        put(STATE, records.MARKS_KEY, records.pack_checked(records.MARKS_KEY, bytes(79))),
     ],
     Condition.MARKS_OUT_OF_ORDER: [
         marks(base_index=6),
@@ -271,7 +271,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     Condition.CHAIN_ROW_DAMAGED: [
         flipped(CHAIN, key(2)),
         flipped(CHAIN, key(5)),
-        put(CHAIN, key(5), records.seal(key(5), b"?")),
+        put(CHAIN, key(5), records.pack_checked(key(5), b"?")),
     ],
     Condition.CHAIN_MISMATCH: [
         marks(applied_digest=b"d" * 32),
@@ -288,7 +288,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     Condition.LOG_MARK_MISSING: [delete(STATE, records.LOG_KEY)],
     Condition.LOG_MARK_DAMAGED: [
         *[flipped(STATE, records.LOG_KEY, bit) for bit in range(0, 160, 13)],
-        put(STATE, records.LOG_KEY, records.seal(records.LOG_KEY, bytes(15))),
+        put(STATE, records.LOG_KEY, records.pack_checked(records.LOG_KEY, bytes(15))),
     ],
     Condition.SYNC_LOG_NOT_MADE: [log_cannot_be_made],
     Condition.SYNC_LOG_MISSING: [replaced(lambda path: None)],
@@ -338,7 +338,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
 
 ELSEWHERE = {
     Condition.HELD_BY_ANOTHER_PROCESS: "tests/wal/test_environment.py",
-    Condition.SYNC_LOG_RESTLESS: "tests/wal/test_overlay.py",
+    Condition.SYNC_LOG_RESTLESS: "tests/wal/test_read_view.py",
 }
 """What takes another process, and where that is. What lies beside the journal is in test_storage_recovery.py."""
 

@@ -8,7 +8,7 @@ import pytest
 from wal.recovery import TABLE, Action, Condition
 
 HERE = Path(__file__).parent
-BESIDE = HERE.parent / "cluster" / "test_storage_recovery.py"
+BESIDE = HERE.parent / "cluster" / "server" / "test_storage_recovery.py"
 """The rows of what lies beside the journal: wal has their words, and cluster.server.storage meets them."""
 
 

@@ -12,7 +12,7 @@ from cluster.schemas.ledger import LedgerEntryView, SnapshotView
 from replica.fold.settle import settle, settle_entry
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
-from snapshots.seal import write_snapshot
+from snapshots.finalize import write_snapshot
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, lived, make, real, typed
 from tests.wal.support import edit
 from wal.codec import encode_batch

@@ -179,7 +179,7 @@ class StoreSink:
         done()
 
     def finish(self) -> Placed | None:
-        self._receiver.seal()
+        self._receiver.finalize()
         self._machine.installed = self._receiver.image
         return None
 

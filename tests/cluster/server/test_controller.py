@@ -243,7 +243,7 @@ async def test_a_replica_killed_between_receiving_and_installing_a_snapshot_star
         receiver = rig.controller.snapshots.receive(saved[1]["index"], saved[1]["term"])
         receiver.write(0, files[1])
         receiver.verify()
-        receiver.seal()
+        receiver.finalize()
         await rig.close()
         assert len(list(config.snapshot_directory("r1").iterdir())) == 2
         await rig.open()

@@ -108,7 +108,7 @@ def _holds(config: Config) -> str:
 
 
 def _damaged(storage: object, good: bytes) -> bool:
-    """Whether it is the sealed snapshot that was altered, and not the part that is compared with it."""
+    """Whether it is the finalized snapshot that was altered, and not the part that is compared with it."""
     return good[-32:] != hashlib.sha256(good[:-32]).digest()
 
 

@@ -32,8 +32,8 @@ from replica.messages.entries import Entry as Settled
 from replica.state.state import EMPTY, State
 from replica.values.units import Instant, Revision
 from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
+from snapshots.finalize import TEMPORARY_SUFFIX
 from snapshots.receive import receiving_name
-from snapshots.seal import TEMPORARY_SUFFIX
 from tests.repo.tree import ROOT
 from tests.wal.support import NO_OP, flip_value_in_file
 from tests.wal.test_recovery import DAMAGE as DAMAGE_OF_JOURNAL
@@ -160,7 +160,7 @@ def of_another_history(config: Config) -> None:
 
 
 def ahead(config: Config) -> None:
-    """It was received and sealed, and the process died before the journal knew of it."""
+    """It was received and finalized, and the process died before the journal knew of it."""
     storage = open_storage(config, "r1")
     image = Image(storage.state, LAST, 2, b"h" * records.DIGEST_BYTES)
     storage.close()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.wal.support import apply, edit, entry, fill, open_env, opened
 from wal import BrokenInvariant, Environment, Journal
-from wal.filling import Handed, NotThisHistory, hand_over
-from wal.filling import fill as fill_gap
+from wal.history_backfill import Handed, NotThisHistory, hand_over
+from wal.history_backfill import fill as fill_gap
 from wal.ledger import Ledger
 from wal.records import ENTRIES, GAPS, Gap
 

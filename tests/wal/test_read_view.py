@@ -13,7 +13,7 @@ from wal import Environment, Journal, RecoveryRefused, sectors
 from wal.environment import DATA_FILE
 from wal.failures import LOG_FILE
 from wal.ledger import Ledger
-from wal.overlay import LOOKS_MAX
+from wal.read_view import SCANS_MAX
 from wal.recovery import Condition
 from wal.sync_log import SyncLog
 
@@ -139,10 +139,10 @@ def test_a_log_that_never_comes_to_rest_is_named(tmp_path: Path, monkeypatch: py
         with pytest.raises(RecoveryRefused) as refused:
             Ledger(reader).verify()
         assert refused.value.condition is Condition.SYNC_LOG_RESTLESS
-        assert len(looks) == LOOKS_MAX
+        assert len(looks) == SCANS_MAX
 
 
-@pytest.mark.parametrize("accidents", [1, LOOKS_MAX // 2, LOOKS_MAX])
+@pytest.mark.parametrize("accidents", [1, SCANS_MAX // 2, SCANS_MAX])
 def test_what_a_look_refuses_while_a_checkpoint_comes_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accidents: int
 ) -> None:
@@ -165,13 +165,13 @@ def test_what_a_look_refuses_while_a_checkpoint_comes_is_no_damage(
 
         reader = auditor(writer)
         monkeypatch.setattr(SyncLog, "read", read)
-        if accidents < LOOKS_MAX:
+        if accidents < SCANS_MAX:
             assert Ledger(reader).verify().entries == 2
         else:
             with pytest.raises(RecoveryRefused, match="Read again when the replica is less busy") as refused:
                 Ledger(reader).verify()
             assert refused.value.condition is Condition.SYNC_LOG_RESTLESS
-        expected = [Condition.SYNC_LOG_AHEAD] * accidents + [None] * (accidents < LOOKS_MAX)
+        expected = [Condition.SYNC_LOG_AHEAD] * accidents + [None] * (accidents < SCANS_MAX)
         assert looks == expected, "the log was really ahead of what the look began with"
 
 

@@ -1,8 +1,8 @@
-"""What the sync log adds to the ledger in LMDB, for a reader that must not write.
+"""Read view of the ledger: what the sync log adds to LMDB, for a reader that must not write.
 
 The replica goes on while its files are read: a checkpoint may come between reading LMDB and reading the log, and a
-record may be half written. So LMDB's generation is read again after the log, whatever the log looked like, and what
-looks damaged is looked at again.
+record may be half written. So LMDB's generation is read again after the log, whatever was found in the log, and what
+seems damaged is read again.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from wal.replay import Contradiction, replay
 from wal.sync_log import SyncLog
 from wal.tables import log_mark
 
-LOOKS_MAX: Final = 20
-"""How often a reader looks before it gives up: a look takes milliseconds, and checkpoints are much further apart."""
+SCANS_MAX: Final = 20
+"""How often a reader scans before it gives up: a scan takes milliseconds, and checkpoints are much further apart."""
 
 
-class Overlay(NamedTuple):
+class ReadView(NamedTuple):
     """The marks of the whole ledger, and those applied entries and rows that LMDB does not have or has otherwise."""
 
     marks: Marks
@@ -34,37 +34,37 @@ class Overlay(NamedTuple):
     """LMDB has the rows of revisions up to here."""
 
 
-def read(env: Environment) -> Overlay:
+def read(env: Environment) -> ReadView:
     """What is to be added to LMDB's rows now; nothing for the replica's own process. Raises RecoveryRefused.
 
     What it says stays true while LMDB is given more: nothing that was applied is ever changed. A log is refused only by
-    a look during which no checkpoint came; if one came during the last look too, it is refused as restless.
+    a scan during which no checkpoint came; if one came during the last one too, it is refused as restless.
     """
     if not env.readonly or env.log is None:
         with env.read() as transaction:
             marks = _marks(env, transaction)
-        return Overlay(marks, {}, {}, [], marks.applied_revision)
+        return ReadView(marks, {}, {}, [], marks.applied_revision)
     refused: RecoveryRefused | None = None
-    for _ in range(LOOKS_MAX):
+    for _ in range(SCANS_MAX):
         with env.read() as transaction:
             mark = log_mark(env.directory, transaction.get(records.LOG_KEY, db=env.table(records.STATE)))
-            found: Overlay | RecoveryRefused
+            found: ReadView | RecoveryRefused
             try:
-                found = _look(env, env.log, transaction, mark.generation)
+                found = _scan(env, env.log, transaction, mark.generation)
             except RecoveryRefused as error:
                 found = error
         if env.log_mark().generation != mark.generation:
             # What was found is of two moments: as a ledger it would be too short, as a damage it would be none.
             refused = None
-        elif isinstance(found, Overlay):
+        elif isinstance(found, ReadView):
             return found
         else:
             refused = found
     raise refused or RecoveryRefused(Condition.SYNC_LOG_RESTLESS, str(env.log.path))
 
 
-def _look(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[bytes]", generation: int) -> Overlay:
-    """The overlay by what LMDB says, which is of this generation, and then the log."""
+def _scan(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[bytes]", generation: int) -> ReadView:
+    """The read view by what LMDB says, which is of this generation, and then the log."""
     marks = _marks(env, transaction)
     try:
         hard = records.unpack_hard(transaction.get(records.HARD_KEY, b"", db=env.table(records.STATE)))
@@ -82,7 +82,7 @@ def _look(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[bytes]"
     except (Contradiction, Damaged) as error:
         raise RecoveryRefused(Condition.SYNC_LOG_CONTRADICTS, f"{log.path} ({error})") from error
     after = replayed.marks
-    return Overlay(
+    return ReadView(
         after,
         {entry.index: entry for entry in replayed.entries if entry.index <= after.applied_index},
         {applied.at: applied.row for applied in replayed.applied},

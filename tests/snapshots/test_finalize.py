@@ -22,7 +22,7 @@ from snapshots import (
     load_snapshot,
     write_snapshot,
 )
-from snapshots.seal import Disk
+from snapshots.finalize import Disk
 from tests.snapshots.disks import FailingDisk, KillingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 
@@ -165,7 +165,7 @@ except SnapshotFailed as why:
 
 def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr("snapshots.seal.os.write", lambda file, data: write(file, bytes(data[:7])))
+    monkeypatch.setattr("snapshots.finalize.os.write", lambda file, data: write(file, bytes(data[:7])))
     path = write_snapshot(tmp_path, small_image())
     monkeypatch.undo()
     assert load_snapshot(path) == small_image()

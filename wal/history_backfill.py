@@ -1,4 +1,4 @@
-"""History that a snapshot replaced, given back by whoever holds it: a gap of the ledger is filled from its end.
+"""Backfill of history that a snapshot replaced, by whoever holds it: a gap of the ledger is filled from its end.
 
 The digest after the gap is known, and a digest proves the one before it together with the entry in between. So each
 entry is proven as it comes, the gap becomes shorter with each transaction, and what a crash interrupts goes on where it

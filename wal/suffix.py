@@ -1,4 +1,4 @@
-"""What the journal keeps in memory: the newest entries whole, the term of every one, and what a store lacks of them."""
+"""In-memory suffix of the journal: the newest entries whole, the term of every one, and what a store lacks of them."""
 
 from bisect import bisect_right
 from typing import Final
@@ -12,7 +12,7 @@ RECENT_MAX_ENTRIES: Final = 16_384
 """Bound on the count, for entries so small that their objects weigh more than their data."""
 
 
-class Tail:
+class Suffix:
     """The newest entries, contiguous up to the last one of the journal; empty when `first == next`.
 
     Bounded by bytes and count whenever `evict` is called.
