@@ -54,7 +54,7 @@ class Crowd:
 
     def owner(self, job: int) -> str:
         known = self.m.state.jobs.get(job)
-        return f"user {known.spec.user}" if known is not None and self.random.random() < 0.85 else "operator"
+        return f"user {known.request.user}" if known is not None and self.random.random() < 0.85 else "operator"
 
     async def about(self, verb: str, **more: Any) -> None:
         job = self.job()
