@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -26,11 +25,12 @@ from cluster.server.storage import Storage, allow_first_start, open_storage
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
 from replica.messages import features
+from tests.ports import free_port
 from wal import Journal
 from wal.configuration import Configuration, Member, initial
 from wal.journal import Entry
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """How long a test waits for what normally takes milliseconds, on a machine that does other things as well."""
 
 SCRIPT = "#!/bin/sh\n#DW jobdw capacity=16MiB access_mode=striped type=scratch\ntrue\n"
@@ -51,13 +51,6 @@ def story(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         uvloop.run(bounded())
 
     return run
-
-
-def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as found_socket:
-        found_socket.bind(("127.0.0.1", 0))
-        return int(found_socket.getsockname()[1])
 
 
 def make_cluster(directory: Path, replicas: int = 1) -> Config:

@@ -1,25 +1,21 @@
 """What was typed at Slurm becomes what is typed at Forebay, and what cannot is named with its line."""
 
 import asyncio
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
-
-from conforming.acting import perform  # noqa: E402
-from conforming.cluster import Cluster  # noqa: E402
-from conforming.commands import NoSuchCommand, administering, steering, submission  # noqa: E402
-from conforming.compare import Outcome  # noqa: E402
-from conforming.differences import Differences  # noqa: E402
-from conforming.run import Run  # noqa: E402
-from conforming.setting import setting_of  # noqa: E402
-from conforming.sightings import act_name, look  # noqa: E402
-from conforming.transcript import Act, parse  # noqa: E402
-from conforming.words import jobs_named, parse_command  # noqa: E402
+from tests.conformance.replayer.acting import perform
+from tests.conformance.replayer.cluster import Cluster
+from tests.conformance.replayer.commands import NoSuchCommand, administering, steering, submission
+from tests.conformance.replayer.compare import Outcome
+from tests.conformance.replayer.differences import Differences
+from tests.conformance.replayer.run import Run
+from tests.conformance.replayer.setting import setting_of
+from tests.conformance.replayer.sightings import act_name, look
+from tests.conformance.replayer.transcript import Act, parse
+from tests.conformance.replayer.words import jobs_named, parse_command
 
 HEAD = "[   0.000] # trace here  wall 2026-11-20T22:10:45.054\n"
 

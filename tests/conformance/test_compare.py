@@ -1,16 +1,11 @@
 """The comparison of what Slurm was seen to show with all that Forebay showed: what counts, and what is set aside."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
-
-from conforming.compare import Outcome, Seen, Shown, compare_sequences  # noqa: E402
-from conforming.differences import Difference, Differences, Kind, Situation  # noqa: E402
+from tests.conformance.replayer.compare import Outcome, Seen, Shown, compare_sequences
+from tests.conformance.replayer.differences import Difference, Differences, Kind, Situation
 
 NONE = Differences(())
 LUA = Situation("lua", "submit", "sbatch", "#BB_LUA pool=p")

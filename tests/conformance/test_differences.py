@@ -1,16 +1,13 @@
 """The file of deliberate differences: strict, each row with its reason, and none that knows a scenario."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(ROOT / "scripts"))
+from tests.conformance.replayer.differences import DifferencesError, Kind, Situation, read_differences
+from tests.conformance.replayer.transcript import read_transcript
 
-from conforming.differences import DifferencesError, Kind, Situation, read_differences  # noqa: E402
-from conforming.transcript import read_transcript  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 ROW = '[[difference]]\nid = "a"\nkind = "shown"\nwhat = "b"\nwhy = "SEMANTICS, States"\n'
 

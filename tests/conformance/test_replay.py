@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).resolve().parent / "site"
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 
 
 class Replays:

@@ -1,15 +1,10 @@
 """Listings and answers made comparable."""
 
 import re
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
-
-from conforming.compare import Outcome  # noqa: E402
-from conforming.differences import Difference, Differences, Kind, Situation  # noqa: E402
-from conforming.texts import answer_lines, compare_texts, is_burst_line, normal_line, says  # noqa: E402
+from tests.conformance.replayer.compare import Outcome
+from tests.conformance.replayer.differences import Difference, Differences, Kind, Situation
+from tests.conformance.replayer.texts import answer_lines, compare_texts, is_burst_line, normal_line, says
 
 NONE = Differences(())
 

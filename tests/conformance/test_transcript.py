@@ -1,14 +1,19 @@
 """The parser of transcripts: what is one, and how each mistake is said with its file and line."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
-
-from conforming.transcript import Act, Log, Part, Remark, Sample, TranscriptError, parse, read_transcript  # noqa: E402
+from tests.conformance.replayer.transcript import (
+    Act,
+    Log,
+    Part,
+    Remark,
+    Sample,
+    TranscriptError,
+    parse,
+    read_transcript,
+)
 
 HEAD = "[   0.000] # trace here  wall 2026-11-20T22:10:45.054\n"
 

@@ -3,16 +3,12 @@
 import asyncio
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from cluster.schemas.jobs import JobView
 from cluster.schemas.requests import SubmitRequest
+from tests.faults import drill, verify
 from tests.repo.tree import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
-from exercises import drill, verify
 
 ROUNDS = 4
 """Kills, count: minutes of CI buy more with scripts/drill run by hand; this many show that the whole path works."""
@@ -20,7 +16,7 @@ ROUNDS = 4
 
 def test_killing_any_process_at_any_moment_loses_nothing_and_runs_nothing_twice() -> None:
     line = [str(ROOT / "scripts" / "drill"), "--rounds", str(ROUNDS)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=600, cwd=ROOT)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=1800, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["rounds"], summary["failed"]) == (ROUNDS, 0)

@@ -1,18 +1,13 @@
-"""How exercises end: by the exit code, the last line, and what they keep."""
+"""How runs of fault injection end: by the exit code, the last line, and what they keep."""
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
-from exercises.ending import Ended, percentiles, perform
-from exercises.local_cluster import ExerciseFailed
+from tests.faults.ending import Ended, percentiles, perform
+from tests.faults.local_cluster import RunFailed
 
 
 async def ends_with(error: BaseException | None) -> None:
@@ -22,14 +17,14 @@ async def ends_with(error: BaseException | None) -> None:
 
 
 def ended(tmp_path: Path, error: BaseException | None) -> tuple[Ended, bool, bool]:
-    """Return how an exercise ended, whether what it had begun was let go of, and whether its directory is kept."""
-    directory, released = tmp_path / "exercise", []
+    """Return how a run ended, whether what it had begun was let go of, and whether its directory is kept."""
+    directory, released = tmp_path / "run", []
     directory.mkdir()
     found = perform("x", ends_with(error), release=lambda: released.append(1), directory=directory, seed=7)
     return found, released == [1], directory.exists()
 
 
-def test_an_exercise_that_succeeds_keeps_nothing_and_its_last_line_is_json(
+def test_a_run_that_succeeds_keeps_nothing_and_its_last_line_is_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, released, kept = ended(tmp_path, None)
@@ -40,8 +35,8 @@ def test_an_exercise_that_succeeds_keeps_nothing_and_its_last_line_is_json(
     assert last == {"rounds": 3, "failed": 0, "seed": 7, "takeover_p50_s": 0.5, "takeover_max_s": 1.0}
 
 
-@pytest.mark.parametrize("error", [ExerciseFailed("lost"), OSError("lost"), TimeoutError("lost")])
-def test_an_exercise_that_fails_says_how_to_do_it_again_and_keeps_what_there_is(
+@pytest.mark.parametrize("error", [RunFailed("lost"), OSError("lost"), TimeoutError("lost")])
+def test_a_run_that_fails_says_how_to_do_it_again_and_keeps_what_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     found, released, kept = ended(tmp_path, error)
@@ -49,10 +44,10 @@ def test_an_exercise_that_fails_says_how_to_do_it_again_and_keeps_what_there_is(
     said = capsys.readouterr().err
     assert "x: FAILED: lost" in said
     assert said.splitlines()[-1].startswith("x: again with --seed 7; ")
-    assert said.splitlines()[-1].endswith(f": {tmp_path / 'exercise'}")
+    assert said.splitlines()[-1].endswith(f": {tmp_path / 'run'}")
 
 
-def test_an_exercise_that_is_interrupted_is_no_success_and_keeps_nothing(
+def test_a_run_that_is_interrupted_is_no_success_and_keeps_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, released, kept = ended(tmp_path, KeyboardInterrupt())
@@ -61,7 +56,7 @@ def test_an_exercise_that_is_interrupted_is_no_success_and_keeps_nothing(
 
 
 def test_what_is_unforeseen_is_raised_after_everything_was_let_go_of(tmp_path: Path) -> None:
-    directory, released = tmp_path / "exercise", []
+    directory, released = tmp_path / "run", []
     directory.mkdir()
     with pytest.raises(ZeroDivisionError):
         perform("x", ends_with(ZeroDivisionError()), release=lambda: released.append(1), directory=directory, seed=7)

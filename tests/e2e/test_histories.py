@@ -1,8 +1,7 @@
-"""The judges of the exercises, judged: the linearizability checker by brute force, broken promises by telling some."""
+"""Negative controls of the checks on histories: the linearizability checker beside brute force, promises broken."""
 
 import asyncio
 import itertools
-import sys
 import time
 from collections.abc import Hashable, Sequence
 from math import inf
@@ -16,16 +15,12 @@ from hypothesis import strategies as st
 from cluster.client import Client
 from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PoolsAnswer
 from cluster.schemas.requests import HoldCommand, SubmitCommand, SubmitRequest
-from tests.repo.tree import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
-from exercises import histories
-from exercises.bare import BareCluster
-from exercises.histories import Clients
-from exercises.linearizability import Found, HeldJob, Model, Operation, Register, Verdict, check, goes_back
-from exercises.local_cluster import ExerciseFailed
-from exercises.promises import Expected, Promises
+from tests.faults import histories
+from tests.faults.bare import BareCluster
+from tests.faults.histories import Clients
+from tests.faults.linearizability import Found, HeldJob, Model, Operation, Register, Verdict, check, goes_back
+from tests.faults.local_cluster import RunFailed
+from tests.faults.promises import Expected, Promises
 
 OPERATIONS_MAX = 6
 """Operations of a random history, count: brute force tries every order of every subset."""
@@ -154,31 +149,31 @@ def test_what_clients_saw_is_checked_object_by_object_and_counted() -> None:
         Operation("a", "hold", None, "absent", 4.0, 5.0),
     ],
 )
-def test_a_stale_read_and_a_lost_write_end_an_exercise(last: Operation) -> None:
+def test_a_stale_read_and_a_lost_write_end_a_run(last: Operation) -> None:
     made = clients(SUBMITTED, RELEASED, last)
-    with pytest.raises(ExerciseFailed, match="history of job-0 is not linearizable"):
+    with pytest.raises(RunFailed, match="history of job-0 is not linearizable"):
         made.check()
     assert made.figures["objects_checked"] == 0
 
 
-def test_a_check_that_does_not_finish_ends_an_exercise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_does_not_finish_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "check", lambda history, model: Found(Verdict.UNFINISHED, 9))
-    with pytest.raises(ExerciseFailed, match="history of job-0 is unfinished"):
+    with pytest.raises(RunFailed, match="history of job-0 is unfinished"):
         clients(SUBMITTED).check()
 
 
 def test_reads_that_were_never_answered_do_not_keep_a_check_from_its_end() -> None:
     silent = [Operation("b", "show", None, None, 0.5 + place / 100) for place in range(30)]
-    with pytest.raises(ExerciseFailed, match="is not linearizable"):
+    with pytest.raises(RunFailed, match="is not linearizable"):
         clients(SUBMITTED, *silent, Operation("a", "show", None, "free", 4.0, 5.0)).check()
 
 
-def test_a_job_that_clients_were_promised_and_that_is_gone_at_the_end_ends_an_exercise() -> None:
-    with pytest.raises(ExerciseFailed, match=r"history of job-0 is not linearizable"):
+def test_a_job_that_clients_were_promised_and_that_is_gone_at_the_end_ends_a_run() -> None:
+    with pytest.raises(RunFailed, match=r"history of job-0 is not linearizable"):
         asyncio.run(clients(SUBMITTED).look_at_everything(cast(Client, Told(job("else", 2))), beside={"else"}))
-    with pytest.raises(ExerciseFailed, match=r"lost: \['job-0'\]"):
+    with pytest.raises(RunFailed, match=r"lost: \['job-0'\]"):
         asyncio.run(clients(SUBMITTED).look_at_everything(cast(Client, Told(job("job-0", 2)))))
-    with pytest.raises(ExerciseFailed, match=r"made up: \['else'\]"):
+    with pytest.raises(RunFailed, match=r"made up: \['else'\]"):
         asyncio.run(clients(SUBMITTED).look_at_everything(cast(Client, Told(job("job-0", 1), job("else", 2)))))
 
 
@@ -197,10 +192,10 @@ class Broken:
         return "0" * 32
 
     async def submit(self, request: SubmitRequest) -> JobView:
-        raise ExerciseFailed("the answer is wrong")
+        raise RunFailed("the answer is wrong")
 
 
-def test_what_ends_a_client_ends_the_exercise_whether_it_waits_for_clients_or_not() -> None:
+def test_what_ends_a_client_ends_the_run_whether_it_waits_for_clients_or_not() -> None:
     async def work(made: Clients, *, wait: bool) -> None:
         async with made.at_work(cast(BareCluster, Broken())):
             await asyncio.sleep(0)
@@ -209,7 +204,7 @@ def test_what_ends_a_client_ends_the_exercise_whether_it_waits_for_clients_or_no
 
     for wait in (False, True):
         made = Clients(seed=7)
-        with pytest.raises(ExerciseFailed, match="the answer is wrong"):
+        with pytest.raises(RunFailed, match="the answer is wrong"):
             asyncio.run(work(made, wait=wait))
         assert made.unknown == made.operations > 0
 
@@ -255,7 +250,7 @@ KEPT = Expected(REQUEST, job_id=1)
     ],
 )
 def test_a_broken_promise_is_told(told: tuple[JobView, ...], complaint: str) -> None:
-    with pytest.raises(ExerciseFailed) as failed:
+    with pytest.raises(RunFailed) as failed:
         asyncio.run(promises(a=KEPT).compare(cast(Client, Told(*told))))
     assert complaint in str(failed.value)
 
@@ -280,7 +275,7 @@ def test_a_command_of_many_that_nobody_led_to_carry_out_is_promised_nothing(stat
     made = Promises()
     sent = made._submit_many(cast(Client, Refusing(status)), ["a", "b"])
     if ends:
-        with pytest.raises(ExerciseFailed, match="submit of a was refused"):
+        with pytest.raises(RunFailed, match="submit of a was refused"):
             asyncio.run(sent)
         return
     asyncio.run(sent)
@@ -300,5 +295,5 @@ def test_what_is_unknown_may_have_happened_or_not_and_nothing_else() -> None:
     for held in (False, True):
         asyncio.run(made.compare(cast(Client, Told(job("a", 1, held=held)))))
         asyncio.run(made.compare(cast(Client, Told(job("a", 1, held=held), job("b", 2)))))
-    with pytest.raises(ExerciseFailed, match="under way"):
+    with pytest.raises(RunFailed, match="under way"):
         asyncio.run(made.compare(cast(Client, Told(job("a", 1, cancelled=True)))))

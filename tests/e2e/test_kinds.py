@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +11,7 @@ import pytest
 from cluster.client import Client
 from cluster.schemas.jobs import JobView
 from replica.messages.features import FEATURE_LEVEL_KNOWN
-from tests.repo.tree import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
-from exercises.local_cluster import USER, LocalCluster
+from tests.faults.local_cluster import USER, LocalCluster
 
 DEADLINE_S = 60.0
 """Seconds that a job may take here: a bound against hanging, not a measure of speed."""

@@ -1,6 +1,6 @@
 """Cuts, freezes and kills of real processes in network namespaces, with a check of the clients' histories."""
 
-from tests.e2e.exercise import exercise, remove_kept
+from tests.e2e.scripts import remove_kept, run_script
 
 FAULTS = (
     "isolate the leader from its peers",
@@ -15,7 +15,7 @@ KILLS = 2
 
 def test_cuts_freezes_and_kills_leave_every_history_linearizable() -> None:
     options = [word for fault in FAULTS for word in ("--fault", fault)]
-    done = exercise("partition", "--rounds", str(ROUNDS), *options)
+    done = run_script("partition", "--rounds", str(ROUNDS), *options)
     assert done.code == 0, done.said
     assert (done.summary["rounds"], done.summary["failed"]) == (ROUNDS, 0)
     assert done.summary["objects_checked"] > 0
@@ -23,13 +23,13 @@ def test_cuts_freezes_and_kills_leave_every_history_linearizable() -> None:
 
 
 def test_killing_the_leader_while_clients_write_loses_doubles_and_ages_nothing() -> None:
-    done = exercise("partition", "--rounds", str(KILLS), "--leader-kills")
+    done = run_script("partition", "--rounds", str(KILLS), "--leader-kills")
     assert done.code == 0, done.said
     assert (done.summary["rounds"], done.summary["failed"]) == (KILLS, 0)
 
 
 def test_the_checks_find_stale_reads() -> None:
-    done = exercise("partition", "--rounds", "3", "--fault", "isolate the leader from its peers", "--stale-reads")
+    done = run_script("partition", "--rounds", "3", "--fault", "isolate the leader from its peers", "--stale-reads")
     assert done.code == 1, done.said
     assert "stale: revision" in done.said or "not linearizable" in done.said
     remove_kept("partition", done.said)

@@ -3,18 +3,14 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.exercise import ROOT, TIMEOUT_S, UNABLE, exercise, remove_kept
-
-sys.path.append(str(ROOT / "scripts"))
-
-from exercises.powercut import may_end_so
+from tests.e2e.scripts import ROOT, TIMEOUT_S, UNABLE, remove_kept, run_script
+from tests.faults.powercut import may_end_so
 
 CUTS = {"ext4": 3, "xfs": 2}
 """Power cuts in CI, count: issue 3's hundreds are run by hand with --count."""
@@ -22,13 +18,16 @@ CUTS = {"ext4": 3, "xfs": 2}
 ATTEMPTS = 3
 """A replica may notice a lying disk before any client does: then it is tried again, as often as this."""
 
+LOST = ("are lost", "; acknowledged: ", "exited 66", "is not linearizable")
+"""What the checks say of a disk that lied: what was acknowledged is gone, or a replica finds out by itself."""
+
 WHOLE = 6
-"""Three loop devices and three replicas, count: the exercise is at work."""
+"""Three loop devices and three replicas, count: the run is at work."""
 
 
 @pytest.mark.parametrize("kind", CUTS)
 def test_a_power_cut_of_all_replicas_loses_nothing_acknowledged(kind: str) -> None:
-    done = exercise("powercut", "--count", str(CUTS[kind]), "--fs", kind)
+    done = run_script("powercut", "--count", str(CUTS[kind]), "--fs", kind)
     assert done.code == 0, done.said
     assert (done.summary["cuts"], done.summary["failed"], done.summary["fs"]) == (CUTS[kind], 0, kind)
     assert done.summary["objects_checked"] > 0
@@ -53,18 +52,18 @@ def test_a_replica_whose_disk_goes_ends_for_that_and_for_nothing_else(code: int 
 
 def test_the_power_cuts_find_out_a_disk_that_only_says_that_it_has_synced() -> None:
     # Sooner or later: a cut may come before anything was acknowledged.
-    done = exercise("powercut", "--count", "12", "--lying-disk", "all")
+    done = run_script("powercut", "--count", "12", "--lying-disk", "all")
     assert done.code == 1, done.said
     assert done.summary["failed"] == 1
     assert "powercut: FAILED" in done.said
-    assert any(words in done.said for words in ("are lost", "exited 66", "is not linearizable")), done.said
+    assert any(words in done.said for words in LOST), done.said
     remove_kept("powercut", done.said)
 
 
 def test_the_histories_alone_find_out_a_disk_that_only_says_that_it_has_synced() -> None:
     said = ""
     for _ in range(ATTEMPTS):
-        done = exercise("powercut", "--count", "12", "--lying-disk", "all", "--histories-only")
+        done = run_script("powercut", "--count", "12", "--lying-disk", "all", "--histories-only")
         assert done.code == 1, done.said
         assert done.summary["objects_checked"] == 0
         remove_kept("powercut", done.said)
@@ -83,7 +82,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_exercise_that_is_ended_leaves_no_loop_device_and_no_process(
+def test_a_run_that_is_ended_leaves_no_loop_device_and_no_process(
     tmp_path: Path, number: signal.Signals, interruptible: None
 ) -> None:
     line = [str(ROOT / "scripts" / "powercut"), "--count", "50", "--images", str(tmp_path)]

@@ -16,13 +16,10 @@ from aiohttp import web
 
 from cluster.schemas.requests import SubmitRequest
 from replica.grammar.directives import parse_request
+from tests.benchmarks import load, machine, processes, report
+from tests.benchmarks.forebay import ForebayCluster
+from tests.benchmarks.http2 import put_request
 from tests.repo.tree import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
-from benchmarks import load, machine, processes, report
-from benchmarks.forebay import ForebayCluster
-from benchmarks.http2 import put_request
 
 
 class Honest:

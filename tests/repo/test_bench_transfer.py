@@ -2,19 +2,14 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from cluster.agent.transfer.records.options import Options
-from tests.repo.tree import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
-from benchmarks import transfer
-from benchmarks.carried import EXIT_ENDED
-from benchmarks.processes import ServerFailed
+from tests.benchmarks import transfer
+from tests.benchmarks.carried import EXIT_ENDED
+from tests.benchmarks.processes import ServerFailed
 
 SMALL = Options(chunk_bytes=4096, large_bytes=16384)
 

@@ -1,30 +1,11 @@
 """What the documents take from the code is what the code says now."""
 
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from types import ModuleType
 
 import pytest
 
+from tests.repo import generate
 from tests.repo.tree import ROOT
-
-
-def load_generator() -> ModuleType:
-    """Return scripts/generate as a module: it has no suffix and lies in no package."""
-    loader = SourceFileLoader("generate_script", str(ROOT / "scripts" / "generate"))
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    try:
-        spec = spec_from_loader(loader.name, loader)
-        assert spec is not None
-        module = module_from_spec(spec)
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = before
-    return module
-
-
-generate = load_generator()
 
 
 def sample() -> str:

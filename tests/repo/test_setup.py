@@ -10,7 +10,7 @@ import pytest
 
 from tests.repo.tree import ROOT
 
-SETUP_WAIT_S = 120
+SETUP_WAIT_S = 600
 """Seconds that a failing setup may take at most: a bound against hanging, not a measure of speed."""
 
 

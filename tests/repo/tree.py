@@ -47,15 +47,8 @@ def scripts() -> list[Path]:
 
 
 def python_files() -> list[Path]:
-    """Return every file of Python, scripts without a suffix too."""
-    named = [path for path in repository_files() if path.suffix == ".py"]
-    return named + [path for path in scripts() if path.suffix == "" and is_python_script(text_of(path))]
-
-
-def is_python_script(text: str) -> bool:
-    """Say whether a script's first line asks for Python."""
-    first = text.split("\n", 1)[0]
-    return first.startswith("#!") and "python" in first
+    """Return every file of Python."""
+    return [path for path in repository_files() if path.suffix == ".py"]
 
 
 def dotted(path: Path) -> str:

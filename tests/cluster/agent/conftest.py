@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -25,6 +24,7 @@ from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock
 from replica.model.orders import Order
 from tests.cluster.agent.double import ControllerDouble
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,8 +42,7 @@ class Site:
         self.file = directory / "forebay.toml"
         self._tls = tls
         self._processes: list[subprocess.Popen[bytes]] = []
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self.configure()
 
     def configure(self, *, more: str = "", accounts: str = "own") -> Config:

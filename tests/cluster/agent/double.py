@@ -16,7 +16,7 @@ from cluster.security.tls import server_context
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
 from replica.model.orders import Order
 
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 """Seconds after which a test that waits for something says what it got instead."""
 
 STATUSES = {"stale_instance": 409, "unknown_node": 404, "command_too_old": 400, "forbidden": 403}

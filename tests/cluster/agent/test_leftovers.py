@@ -25,7 +25,7 @@ from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order
 from tests.cluster.agent.conftest import Site
-from tests.cluster.agent.double import shown
+from tests.cluster.agent.double import DEADLINE_S, shown
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 
@@ -158,7 +158,7 @@ def test_the_agent_removes_what_was_left_when_the_order_is_gone(site: Site) -> N
             assert parts_of(site.destinations) == [] and os.listdir(site.home / "leftovers") == []
             assert os.listdir(site.destinations / "new") == []
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
 
 
 def test_only_temporary_files_of_this_job_and_this_node_are_removed(place: Place) -> None:

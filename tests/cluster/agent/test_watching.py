@@ -17,6 +17,7 @@ from cluster.agent.home import worker_watchdog
 from cluster.agent.home.worker_watchdog import Bounds, End, Hung, see_through, whereabouts
 from cluster.agent.limits import KILL_WAIT_S, LOOKS_PER_STALL, WORKER_GRACE_S
 from cluster.system.processes import start_time
+from tests.cluster.agent.double import DEADLINE_S
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
@@ -49,7 +50,7 @@ def see(
             ending.set()
         return await see_through(worker, 7, ending, bounds, Hung(), signs=signs, stop=lambda: None)
 
-    return asyncio.run(asyncio.wait_for(story(), 30))
+    return asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
 
 
 def test_what_is_cancelled_is_over_within_a_second_by_the_bounds_themselves() -> None:
@@ -119,7 +120,7 @@ def test_a_worker_that_no_signal_ends_is_left_to_itself_and_known(
         while len(hung):
             await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
     assert "which hung in the kernel, has ended" in caplog.text and worker.returncode is not None
 
 
@@ -139,7 +140,7 @@ def test_a_helper_that_no_signal_ends_is_known_though_its_worker_has_ended(monke
         while len(hung):
             await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
     assert worker.returncode == -signal.SIGKILL
 
 
@@ -154,7 +155,7 @@ def test_an_agent_that_ends_does_not_wait_for_what_hangs(monkeypatch: pytest.Mon
         await see_through(worker, 7, ending, Bounds(grace_s=0.05), hung, signs=lambda: 0, stop=lambda: None)
         await hung.let_go()
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
     assert worker.poll() is None
     worker.kill()
     worker.wait()

@@ -19,7 +19,8 @@ from cluster.schemas.channel_frames import CHANNEL_VERSION, FRAME_BYTES_MAX, LEN
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from replica.values.limits import SCRIPT_BYTES_MAX
-from tests.cluster.rig import PLAIN, SCRIPT, Rig, free_port, story, until
+from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
+from tests.ports import free_port
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,6 @@
 """Replicas with real TLS, sockets and LMDB on loopback: in this process, or each in a process of its own."""
 
 import asyncio
-import contextlib
-import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,20 +12,13 @@ from cluster.consensus import Consensus, NotLeader, PeerTls, Role, SnapshotRef, 
 from cluster.security.identity import Role as Holder
 from cluster.security.pki import Authority, create_authority, issue
 from cluster.system.clock import SystemClock
+from tests.ports import free_ports
 from wal import Entry, Environment, Journal
 
 CLUSTER = "6f1c0000000000000000000000000000"
 FAST = Timing(election_min_s=0.15, election_max_s=0.3, heartbeat_s=0.04)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """How long a test waits for what normally takes milliseconds, on a machine that does other things as well."""
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def make_members(names: list[str]) -> dict[str, str]:

@@ -1,0 +1,194 @@
+"""Many clients over a few connections with many requests under way on each: Forebay's channel and etcd's native gRPC.
+
+Both clients are asyncio code of the same shape in one process: a request is encoded, what one turn of the loop has made
+leaves in one TLS record, and an answer resolves a future. Each client has one request outstanding.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+
+from cluster.client.channel import ChannelError, Connection
+from cluster.client.errors import ApiError
+from cluster.schemas.command_ids import new_command_id
+from cluster.schemas.requests import HoldCommand, ReleaseCommand, SubmitCommand
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
+from tests.benchmarks.etcd import VALUE_BYTES, EtcdCluster
+from tests.benchmarks.forebay import SCRIPT, ForebayCluster
+from tests.benchmarks.http2 import CallFailed, GrpcConnection, put_request
+from tests.benchmarks.load import (
+    ERROR_PAUSE_S,
+    MAX_ERRORS_SHOWN,
+    Measurement,
+    cpu_between,
+    measurement,
+    verify_settled,
+)
+
+Send = Callable[[int, int], Awaitable[None]]
+"""Sends one write of (client, number) and returns when it is durable; an exception otherwise."""
+
+
+class Tally:
+    """What the clients of one measurement saw."""
+
+    def __init__(self) -> None:
+        self.latencies_s: list[float] = []
+        self.accepted = 0
+        self.errors = 0
+        self.examples: list[str] = []
+
+    async def client(self, send: Send, client: int, start: float, end: float) -> None:
+        """Send one write after another until `end`; what is answered from `start` on counts."""
+        number = 0
+        while (sent := time.perf_counter()) < end:
+            number += 1
+            try:
+                await send(client, number)
+            except (ApiError, CallFailed, OSError, TimeoutError) as error:
+                self.errors += 1
+                text = f"{type(error).__name__}: {error}"[:300]
+                if text not in self.examples and len(self.examples) < MAX_ERRORS_SHOWN:
+                    self.examples.append(text)
+                await asyncio.sleep(ERROR_PAUSE_S)
+                continue
+            self.accepted += 1
+            answered = time.perf_counter()
+            if start <= answered < end:
+                self.latencies_s.append(answered - sent)
+
+
+async def drive(
+    system: "ChannelCluster | EtcdGrpcCluster", send: Send, clients: int, warm_up_s: float, seconds: float
+) -> Measurement:
+    """Run the clients, and check that the cluster has settled what it acknowledged."""
+    tally = Tally()
+    before = await system.settled()
+    start = time.perf_counter() + warm_up_s
+    end = start + seconds
+    cpu = asyncio.create_task(cpu_between(system, start, end))
+    await asyncio.gather(*(tally.client(send, client, start, end) for client in range(clients)))
+    client_cpu_s, server_cpu_s = await cpu
+    system.check()
+    settled = await system.settled() - before
+    verify_settled(system.name, accepted=tally.accepted, settled=settled)
+    return measurement(
+        system.name,
+        clients,
+        seconds,
+        tally.latencies_s,
+        errors=tally.errors,
+        examples=tally.examples,
+        client_cpu_s=client_cpu_s,
+        server_cpu_s=server_cpu_s,
+    )
+
+
+class ChannelCluster(ForebayCluster):
+    """Three replicas with channels; the clients submit one held job each, and release and hold it in turn."""
+
+    name = "channel"
+    operation = "submit_job once, then release_job and hold_job in turn, over the MessagePack channel (TLS 1.3)"
+    channels = True
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._base = ""
+        self._job_of: dict[int, int] = {}
+
+    async def settled(self) -> int:
+        """Return the leader's revision."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
+            return await self.committed(session, self._base)
+
+    async def measure(self, clients: int, *, warm_up_s: float, seconds: float, connections_max: int) -> Measurement:
+        """Drive the leader's channel, all clients over `connections_max` connections."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
+            self._base = await self.leader(session)
+        config = self.config
+        name = next(name for name, base in self._api.items() if base == self._base)
+        address = config.replica(name).channel
+        assert isinstance(address, Address)
+        tls = self.tls()
+        connections = [
+            await Connection.open(address, tls, config.cluster.id) for _ in range(min(clients, connections_max))
+        ]
+        clock, workdir = SystemClock(), str(self._results)
+
+        async def send(client: int, number: int) -> None:
+            try:
+                await send_one(client, number)
+            except ChannelError as error:
+                # Leadership moved: followed, as any client would, and counted as an error, because clients notice.
+                place = client % len(connections)
+                if error.leader and error.leader != str(connections[place].address):
+                    old, moved = connections[place], Address.parse(error.leader)
+                    new = await Connection.open(moved, tls, config.cluster.id)
+                    if connections[place] is old:
+                        connections[place] = new
+                    else:
+                        new.close()  # another client has done it
+                raise
+
+        async def send_one(client: int, number: int) -> None:
+            connection = connections[client % len(connections)]
+            command_id = new_command_id(clock)
+            job = self._job_of.get(client)
+            if job is None:
+                submit = SubmitCommand(
+                    command_id=command_id,
+                    script=SCRIPT,
+                    name=f"bench-{client:04d}",
+                    bb="pool=fast capacity=1MiB",
+                    time_limit_s=60,
+                    workdir=workdir,
+                    hold=True,
+                )
+                self._job_of[client] = (await connection.ask(submit)).job
+            elif number % 2:
+                await connection.ask(HoldCommand(command_id=command_id, job_id=job))
+            else:
+                await connection.ask(ReleaseCommand(command_id=command_id, job_id=job))
+
+        try:
+            return await drive(self, send, clients, warm_up_s, seconds)
+        finally:
+            for connection in connections:
+                connection.close()
+
+
+class EtcdGrpcCluster(EtcdCluster):
+    """Three etcd members, asked through their native gRPC."""
+
+    name = "etcd-grpc"
+    operation = f"etcdserverpb.KV/Put of {VALUE_BYTES} bytes (native gRPC over HTTP/2, TLS 1.3)"
+
+    async def settled(self) -> int:
+        """Return how many keys there are."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
+            return await self.committed(session, self._base)
+
+    async def measure(self, clients: int, *, warm_up_s: float, seconds: float, connections_max: int) -> Measurement:
+        """Drive the leader, all clients over `connections_max` connections."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
+            self._base = await self.leader(session)
+        port = int(self._base.rsplit(":", 1)[1])
+        connections = [
+            await GrpcConnection.open("127.0.0.1", port, self.tls(), "/etcdserverpb.KV/Put")
+            for _ in range(min(clients, connections_max))
+        ]
+        value = bytes(range(256)) * (VALUE_BYTES // 256)
+
+        async def send(client: int, number: int) -> None:
+            key = b"bench/%04d/%08d" % (client, number)
+            await connections[client % len(connections)].call(put_request(key, value))
+
+        try:
+            return await drive(self, send, clients, warm_up_s, seconds)
+        finally:
+            for connection in connections:
+                connection.close()

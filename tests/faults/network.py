@@ -1,0 +1,79 @@
+"""A network of our own: each replica and the clients in a network namespace, joined by a bridge in another one.
+
+Nothing of it is visible outside, and all of it goes with the last process in it. A cut is a rule in the namespace of
+the receiver that drops what a sender's address sends, so that a cut may go one way only.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from tests.faults.kernel import Unable, tool
+
+TOOLS = {"ip": "iproute2", "nft": "nftables"}
+HUB = "hub"
+PREFIX = "10.77.0"
+"""Addresses of the members: not routed anywhere, and in namespaces of their own."""
+
+RULES = """
+table inet cut {
+  set senders { type ipv4_addr; }
+  set lossy { type ipv4_addr; }
+  chain arriving {
+    type filter hook input priority 0; policy accept;
+    ip saddr @senders drop
+    ip saddr @lossy numgen random mod 100 < 30 drop
+  }
+}
+"""
+
+
+class Network:
+    """Members with an address each, and the cuts between them."""
+
+    def __init__(self, members: Sequence[str]) -> None:
+        """Make the namespaces and join them. After kernel.enter_private_networks. Unable if the kernel cannot."""
+        self.addresses = {name: f"{PREFIX}.{number}" for number, name in enumerate(members, start=1)}
+        try:
+            tool("ip", "netns", "add", HUB)
+            tool("ip", "-n", HUB, "link", "add", "bridge", "type", "bridge")
+            tool("ip", "-n", HUB, "link", "set", "bridge", "up")
+            for name, address in self.addresses.items():
+                tool("ip", "netns", "add", name)
+                tool("ip", "-n", name, "link", "set", "lo", "up")
+                tool("ip", "-n", name, "link", "add", "wire", "type", "veth", "peer", "name", name, "netns", HUB)
+                tool("ip", "-n", HUB, "link", "set", name, "master", "bridge", "up")
+                tool("ip", "-n", name, "address", "add", f"{address}/24", "dev", "wire")
+                tool("ip", "-n", name, "link", "set", "wire", "up")
+                tool(*self.inside(name), "nft", "-f", "-", stdin=RULES)
+        except OSError as error:
+            raise Unable(f"cannot make a network of namespaces: {error.strerror}") from error
+
+    @staticmethod
+    def inside(name: str) -> tuple[str, ...]:
+        """Return the words that run a command in a member's namespace."""
+        return ("ip", "netns", "exec", name)
+
+    def cut(self, senders: Iterable[str], receivers: Iterable[str]) -> None:
+        """Let nothing that the senders send arrive at the receivers; the other way stays open."""
+        addresses = {name: self.addresses[name] for name in senders}
+        for receiver in receivers:
+            blocked = ", ".join(address for name, address in addresses.items() if name != receiver)
+            if blocked:
+                tool(*self.inside(receiver), "nft", f"add element inet cut senders {{ {blocked} }}")
+
+    def separate(self, some: Iterable[str], others: Iterable[str]) -> None:
+        """Cut both ways."""
+        some, others = tuple(some), tuple(others)
+        self.cut(some, others)
+        self.cut(others, some)
+
+    def lose(self, members: Iterable[str]) -> None:
+        """Lose three packets of ten between these members, both ways, drawn at random."""
+        members = tuple(members)
+        for receiver in members:
+            senders = ", ".join(self.addresses[name] for name in members if name != receiver)
+            tool(*self.inside(receiver), "nft", f"add element inet cut lossy {{ {senders} }}")
+
+    def heal(self) -> None:
+        """Undo every cut and every loss."""
+        for name in self.addresses:
+            tool(*self.inside(name), "nft", "flush set inet cut senders; flush set inet cut lossy")
