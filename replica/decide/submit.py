@@ -56,8 +56,10 @@ def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmi
         require(level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, asked))
         require(persistent_fault(request.buffer))
     check_array(state, command)
-    dependencies = dependencies_resolved(state, request.dependencies, command.after_tasks)
-    request = _in_a_partition(state, _with_conditions(state, replace(request, dependencies=dependencies)))
+    if request.dependencies or command.after_tasks:
+        dependencies = dependencies_resolved(state, request.dependencies, command.after_tasks)
+        request = replace(request, dependencies=dependencies)
+    request = _in_a_partition(state, _with_conditions(state, request))
     request = admitted(state, request, max(1, len(command.tasks)))
 
     def resolved(one: JobRequest, job_id: int) -> e.JobSubmitted:
@@ -74,8 +76,10 @@ def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmi
 def _with_actor(actor: c.Actor, request: JobRequest) -> JobRequest:
     """Return the request with who asks: an operator's job may destroy other users' persistent buffers."""
     destroys = request.buffer is not None and bool(request.buffer.destroys)
-    by_operator = destroys and actor.role is c.ActorRole.OPERATOR
-    return with_options(request, replace(request.asked, by_operator=by_operator))
+    by_operator, options = destroys and actor.role is c.ActorRole.OPERATOR, request.asked
+    if options.by_operator == by_operator:
+        return request
+    return with_options(request, replace(options, by_operator=by_operator))
 
 
 def _asked(request: JobRequest, throttle: int) -> str:

@@ -67,7 +67,7 @@ async def test_a_stream_from_zero_has_every_event_and_then_those_that_come(confi
             assert len(submitted) == 5
             detail = json.loads(submitted[0].data)
             assert (detail["actor"], detail["job_id"], detail["command"]) == ("user alice", 1, "submit_job")
-            assert "script" not in detail["detail"]["spec"] and "environment" not in detail["detail"]["spec"]
+            assert "script" not in detail["detail"]["request"] and "environment" not in detail["detail"]["request"]
             await rig.submit(hold=True)
             (later,) = await read(response, 1)
             assert later.event == "job_submitted" and json.loads(later.data)["job_id"] == 6
