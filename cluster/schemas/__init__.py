@@ -82,14 +82,20 @@ from cluster.schemas.ledger import (
     SnapshotPoolView,
     SnapshotView,
 )
+from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
 from cluster.schemas.requests import (
     BULK_COMMANDS_MAX,
     FEATURE_LEVEL_MAX,
     PROGRESS_ROWS_MAX,
+    AddMemberRequest,
     BulkCommand,
     CancelCommand,
+    CancelRequest,
+    ClearRequest,
     Command,
     ContinueCommand,
+    DrainRequest,
+    FeatureLevelRequest,
     HoldCommand,
     PersistentCleared,
     PollRequest,
@@ -105,6 +111,7 @@ from cluster.schemas.requests import (
     SubmitCommand,
     SubmitRequest,
     SuspendCommand,
+    TransferRequest,
     UpdateCommand,
     UpdateRequest,
 )
