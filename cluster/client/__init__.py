@@ -2,4 +2,3 @@
 
 from cluster.client.client import Client, run
 from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
-from cluster.schemas import instant_of, new_command_id

@@ -34,13 +34,8 @@ from cluster.schemas.channel_frames import (
 from cluster.schemas.command_ids import bytes_of, instant_in, instant_of, new_command_id
 from cluster.schemas.configuration import (
     CompareAnswer,
-    ConfigurationAnswer,
-    DifferenceView,
     PoolAddRequest,
     PoolChangeRequest,
-    PoolRemovedAnswer,
-    SettingBody,
-    SettingView,
     UnitWord,
 )
 from cluster.schemas.jobs import (
@@ -90,7 +85,6 @@ from cluster.schemas.requests import (
     AddMemberRequest,
     BulkCommand,
     CancelCommand,
-    CancelRequest,
     ClearRequest,
     Command,
     ContinueCommand,
@@ -105,7 +99,6 @@ from cluster.schemas.requests import (
     ReleaseCommand,
     Report,
     ReportsRequest,
-    Request,
     RequeueCommand,
     StageWord,
     SubmitCommand,
@@ -113,7 +106,6 @@ from cluster.schemas.requests import (
     SuspendCommand,
     TransferRequest,
     UpdateCommand,
-    UpdateRequest,
 )
 from cluster.schemas.transfers import (
     CheckpointView,
