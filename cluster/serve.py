@@ -28,6 +28,7 @@ from cluster.consensus import Consensus, Engine, LostDurableState, Machine, Remo
 from cluster.mail import Mailer, sender_of
 from cluster.providers.pool_watch import PoolWatch
 from cluster.schemas import HandedView, StatusView
+from cluster.schemas import operations as ops
 from cluster.security import TlsRefused, server_context
 from cluster.server import (
     Backfill,
@@ -265,13 +266,13 @@ class Replica:
         return tuple(peer.name for peer in self.controller.engine.peers())
 
     async def _digests_of(self, peer: str) -> Mapping[int, str]:
-        return (await self._client.digests(self._api_of(peer))).digests
+        return (await self._client.call(ops.LIST_DIGESTS, replica=self._api_of(peer))).digests
 
     async def _history_of(self, peer: str, last: int) -> Iterable[HandedView]:
-        return (await self._client.history_before(last, replica=self._api_of(peer))).entries
+        return (await self._client.call(ops.READ_STORED_ENTRIES, last=last, replica=self._api_of(peer))).entries
 
     async def _status_of(self, peer: str) -> StatusView:
-        return await self._client.status(self._api_of(peer))
+        return await self._client.call(ops.SHOW_STATUS, replica=self._api_of(peer))
 
     def _api_of(self, peer: str) -> Address:
         api = self.controller.membership.api_of(peer)

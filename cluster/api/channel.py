@@ -18,7 +18,6 @@ import msgspec
 
 from cluster.api.service import COMMIT_WAIT_S, Service
 from cluster.api.web import (
-    PEOPLE,
     Problem,
     Redirect,
     bad_body,
@@ -36,6 +35,7 @@ from cluster.schemas import (
     FRAME_BYTES_MAX,
     NOT_LEADER,
     OUTSTANDING_MAX,
+    PEOPLE,
     Ask,
     BulkCommand,
     ChannelRefused,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.api.service import Call, Reply
+from cluster.api.service import Call, Reply, handles
 from cluster.api.web import refused
-from cluster.schemas import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingBody, SettingView
+from cluster.schemas import configuration as v
+from cluster.schemas import operations as ops
 from replica.decide import (
     DEFAULT_POLICY,
     configuration_events,
@@ -24,14 +25,14 @@ from replica.state import State
 from replica.values import Refusal
 
 
-async def show(call: Call) -> Reply:
-    """Show the configuration of the site, with what is as by default."""
+@handles(ops.SHOW_CONFIGURATION)
+async def show_configuration(call: Call[None]) -> Reply[v.ConfigurationAnswer]:
     state = await call.state()
     return Reply(state.revision, _answer(state))
 
 
-async def diff(call: Call) -> Reply:
-    """Show what a change of the configuration would do, or why it would be refused; nothing is changed."""
+@handles(ops.COMPARE_CONFIGURATION)
+async def compare_configuration(call: Call[v.CompareRequest]) -> Reply[v.CompareAnswer]:
     state = await call.service.current()
     settings, body = _settings(call.body.settings), call.body
     # The same function that decides the command, so that a dry run promises nothing else than what would happen.
@@ -41,36 +42,38 @@ async def diff(call: Call) -> Reply:
         raise refused(events)
     if isinstance(wanted, Refusal):
         raise refused(wanted)
-    rows = tuple(DifferenceView(key=row.key, before=row.before, after=row.after) for row in differences(state, wanted))
-    answer = CompareAnswer(
+    rows = tuple(
+        v.DifferenceView(key=row.key, before=row.before, after=row.after) for row in differences(state, wanted)
+    )
+    answer = v.CompareAnswer(
         revision=state.revision,
         changed_revision=state.site.revision,
         feature_level=state.feature_level,
-        differences=rows,
+        differences=tuple(v.DifferenceView(key=row.key, before=row.before, after=row.after) for row in rows),
     )
     return Reply(state.revision, answer)
 
 
-async def configure(call: Call) -> Reply:
-    """Change the configuration: all of it in one entry, or nothing."""
+@handles(ops.CONFIGURE_SITE)
+async def configure_site(call: Call[v.ConfigureRequest]) -> Reply[v.ConfigurationAnswer]:
     body = call.body
     command = ConfigureSite(_settings(body.settings), body.partial, body.expect_revision)
-    settled = await call.service.settle(call, command)
-    return Reply(settled.state.revision, _answer(settled.state))
+    state = (await call.service.settle(call, command)).state
+    return Reply(state.revision, _answer(state))
 
 
-def _settings(bodies: Iterable[SettingBody]) -> tuple[Setting, ...]:
+def _settings(bodies: Iterable[v.SettingBody]) -> tuple[Setting, ...]:
     return tuple(Setting(body.key, body.value, body.file, body.line, body.column) for body in bodies)
 
 
-def _answer(state: State) -> ConfigurationAnswer:
+def _answer(state: State) -> v.ConfigurationAnswer:
     rows = []
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
         value = written_value(key, state.site, state.policy, rules_of(state))
         rows.append(
-            SettingView(
+            v.SettingView(
                 key=key.name,
                 value=shown_default_pool(state) if key.field == "default_pool" else value,
                 default=written_value(key, DEFAULT_SITE, DEFAULT_POLICY),
@@ -78,7 +81,7 @@ def _answer(state: State) -> ConfigurationAnswer:
                 about=key.about,
             )
         )
-    return ConfigurationAnswer(
+    return v.ConfigurationAnswer(
         revision=state.revision,
         changed_revision=state.site.revision,
         settings=tuple(rows),

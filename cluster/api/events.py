@@ -16,9 +16,10 @@ from aiohttp import web
 
 from cluster.api.privacy import may_see
 from cluster.api.render import event_views
-from cluster.api.service import Call
+from cluster.api.service import Call, handles
 from cluster.api.web import Problem, bad
 from cluster.schemas import EventView
+from cluster.schemas import operations as ops
 from cluster.server import Applied, settled_at
 
 STREAMS_MAX = 128
@@ -46,14 +47,14 @@ READ_ENTRIES = 32
 REVISION_MAX = 2**63 - 1
 
 
-async def stream(call: Call) -> web.StreamResponse:
-    """Send all events of revisions after `from` (or the header Last-Event-ID), and then those that come."""
+@handles(ops.STREAM_EVENTS)
+async def stream_events(call: Call[None]) -> web.StreamResponse:
     with _place(call):
         return await _stream(call)
 
 
 @contextmanager
-def _place(call: Call) -> Iterator[None]:
+def _place(call: Call[None]) -> Iterator[None]:
     """Hold one place among the streams until the block ends, however it ends; Problem 503 where there is none."""
     service, who = call.service, call.identity
     streams_of = service.event_streams_of
@@ -75,7 +76,7 @@ def _too_busy(sentence: str, remedy: str) -> Problem:
     return Problem(503, "too_busy", sentence, remedy, headers={"Retry-After": "5"})
 
 
-async def _stream(call: Call) -> web.StreamResponse:
+async def _stream(call: Call[None]) -> web.StreamResponse:
     service = call.service
     after = _position(call)
     try:
@@ -102,7 +103,7 @@ async def _stream(call: Call) -> web.StreamResponse:
     return response
 
 
-def _position(call: Call) -> int:
+def _position(call: Call[None]) -> int:
     if "from" in call.query:
         return call.integer("from", 0, least=0, most=REVISION_MAX)
     last = call.request.headers.get("Last-Event-ID")
@@ -113,7 +114,7 @@ def _position(call: Call) -> int:
     return int(last)
 
 
-def _index_after(call: Call, revision: int) -> int:
+def _index_after(call: Call[None], revision: int) -> int:
     """Return where the events after `revision` begin, or will; LookupError where this replica does not hold them."""
     controller = call.service.controller
     if revision < controller.state.revision:
@@ -121,7 +122,7 @@ def _index_after(call: Call, revision: int) -> int:
     return controller.applied_log.last_index + 1
 
 
-async def _follow(call: Call, response: web.StreamResponse, index: int, after: int) -> None:
+async def _follow(call: Call[None], response: web.StreamResponse, index: int, after: int) -> None:
     applied_log, stopping = call.service.controller.applied_log, call.service.stopping
     complete = after
     while not stopping.is_set():
@@ -162,7 +163,7 @@ def _gap(complete: int) -> bytes:
     return f": revisions after {complete} are not held here; ask another replica\n\n".encode()
 
 
-async def _more(call: Call, index: int) -> bool:
+async def _more(call: Call[None], index: int) -> bool:
     """Wait for an entry after `index`, for the end of the server, or for the time of a sign of life."""
     stop = asyncio.ensure_future(call.service.stopping.wait())
     more = asyncio.ensure_future(call.service.controller.applied_log.more(index, KEEP_ALIVE_S))
@@ -174,7 +175,7 @@ async def _more(call: Call, index: int) -> bool:
         more.cancel()
 
 
-async def _send(call: Call, response: web.StreamResponse, payload: bytes, complete: int) -> bool:
+async def _send(call: Call[None], response: web.StreamResponse, payload: bytes, complete: int) -> bool:
     """Write, and cut who does not read; False if that happened."""
     try:
         async with asyncio.timeout(WRITE_S_MAX):
@@ -185,7 +186,7 @@ async def _send(call: Call, response: web.StreamResponse, payload: bytes, comple
     return True
 
 
-def _cut(call: Call, complete: int) -> None:
+def _cut(call: Call[None], complete: int) -> None:
     """End a connection whose reader is too slow: the comment is the last thing it finds, if it ever reads on."""
     transport = call.request.transport
     if transport is not None:
@@ -197,7 +198,7 @@ def _cut(call: Call, complete: int) -> None:
         asyncio.get_running_loop().call_later(WRITE_S_MAX, transport.abort)
 
 
-def _render(call: Call, applied: Applied, after: int) -> bytes:
+def _render(call: Call[None], applied: Applied, after: int) -> bytes:
     batch = applied.batch
     if batch is None or applied.void:
         return b""
@@ -212,7 +213,7 @@ def _render(call: Call, applied: Applied, after: int) -> bytes:
     return b"".join(parts)
 
 
-def _visible(call: Call, view: EventView) -> EventView:
+def _visible(call: Call[None], view: EventView) -> EventView:
     """Return the event as the caller may see it: of other users' jobs only that it happened, where data is private."""
     if view.job_id is None or may_see(call, call.service.controller.state, view.job_id):
         return view

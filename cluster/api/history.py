@@ -6,9 +6,10 @@ from itertools import islice
 
 from cluster.api.privacy import check_sight, owns
 from cluster.api.render import actor_words, as_json, event_name, job_words, sentence_of, task_words, verdict_words
-from cluster.api.service import Call, Reply
+from cluster.api.service import Call, Reply, handles
 from cluster.api.web import Problem
 from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
+from cluster.schemas import operations as ops
 from cluster.server import AppliedLog, Step, TimeTravelBusy, settled_at
 from cluster.system import format_instant
 from replica.fold import settle_entry
@@ -28,8 +29,8 @@ BLOCKERS_MAX = 100
 """Jobs named as holding what another waits for, count: more do not help a person."""
 
 
-async def history(call: Call) -> Reply:
-    """Show what happened to a job, oldest first, with its state and reason after each event."""
+@handles(ops.SHOW_JOB_HISTORY)
+async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
     state = await call.state()
     job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
@@ -60,8 +61,8 @@ async def history(call: Call) -> Reply:
     return Reply(state.revision, answer)
 
 
-async def why(call: Call) -> Reply:
-    """Explain what holds a job back, now or at the revision `at`."""
+@handles(ops.EXPLAIN_JOB)
+async def explain_job(call: Call[None]) -> Reply[WhyView]:
     state = await call.state()
     if "at" in call.query:
         revision = call.integer("at", 0, least=1, most=REVISION_MAX)

@@ -1,20 +1,22 @@
-"""Jobs: submit, list, show, cancel, hold, release; and many commands in one request."""
+"""Jobs and their buffers: submitted, listed, shown, changed; and many commands in one request."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
 from cluster.api import wire
 from cluster.api.privacy import may_see, shown
 from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
-from cluster.api.service import Call, Reply
+from cluster.api.service import AskedCommand, Call, Reply, Route, Service, handles
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad, no_leader, refused
 from cluster.providers import CALLS_MAX
-from cluster.schemas import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PersistentCleared
+from cluster.schemas import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, Operation, PersistentCleared
+from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import Answer, Settled
 from cluster.system import format_instant
@@ -24,12 +26,6 @@ from replica.model import JobState
 from replica.state import State
 from replica.values import Instant, Refusal
 
-JOBS_LISTED = 1_000
-"""Jobs in a list when nobody says otherwise, count."""
-
-JOBS_LISTED_MAX = 10_000
-"""Jobs in one list, count: about ten megabytes of JSON; ask by state or user for fewer."""
-
 JOB_ID_MAX = 2**63 - 1
 
 LIST_SLICE = 256
@@ -37,21 +33,26 @@ LIST_SLICE = 256
 
 _WORDS = frozenset(state.name for state in JobState)
 
+Change = (
+    c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob | c.ClearBuffer | c.UpdateJob
+)
+"""Commands about one job, an array or some of its tasks."""
 
-async def submit(call: Call) -> Reply:
-    """Submit a job."""
+
+@handles(ops.SUBMIT_JOB)
+async def submit_job(call: Call[r.SubmitRequest]) -> Reply[JobView]:
     # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
     await call.service.lead()
     command, warnings = wire.submission(call.body, call.identity, call.service.controller.state.site)
     await call.service.validate(call.identity, call.body.command_id, command)
     settled = await call.service.settle(call, command)
     view = _job_after(call, settled, settled.job, warnings)
-    return Reply(settled.state.revision, view, status=201)
+    return Reply(settled.state.revision, view)
 
 
-async def list_jobs(call: Call) -> Reply:
-    """List jobs by id, the newest where there are more than `limit`; with `after` the next ones after that id."""
-    limit = call.integer("limit", JOBS_LISTED, least=1, most=JOBS_LISTED_MAX)
+@handles(ops.LIST_JOBS)
+async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
+    limit = call.integer("limit", ops.JOBS_LISTED, least=1, most=ops.JOBS_LISTED_MAX)
     wanted = frozenset(word.upper() for word in call.query.get("state", "").split(",") if word)
     unknown = sorted(wanted - _WORDS)
     if unknown:
@@ -95,8 +96,8 @@ def _named(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
     return (job,) if found is None else found
 
 
-async def show(call: Call) -> Reply:
-    """Show one job."""
+@handles(ops.SHOW_JOB)
+async def show_job(call: Call[None]) -> Reply[JobView]:
     state = await call.state()
     await call.service.verdicts.ready(state)
     job_id = call.job_in(state)
@@ -109,7 +110,7 @@ async def show(call: Call) -> Reply:
     return Reply(state.revision, msgspec.structs.replace(view, uid=uids[view.user]))
 
 
-def _expected(call: Call, state: State, view: JobView) -> JobView:
+def _expected(call: Call[None], state: State, view: JobView) -> JobView:
     """Return a job that waits with when it should start."""
     found = call.service.verdicts.estimate(state, view.job_id, Instant(max(state.at, call.service.clock.now())))
     if found is None:
@@ -118,29 +119,13 @@ def _expected(call: Call, state: State, view: JobView) -> JobView:
     return msgspec.structs.replace(view, expected_start=format_instant(found.start_at), expected_after=steps)
 
 
-async def cancel(call: Call) -> Reply:
-    """Cancel a job; with `hurry` nothing more is staged out."""
+@handles(ops.CANCEL_JOB)
+async def cancel_job(call: Call[r.CancelRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
-    return await change(call, c.CancelJob(job_id, call.body.hurry, tasks))
+    return await _change(call, c.CancelJob(job_id, call.body.hurry, tasks))
 
 
-async def hold(call: Call) -> Reply:
-    """Hold a pending job back."""
-    return await change(call, c.HoldJob(*call.job_reference()))
-
-
-async def release(call: Call) -> Reply:
-    """Release a held job, or order again what had failed for good."""
-    return await change(call, c.ReleaseJob(*call.job_reference()))
-
-
-Change = (
-    c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob | c.ClearBuffer | c.UpdateJob
-)
-"""Commands about one job, an array or some of its tasks."""
-
-
-async def change(call: Call, command: Change) -> Reply:
+async def _change(call: Call[AskedCommand], command: Change) -> Reply[JobView]:
     """Have a command about jobs settled; answer with the job as it is afterwards, for an array its first."""
     settled = await call.service.settle(call, command)
     state = settled.state
@@ -149,7 +134,23 @@ async def change(call: Call, command: Change) -> Reply:
     return Reply(state.revision, _job_after(call, settled, command.job if found is None else found))
 
 
-def _job_after(call: Call, settled: Settled, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
+def _changes(operation: Operation[r.Command, JobView], command: Callable[[int, Tasks], Change]) -> Route:
+    """Return the route of a command that says no more than which jobs."""
+
+    async def changed(call: Call[r.Command]) -> Reply[JobView]:
+        return await _change(call, command(*call.job_reference()))
+
+    return handles(operation)(changed)
+
+
+hold_job = _changes(ops.HOLD_JOB, c.HoldJob)
+release_job = _changes(ops.RELEASE_JOB, c.ReleaseJob)
+suspend_job = _changes(ops.SUSPEND_JOB, c.SuspendJob)
+resume_job = _changes(ops.RESUME_JOB, c.ResumeJob)
+requeue_job = _changes(ops.REQUEUE_JOB, c.RequeueJob)
+
+
+def _job_after(call: Call[Any], settled: Settled, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     """Return the job as a command left it; Problem 404 that says that the command was carried out, where it is gone."""
     if job_id in settled.state.jobs:
         return _job(call, settled.state, job_id, warnings)
@@ -165,7 +166,7 @@ def _job_after(call: Call, settled: Settled, job_id: int, warnings: tuple[str, .
     )
 
 
-def _job(call: Call, state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
+def _job(call: Call[Any], state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     if job_id not in state.jobs:
         if 0 < job_id < state.next_job:
             raise Problem(
@@ -179,8 +180,8 @@ def _job(call: Call, state: State, job_id: int, warnings: tuple[str, ...] = ()) 
     return shown(call, state, job_view(state, job_id, call.service.verdicts, warnings=warnings))
 
 
-async def bulk(call: Call) -> Reply:
-    """Carry out many commands, in order; a refusal of one stops none of the others."""
+@handles(ops.SEND_COMMANDS)
+async def send_commands(call: Call[r.BulkRequest]) -> Reply[BulkAnswer]:
     service = call.service
     await service.lead()
     begun: list[tuple[r.BulkCommand, c.Command | None, Answer | Problem]] = []
@@ -201,12 +202,12 @@ async def bulk(call: Call) -> Reply:
     results = []
     deadline = service.deadline()
     for request, command, outcome in begun:
-        results.append(await _result(call, request, command, outcome, deadline))
+        results.append(await _result(service, request, command, outcome, deadline))
     state = service.controller.state
     return Reply(state.revision, BulkAnswer(revision=state.revision, results=tuple(results)))
 
 
-async def _validated(call: Call) -> dict[str, Problem]:
+async def _validated(call: Call[r.BulkRequest]) -> dict[str, Problem]:
     """Have the site's provider validate the submits among many commands, if there is one; return what is invalid."""
     service, invalid = call.service, {}
     if not service.providing.wanted(service.controller.state):
@@ -225,19 +226,23 @@ async def _validated(call: Call) -> dict[str, Problem]:
 
 
 async def _result(
-    call: Call, request: r.BulkCommand, command: c.Command | None, outcome: Answer | Problem, deadline: float
+    service: Service,
+    request: r.BulkCommand,
+    command: c.Command | None,
+    outcome: Answer | Problem,
+    deadline: float,
 ) -> CommandResult:
     if command is None or isinstance(outcome, Problem):
         if not isinstance(outcome, Problem):
             raise AssertionError("a command without a problem has an answer")
         return _failed(request.command_id, outcome)
     try:
-        settled = await call.service.finish(outcome, deadline)
+        settled = await service.finish(outcome, deadline)
     except Problem as problem:
         return _failed(request.command_id, problem)
     except Redirect:
         return _failed(request.command_id, no_leader("this replica stopped leading"))
-    return _succeeded(call, request, command, settled)
+    return _succeeded(service, request, command, settled)
 
 
 def _failed(command_id: str, problem: Problem) -> CommandResult:
@@ -245,7 +250,7 @@ def _failed(command_id: str, problem: Problem) -> CommandResult:
     return CommandResult(command_id=command_id, status=problem.status, error=view)
 
 
-def _succeeded(call: Call, request: r.BulkCommand, command: c.Command, settled: Settled) -> CommandResult:
+def _succeeded(service: Service, request: r.BulkCommand, command: c.Command, settled: Settled) -> CommandResult:
     state, status, revision, command_id = settled.state, 200, settled.revision, request.command_id
     warnings: tuple[str, ...] = ()
     match command:
@@ -273,52 +278,31 @@ def _succeeded(call: Call, request: r.BulkCommand, command: c.Command, settled: 
             view = pool_view(state, name, holders(state).get(name, 0))
             return CommandResult(command_id=command_id, status=status, revision=revision, pool=view)
         case c.DrainNode() | c.ResumeNode():
-            liveness = call.service.controller.liveness
+            liveness = service.controller.liveness
             node = node_view(state, command.node, node_jobs(state)[command.node], liveness)
             return CommandResult(command_id=command_id, status=status, revision=revision, node=node)
         case _:
             raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
-    found = job_view(state, job, call.service.verdicts, warnings=warnings) if job in state.jobs else None
+    found = job_view(state, job, service.verdicts, warnings=warnings) if job in state.jobs else None
     return CommandResult(command_id=command_id, status=status, revision=revision, job=found)
 
 
-# ---- changing a job that waits, as `scontrol update` does
-
-
-async def update(call: Call) -> Reply:
-    """Change a job that waits, or those that wait of an array or of some of its tasks."""
+@handles(ops.UPDATE_JOB)
+async def update_job(call: Call[r.UpdateRequest]) -> Reply[JobView]:
     site = call.service.controller.state.site
-    return await change(call, wire.update_job(*call.job_reference(), call.body, site))
+    return await _change(call, wire.update_job(*call.job_reference(), call.body, site))
 
 
-# ---- what is done to jobs that run, and to buffers that are stuck: suspend, resume, requeue, clear
-
-
-async def suspend(call: Call) -> Reply:
-    """Stop the script of a running job where it is; its time limit stands still."""
-    return await change(call, c.SuspendJob(*call.job_reference()))
-
-
-async def resume(call: Call) -> Reply:
-    """Let the script of a suspended job go on."""
-    return await change(call, c.ResumeJob(*call.job_reference()))
-
-
-async def requeue(call: Call) -> Reply:
-    """End the present run of a job, or take back its buffer, and let it wait and stage in again."""
-    return await change(call, c.RequeueJob(*call.job_reference()))
-
-
-async def clear(call: Call) -> Reply:
-    """Forget the buffer of a job that could not be removed; with `discard` also results that were not staged out."""
+@handles(ops.CLEAR_BUFFER)
+async def clear_buffer(call: Call[r.ClearRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     if tasks is not None:
         raise bad("the buffers of array tasks are cleared one by one", "name the task's own job number", "job id")
-    return await change(call, c.ClearBuffer(job=job_id, discard=call.body.discard))
+    return await _change(call, c.ClearBuffer(job=job_id, discard=call.body.discard))
 
 
-async def clear_persistent(call: Call) -> Reply:
-    """Forget a persistent buffer that cannot be removed; with `discard` also one that is whole."""
+@handles(ops.CLEAR_PERSISTENT_BUFFER)
+async def clear_persistent_buffer(call: Call[r.ClearRequest]) -> Reply[PersistentCleared]:
     name = call.params["name"]
     settled = await call.service.settle(call, c.ClearBuffer(name=name, discard=call.body.discard))
     return Reply(settled.state.revision, PersistentCleared(revision=settled.state.revision, name=name))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.render import configuration_record, record_view
-from cluster.api.service import Call, Reply
+from cluster.api.service import Call, Reply, handles
 from cluster.api.web import Problem, bad
 from cluster.consensus import Role
 from cluster.schemas import (
@@ -16,11 +17,11 @@ from cluster.schemas import (
     Json,
     LedgerAnswer,
     LedgerEntryView,
-    MembersAnswer,
+    SnapshotView,
     StatusView,
 )
+from cluster.schemas import operations as ops
 from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
-from cluster.server import members as member_rows
 from cluster.system import format_instant
 from replica.messages import features
 from replica.state import state_digest
@@ -28,12 +29,8 @@ from replica.values import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
 from wal import hand_over
 
-ENTRIES_READ = 100
-"""Entries in one answer when nobody says otherwise, count."""
-
-ENTRIES_READ_MAX = 1_000
 ENTRIES_BYTES_MAX = 8 * 1024 * 1024
-"""Entries in one answer at most: count, and bytes of the ledger that they take."""
+"""Entries in one answer, bytes of the ledger that they take."""
 
 SNAPSHOT_WAIT_S = 60.0
 """How long an answer waits for a snapshot to be written, seconds; it is written all the same."""
@@ -47,10 +44,10 @@ LEADER_SILENCE_ELECTIONS = 2.0
 INDEX_MAX = 2**63 - 1
 
 
-async def read(call: Call) -> Reply:
-    """Read entries of the ledger that this replica holds, with their digests."""
+@handles(ops.READ_LEDGER)
+async def read_ledger(call: Call[None]) -> Reply[LedgerAnswer]:
     controller = call.service.controller
-    limit = call.integer("limit", ENTRIES_READ, least=1, most=ENTRIES_READ_MAX)
+    limit = call.integer("limit", ops.ENTRIES_READ, least=1, most=ops.ENTRIES_READ_MAX)
     applied_log = controller.applied_log
     first = max(call.integer("from", 1, least=0, most=INDEX_MAX), applied_log.first_index)
     rows: list[LedgerEntryView] = []
@@ -72,8 +69,8 @@ async def read(call: Call) -> Reply:
     return Reply(revision, answer)
 
 
-async def history(call: Call) -> Reply:
-    """Hand over entries as they are stored to a replica that was sent a snapshot instead of them."""
+@handles(ops.READ_STORED_ENTRIES)
+async def read_stored_entries(call: Call[None]) -> Reply[HandedAnswer]:
     service = call.service
     if "last" not in call.query:
         raise bad("last is missing", "write the index of the last entry that is wanted", "query last")
@@ -137,8 +134,8 @@ def _kind(applied: Applied) -> str:
     return "no-op" if applied.batch is None else "void" if applied.void else "batch"
 
 
-async def save_snapshot(call: Call) -> Reply:
-    """Write a snapshot on the replica that was asked."""
+@handles(ops.SAVE_SNAPSHOT)
+async def save_snapshot(call: Call[None]) -> Reply[SnapshotView]:
     controller = call.service.controller
     if controller.applied_index == 0:
         raise Problem(409, "wrong_state", "nothing has been applied yet", "try again when the cluster is founded")
@@ -157,8 +154,8 @@ async def save_snapshot(call: Call) -> Reply:
     return Reply(controller.state.revision, snapshot_view(path, summary))
 
 
-async def digests(call: Call) -> Reply:
-    """Show the digests of the last checkpoints of this replica, which its peers compare with theirs."""
+@handles(ops.LIST_DIGESTS)
+async def list_digests(call: Call[None]) -> Reply[DigestsAnswer]:
     controller = call.service.controller
     checkpoints = controller.checkpoints
     view = DigestsAnswer(
@@ -170,32 +167,8 @@ async def digests(call: Call) -> Reply:
     return Reply(controller.state.revision, view)
 
 
-async def members(call: Call) -> Reply:
-    """List the replicas as the one that answers sees them: the leader, unless `stale=ok`."""
-    controller = call.service.controller
-    state = await call.state()
-    engine = controller.engine
-    rows = member_rows(
-        controller.name,
-        engine,
-        api_of=controller.membership.api_of,
-        peer_of=controller.config.members.get,
-        applied_index=controller.applied_index,
-        revision=state.revision,
-    )
-    answer = MembersAnswer(
-        revision=state.revision,
-        replica=controller.name,
-        leader=engine.leader,
-        term=engine.term,
-        version=engine.configuration.version,
-        members=tuple(rows),
-    )
-    return Reply(state.revision, answer)
-
-
-async def status(call: Call) -> Reply:
-    """Show the replica that was asked, as it is now."""
+@handles(ops.SHOW_STATUS)
+async def show_status(call: Call[None]) -> Reply[StatusView]:
     service = call.service
     controller, engine, config = service.controller, service.controller.engine, service.config
     state, index, digest = controller.state, controller.applied_index, controller.applied_digest
@@ -233,13 +206,13 @@ async def status(call: Call) -> Reply:
     return Reply(state.revision, view)
 
 
-async def healthy(call: Call) -> Reply:
-    """Say that the process is alive."""
+@handles(ops.SHOW_HEALTH)
+async def show_health(call: Call[None]) -> Reply[str]:
     return _text(call, b"ok\n")
 
 
-async def ready(call: Call) -> Reply:
-    """Say whether a command sent here can be committed now: 200, or 503 with why not."""
+@handles(ops.SHOW_READINESS)
+async def show_readiness(call: Call[None]) -> Reply[str]:
     controller = call.service.controller
     why_not = not_ready(call)
     if not why_not and controller.engine.role == Role.LEADER:
@@ -253,14 +226,14 @@ async def ready(call: Call) -> Reply:
     return _text(call, b"ready\n")
 
 
-async def metrics(call: Call) -> Reply:
-    """Give Prometheus what it scrapes."""
+@handles(ops.SHOW_METRICS)
+async def show_metrics(call: Call[None]) -> Reply[str]:
     reply = _text(call, call.service.metrics.text())
     reply.content_type = CONTENT_TYPE
     return reply
 
 
-def not_ready(call: Call) -> str:
+def not_ready(call: Call[None]) -> str:
     """Return why this replica can neither commit nor forward, as far as is known without asking; else nothing."""
     controller = call.service.controller
     engine = controller.engine
@@ -283,11 +256,11 @@ def not_ready(call: Call) -> str:
     return f"the leader {engine.leader} is not a peer of this replica"
 
 
-def _text(call: Call, content: bytes) -> Reply:
+def _text(call: Call[None], content: bytes) -> Reply[str]:
     revision = call.service.controller.state.revision
     return Reply(revision, content=content, content_type="text/plain; charset=utf-8")
 
 
-async def document(call: Call) -> Reply:
-    """Give the OpenAPI document."""
+@handles(ops.SHOW_OPENAPI)
+async def show_openapi(call: Call[None]) -> Reply[dict[str, Any]]:
     return Reply(call.service.controller.state.revision, content=call.service.document())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from cluster.api.ledger import members
-from cluster.api.service import Call, Reply
+from typing import Any
+
+from cluster.api.service import AskedCommand, Call, Reply, handles
 from cluster.api.web import Problem, bad, no_leader, outcome_unknown
 from cluster.consensus import ChangeRefused, Wanted
-from cluster.schemas import FeatureLevelAnswer, MemberLevelView, TransferAnswer
+from cluster.schemas import FeatureLevelAnswer, MemberLevelView, MembersAnswer, TransferAnswer
+from cluster.schemas import operations as ops
+from cluster.schemas import requests as r
 from cluster.security import NAME_RULE, is_name
 from cluster.server import UNHEARD, MemberLevel, NotLeading, OutcomeUnknown
+from cluster.server import members as member_rows
 from cluster.system import Address, AddressError
 from replica.messages import RaiseFeatureLevel, features
 from replica.state import State
@@ -17,8 +21,36 @@ from wal import Action
 NOT_FOUND = "unknown_member"
 
 
-async def add(call: Call) -> Reply:
-    """Add a replica: it learns, and votes once it has caught up."""
+@handles(ops.LIST_MEMBERS)
+async def list_members(call: Call[None]) -> Reply[MembersAnswer]:
+    return await _members(call)
+
+
+async def _members(call: Call[Any]) -> Reply[MembersAnswer]:
+    controller = call.service.controller
+    state = await call.state()
+    engine = controller.engine
+    rows = member_rows(
+        controller.name,
+        engine,
+        api_of=controller.membership.api_of,
+        peer_of=controller.config.members.get,
+        applied_index=controller.applied_index,
+        revision=state.revision,
+    )
+    answer = MembersAnswer(
+        revision=state.revision,
+        replica=controller.name,
+        leader=engine.leader,
+        term=engine.term,
+        version=engine.configuration.version,
+        members=tuple(rows),
+    )
+    return Reply(state.revision, answer)
+
+
+@handles(ops.ADD_MEMBER)
+async def add_member(call: Call[r.AddMemberRequest]) -> Reply[MembersAnswer]:
     body = call.body
     if not is_name(body.name):
         raise bad(f"{body.name!r} cannot name a replica", NAME_RULE, "name")
@@ -31,8 +63,8 @@ async def add(call: Call) -> Reply:
     return await _change(call, Action.ADD, body.name, **addresses)
 
 
-async def remove(call: Call) -> Reply:
-    """Remove a replica for good; if it leads, the leadership goes to another one first."""
+@handles(ops.REMOVE_MEMBER)
+async def remove_member(call: Call[r.Command]) -> Reply[MembersAnswer]:
     name = call.params["name"]
     await call.service.lead()
     controller = call.service.controller
@@ -44,13 +76,13 @@ async def remove(call: Call) -> Reply:
     return await _change(call, Action.REMOVE, name)
 
 
-async def replace(call: Call) -> Reply:
-    """Let a replica that lost its data come back under a new id: it counts for nothing until it has caught up."""
+@handles(ops.REPLACE_MEMBER)
+async def replace_member(call: Call[r.Command]) -> Reply[MembersAnswer]:
     return await _change(call, Action.REPLACE, call.params["name"])
 
 
-async def transfer(call: Call) -> Reply:
-    """Hand the leadership over to the replica named, or to the one that is furthest."""
+@handles(ops.TRANSFER_LEADERSHIP)
+async def transfer_leadership(call: Call[r.TransferRequest]) -> Reply[TransferAnswer]:
     await call.service.lead()
     leader = await _transfer(call, call.body.name)
     controller = call.service.controller
@@ -58,7 +90,7 @@ async def transfer(call: Call) -> Reply:
     return Reply(revision, TransferAnswer(revision=revision, leader=leader, term=controller.engine.term))
 
 
-async def _transfer(call: Call, target: str | None) -> str | None:
+async def _transfer(call: Call[Any], target: str | None) -> str | None:
     try:
         return await call.service.controller.membership.transfer(target)
     except NotLeading as error:
@@ -67,7 +99,9 @@ async def _transfer(call: Call, target: str | None) -> str | None:
         raise _refused(error) from error
 
 
-async def _change(call: Call, action: Action, name: str, *, peer: str = "", api: str = "") -> Reply:
+async def _change(
+    call: Call[AskedCommand], action: Action, name: str, *, peer: str = "", api: str = ""
+) -> Reply[MembersAnswer]:
     await call.service.lead()
     command_id = call.service.check_age(call.identity, call.body.command_id)
     wanted = Wanted(action=action, name=name, peer=peer, api=api, actor=str(call.identity), id=command_id)
@@ -80,7 +114,7 @@ async def _change(call: Call, action: Action, name: str, *, peer: str = "", api:
     except ChangeRefused as error:
         raise _refused(error) from error
     try:
-        return await members(call)
+        return await _members(call)
     except Problem as error:
         # It was carried out; only who is in it now could not be told.
         raise no_leader("the change was made, but this replica does not lead any more") from error
@@ -93,14 +127,14 @@ def _refused(error: ChangeRefused) -> Problem:
 # ---- the feature level of the cluster: who knows what, and raising it by one
 
 
-async def show(call: Call) -> Reply:
-    """Show the feature level of the cluster, and the highest that each replica knows."""
+@handles(ops.SHOW_FEATURE_LEVEL)
+async def show_feature_level(call: Call[None]) -> Reply[FeatureLevelAnswer]:
     state = await call.state()
     return _reply(state, await call.service.controller.levels.gather())
 
 
-async def raise_level(call: Call) -> Reply:
-    """Raise the feature level by one; refused unless every replica says that it knows the next one."""
+@handles(ops.RAISE_FEATURE_LEVEL)
+async def raise_feature_level(call: Call[r.FeatureLevelRequest]) -> Reply[FeatureLevelAnswer]:
     await call.service.lead()
     members = await call.service.controller.levels.gather()
     known = tuple((member.id, member.known) for member in members)
@@ -108,7 +142,7 @@ async def raise_level(call: Call) -> Reply:
     return _reply(settled.state, members)
 
 
-def _reply(state: State, members: tuple[MemberLevel, ...]) -> Reply:
+def _reply(state: State, members: tuple[MemberLevel, ...]) -> Reply[FeatureLevelAnswer]:
     following = state.feature_level + 1
     level = next((level for level in features.LEVELS if level.number == following), None)
     if following > features.FEATURE_LEVEL_KNOWN:

@@ -6,13 +6,13 @@ import asyncio
 import functools
 import logging
 import ssl
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from cluster.api.openapi import document
-from cluster.api.routes import Route, check_query, find_route
-from cluster.api.service import Call, Reply, Service
+from cluster.api.routes import check_query, find_route
+from cluster.api.service import Call, Reply, Route, Service
 from cluster.api.web import (
     FIXED_HEADERS,
     HEADERS_MAX,
@@ -26,6 +26,7 @@ from cluster.api.web import (
     Problem,
     Redirect,
     decode,
+    document,
     identity_of,
     permit,
     read_body,
@@ -116,7 +117,7 @@ class Server:
             route: Route | None = None
             try:
                 route, call = await self._call(request)
-                name = route.name
+                name = route.operation.name
                 outcome = await route.handler(call)
                 response = outcome if isinstance(outcome, web.StreamResponse) else self._response(route, outcome)
             except Redirect as redirect:
@@ -136,24 +137,25 @@ class Server:
             if isinstance(connection, Connection):
                 connection.end()
 
-    async def _call(self, request: web.BaseRequest) -> tuple[Route, Call]:
+    async def _call(self, request: web.BaseRequest) -> tuple[Route, Call[Any]]:
         identity = self._identity(request)
         if len(request.raw_path) > QUERY_CHARACTERS_MAX:
             raise Problem(
                 414, "limit_exceeded", f"the target has more than {QUERY_CHARACTERS_MAX} characters", "ask for less"
             )
         route, params = find_route(request.method, request.raw_path.partition("?")[0])
-        permit(identity, route.roles, f"{route.method} {route.path}")
+        operation = route.operation
+        permit(identity, operation.roles, f"{operation.method} {operation.path}")
         query = request.query
-        check_query(route, dict(query), [name for name, _ in query.items()])
-        call = Call(self._service, request, identity, params, dict(query))
-        if route.body is not None:
+        check_query(operation, dict(query), [name for name, _ in query.items()])
+        body = None
+        if operation.has_body:
             if request.content_type not in ("application/json", "application/octet-stream"):
                 raise Problem(415, "unsupported_type", f"the body is {request.content_type}", "send application/json")
-            call.body = decode(await read_body(request, self._budget, identity), route.body)
+            body = decode(await read_body(request, self._budget, identity), operation.request)
         elif request.can_read_body:
             await read_body(request, self._budget, identity, bytes_max=0)
-        return route, call
+        return route, Call(self._service, operation, request, identity, params, dict(query), body)
 
     def _identity(self, request: web.BaseRequest) -> Identity:
         connection = request.protocol
@@ -163,10 +165,9 @@ class Server:
             connection.identity = identity_of(request.transport, self._service.config.cluster.id)
         return connection.identity
 
-    def _response(self, route: Route, reply: Reply) -> web.Response:
+    def _response(self, route: Route, reply: Reply[Any]) -> web.Response:
         content = reply.content if reply.content is not None else msgspec.json.encode(reply.view)
-        status = route.status if reply.status == 200 else reply.status
-        return self._answer(status, content, reply.content_type, reply.revision, {})
+        return self._answer(route.operation.status, content, reply.content_type, reply.revision, {})
 
     def _problem(self, problem: Problem) -> web.Response:
         self._service.metrics.problems.labels(problem.view.code).inc()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -16,7 +16,6 @@ from cluster.api.providing import Providing
 from cluster.api.render import Verdicts
 from cluster.api.web import (
     COMMAND_TOO_OLD,
-    PEOPLE,
     Problem,
     Redirect,
     actor_of,
@@ -29,7 +28,7 @@ from cluster.api.web import (
 )
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop import Identities
-from cluster.schemas import BulkCommand, bytes_of, instant_in
+from cluster.schemas import PEOPLE, BulkCommand, Operation, bytes_of, instant_in, requests
 from cluster.security import Identity, Role
 from cluster.server import (
     Answer,
@@ -62,15 +61,21 @@ COMMIT_WAIT_S = 4.0
 NO_ID = b""
 
 
-class Call(msgspec.Struct):
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
+AskedCommand = TypeVar("AskedCommand", bound=requests.Command)
+
+
+class Call(msgspec.Struct, Generic[Asked]):
     """One request, authenticated and decoded."""
 
     service: Service
+    operation: Operation[Asked, Any]
     request: web.BaseRequest
     identity: Identity
     params: dict[str, str]
     query: dict[str, str]
-    body: Any = None
+    body: Asked
 
     @property
     def stale(self) -> bool:
@@ -106,14 +111,27 @@ class Call(msgspec.Struct):
         return job_id if found is None else found
 
 
-class Reply(msgspec.Struct):
+class Reply(msgspec.Struct, Generic[Answered]):
     """What a handler answers: a view to encode, or bytes with their type."""
 
     revision: int
-    view: Any = None
-    status: int = 200
+    view: Answered | None = None
     content: bytes | None = None
     content_type: str = "application/json"
+
+
+class Route(NamedTuple):
+    """An operation and who carries it out."""
+
+    operation: Operation[Any, Any]
+    handler: Callable[[Call[Any]], Awaitable[Reply[Any] | web.StreamResponse]]
+
+
+def handles(
+    operation: Operation[Asked, Answered],
+) -> Callable[[Callable[[Call[Asked]], Awaitable[Reply[Answered] | web.StreamResponse]]], Route]:
+    """Return what makes a route of a handler: one that takes the operation's request and gives its answer."""
+    return lambda handler: Route(operation, handler)
 
 
 class Service:
@@ -277,8 +295,8 @@ class Service:
                 )
         raise error
 
-    async def settle(self, call: Call, command: Command) -> Settled:
-        """Have one command settled for the caller; `call.body.command_id` is its id."""
+    async def settle(self, call: Call[AskedCommand], command: Command) -> Settled:
+        """Have one command settled for the caller under the id that its request has."""
         await self.lead()
         return await self.finish(
             self.begin(call.identity, self.check_age(call.identity, call.body.command_id), command)

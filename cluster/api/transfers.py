@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import msgspec
 
 from cluster.api.history import first_revision_at
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.render import task_words
-from cluster.api.service import Call, Reply
+from cluster.api.service import Call, Reply, handles
 from cluster.api.web import Problem, bad
 from cluster.schemas import (
     CheckpointView,
@@ -23,6 +24,7 @@ from cluster.schemas import (
     TransferState,
     TransferView,
 )
+from cluster.schemas import operations as ops
 from cluster.server import TimeTravelBusy, Transfer, settled_at
 from cluster.system import format_instant
 from replica.messages import events as e
@@ -41,8 +43,8 @@ RECEIPTS_LISTED_MAX = 1_000
 NO_SHARES = RateShares()
 
 
-async def list_transfers(call: Call) -> Reply:
-    """List what is moved, waits for its turn, or waits for somebody; with what agents told this leader last."""
+@handles(ops.LIST_TRANSFERS)
+async def list_transfers(call: Call[None]) -> Reply[TransfersAnswer]:
     state = await call.service.current()
     said = _said(call, state)
     # Few of many jobs, so they are looked for where something is: on the nodes.
@@ -58,8 +60,8 @@ async def list_transfers(call: Call) -> Reply:
     return Reply(state.revision, answer)
 
 
-async def show(call: Call) -> Reply:
-    """Show what is moved for one job, what was, and what was not exported."""
+@handles(ops.SHOW_JOB_TRANSFERS)
+async def show_job_transfers(call: Call[None]) -> Reply[JobTransfersView]:
     state = await call.service.current()
     job_id = call.job_in(state)
     if job_id not in state.jobs:
@@ -70,8 +72,8 @@ async def show(call: Call) -> Reply:
     return Reply(state.revision, transfers_of(call, state, job_id))
 
 
-async def receipts(call: Call) -> Reply:
-    """Give every receipt of a job that the ledger has, oldest first; of one `stage` or `attempt` if that is asked."""
+@handles(ops.LIST_RECEIPTS)
+async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
     stage = call.query.get("stage")
     if stage is not None and stage not in (one.word for one in TRANSFERS):
         raise bad(f"the stage {stage[:32]!r} moves nothing", "use stage_in or stage_out", "query stage")
@@ -102,7 +104,7 @@ async def receipts(call: Call) -> Reply:
     )
 
 
-async def _events_of(call: Call, state: State, job_id: int) -> AsyncIterator[tuple[int, e.Event]]:
+async def _events_of(call: Call[Any], state: State, job_id: int) -> AsyncIterator[tuple[int, e.Event]]:
     """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
     controller = call.service.controller
     submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
@@ -125,7 +127,7 @@ def is_transfer(state: State, job_id: int) -> bool:
     return stage_of(state.jobs[job_id], state.buffers.get(job_id)) in TRANSFERS
 
 
-def transfers_of(call: Call, state: State, job_id: int) -> JobTransfersView:
+def transfers_of(call: Call[Any], state: State, job_id: int) -> JobTransfersView:
     """Return all that is known of the transfers of a job that is in the state."""
     job, known = state.jobs[job_id], state.transfers.get(job_id, NO_TRANSFERS)
     said = _said(call, state).get(job_id)
@@ -144,14 +146,14 @@ def transfers_of(call: Call, state: State, job_id: int) -> JobTransfersView:
     )
 
 
-def with_transfers(call: Call, state: State, view: JobView) -> JobView:
+def with_transfers(call: Call[Any], state: State, view: JobView) -> JobView:
     """Return a job with what is known of its transfers, if anything is."""
     found = transfers_of(call, state, view.job_id)
     known = found.transfer or found.checkpoint or found.receipts or found.not_exported
     return msgspec.structs.replace(view, transfers=found) if known else view
 
 
-def transfer_view(call: Call, state: State, job_id: int, said: Transfer | None) -> TransferView:
+def transfer_view(call: Call[Any], state: State, job_id: int, said: Transfer | None) -> TransferView:
     """Return a transfer as the replicas agree on it, with what its agent said of this attempt, if anything."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     stage = stage_of(job, buffer)
@@ -187,14 +189,14 @@ def _word(job: Job, *, queued: bool) -> TransferState:
     return "queued" if queued else "moving"
 
 
-def _said_view(call: Call, state: State, said: Transfer) -> TransferView:
+def _said_view(call: Call[Any], state: State, said: Transfer) -> TransferView:
     user = state.jobs[said.job].request.user
     task = task_words(state, said.job)
     view = TransferView(job_id=said.job, task=task, attempt=said.attempt, node=said.node, stage=said.stage, user=user)
     return _with_said(call, state, view, said)
 
 
-def _with_said(call: Call, state: State, view: TransferView, said: Transfer) -> TransferView:
+def _with_said(call: Call[Any], state: State, view: TransferView, said: Transfer) -> TransferView:
     left = said.bytes_total - said.bytes_done
     known = left >= 0 and said.bytes_total and said.rate_bytes_s > 0
     return msgspec.structs.replace(
@@ -261,7 +263,7 @@ def _checkpoint_view(checkpoint: TransferCheckpoint) -> CheckpointView:
     )
 
 
-def _said(call: Call, state: State) -> dict[int, Transfer]:
+def _said(call: Call[Any], state: State) -> dict[int, Transfer]:
     controller = call.service.controller
     rows: Iterable[Transfer] = controller.liveness.transfers(state) if controller.leads else ()
     return {row.job: row for row in rows}

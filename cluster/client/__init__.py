@@ -1,6 +1,4 @@
 """The client of a Forebay cluster: how tools, the CLI and the agents talk to whichever replica answers."""
 
-from cluster.client.client import Client
+from cluster.client.client import Client, run
 from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
-from cluster.client.synchronous import run
-from cluster.schemas import instant_of, new_command_id

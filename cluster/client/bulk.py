@@ -15,10 +15,9 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from cluster.client.backoff import BackOff
-from cluster.client.calls import EARLIER, RETRY_STATUSES, TOO_MANY, Call, send_again, tells
+from cluster.client.calls import EARLIER, RETRY_STATUSES, TOO_MANY, BackOff, Call, send_again, tells
 from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError
-from cluster.schemas import jobs, requests
+from cluster.schemas import jobs, operations, requests
 from cluster.system import Clock
 
 _T = TypeVar("_T")
@@ -81,8 +80,9 @@ async def _send(client: BulkCalls, commands: Sequence[requests.BulkCommand], dea
     # Any of the ids tells an unknown outcome apart; the whole request is what is sent again.
     marker = commands[0].command_id if commands else None
     body = msgspec.json.encode(requests.BulkRequest(commands=tuple(commands)))
-    call = Call(method="POST", target="/v1/commands", body=body, command_id=marker, deadline_s=deadline_s)
-    answer, unsure = await client._perform(call, jobs.BulkAnswer)
+    row = operations.SEND_COMMANDS
+    call = Call(method=row.method, target=row.path, body=body, command_id=marker, deadline_s=deadline_s)
+    answer, unsure = await client._perform(call, row.answer)
     if len(answer.results) != len(commands):
         raise ApiError(
             OK,

@@ -18,15 +18,13 @@ reached refused our certificate or showed one that we refuse: trust does not com
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
-from cluster.client.backoff import BackOff, parse_retry_after
-from cluster.client.endpoints import Endpoints
 from cluster.client.errors import (
     ANSWER_TOO_LARGE,
     BAD_ANSWER,
@@ -55,6 +53,21 @@ CONNECT_S: Final = 1.0
 A process that is frozen accepts connections and never shakes hands. Doubled from round to round, so that replicas that
 are slow because everybody connects at once are reached too.
 """
+
+FIRST_WAIT_S: Final = 0.05
+"""Seconds before the second round: elections take tenths of a second, so asking soon often meets a new leader."""
+
+LONGEST_WAIT_S: Final = 1.0
+"""Longest wait between rounds, seconds: 1,000 waiting clients then cost a replica about 1,500 requests a second."""
+
+LEAST_SHARE: Final = 0.5
+"""Share of a wait that is certain; the rest is chance: clients that failed together do not come back together."""
+
+RETRY_AFTER_S_MAX: Final = 60.0
+"""Longest Retry-After that is believed, seconds: the deadline of the call bounds it anyway."""
+
+ENDPOINTS_MAX: Final = 32
+"""Addresses kept, count: the configured ones and those learned from redirects; a cluster has at most five replicas."""
 
 REDIRECT_STATUSES: Final = frozenset({307, 308})
 RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
@@ -110,6 +123,63 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = DEADLINE_S
     attempt_s: float = ATTEMPT_S
     """Seconds for one request; a long poll adds its own wait."""
+
+
+class BackOff:
+    """Waits of one call between its rounds: longer each time, and never in step with other clients."""
+
+    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+        self._chance = chance
+        self._next_s = FIRST_WAIT_S
+
+    def wait_s(self, retry_after_s: float = 0.0) -> float:
+        """Return the next wait in seconds: at least `retry_after_s`, doubled each time up to LONGEST_WAIT_S."""
+        wait_s = self._next_s * (LEAST_SHARE + (1 - LEAST_SHARE) * self._chance())
+        self._next_s = min(LONGEST_WAIT_S, 2 * self._next_s)
+        return max(wait_s, min(retry_after_s, RETRY_AFTER_S_MAX))
+
+
+def parse_retry_after(text: str | None) -> float:
+    """Return the seconds of a Retry-After header; 0.0 where there is none or it is a date or nonsense."""
+    try:
+        seconds = float(text) if text else 0.0
+    except ValueError:
+        return 0.0
+    return seconds if 0.0 < seconds < float("inf") else 0.0
+
+
+class Endpoints:
+    """The replicas' API addresses: the one that led last first, the ones that failed last at the end."""
+
+    def __init__(self, addresses: Iterable[Address]) -> None:
+        self._order = list(dict.fromkeys(addresses))
+        if not self._order:
+            raise ValueError("a client needs the api address of at least one replica")
+        if len(self._order) > ENDPOINTS_MAX:
+            raise ValueError(f"a client has {len(self._order)} addresses; at most {ENDPOINTS_MAX} are possible")
+
+    @property
+    def order(self) -> tuple[Address, ...]:
+        """The addresses in the order in which they should be asked."""
+        return tuple(self._order)
+
+    def next_after(self, tried: frozenset[Address] | set[Address]) -> Address | None:
+        """Return the most promising address that has not been tried, or None."""
+        return next((address for address in self._order if address not in tried), None)
+
+    def led(self, address: Address) -> None:
+        """Remember that this one answered what only a leader can: it is asked first."""
+        if address in self._order:
+            self._order.remove(address)
+        elif len(self._order) >= ENDPOINTS_MAX:
+            return
+        self._order.insert(0, address)
+
+    def failed(self, address: Address) -> None:
+        """Remember that this one did not answer: it is asked last."""
+        if address in self._order:
+            self._order.remove(address)
+            self._order.append(address)
 
 
 class Trouble(NamedTuple):

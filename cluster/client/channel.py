@@ -16,8 +16,7 @@ from typing import Final, Self, cast
 
 import msgspec
 
-from cluster.client.backoff import BackOff
-from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, tells, unknown_after
+from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, BackOff, tells, unknown_after
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.config import Config, ConfigError
 from cluster.eventloop import ReadingProtocol, read_buffer

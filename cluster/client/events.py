@@ -14,9 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cluster.client.backoff import BackOff
-from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, RETRY_STATUSES
-from cluster.client.endpoints import Endpoints
+from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, RETRY_STATUSES, BackOff, Endpoints
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
 from cluster.client.exchange import AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken

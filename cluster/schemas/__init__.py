@@ -34,13 +34,8 @@ from cluster.schemas.channel_frames import (
 from cluster.schemas.command_ids import bytes_of, instant_in, instant_of, new_command_id
 from cluster.schemas.configuration import (
     CompareAnswer,
-    ConfigurationAnswer,
-    DifferenceView,
     PoolAddRequest,
     PoolChangeRequest,
-    PoolRemovedAnswer,
-    SettingBody,
-    SettingView,
     UnitWord,
 )
 from cluster.schemas.jobs import (
@@ -82,14 +77,19 @@ from cluster.schemas.ledger import (
     SnapshotPoolView,
     SnapshotView,
 )
+from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
 from cluster.schemas.requests import (
     BULK_COMMANDS_MAX,
     FEATURE_LEVEL_MAX,
     PROGRESS_ROWS_MAX,
+    AddMemberRequest,
     BulkCommand,
     CancelCommand,
+    ClearRequest,
     Command,
     ContinueCommand,
+    DrainRequest,
+    FeatureLevelRequest,
     HoldCommand,
     PersistentCleared,
     PollRequest,
@@ -99,14 +99,13 @@ from cluster.schemas.requests import (
     ReleaseCommand,
     Report,
     ReportsRequest,
-    Request,
     RequeueCommand,
     StageWord,
     SubmitCommand,
     SubmitRequest,
     SuspendCommand,
+    TransferRequest,
     UpdateCommand,
-    UpdateRequest,
 )
 from cluster.schemas.transfers import (
     CheckpointView,

@@ -75,10 +75,6 @@ class SchedulingRequest(Command, frozen=True, kw_only=True):
     revoke_after_s: Number = 300
 
 
-class DeleteRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/…/{name}/delete."""
-
-
 # Answers
 
 
@@ -224,10 +220,6 @@ class PartitionRequest(Command, frozen=True, kw_only=True):
     users: _PartitionNames = ()
     accounts: _PartitionNames = ()
     """Who may use it; empty: everybody. Both must hold."""
-
-
-class PartitionDeleteRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/partitions/{name}/delete."""
 
 
 class UsageResetRequest(Command, frozen=True, kw_only=True):

@@ -81,10 +81,6 @@ class PoolChangeRequest(Command, frozen=True, kw_only=True):
     default: bool | None = None
 
 
-class PoolRemoveRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/pools/{name}/remove: refused with who is there while anybody holds or waits for a part."""
-
-
 # Answers
 
 

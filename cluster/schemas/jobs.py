@@ -11,16 +11,7 @@ from typing import Literal
 import msgspec
 
 from cluster.schemas.base import Json, View
-from cluster.schemas.ledger import EventView as EventView
-from cluster.schemas.ledger import HandedAnswer as HandedAnswer
-from cluster.schemas.ledger import HandedView as HandedView
-from cluster.schemas.ledger import LedgerAnswer as LedgerAnswer
-from cluster.schemas.ledger import LedgerEntryView as LedgerEntryView
-from cluster.schemas.ledger import SnapshotPoolView as SnapshotPoolView
-from cluster.schemas.ledger import SnapshotView as SnapshotView
 from cluster.schemas.transfers import JobTransfersView
-from cluster.schemas.transfers import TransfersAnswer as TransfersAnswer
-from cluster.schemas.transfers import TransferView as TransferView
 from replica.model import Order
 
 # Errors

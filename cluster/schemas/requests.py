@@ -62,7 +62,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Command(Request, frozen=True, kw_only=True):
-    """A request that changes something; its id makes it happen once."""
+    """A request that changes something; its id makes it happen once. All of the body where the path says the rest."""
 
     command_id: CommandId
 
@@ -150,14 +150,6 @@ class CancelRequest(Command, frozen=True, kw_only=True):
     hurry: bool = False
 
 
-class HoldRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/hold."""
-
-
-class ReleaseRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/release."""
-
-
 # Pools and nodes (operators)
 
 
@@ -176,10 +168,6 @@ class DrainRequest(Command, frozen=True, kw_only=True):
     reason: str
 
 
-class ResumeRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/nodes/{name}/resume."""
-
-
 # Replicas (operators)
 
 
@@ -189,10 +177,6 @@ class AddMemberRequest(Command, frozen=True, kw_only=True):
     name: str
     peer: str
     api: str
-
-
-class MemberRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/members/{name}/remove and /replace."""
 
 
 class TransferRequest(Command, frozen=True, kw_only=True):
@@ -220,13 +204,13 @@ class CancelCommand(CancelRequest, frozen=True, kw_only=True, tag_field="type", 
     job_id: JobReference
 
 
-class HoldCommand(HoldRequest, frozen=True, kw_only=True, tag_field="type", tag="hold_job"):
+class HoldCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="hold_job"):
     """A hold among many."""
 
     job_id: JobReference
 
 
-class ReleaseCommand(ReleaseRequest, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
+class ReleaseCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
     """A release among many."""
 
     job_id: JobReference
@@ -279,7 +263,7 @@ class DrainCommand(DrainRequest, frozen=True, kw_only=True, tag_field="type", ta
     node: str
 
 
-class ResumeCommand(ResumeRequest, frozen=True, kw_only=True, tag_field="type", tag="resume_node"):
+class ResumeCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="resume_node"):
     """A resume among many."""
 
     node: str
@@ -389,18 +373,6 @@ class ReportsRequest(Request, frozen=True, kw_only=True):
 
 
 # ---- the JSON shapes of what is done to runs and stuck buffers
-
-
-class SuspendRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/suspend."""
-
-
-class ContinueRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/resume."""
-
-
-class RequeueRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/requeue."""
 
 
 class ClearRequest(Command, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Final
 
 from cluster.client import ApiError, Client
 from cluster.config import Config
+from cluster.schemas import operations as ops
 from cluster.security import TlsRefused, is_name
 from cluster.server.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
 from cluster.system import Clock
@@ -61,7 +62,7 @@ async def _ask(config: Config, name: str, clock: Clock) -> str:
     """Return the id under which the cluster has added this replica."""
     try:
         async with Client.from_config(config, name, clock=clock, deadline_s=ASK_S) as client:
-            answer = await client.members()
+            answer = await client.call(ops.LIST_MEMBERS)
     except (ApiError, TlsRefused) as error:
         raise JoiningRefused(f"no replica could say who {name} is: {error}") from error
     found = next((member for member in answer.members if member.name == name), None)

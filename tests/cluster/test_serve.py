@@ -12,6 +12,7 @@ from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.schemas import operations as ops
 from cluster.schemas.requests import SubmitRequest
 from cluster.server.storage import first_start_mark
 from cluster.system.clock import SystemClock
@@ -83,7 +84,7 @@ async def ready(client: Client) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                await client.members(deadline_s=10)
+                await client.call(ops.LIST_MEMBERS, deadline_s=10)
                 return
             except ApiError:
                 await asyncio.sleep(0.05)
@@ -101,23 +102,23 @@ async def test_three_processes_agree_survive_their_leaders_death_and_end_with_th
     async with running(config, "r1", "r2", "r3") as processes:
         async with Client(config.endpoints, config.tls_files("alice")) as client:
             await ready(client)
-            jobs = [(await client.submit(request(client, tmp_path))).job_id for _ in range(5)]
-            leader = (await client.members()).leader
+            jobs = [(await client.call(ops.SUBMIT_JOB, request(client, tmp_path))).job_id for _ in range(5)]
+            leader = (await client.call(ops.LIST_MEMBERS)).leader
             assert leader is not None
             processes[leader].kill()
             await processes[leader].wait()
-            jobs += [(await client.submit(request(client, tmp_path))).job_id for _ in range(5)]
+            jobs += [(await client.call(ops.SUBMIT_JOB, request(client, tmp_path))).job_id for _ in range(5)]
             assert jobs == list(range(1, 11))
-            assert (await client.members()).leader not in (None, leader)
+            assert (await client.call(ops.LIST_MEMBERS)).leader not in (None, leader)
             processes[leader] = await start(config.file, leader)
             task = asyncio.create_task(drain(processes[leader]))
-            revision = (await client.jobs()).revision
+            revision = (await client.call(ops.LIST_JOBS)).revision
             digests = set()
             for replica in config.replicas:
                 async with asyncio.timeout(PATIENCE_S):
                     while True:
                         with contextlib.suppress(ApiError):
-                            status = await client.status(replica.api, digest=True, deadline_s=2)
+                            status = await client.call(ops.SHOW_STATUS, replica=replica.api, digest=True, deadline_s=2)
                             if status.revision == revision and status.ready:
                                 break
                         await asyncio.sleep(0.05)
@@ -192,7 +193,7 @@ async def test_a_disk_that_fails_stops_the_replica_with_code_70_and_a_restart_ha
                 command_id=client.new_command_id(), script=script, time_limit_s=60, workdir=str(tmp_path), hold=True
             )
             with contextlib.suppress(ApiError):
-                acknowledged.append((await client.submit(submission, deadline_s=1)).job_id)
+                acknowledged.append((await client.call(ops.SUBMIT_JOB, submission, deadline_s=1)).job_id)
     code, errors = await reading
     assert code == 70, errors
     assert errors.strip().splitlines()[-1].startswith("forebay: this replica stops itself: StorageFailed"), errors
@@ -200,7 +201,7 @@ async def test_a_disk_that_fails_stops_the_replica_with_code_70_and_a_restart_ha
     async with running(config, "r1"):
         async with Client(config.endpoints, config.tls_files("alice")) as client:
             await ready(client)
-            kept = {job.job_id for job in (await client.jobs()).jobs}
+            kept = {job.job_id for job in (await client.call(ops.LIST_JOBS)).jobs}
             assert set(acknowledged) <= kept
 
 

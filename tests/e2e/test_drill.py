@@ -5,6 +5,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView
 from cluster.schemas.requests import SubmitRequest
 from tests.faults import drill, verify
@@ -43,7 +44,7 @@ async def killed_early(directory: Path) -> JobView:
                 time_limit_s=300,
                 workdir=str(drilled.cluster.work),
             )
-            job = (await client.submit(request)).job_id
+            job = (await client.call(ops.SUBMIT_JOB, request)).job_id
             drilled.excused.add(job)
             views = await drilled.wait_over(client, [job])
             await verify.free_capacity(client)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.client import Client
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from tests.faults.local_cluster import USER, LocalCluster
@@ -41,7 +42,7 @@ async def run(cluster: LocalCluster, client: Client, name: str, *lines: str, bb:
     job = int(json.loads(done.stdout)["job_id"])
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            view = await client.job(job)
+            view = await client.call(ops.SHOW_JOB, id=job)
             if view.state in OVER and view.burst_buffer_state in ("", "complete", None):
                 return view
             await asyncio.sleep(0.1)
@@ -63,7 +64,7 @@ async def story(cluster: LocalCluster) -> None:
     async with cluster.client(deadline_s=30) as client:
         async with asyncio.timeout(DEADLINE_S):
             # A new cluster is raised by its leader, a moment after it was founded.
-            while (await client.feature_level()).feature_level < FEATURE_LEVEL_KNOWN:
+            while (await client.call(ops.SHOW_FEATURE_LEVEL)).feature_level < FEATURE_LEVEL_KNOWN:
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(cluster.forebay, "config", "set", "Flags=EnablePersistent")
         await asyncio.to_thread(

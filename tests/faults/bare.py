@@ -15,6 +15,7 @@ from pathlib import Path
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import StatusView
 from cluster.schemas.requests import SubmitRequest
 from cluster.security.identity import Role
@@ -161,7 +162,7 @@ class BareCluster:
         while True:
             trouble: object = "no leader"
             try:
-                answer = await client.members(deadline_s=LOOK_S)
+                answer = await client.call(ops.LIST_MEMBERS, deadline_s=LOOK_S)
                 if answer.leader is not None and answer.revision > 0:
                     return answer.leader
             except ApiError as error:
@@ -178,7 +179,8 @@ class BareCluster:
             self.check_running()
             try:
                 statuses = [
-                    await client.status(replica.api, digest=True, deadline_s=5) for replica in self.config.replicas
+                    await client.call(ops.SHOW_STATUS, replica=replica.api, digest=True, deadline_s=5)
+                    for replica in self.config.replicas
                 ]
             except ApiError as error:
                 if time.monotonic() > until:

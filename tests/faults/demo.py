@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.client import ApiError, Client
+from cluster.schemas import operations as ops
 from tests.faults import verify
 from tests.faults.live import Picture
 from tests.faults.local_cluster import USER, LocalCluster, RunFailed
@@ -71,7 +72,7 @@ class Demo:
         self.found()
         async with self.cluster.client(deadline_s=20) as client:
             started = time.monotonic()
-            leader = (await client.members()).leader
+            leader = (await client.call(ops.LIST_MEMBERS)).leader
             self.console.print(f"   {leader} leads after {time.monotonic() - started:.1f} s")
             self.picture = Picture(client, self.console, live=self.live)
             watching = asyncio.create_task(self.picture.run())
@@ -116,7 +117,7 @@ class Demo:
         killed_at = time.monotonic()
         while True:
             try:
-                answer = await client.members(deadline_s=10)
+                answer = await client.call(ops.LIST_MEMBERS, deadline_s=10)
                 break
             except ApiError:
                 if time.monotonic() - killed_at > 20:

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from cluster.client import ApiError
+from cluster.schemas import operations as ops
 from cluster.serve import EXIT_STOPPED_ITSELF, EXIT_STORAGE_REFUSED
 from tests.faults import disks, faults, kernel
 from tests.faults.bare import BareCluster
@@ -177,7 +178,7 @@ class DiskFaults:
         faults.change(Plan("write", errno.ENOSPC, needle="/snapshots/"), self.plan_file(name))
         async with self.cluster.client("operator", deadline_s=5) as client:
             try:
-                view = await client.save_snapshot(self.cluster.config.replica(name).api)
+                view = await client.call(ops.SAVE_SNAPSHOT, replica=self.cluster.config.replica(name).api)
             except ApiError as error:
                 if "space" not in str(error).lower():
                     raise RunFailed(f"the refusal of a snapshot does not name the reason: {error}") from error

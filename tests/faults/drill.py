@@ -19,8 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster.client import ApiError, Client
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import SubmitRequest
+from cluster.schemas.requests import CancelRequest, SubmitRequest
 from tests.faults import verify
 from tests.faults.ending import percentiles, perform
 from tests.faults.local_cluster import AGENTS, REPLICAS, USER, LocalCluster, RunFailed
@@ -60,7 +61,7 @@ class Drill:
         self.workload = Workload(self.cluster.work, numbers=NUMBERS, seed=self.seed)
         self.cluster.start_all()
         async with self.cluster.client(USER, deadline_s=30) as client:
-            await client.members(deadline_s=30)
+            await client.call(ops.LIST_MEMBERS, deadline_s=30)
             while self.victims.total() < rounds:
                 started = time.monotonic()
                 victim = await self.round(client)
@@ -105,7 +106,7 @@ class Drill:
             name=name,
             bb="capacity=40MB pool=bulk access=striped" if name == "digest" else None,
         )
-        job = await client.submit(request)
+        job = await client.call(ops.SUBMIT_JOB, request)
         self.acknowledged[job.job_id] = name
         return job.job_id
 
@@ -116,11 +117,11 @@ class Drill:
             return await self.kill_process(wanted)
         leader = None
         with suppress(ApiError):
-            leader = (await client.members(deadline_s=5)).leader
+            leader = (await client.call(ops.LIST_MEMBERS, deadline_s=5)).leader
         self.cluster.kill(wanted)
         killed_at = time.monotonic()
         if wanted == leader:
-            await client.members(deadline_s=20)
+            await client.call(ops.LIST_MEMBERS, deadline_s=20)
             self.takeovers_s.append(time.monotonic() - killed_at)
         await asyncio.sleep(self.chance.uniform(0, 2))
         self.cluster.start(wanted)
@@ -150,7 +151,7 @@ class Drill:
         """
         until = time.monotonic() + ROUND_TIMEOUT_S
         while True:
-            views = {job.job_id: job for job in (await client.jobs(limit=10_000)).jobs}
+            views = {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
             lost = [job for job in self.acknowledged if job not in views]
             if lost:
                 raise RunFailed(f"acknowledged jobs are gone: {lost}")
@@ -158,7 +159,8 @@ class Drill:
                 return {job: views[job] for job in jobs}
             for job in sorted(self.excused.intersection(jobs)):
                 if verify.has_nothing_to_bring(views[job]):
-                    await client.cancel(job, hurry=True)
+                    request = CancelRequest(command_id=client.new_command_id(), hurry=True)
+                    await client.call(ops.CANCEL_JOB, request, id=job)
             if time.monotonic() > until:
                 waiting = {job: (views[job].state, views[job].reason) for job in jobs if not verify.over(views[job])}
                 raise RunFailed(f"jobs are not over after {ROUND_TIMEOUT_S:.0f} s: {waiting}")

@@ -11,8 +11,9 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from cluster.client import ApiError, Client
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView, PoolsAnswer
-from cluster.schemas.requests import PoolRequest
+from cluster.schemas.requests import Command, PoolRequest
 from tests.faults.bare import BareCluster, held_job, refused
 from tests.faults.linearizability import UNKNOWN, HeldJob, Model, Operation, Register, Verdict, check, goes_back
 from tests.faults.local_cluster import REPLICAS, RunFailed
@@ -61,11 +62,11 @@ class Reader(NamedTuple):
 
     def job(self, job: int) -> Awaitable[JobView]:
         """Ask for a job."""
-        return self.client.job(job, stale=self.stale)
+        return self.client.call(ops.SHOW_JOB, id=job, stale=self.stale)
 
     def pools(self) -> Awaitable[PoolsAnswer]:
         """Ask for the pools."""
-        return self.client.pools(stale=self.stale)
+        return self.client.call(ops.LIST_POOLS, stale=self.stale)
 
 
 class Clients:
@@ -179,7 +180,9 @@ class Clients:
         self.submitted.add(name)
         self.models[name] = HeldJob()
         request = held_job(client, name)
-        view = await self._call(who, name, "submit", None, lambda: client.submit(request), lambda view: "done")
+        view = await self._call(
+            who, name, "submit", None, lambda: client.call(ops.SUBMIT_JOB, request), lambda view: "done"
+        )
         if view is not None:
             self.acknowledged[name] = view.job_id
             self.jobs = [*self.jobs[-LIVE_JOBS + 1 :], (name, view.job_id)]
@@ -189,9 +192,9 @@ class Clients:
         if action == "show":
             await self._call(who, name, action, None, lambda: reader.job(job), _held)
             return
-        command_id = client.new_command_id()
-        send = client.hold if action == "hold" else client.release
-        await self._call(who, name, action, None, lambda: send(job, command_id=command_id), lambda view: "done")
+        request = Command(command_id=client.new_command_id())
+        change = ops.HOLD_JOB if action == "hold" else ops.RELEASE_JOB
+        await self._call(who, name, action, None, lambda: client.call(change, request, id=job), lambda view: "done")
 
     async def use_pool(self, client: Client, reader: "Reader", who: str, action: str) -> None:
         """Write a size that nobody wrote before, or read the size."""
@@ -206,7 +209,9 @@ class Clients:
             self.pool, self.pool_writes = f"register-{self.written}", 0
         size = self.written
         request = PoolRequest(command_id=client.new_command_id(), quantity=f"{size}MiB", granularity="1MiB")
-        await self._call(who, pool, action, (size,), lambda: client.set_pool(pool, request), lambda view: "done")
+        await self._call(
+            who, pool, action, (size,), lambda: client.call(ops.SET_POOL, request, name=pool), lambda view: "done"
+        )
 
     async def _call(
         self,
@@ -248,8 +253,8 @@ class Clients:
         """Read every object once more, at the end, so that the histories say what became of each; look for what was
         lost, doubled or made up. `beside` are the names of jobs that others submitted."""
         called_s = time.monotonic()
-        answer = await client.jobs(limit=LIST_MAX)
-        pools = _sizes(await client.pools())
+        answer = await client.call(ops.LIST_JOBS, limit=LIST_MAX)
+        pools = _sizes(await client.call(ops.LIST_POOLS))
         returned_s = time.monotonic()
         if answer.truncated:
             raise RunFailed(f"more than {LIST_MAX} jobs: the run was too long to see them all")

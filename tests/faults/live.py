@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.client import ApiError, Client
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView, MemberView, PoolView
 from cluster.schemas.transfers import TransferView
 from replica.values.units import format_size
@@ -63,10 +64,10 @@ class Picture:
     async def refresh(self) -> None:
         """Ask the cluster; what cannot be asked stays as it was."""
         try:
-            jobs = await self.client.jobs(deadline_s=1.0)
-            self.transfers = (await self.client.transfers(deadline_s=1.0)).transfers
-            self.pools = (await self.client.pools(deadline_s=1.0)).pools
-            members = await self.client.members(deadline_s=1.0)
+            jobs = await self.client.call(ops.LIST_JOBS, deadline_s=1.0)
+            self.transfers = (await self.client.call(ops.LIST_TRANSFERS, deadline_s=1.0)).transfers
+            self.pools = (await self.client.call(ops.LIST_POOLS, deadline_s=1.0)).pools
+            members = await self.client.call(ops.LIST_MEMBERS, deadline_s=1.0)
         except ApiError:
             self.leader = None
             return

@@ -11,8 +11,17 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from cluster.client import ApiError, Client
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import CancelCommand, HoldCommand, ReleaseCommand, SubmitCommand, SubmitRequest
+from cluster.schemas.requests import (
+    CancelCommand,
+    CancelRequest,
+    Command,
+    HoldCommand,
+    ReleaseCommand,
+    SubmitCommand,
+    SubmitRequest,
+)
 from tests.faults.bare import held_job, is_passing
 from tests.faults.local_cluster import RunFailed
 
@@ -67,7 +76,7 @@ class Promises:
 
     async def _submit(self, client: Client, name: str) -> Expected:
         expected = self.jobs[name] = Expected(held_job(client, name))
-        job = await client.submit(expected.request)
+        job = await client.call(ops.SUBMIT_JOB, expected.request)
         expected.job_id = job.job_id
         self.acknowledged += 1
         return expected
@@ -102,12 +111,11 @@ class Promises:
         """Send the pending change (again) and note that it was acknowledged."""
         change = expected.pending
         assert change is not None
-        if isinstance(change, HoldCommand):
-            await client.hold(change.job_id, command_id=change.command_id)
-        elif isinstance(change, ReleaseCommand):
-            await client.release(change.job_id, command_id=change.command_id)
+        if isinstance(change, CancelCommand):
+            await client.call(ops.CANCEL_JOB, CancelRequest(command_id=change.command_id), id=change.job_id)
         else:
-            await client.cancel(change.job_id, command_id=change.command_id)
+            operation = ops.HOLD_JOB if isinstance(change, HoldCommand) else ops.RELEASE_JOB
+            await client.call(operation, Command(command_id=change.command_id), id=change.job_id)
         expected.shape, expected.pending = after(expected.shape, change), None
         self.acknowledged += 1
 
@@ -120,14 +128,14 @@ class Promises:
         try:
             for name, expected in self.jobs.items():  # noqa: B007
                 if expected.job_id is None:
-                    expected.job_id = (await client.submit(expected.request)).job_id
+                    expected.job_id = (await client.call(ops.SUBMIT_JOB, expected.request)).job_id
                     self.acknowledged += 1
                     unknown += 1
                 if expected.pending is not None:
                     await self._send(client, expected)
                     unknown += 1
             for name in chance.sample(sorted(self.jobs), min(REPEATED, len(self.jobs))):
-                again = await client.submit(self.jobs[name].request)
+                again = await client.call(ops.SUBMIT_JOB, self.jobs[name].request)
                 if again.job_id != self.jobs[name].job_id:
                     raise RunFailed(f"{name} was job {self.jobs[name].job_id}, sent again it is {again.job_id}")
         except ApiError as error:
@@ -137,7 +145,7 @@ class Promises:
 
     async def compare(self, client: Client) -> None:
         """Compare what the cluster lists with what it has promised; RunFailed says what is broken."""
-        answer = await client.jobs(limit=JOBS_LISTED_MAX)
+        answer = await client.call(ops.LIST_JOBS, limit=JOBS_LISTED_MAX)
         if answer.truncated:
             raise RunFailed(f"more than {JOBS_LISTED_MAX} jobs in a generation: the run cannot see them all")
         counts = Counter(job.name for job in answer.jobs)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from cluster.client import ApiError, Client
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView, StatusView
 from tests.faults.local_cluster import REPLICAS, LocalCluster, RunFailed
 from tests.faults.workload import Workload
@@ -17,7 +18,7 @@ SETTLE_S = 30.0
 
 async def free_capacity(client: Client) -> str:
     """Free capacity is back to the total in every pool."""
-    pools = (await client.pools()).pools
+    pools = (await client.call(ops.LIST_POOLS)).pools
     for pool in pools:
         usable = pool.quantity_bytes // pool.granularity_bytes * pool.granularity_bytes
         if pool.held_bytes or pool.free_bytes != usable:
@@ -33,7 +34,7 @@ async def same_digest(cluster: LocalCluster, client: Client) -> tuple[str, Statu
         statuses = []
         for replica in cluster.config.replicas:
             try:
-                statuses.append(await client.status(replica.api, digest=True, deadline_s=5))
+                statuses.append(await client.call(ops.SHOW_STATUS, replica=replica.api, digest=True, deadline_s=5))
             except ApiError as error:
                 if time.monotonic() > until:
                     raise RunFailed(f"replica {replica.name} does not answer: {error}") from error
@@ -56,7 +57,7 @@ async def ran_once(client: Client, workload: Workload, jobs: Iterable[int], *, a
     jobs = list(jobs)
     completions = workload.completions()
     for job in jobs:
-        rows = (await client.history(job)).rows
+        rows = (await client.call(ops.SHOW_JOB_HISTORY, id=job)).rows
         starts = Counter(row.event for row in rows)["run_started"]
         if starts > 1 or completions[job] > 1 or (all_complete and (starts, completions[job]) != (1, 1)):
             raise RunFailed(f"job {job} was started {starts} times and ran to its end {completions[job]} times")
@@ -86,7 +87,7 @@ def replayed(cluster: LocalCluster, status: StatusView, *, replica: str = "r1") 
 async def why_agrees(client: Client, seen: dict[tuple[int, int], str]) -> str:
     """`why --at` gives the reason that `show` gave at every revision that was seen."""
     for (job, revision), reason in seen.items():
-        said = await client.why(job, at=revision)
+        said = await client.call(ops.EXPLAIN_JOB, id=job, at=revision)
         if said.reason != reason:
             raise RunFailed(f"job {job} at revision {revision}: show said {reason!r}, why says {said.reason!r}")
     return f"why --at gives what job show gave at {len(seen)} moments"

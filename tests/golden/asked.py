@@ -16,7 +16,7 @@ def bodies() -> dict[str, dict[str, Any]]:
     return {
         name: {one.encode_name: _need(one) for one in msgspec.structs.fields(kind)}
         for name, kind in kinds
-        if kind not in (requests.Request, requests.Command)
+        if kind is not requests.Request
     }
 
 

@@ -17,12 +17,14 @@ import pytest
 from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import StatusView
+from cluster.schemas.requests import AddMemberRequest, FeatureLevelRequest
 from cluster.serve import EXIT_RELEASE_NEEDED
 from replica.messages import features
 from tests.cluster.rig import PATIENCE_S, story
-from tests.cluster.server.test_membership import Site, members, voters
-from tests.cluster.test_serve import ROOT, ready, request
+from tests.cluster.server.test_membership import Site, members, to, voters
+from tests.cluster.test_serve import ROOT, ready
 from tests.golden.make_ledger import REPLICAS
 from tests.golden.previous import EXPECTED, previous_cluster
 
@@ -31,6 +33,10 @@ STAND_IN = (str(ROOT), "tests.golden.earlier")
 EARLIER_TREE = os.environ.get("FOREBAY_EARLIER_TREE")
 EARLIER = STAND_IN if EARLIER_TREE is None else (EARLIER_TREE, "cluster.serve")
 NEEDED = f"start release {features.release_of(2)} or a later one"
+
+
+def to_level(level: int, client: Client) -> FeatureLevelRequest:
+    return FeatureLevelRequest(command_id=client.new_command_id(), level=level)
 
 
 class Skewed(Site):
@@ -61,7 +67,9 @@ class Skewed(Site):
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(ApiError):
-                    found = await client.status(self.config.replica(name).api, digest=digest, deadline_s=2)
+                    found = await client.call(
+                        ops.SHOW_STATUS, replica=self.config.replica(name).api, digest=digest, deadline_s=2
+                    )
                     if found.ready and found.revision >= revision:
                         return found
                 await asyncio.sleep(0.05)
@@ -107,7 +115,7 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
 
         async def submitted() -> int:
             workdir = Path("/out")  # where the policy of the golden ledger lets jobs work
-            job = await alice.submit(request(alice, workdir))
+            job = await alice.call(ops.SUBMIT_JOB, request(alice, workdir))
             jobs.append(job.job_id)
             return job.revision
 
@@ -128,36 +136,37 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
             await site.status(operator, name, await submitted())
             if upgraded == len(REPLICAS):
                 break
-            if (await operator.members()).leader != name:
-                await operator.transfer_leadership(name)
-            shown = await operator.feature_level(site.config.replica(name).api)
+            if (await operator.call(ops.LIST_MEMBERS)).leader != name:
+                await operator.call(ops.TRANSFER_LEADERSHIP, to(name, operator))
+            shown = await operator.call(ops.SHOW_FEATURE_LEVEL, replica=site.config.replica(name).api)
             assert (shown.feature_level, shown.next_level, shown.may_be_raised) == (1, 2, False)
             knows = {member.name: member.known for member in shown.members}
             assert knows == {one: features.FEATURE_LEVEL_KNOWN if one in REPLICAS[:upgraded] else 1 for one in REPLICAS}
-            error = await refusal(operator.raise_feature_level(2))
+            error = await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(2, operator)))
             if error.code != "unknown_route":  # of a release that has never heard of it
                 assert error.code == "wrong_state" and f"{REPLICAS[-1]} knows 1" in str(error)
             assert await all_agree(await submitted()) == {1}
 
         # 3. A member that does not answer may be of any release.
-        leader = (await operator.members()).leader
+        leader = (await operator.call(ops.LIST_MEMBERS)).leader
         lost = next(name for name in REPLICAS if name != leader)
         await site.stop(lost)
-        error = await refusal(operator.raise_feature_level(2))
+        error = await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(2, operator)))
         assert error.code == "wrong_state" and f"{lost} did not answer" in str(error)
         await site.run(lost, PRESENT)
         await site.status(operator, lost, await submitted())
 
         # 4. All know the next level: it is raised, once.
         for wrong in (1, 3):
-            assert (await refusal(operator.raise_feature_level(wrong))).code == "wrong_state"
-        command_id = operator.new_command_id()
-        raised = await operator.raise_feature_level(2, command_id=command_id)
+            error = await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(wrong, operator)))
+            assert error.code == "wrong_state"
+        request = to_level(2, operator)
+        raised = await operator.call(ops.RAISE_FEATURE_LEVEL, request)
         assert (raised.feature_level, raised.next_level, raised.release) == (2, 3, features.release_of(2))
-        again = await operator.raise_feature_level(2, command_id=command_id)
+        again = await operator.call(ops.RAISE_FEATURE_LEVEL, request)
         assert again.feature_level == 2
-        assert (await refusal(operator.raise_feature_level(2))).code == "wrong_state"
-        assert (await refusal(alice.raise_feature_level(3))).code == "permission_denied"
+        assert (await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(2, operator)))).code == "wrong_state"
+        assert (await refusal(alice.call(ops.RAISE_FEATURE_LEVEL, to_level(3, alice)))).code == "permission_denied"
         assert await all_agree(await submitted()) == {2}
 
         # 5. There is no way back: the earlier release stops, and what it stopped on is as it was.
@@ -172,7 +181,8 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
 
         # 6. Nor does one of the earlier release come in: it stops at the entry that raised the level.
         peer, api = site.admit("r4")
-        await operator.add_member("r4", peer=peer, api=api)
+        request = AddMemberRequest(command_id=operator.new_command_id(), name="r4", peer=str(peer), api=str(api))
+        await operator.call(ops.ADD_MEMBER, request)
         await site.run("r4", STAND_IN, "--join")
         code, said = await site.ends("r4")
         assert code == EXIT_RELEASE_NEEDED, site.said["r4"]

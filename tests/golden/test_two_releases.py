@@ -20,12 +20,13 @@ from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.schemas import accounts as a
+from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from replica.messages import features
 from tests.cluster.rig import PLAIN, SCRIPT, story
 from tests.cluster.test_serve import make, ready
 from tests.golden.make_ledger import REPLICAS
-from tests.golden.test_rolling_restart import EARLIER_TREE, PRESENT, Skewed, ending
+from tests.golden.test_rolling_restart import EARLIER_TREE, PRESENT, Skewed, ending, to, to_level
 
 CREATES = "#!/bin/sh\n#BB create_persistent name={} capacity=8MiB access_mode=striped type=scratch\ntrue\n"
 USES = "#!/bin/sh\n#DW persistentdw name={}\ntrue\n"
@@ -76,28 +77,29 @@ class Workload:
         await self._submit(PLAIN, name="alone", dependencies=("singleton",))
 
     async def cancel(self) -> None:
-        await self._alice.cancel(self._job())
+        await self._alice.call(ops.CANCEL_JOB, id=self._job())
 
     async def hold(self) -> None:
-        await self._alice.hold(self._job())
+        await self._alice.call(ops.HOLD_JOB, id=self._job())
 
     async def release(self) -> None:
-        await self._alice.release(self._job())
+        await self._alice.call(ops.RELEASE_JOB, id=self._job())
 
     async def requeue(self) -> None:
-        await self._alice.requeue(self._job())
+        await self._alice.call(ops.REQUEUE_JOB, id=self._job())
 
     async def update(self) -> None:
         request = r.UpdateRequest(command_id=self._alice.new_command_id(), nice=self._rng.randrange(9))
-        await self._alice.update_job(self._job(), request)
+        await self._alice.call(ops.UPDATE_JOB, request, id=self._job())
 
     async def licences(self) -> None:
         request = a.LicenseRequest(command_id=self._operator.new_command_id(), total=self._rng.randrange(1, 9))
-        await self._operator.set_license("matlab", request)
+        await self._operator.call(ops.SET_LICENSE, request, name="matlab")
 
     async def drain(self) -> None:
-        await self._operator.drain("n1", reason="a test")
-        await self._operator.resume("n1")
+        request = r.DrainRequest(command_id=self._operator.new_command_id(), reason="a test")
+        await self._operator.call(ops.DRAIN_NODE, request, name="n1")
+        await self._operator.call(ops.RESUME_NODE, name="n1")
 
     def _job(self) -> int:
         return self._rng.choice(self._jobs) if self._jobs else 1
@@ -107,7 +109,7 @@ class Workload:
         request = r.SubmitRequest(
             command_id=client.new_command_id(), script=script, time_limit_s=60, workdir=str(self._workdir), **more
         )  # type: ignore[arg-type]
-        self._jobs.append((await client.submit(request)).job_id)
+        self._jobs.append((await client.call(ops.SUBMIT_JOB, request)).job_id)
 
 
 KINDS: tuple[Callable[[Workload], Awaitable[None]], ...] = (
@@ -154,14 +156,16 @@ async def test_two_releases_agree_on_every_command_whoever_leads_until_the_level
                 await site.status(operator, name, 0)
                 # The first and the last: a leader of this release, and, until the last round, one of the earlier.
                 for leader in (name, REPLICAS[-1]):
-                    if (await operator.members()).leader != leader:
-                        await operator.transfer_leadership(leader)
+                    if (await operator.call(ops.LIST_MEMBERS)).leader != leader:
+                        await operator.call(ops.TRANSFER_LEADERSHIP, to(leader, operator))
                     await work.run(40)
                     await site.agreed(operator, 0)
         async with agent(config, PRESENT[0]):
-            level = (await operator.feature_level(config.replica(REPLICAS[-1]).api)).feature_level
+            level = (
+                await operator.call(ops.SHOW_FEATURE_LEVEL, replica=config.replica(REPLICAS[-1]).api)
+            ).feature_level
             for higher in range(level + 1, features.FEATURE_LEVEL_KNOWN + 1):
-                await operator.raise_feature_level(higher)
+                await operator.call(ops.RAISE_FEATURE_LEVEL, to_level(higher, operator))
                 await work.run(30)
                 await site.agreed(operator, 0)
         assert work.done["with_a_buffer"] > 20, (work.done, work.refused)

@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from cluster.api.capacity import burst_view
+from cluster.api.burst import burst_view
 from cluster.api.render.jobs import job_view
 from cluster.api.render.reasons import Verdicts
 from cluster.cli.text.job import job_block

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from cluster.consensus import ChangeRefused, Wanted
 from cluster.consensus.configurations import next_configuration
 from cluster.schemas.jobs import MemberView
+from cluster.schemas.operations import LIST_MEMBERS, Operation
 from cluster.server import joining
 from cluster.server.joining import JoiningRefused
 from cluster.server.membership import members
@@ -60,7 +61,8 @@ class _Answering:
     async def __aexit__(self, *exception: object) -> None:
         return None
 
-    async def members(self) -> _Members:
+    async def call(self, operation: Operation[Any, Any]) -> _Members:
+        assert operation is LIST_MEMBERS
         return _Members(self._rows)
 
 

@@ -1,6 +1,6 @@
 """HTTP over mutual TLS: connections, bodies, who asks, problems, the OpenAPI document."""
 
-from cluster.api.web.authentication import PEOPLE, actor_of, identity_of, permit, permit_node
+from cluster.api.web.authentication import actor_of, identity_of, permit, permit_node
 from cluster.api.web.bodies import QUERY_CHARACTERS_MAX, BodyBudget, bad_body, decode, read_body
 from cluster.api.web.connections import (
     FIXED_HEADERS,
@@ -11,6 +11,7 @@ from cluster.api.web.connections import (
     Connection,
     GuardedServer,
 )
+from cluster.api.web.openapi import document
 from cluster.api.web.problems import (
     COMMAND_TOO_OLD,
     Problem,

@@ -8,9 +8,6 @@ from cluster.api.web.problems import Problem
 from cluster.security import Identity, NotIdentified, Role, identify
 from replica.messages import Actor, ActorRole
 
-PEOPLE = frozenset({Role.OPERATOR, Role.USER})
-"""Who asks for jobs: through the API, in bulk and on the channel alike."""
-
 _ACTOR_ROLES = {Role.OPERATOR: ActorRole.OPERATOR, Role.USER: ActorRole.USER, Role.AGENT: ActorRole.AGENT}
 
 

@@ -11,6 +11,7 @@ from cluster.cli.session import session
 from cluster.cli.text import show, show_json, size, table
 from cluster.client import Client
 from cluster.schemas import accounts as v
+from cluster.schemas import operations as ops
 from replica.values import plain
 
 _T = TypeVar("_T")
@@ -88,7 +89,7 @@ def set_account(
             limits=_pairs(limits, "--limit"),
             user_limits=of_users,
         )
-        return await client.set_account(name, request)
+        return await client.call(ops.SET_ACCOUNT, request, name=name)
 
     print_records(ACCOUNTS, session().ask(change), as_json, name)
 
@@ -107,7 +108,7 @@ def _write_accounts(accounts: tuple[v.AccountView, ...]) -> None:
     show(table(("ACCOUNT", "PARENT", "USERS", "LIMITS", "USER LIMITS"), rows, flexible=frozenset({"USERS", "LIMITS"})))
 
 
-ACCOUNTS = Kind("account", "accounts", Client.accounts, Client.delete_account, _write_accounts)
+ACCOUNTS = Kind("account", "accounts", ops.LIST_ACCOUNTS, ops.DELETE_ACCOUNT, _write_accounts)
 add_show_and_delete(
     account_group,
     ACCOUNTS,
@@ -147,7 +148,7 @@ def set_qos(
             accounts=accounts,
             deny_on_limit=deny_on_limit,
         )
-        return await client.set_qos(name, request)
+        return await client.call(ops.SET_QOS, request, name=name)
 
     print_records(QOS, session().ask(change), as_json, name)
 
@@ -168,7 +169,7 @@ def _write_qos(qos: tuple[v.QosView, ...]) -> None:
     show(table(heads, rows, right=frozenset({"PRIORITY"}), flexible=frozenset({"LIMITS"})))
 
 
-QOS = Kind("QOS", "qos", Client.qos, Client.delete_qos, _write_qos)
+QOS = Kind("QOS", "qos", ops.LIST_QOS, ops.DELETE_QOS, _write_qos)
 add_show_and_delete(
     qos_group,
     QOS,
@@ -193,7 +194,8 @@ def set_license(name: str, total: int, as_json: bool) -> None:
     """Say how many of a licence there are (operators); nothing is taken from jobs that run."""
 
     async def change(client: Client) -> v.LicensesAnswer:
-        return await client.set_license(name, v.LicenseRequest(command_id=client.new_command_id(), total=total))
+        request = v.LicenseRequest(command_id=client.new_command_id(), total=total)
+        return await client.call(ops.SET_LICENSE, request, name=name)
 
     print_records(LICENSES, session().ask(change), as_json, name)
 
@@ -203,7 +205,7 @@ def _write_licenses(licenses: tuple[v.LicenseView, ...]) -> None:
     show(table(("LICENSE", "TOTAL", "USED", "FREE"), rows, right=frozenset({"TOTAL", "USED", "FREE"})))
 
 
-LICENSES = Kind("licence", "licenses", Client.licenses, Client.delete_license, _write_licenses)
+LICENSES = Kind("licence", "licenses", ops.LIST_LICENSES, ops.DELETE_LICENSE, _write_licenses)
 add_show_and_delete(
     license_group,
     LICENSES,
@@ -252,7 +254,7 @@ def set_reservation(
             accounts=accounts,
             burst_buffer=burst_buffer,
         )
-        return await client.set_reservation(name, request)
+        return await client.call(ops.SET_RESERVATION, request, name=name)
 
     print_records(RESERVATIONS, session().ask(change), as_json, name)
 
@@ -264,7 +266,7 @@ def _write_reservations(reservations: tuple[v.ReservationView, ...]) -> None:
         click.echo(plain(f"   Users={users} Accounts={accounts} BurstBuffer={row.burst_buffer} Held={row.held_bytes}"))
 
 
-RESERVATIONS = Kind("reservation", "reservations", Client.reservations, Client.delete_reservation, _write_reservations)
+RESERVATIONS = Kind("reservation", "reservations", ops.LIST_RESERVATIONS, ops.DELETE_RESERVATION, _write_reservations)
 add_show_and_delete(
     reservation_group,
     RESERVATIONS,
@@ -286,7 +288,7 @@ def scheduling_group() -> None:
 def show_scheduling(as_json: bool) -> None:
     """Show the rules, and what was measured of each pool's transfers."""
     stale = session().stale
-    _print_scheduling(session().ask(lambda client: client.scheduling(stale=stale)), as_json)
+    _print_scheduling(session().ask(lambda client: client.call(ops.SHOW_SCHEDULING_RULES, stale=stale)), as_json)
 
 
 @scheduling_group.command("set")
@@ -307,7 +309,7 @@ def set_scheduling(
         return present if given is None else given
 
     async def change(client: Client) -> v.SchedulingAnswer:
-        known = await client.scheduling()
+        known = await client.call(ops.SHOW_SCHEDULING_RULES)
         request = v.SchedulingRequest(
             command_id=client.new_command_id(),
             size_points_per_gib=chosen(size_points, known.size_points_per_gib),
@@ -317,7 +319,7 @@ def set_scheduling(
             revocations_max=chosen(revocations, known.revocations_max),
             revoke_after_s=chosen(revoke_after, known.revoke_after_s),
         )
-        return await client.set_scheduling(request)
+        return await client.call(ops.SET_SCHEDULING_RULES, request)
 
     _print_scheduling(session().ask(change), as_json)
 
@@ -351,7 +353,7 @@ def usage_group() -> None:
 def show_usage(account: str | None, qos: str | None, as_json: bool) -> None:
     """List the space that was held, times the minutes that it was."""
     stale = session().stale
-    answer = session().ask(lambda client: client.usage(stale=stale))
+    answer = session().ask(lambda client: client.call(ops.LIST_USAGE, stale=stale))
     rows = tuple(row for row in answer.usage if account in (None, row.account) and qos in (None, row.qos))
     _print_usage(v.UsageAnswer(revision=answer.revision, usage=rows), as_json)
 
@@ -367,7 +369,7 @@ def reset_usage(account: str | None, qos: str | None, as_json: bool) -> None:
 
     async def reset(client: Client) -> v.UsageAnswer:
         request = v.UsageResetRequest(command_id=client.new_command_id(), account=account, qos=qos)
-        return await client.reset_usage(request)
+        return await client.call(ops.RESET_USAGE, request)
 
     _print_usage(session().ask(reset), as_json)
 

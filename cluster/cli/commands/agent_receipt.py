@@ -14,6 +14,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session, config_failure, session
 from cluster.cli.text import note, readable_size
 from cluster.config import AgentConfig, ConfigError
+from cluster.schemas import operations as ops
 from cluster.system import SystemClock
 from replica.values import plain
 
@@ -141,7 +142,9 @@ def _in_ledger(current: Session, which: "Kept") -> str:
     """Return the digest that the ledger has, empty with a remark if nobody can be asked."""
     try:
         answer = current.ask(
-            lambda client: client.receipts(which.job, stage=which.stage, attempt=which.attempt, stale=current.stale)
+            lambda client: client.call(
+                ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt, stale=current.stale
+            )
         )
     except Failure as failure:
         note(f"The ledger's receipt could not be asked for: {failure}.")

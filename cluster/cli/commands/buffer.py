@@ -8,11 +8,15 @@ from cluster.cli.commands.options import JOB_ID, JSON_OPTION
 from cluster.cli.exits import bad_input
 from cluster.cli.session import session
 from cluster.cli.text import buffers_table, present
+from cluster.client import Client
 from cluster.eventloop import uid_of
 from cluster.schemas import (
     BurstAnswer,
+    ClearRequest,
+    PersistentCleared,
     burst_text,
 )
+from cluster.schemas import operations as ops
 
 
 @click.group("buffer")
@@ -26,7 +30,7 @@ def buffer_group() -> None:
 def list_buffers(everything: bool, as_json: bool) -> None:
     """List buffers, persistent ones first, their state, and what they hold; by default those that are not gone."""
     current = session()
-    answer = current.ask(lambda client: client.buffers(live=not everything, stale=current.stale))
+    answer = current.ask(lambda client: client.call(ops.LIST_BUFFERS, live=not everything, stale=current.stale))
     present(answer, as_json, lambda: buffers_table(answer.buffers))
 
 
@@ -42,10 +46,15 @@ def clear(job_ids: tuple[str, ...], name: str | None, discard: bool) -> None:
     if bool(job_ids) == (name is not None):
         raise bad_input("it is not said which buffer", "name jobs, or a persistent buffer with --name")
     if name is None:
-        each(job_ids, lambda client, job_id: client.clear_buffer(job_id, discard=discard))
+        each(job_ids, ops.CLEAR_BUFFER, discard=discard)
         return
     wanted = name
-    answer = session().ask(lambda client: client.clear_persistent(wanted, discard=discard))
+
+    async def change(client: Client) -> PersistentCleared:
+        request = ClearRequest(command_id=client.new_command_id(), discard=discard)
+        return await client.call(ops.CLEAR_PERSISTENT_BUFFER, request, name=wanted)
+
+    answer = session().ask(change)
     click.echo(f"the persistent buffer {answer.name} is cleared")
 
 
@@ -58,7 +67,7 @@ def burst(one_line: bool, as_json: bool) -> None:
     Times are local. A user's number is the one that the answering replica knows, else the one that this machine knows.
     """
     current = session()
-    answer = with_numbers(current.ask(lambda client: client.burst(stale=current.stale)))
+    answer = with_numbers(current.ask(lambda client: client.call(ops.SHOW_BURST, stale=current.stale)))
     present(answer, as_json, lambda: burst_text(answer, one_line=one_line))
 
 
@@ -84,5 +93,6 @@ def bbstat(arguments: tuple[str, ...], as_json: bool) -> None:
     With the lua provider they go to slurm_bb_get_status, with datawarp to dwstat. Words that begin with a dash and are
     no option of this command are passed on too; after `--` all are.
     """
-    answer = session().ask(lambda client: client.bbstat(arguments))
+    asked = msgspec.json.encode(arguments).decode()
+    answer = session().ask(lambda client: client.call(ops.SHOW_PROVIDER_STATUS, arguments=asked))
     present(answer, as_json, lambda: answer.text.removesuffix("\n"))

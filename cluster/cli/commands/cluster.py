@@ -9,7 +9,8 @@ from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.session import Session, session
 from cluster.cli.text import fields_table, note, show, show_json, table
 from cluster.client import ApiError, Client
-from cluster.schemas import FEATURE_LEVEL_MAX, FeatureLevelAnswer
+from cluster.schemas import FEATURE_LEVEL_MAX, FeatureLevelAnswer, FeatureLevelRequest
+from cluster.schemas import operations as ops
 
 UNKNOWN_ROUTE = "unknown_route"
 """The code with which a replica answers to what its release does not have."""
@@ -28,7 +29,7 @@ def show_feature_level(as_json: bool) -> None:
     What came with a level is not used before the cluster is at it, so replicas of two releases agree meanwhile.
     """
     current = session()
-    _show(_asked(current, lambda client: client.feature_level(stale=current.stale)), as_json)
+    _show(_asked(current, lambda client: client.call(ops.SHOW_FEATURE_LEVEL, stale=current.stale)), as_json)
 
 
 @cluster_group.command("raise-feature-level")
@@ -44,7 +45,7 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
     async def change(client: Client) -> FeatureLevelAnswer:
         wanted = level
         if wanted is None:
-            known = await client.feature_level()
+            known = await client.call(ops.SHOW_FEATURE_LEVEL)
             wanted = known.next_level
             if wanted is None:
                 raise Failure(
@@ -52,7 +53,8 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
                     f"the cluster has feature level {known.feature_level}, the highest that its leader knows",
                     "nothing is left to raise; upgrade the replicas first if a later release is there",
                 )
-        return await client.raise_feature_level(wanted)
+        request = FeatureLevelRequest(command_id=client.new_command_id(), level=wanted)
+        return await client.call(ops.RAISE_FEATURE_LEVEL, request)
 
     _show(_asked(session(), change), as_json)
 

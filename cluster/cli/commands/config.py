@@ -19,6 +19,8 @@ from cluster.cli.session import session
 from cluster.cli.text import note, show_json
 from cluster.client import Client
 from cluster.schemas import CompareAnswer
+from cluster.schemas import configuration as v
+from cluster.schemas import operations as ops
 from replica.grammar import Fault, Kind, Line, Setting, find_key, include_of, lines_of, parse_lines
 from replica.messages import BURST_BUFFERS_WHOLE
 from replica.values import SITE_USERS_MAX, plain
@@ -158,7 +160,7 @@ def show_configuration(form: str | None, as_json: bool) -> None:
     if form is not None and as_json:
         raise bad_input("--as and --json exclude each other", "choose one of them")
     current = session()
-    answer = current.ask(lambda client: client.configuration(stale=current.stale))
+    answer = current.ask(lambda client: client.call(ops.SHOW_CONFIGURATION, stale=current.stale))
     if as_json:
         show_json(answer)
         return
@@ -173,8 +175,8 @@ def show_configuration(form: str | None, as_json: bool) -> None:
 @JSON_OPTION
 def diff(file: Path, partial: bool, as_json: bool) -> None:
     """Show what applying FILE would change; nothing is changed."""
-    settings = read_settings(file)
-    answer = session().ask(lambda client: client.compare_configuration(settings, partial=partial))
+    request = v.CompareRequest(settings=_bodies(read_settings(file)), partial=partial)
+    answer = session().ask(lambda client: client.call(ops.COMPARE_CONFIGURATION, request))
     if as_json:
         show_json(answer)
     else:
@@ -205,16 +207,28 @@ def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | No
     _change(settings_of(settings), True, expect_revision, dry_run=dry_run, as_json=as_json)
 
 
+def _bodies(settings: tuple[Setting, ...]) -> tuple[v.SettingBody, ...]:
+    """Return settings as they are sent."""
+    return tuple(
+        v.SettingBody(key=one.key, value=one.value, file=one.file, line=one.line, column=one.column) for one in settings
+    )
+
+
 def _change(
     settings: tuple[Setting, ...], partial: bool, expected: int | None, *, dry_run: bool, as_json: bool
 ) -> None:
     async def change(client: Client) -> CompareAnswer:
-        compared = await client.compare_configuration(settings, partial=partial, expect_revision=expected)
+        bodies = _bodies(settings)
+        comparing = v.CompareRequest(settings=bodies, partial=partial, expect_revision=expected)
+        compared = await client.call(ops.COMPARE_CONFIGURATION, comparing)
         if not dry_run:
             # What is printed is what happens: a change of somebody else in between refuses this one.
             has_revision = compared.feature_level >= BURST_BUFFERS_WHOLE
             known = compared.revision if expected is None and has_revision else expected
-            await client.configure(settings, partial=partial, expect_revision=known)
+            request = v.ConfigureRequest(
+                command_id=client.new_command_id(), settings=bodies, partial=partial, expect_revision=known
+            )
+            await client.call(ops.CONFIGURE_SITE, request)
         return compared
 
     answer = session().ask(change)

@@ -19,6 +19,7 @@ from cluster.schemas import (
     JobsAnswer,
     JobView,
 )
+from cluster.schemas import operations as ops
 from replica.model import ENDED, JobState
 from replica.values import plain
 
@@ -105,7 +106,7 @@ def list_jobs(
 async def listed(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
     """Return the newest jobs in these states (all: in none) and of this user, at most `limit`."""
     if limit <= PAGE_JOBS:
-        return await client.jobs(states=states, user=owner, limit=limit, stale=stale)
+        return await client.call(ops.LIST_JOBS, state=",".join(states) or None, user=owner, limit=limit, stale=stale)
     return await _newest(client, states, owner, limit, stale=stale)
 
 
@@ -114,7 +115,9 @@ async def _newest(client: Client, states: tuple[str, ...], owner: str | None, li
     kept: deque[JobView] = deque(maxlen=limit)
     seen = last = 0
     while True:
-        page = await client.jobs(states=states, user=owner, limit=PAGE_JOBS, after=last, stale=stale)
+        page = await client.call(
+            ops.LIST_JOBS, state=",".join(states) or None, user=owner, limit=PAGE_JOBS, after=last, stale=stale
+        )
         kept.extend(page.jobs)
         seen += len(page.jobs)
         if not page.truncated or not page.jobs:
@@ -140,7 +143,7 @@ async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
 def show_job(job_id: str, as_json: bool) -> None:
     """Show one job as Key=Value, as `scontrol show job` does."""
     current = session()
-    job = current.ask(lambda client: client.job(job_id, stale=current.stale))
+    job = current.ask(lambda client: client.call(ops.SHOW_JOB, id=job_id, stale=current.stale))
     present(job, as_json, lambda: job_block(job, current.clock.now()))
 
 
@@ -150,7 +153,7 @@ def show_job(job_id: str, as_json: bool) -> None:
 def history(job_id: str, as_json: bool) -> None:
     """Draw what happened to a job as a timeline, and where its time went."""
     current = session()
-    answer = current.ask(lambda client: client.history(job_id, stale=current.stale))
+    answer = current.ask(lambda client: client.call(ops.SHOW_JOB_HISTORY, id=job_id, stale=current.stale))
     present(answer, as_json, lambda: timeline(answer, current.clock.now()))
 
 
@@ -161,7 +164,7 @@ def history(job_id: str, as_json: bool) -> None:
 def why(job_id: str, at: int | None, as_json: bool) -> None:
     """Explain with figures why a job waits, now or at a revision."""
     current = session()
-    view = current.ask(lambda client: client.why(job_id, at=at, stale=current.stale))
+    view = current.ask(lambda client: client.call(ops.EXPLAIN_JOB, id=job_id, at=at, stale=current.stale))
     present(view, as_json, lambda: why_text(view))
 
 
@@ -171,7 +174,7 @@ def why(job_id: str, at: int | None, as_json: bool) -> None:
 def estimate(job_id: int, as_json: bool) -> None:
     """Say when a job should start, and what it waits for until then."""
     stale = session().stale
-    answer = session().ask(lambda client: client.estimate(job_id, stale=stale))
+    answer = session().ask(lambda client: client.call(ops.ESTIMATE_JOB, id=job_id, stale=stale))
     if as_json:
         show_json(answer)
         return

@@ -1,6 +1,6 @@
 """`forebay job cancel|hold|release|suspend|resume|requeue|update`: one change of many jobs."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,12 +29,13 @@ from cluster.schemas import (
     ContinueCommand,
     HoldCommand,
     JobView,
+    Operation,
     ReleaseCommand,
     RequeueCommand,
     SuspendCommand,
     UpdateCommand,
-    UpdateRequest,
 )
+from cluster.schemas import operations as ops
 from replica.decide import parse_reference, shown_reference
 from replica.values import PRIORITY_MAX, plain
 
@@ -48,15 +49,15 @@ JOBS = click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, requir
 def _change(
     name: str,
     help_text: str,
-    alone: Callable[[Client, str], Awaitable[JobView]],
+    operation: Operation[Any, JobView],
     among: Callable[..., BulkCommand],
 ) -> click.Command:
-    """Return the command that changes jobs one way: `alone` asks for one, `among` is one of many."""
+    """Return the command that changes jobs one way: `operation` for one, `among` is one of many."""
 
     @click.command(name, help=help_text)
     @JOBS
     def change(job_ids: tuple[str, ...]) -> None:
-        each(job_ids, alone, lambda command_id, job_id: among(command_id=command_id, job_id=job_id))
+        each(job_ids, operation, among)
 
     return change
 
@@ -64,31 +65,31 @@ def _change(
 HOLD = _change(
     "hold",
     "Hold pending jobs back until they are released.",
-    lambda client, job_id: client.hold(job_id),
+    ops.HOLD_JOB,
     HoldCommand,
 )
 RELEASE = _change(
     "release",
     "Release held jobs; an operation that had failed for good is tried again.",
-    lambda client, job_id: client.release(job_id),
+    ops.RELEASE_JOB,
     ReleaseCommand,
 )
 SUSPEND = _change(
     "suspend",
     "Stop running jobs where they are; their time limits stand still.",
-    lambda client, job_id: client.suspend(job_id),
+    ops.SUSPEND_JOB,
     SuspendCommand,
 )
 RESUME = _change(
     "resume",
     "Let suspended jobs go on where they were stopped.",
-    lambda client, job_id: client.continue_job(job_id),
+    ops.RESUME_JOB,
     ContinueCommand,
 )
 REQUEUE = _change(
     "requeue",
     "End the present run of jobs, or take back their buffers; they wait and stage in again.",
-    lambda client, job_id: client.requeue(job_id),
+    ops.REQUEUE_JOB,
     RequeueCommand,
 )
 
@@ -98,11 +99,7 @@ REQUEUE = _change(
 @click.option("--hurry", is_flag=True, help="Skip stage-out: results that were not exported are LOST.")
 def cancel(job_ids: tuple[str, ...], hurry: bool) -> None:
     """Cancel jobs. A running job's results are still staged out, unless --hurry."""
-    each(
-        job_ids,
-        lambda client, job_id: client.cancel(job_id, hurry=hurry),
-        lambda command_id, job_id: CancelCommand(command_id=command_id, job_id=job_id, hurry=hurry),
-    )
+    each(job_ids, ops.CANCEL_JOB, CancelCommand, hurry=hurry)
 
 
 @click.command("update")
@@ -133,11 +130,7 @@ def update(job_ids: tuple[str, ...], **given: Any) -> None:
     fields = _fields(given)
     if not fields:
         raise bad_input("it is not said what to change", "name an option, for example --time-limit 2:00:00")
-    each(
-        job_ids,
-        lambda client, job_id: client.update_job(job_id, UpdateRequest(command_id=client.new_command_id(), **fields)),
-        lambda command_id, job_id: UpdateCommand(command_id=command_id, job_id=job_id, **fields),
-    )
+    each(job_ids, ops.UPDATE_JOB, UpdateCommand, **fields)
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
@@ -172,19 +165,23 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
 
 def each(
     job_ids: tuple[str, ...],
-    change: Callable[[Client, str], Awaitable[JobView]],
-    among: Callable[[str, str], BulkCommand] | None = None,
+    operation: Operation[Any, JobView],
+    among: Callable[..., BulkCommand] | None = None,
+    **fields: Any,
 ) -> None:
     """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one.
 
-    Several jobs go in one request where `among` makes the command out of its id and the job. Of several tasks of an
-    array those that stand alike share a line.
+    Several jobs go in one request where `among` is the command among many. `fields` are of the request, beside its id
+    and the job. Of several tasks of an array those that stand alike share a line.
     """
     wanted = tuple(dict.fromkeys(job_ids))
 
     async def change_all(client: Client) -> list[Failure]:
         failures = []
-        outcomes = _alone(client, wanted, change) if among is None or len(wanted) == 1 else _bulk(client, wanted, among)
+        if among is None or len(wanted) == 1:
+            outcomes = _alone(client, wanted, operation, fields)
+        else:
+            outcomes = _bulk(client, wanted, among, fields)
         async for job_id, outcome in outcomes:
             if isinstance(outcome, JobView):
                 for line in _standings(await _changed(client, job_id, outcome)):
@@ -200,12 +197,13 @@ def each(
 
 
 async def _alone(
-    client: Client, job_ids: tuple[str, ...], change: Callable[[Client, str], Awaitable[JobView]]
+    client: Client, job_ids: tuple[str, ...], operation: Operation[Any, JobView], fields: Mapping[str, Any]
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
     """Change one job after the other, until nobody answers."""
     for job_id in job_ids:
+        request = operation.request(command_id=client.new_command_id(), **fields)
         try:
-            yield job_id, await change(client, job_id)
+            yield job_id, await client.call(operation, request, id=job_id)
         except ApiError as error:
             yield job_id, error
             if exit_code_of(error) in (ExitCode.UNREACHABLE, ExitCode.OUTCOME_UNKNOWN):
@@ -213,10 +211,10 @@ async def _alone(
 
 
 async def _bulk(
-    client: Client, job_ids: tuple[str, ...], among: Callable[[str, str], BulkCommand]
+    client: Client, job_ids: tuple[str, ...], among: Callable[..., BulkCommand], fields: Mapping[str, Any]
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
     """Change all jobs with as few requests as it takes, until nobody answers one of them."""
-    commands = [among(client.new_command_id(), job_id) for job_id in job_ids]
+    commands = [among(command_id=client.new_command_id(), job_id=job_id, **fields) for job_id in job_ids]
     for first in range(0, len(commands), per_request := _per_request(commands)):
         try:
             answer = await client.commands(commands[first : first + per_request])
@@ -247,7 +245,7 @@ async def _changed(client: Client, job_id: str, first: JobView) -> tuple[JobView
     while more:
         last = found[-1].job_id if found else 0
         try:
-            page = await client.jobs(job=job_id, limit=PAGE_JOBS, after=last)
+            page = await client.call(ops.LIST_JOBS, job=job_id, limit=PAGE_JOBS, after=last)
         except ApiError:
             # What was asked for has happened: only how the others stand is not known.
             return (first,)

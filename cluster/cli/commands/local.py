@@ -18,6 +18,7 @@ from cluster.cli.text import moment, note
 from cluster.client import Client
 from cluster.client import run as run_to_end
 from cluster.config import OPERATOR_NAME, Config, ConfigError, Founding, FoundingRefused, PoolSpec, found
+from cluster.schemas import operations as ops
 from cluster.security import certificate_of
 from cluster.system import SystemClock, format_instant
 
@@ -123,7 +124,7 @@ def up() -> None:
 
     async def announce() -> None:
         async with Client.from_config(config, current.identity, clock=current.clock, deadline_s=READY_S) as client:
-            answer = await client.members()
+            answer = await client.call(ops.LIST_MEMBERS)
         for line in _how_to_talk(config, answer.leader):
             say(line)
 

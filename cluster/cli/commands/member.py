@@ -17,7 +17,16 @@ from cluster.cli.session import config_failure, session
 from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError, ReplicaConfig
-from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
+from cluster.schemas import (
+    AddMemberRequest,
+    DigestsAnswer,
+    MembersAnswer,
+    MemberView,
+    StatusView,
+    TransferAnswer,
+    TransferRequest,
+)
+from cluster.schemas import operations as ops
 from cluster.system import Address, AddressError
 from replica.values import plain
 
@@ -107,7 +116,7 @@ def list_members(as_json: bool) -> None:
     current = session()
 
     async def ask(client: Client) -> MembersAnswer:
-        answer = await client.members(stale=current.stale)
+        answer = await client.call(ops.LIST_MEMBERS, stale=current.stale)
         rows = await asyncio.gather(*(_completed(client, member) for member in answer.members))
         return msgspec.structs.replace(answer, members=tuple(rows))
 
@@ -125,7 +134,7 @@ async def _completed(client: Client, member: MemberView) -> MemberView:
     ):
         return member
     try:
-        found = await client.status(Address.parse(member.api), deadline_s=MEMBER_ANSWER_S)
+        found = await client.call(ops.SHOW_STATUS, replica=Address.parse(member.api), deadline_s=MEMBER_ANSWER_S)
     except (ApiError, AddressError):
         return member
     return msgspec.structs.replace(
@@ -147,8 +156,13 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
 
     Then write it into its copy of the configuration, with `joins = true`, and start it with `serve --join`.
     """
-    places = [_address("--peer", peer), _address("--api", api)]
-    answer = session().ask(lambda client: client.add_member(name, peer=places[0], api=places[1]))
+    places = [str(_address("--peer", peer)), str(_address("--api", api))]
+
+    async def change(client: Client) -> MembersAnswer:
+        request = AddMemberRequest(command_id=client.new_command_id(), name=name, peer=places[0], api=places[1])
+        return await client.call(ops.ADD_MEMBER, request)
+
+    answer = session().ask(change)
     _show_members(answer, as_json, f"start it: forebay serve --name {name} --join")
 
 
@@ -157,7 +171,7 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
 @JSON_OPTION
 def remove(name: str, as_json: bool) -> None:
     """Remove a replica for good (operators). A leader hands over first; who is removed stops by itself."""
-    answer = session().ask(lambda client: client.remove_member(name))
+    answer = session().ask(lambda client: client.call(ops.REMOVE_MEMBER, name=name))
     _show_members(answer, as_json, f"{name} stops by itself; what is in its directory is of no use any more")
 
 
@@ -169,7 +183,7 @@ def replace(name: str, as_json: bool) -> None:
 
     It gets a new id, so nobody counts on what it promised before; it votes again once it has caught up.
     """
-    answer = session().ask(lambda client: client.replace_member(name))
+    answer = session().ask(lambda client: client.call(ops.REPLACE_MEMBER, name=name))
     _show_members(
         answer, as_json, f"move away what is left of its directory, and start it: forebay serve --name {name} --join"
     )
@@ -180,7 +194,12 @@ def replace(name: str, as_json: bool) -> None:
 @JSON_OPTION
 def transfer(name: str | None, as_json: bool) -> None:
     """Hand the leadership over to a replica, or to the one that is furthest (operators)."""
-    answer = session().ask(lambda client: client.transfer_leadership(name))
+
+    async def change(client: Client) -> TransferAnswer:
+        request = TransferRequest(command_id=client.new_command_id(), name=name)
+        return await client.call(ops.TRANSFER_LEADERSHIP, request)
+
+    answer = session().ask(change)
     present(answer, as_json, lambda: plain(f"{answer.leader or 'another replica'} leads in term {answer.term}"))
 
 
@@ -266,13 +285,13 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
 
 async def _ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaStatus:
     try:
-        found = await client.status(replica.api, digest=digest)
+        found = await client.call(ops.SHOW_STATUS, replica=replica.api, digest=digest)
     except ApiError as error:
         return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=False, error=str(error))
     checkpoints = None
     if digest:
         with suppress(ApiError):
-            checkpoints = await client.digests(replica.api)
+            checkpoints = await client.call(ops.LIST_DIGESTS, replica=replica.api)
     return ReplicaStatus(name=replica.name, api=str(replica.api), reachable=True, status=found, checkpoints=checkpoints)
 
 
@@ -310,5 +329,5 @@ def save_snapshot(name: str | None, as_json: bool) -> None:
     """Let a replica write a snapshot now (operators)."""
     current = session()
     address: Address | None = None if name is None else find_replica(current.config(), name).api
-    view = current.ask(lambda client: client.save_snapshot(address))
+    view = current.ask(lambda client: client.call(ops.SAVE_SNAPSHOT, replica=address))
     present(view, as_json, lambda: fields_table(snapshot_fields(view)))

@@ -9,7 +9,9 @@ from cluster.cli.exits import bad_input, converted
 from cluster.cli.session import session
 from cluster.cli.text import format_duration, nodes_table, parse_duration, present, show, table
 from cluster.client import Client
+from cluster.schemas import DrainRequest, NodeView
 from cluster.schemas import accounts as v
+from cluster.schemas import operations as ops
 from replica.values import NODES_MAX, plain
 
 UNLIMITED: Final = "UNLIMITED"
@@ -54,12 +56,12 @@ def set_partition(
         changes["max_nodes"] = None if max_nodes.upper() == UNLIMITED else _count(max_nodes)
 
     async def change(client: Client) -> v.PartitionsAnswer:
-        known = await client.partitions()
+        known = await client.call(ops.LIST_PARTITIONS)
         present = next((row for row in known.partitions if row.name == name), None)
         fields = ("nodes", "state", "default", "max_time_s", "min_nodes", "max_nodes", "users", "accounts")
         kept = {} if present is None else {field: getattr(present, field) for field in fields}
         request = v.PartitionRequest(command_id=client.new_command_id(), **{**kept, **changes})
-        return await client.set_partition(name, request)
+        return await client.call(ops.SET_PARTITION, request, name=name)
 
     print_records(PARTITIONS, session().ask(change), as_json, name)
 
@@ -93,7 +95,7 @@ def _job_nodes(row: v.PartitionView) -> str:
     return f"{row.min_nodes}-{'infinite' if row.max_nodes is None else row.max_nodes}"
 
 
-PARTITIONS = Kind("partition", "partitions", Client.partitions, Client.delete_partition, _write)
+PARTITIONS = Kind("partition", "partitions", ops.LIST_PARTITIONS, ops.DELETE_PARTITION, _write)
 add_show_and_delete(
     partition_group,
     PARTITIONS,
@@ -113,7 +115,7 @@ def node_group() -> None:
 def list_nodes(as_json: bool) -> None:
     """List nodes, their state and what they run."""
     current = session()
-    answer = current.ask(lambda client: client.nodes(stale=current.stale))
+    answer = current.ask(lambda client: client.call(ops.LIST_NODES, stale=current.stale))
     present(answer, as_json, lambda: nodes_table(answer.nodes))
 
 
@@ -124,7 +126,12 @@ def drain(name: str, reason: str) -> None:
     """Keep new work away from a node (operators); what it has goes on."""
     if not reason.strip():
         raise bad_input("the reason is empty", 'say why, for example --reason "new disks"', place="--reason")
-    node = session().ask(lambda client: client.drain(name, reason=reason))
+
+    async def change(client: Client) -> NodeView:
+        request = DrainRequest(command_id=client.new_command_id(), reason=reason)
+        return await client.call(ops.DRAIN_NODE, request, name=name)
+
+    node = session().ask(change)
     click.echo(f"NodeName={plain(node.name)} State={plain(node.state)} Reason={plain(node.reason)}")
 
 
@@ -132,5 +139,5 @@ def drain(name: str, reason: str) -> None:
 @NAME
 def resume(name: str) -> None:
     """Give a drained node new work again (operators)."""
-    node = session().ask(lambda client: client.resume(name))
+    node = session().ask(lambda client: client.call(ops.RESUME_NODE, name=name))
     click.echo(f"NodeName={plain(node.name)} State={plain(node.state)}")

@@ -1,6 +1,6 @@
 """What several commands share: options and arguments, and how records that a site keeps are listed and deleted."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import click
@@ -9,7 +9,7 @@ import msgspec
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.session import session
 from cluster.cli.text import show_json
-from cluster.client import Client
+from cluster.schemas import Command, Operation
 from replica.decide import parse_reference, shown_reference
 from replica.model import ArrayFault
 
@@ -59,8 +59,8 @@ class Kind(NamedTuple):
     """What one is called in sentences."""
     field: str
     """The field of an answer that has the records."""
-    read: Callable[..., Awaitable[Any]]
-    delete: Callable[[Client, str], Awaitable[Any]]
+    listed: Operation[None, Any]
+    deleted: Operation[Command, Any]
     write: Callable[[tuple[Any, ...]], None]
     """Prints records for people."""
 
@@ -85,7 +85,7 @@ def add_show_and_delete(group: click.Group, kind: Kind, showing: str, deleting: 
     @JSON_OPTION
     def show_records(name: str | None, as_json: bool) -> None:
         stale = session().stale
-        answer = session().ask(lambda client: kind.read(client, stale=stale))
+        answer = session().ask(lambda client: client.call(kind.listed, stale=stale))
         known = [row.name for row in getattr(answer, kind.field)]
         if name is not None and name not in known:
             remedy = f"known are: {', '.join(known) or 'there are none'}"
@@ -96,4 +96,4 @@ def add_show_and_delete(group: click.Group, kind: Kind, showing: str, deleting: 
     @NAME
     @JSON_OPTION
     def delete_record(name: str, as_json: bool) -> None:
-        print_records(kind, session().ask(lambda client: kind.delete(client, name)), as_json)
+        print_records(kind, session().ask(lambda client: client.call(kind.deleted, name=name)), as_json)

@@ -12,6 +12,7 @@ from cluster.cli.session import session
 from cluster.cli.text import note, pools_table, present, size, table, unit_in
 from cluster.client import Client
 from cluster.schemas import PoolAddRequest, PoolChangeRequest, PoolRequest, PoolView, UnitWord
+from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values import SizeError, parse_size, plain
 
@@ -26,7 +27,7 @@ def pool_group() -> None:
 def list_pools(as_json: bool) -> None:
     """List pools with total, used and free capacity."""
     current = session()
-    answer = current.ask(lambda client: client.pools(stale=current.stale))
+    answer = current.ask(lambda client: client.call(ops.LIST_POOLS, stale=current.stale))
     present(answer, as_json, lambda: pools_table(answer.pools))
 
 
@@ -50,7 +51,7 @@ def set_pool(
     _check("--out-of-service", out_of_service, parse_size, zero=True)
 
     async def change(client: Client) -> PoolView:
-        known = next((pool for pool in (await client.pools()).pools if pool.name == name), None)
+        known = next((pool for pool in (await client.call(ops.LIST_POOLS)).pools if pool.name == name), None)
         if known is None and (quantity is None or granularity is None):
             raise Failure(
                 ExitCode.NOT_FOUND,
@@ -64,7 +65,7 @@ def set_pool(
             default=(known is not None and known.is_default) if is_default is None else is_default,
             out_of_service=_chosen(out_of_service, known.out_of_service_bytes if known else 0),
         )
-        return await client.set_pool(name, request)
+        return await client.call(ops.SET_POOL, request, name=name)
 
     pool = session().ask(change)
     rest_bytes = pool.quantity_bytes % pool.granularity_bytes
@@ -125,7 +126,7 @@ def remarks(pool: PoolView) -> list[str]:
 def show_pool(name: str, as_json: bool) -> None:
     """Show one pool."""
     current = session()
-    answer = current.ask(lambda client: client.pools(stale=current.stale))
+    answer = current.ask(lambda client: client.call(ops.LIST_POOLS, stale=current.stale))
     pool = next((row for row in answer.pools if row.name == name), None)
     if pool is None:
         raise Failure(ExitCode.NOT_FOUND, f"there is no pool {name!r}", "`forebay pool list` shows the pools")
@@ -157,7 +158,7 @@ def add_pool(
             unit=unit,
             default=is_default or None,
         )
-        return await client.add_pool(name, request)
+        return await client.call(ops.ADD_POOL, request, name=name)
 
     _show(session().ask(add), as_json)
 
@@ -223,7 +224,7 @@ def set_unit(name: str, unit: UnitWord, as_json: bool) -> None:
 @JSON_OPTION
 def remove_pool(name: str, as_json: bool) -> None:
     """Remove a pool that nobody holds a part of or waits for (operators); else refused with who does."""
-    answer = session().ask(lambda client: client.remove_pool(name))
+    answer = session().ask(lambda client: client.call(ops.REMOVE_POOL, name=name))
     columns = ("POOL", "TOTAL", "FREE")
     rows = (_row(pool) for pool in answer.pools)
     present(answer, as_json, lambda: table(columns, rows, right=frozenset({"TOTAL", "FREE"})))
@@ -236,7 +237,9 @@ def _row(pool: PoolView) -> tuple[str, str, str]:
 
 def _change(name: str, as_json: bool, **changes: Any) -> None:
     async def change(client: Client) -> PoolView:
-        return await client.change_pool(name, PoolChangeRequest(command_id=client.new_command_id(), **changes))
+        return await client.call(
+            ops.CHANGE_POOL, PoolChangeRequest(command_id=client.new_command_id(), **changes), name=name
+        )
 
     _show(session().ask(change), as_json)
 

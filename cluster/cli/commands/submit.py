@@ -14,6 +14,7 @@ from cluster.cli.submission import CommandLine, Prepared, located, prepare, read
 from cluster.cli.text import note, present
 from cluster.client import ApiError, Client
 from cluster.schemas import JobView, SubmitRequest, instant_of
+from cluster.schemas import operations as ops
 from replica.values import SCRIPT_BYTES_MAX
 
 REQUEST_CODES: Final = frozenset(
@@ -103,7 +104,7 @@ def submit(
         fields = prepared.submission._asdict()
         request = SubmitRequest(command_id=command_id or client.new_command_id(), user=owner, **fields)
         try:
-            return await client.submit(request)
+            return await client.call(ops.SUBMIT_JOB, request)
         except ApiError as error:
             raise _failure(error, prepared) from error
 

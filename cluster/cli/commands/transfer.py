@@ -23,6 +23,7 @@ from cluster.cli.text import (
 )
 from cluster.client import Client
 from cluster.schemas import TransferView
+from cluster.schemas import operations as ops
 
 STAGES: Final = ("stage_in", "stage_out")
 
@@ -42,14 +43,14 @@ def list_transfers(owner: str | None, watch: bool, as_json: bool) -> None:
     """List what is moved, waits for its turn, or waits for somebody; figures as the agents reported them last."""
 
     async def ask(client: Client) -> list[TransferView]:
-        return [row for row in (await client.transfers()).transfers if owner is None or row.user == owner]
+        return [row for row in (await client.call(ops.LIST_TRANSFERS)).transfers if owner is None or row.user == owner]
 
     current = session()
     if watch:
         _check_watch(as_json)
         current.ask(lambda client: _draw(lambda: ask(client)))
     elif as_json:
-        show_json(current.ask(lambda client: client.transfers()) if owner is None else current.ask(ask))
+        show_json(current.ask(lambda client: client.call(ops.LIST_TRANSFERS)) if owner is None else current.ask(ask))
     else:
         show(transfers_table(current.ask(ask)))
 
@@ -62,7 +63,7 @@ def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
     """Show what is moved for one job, what was, and what was not exported."""
 
     async def ask(client: Client) -> list[TransferView]:
-        row = (await client.job_transfers(job_id)).transfer
+        row = (await client.call(ops.SHOW_JOB_TRANSFERS, id=job_id)).transfer
         return [] if row is None else [row]
 
     current = session()
@@ -70,7 +71,7 @@ def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
         _check_watch(as_json)
         current.ask(lambda client: _draw(lambda: ask(client)))
         return
-    answer = current.ask(lambda client: client.job_transfers(job_id))
+    answer = current.ask(lambda client: client.call(ops.SHOW_JOB_TRANSFERS, id=job_id))
     present(answer, as_json, lambda: job_transfers_text(answer))
 
 
@@ -82,7 +83,9 @@ def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
 def receipt(job_id: str, stage: str | None, attempt: int | None, as_json: bool) -> None:
     """Print the receipts of a job, as they stand in the ledger: also of jobs that left the list long ago."""
     current = session()
-    answer = current.ask(lambda client: client.receipts(job_id, stage=stage, attempt=attempt, stale=current.stale))
+    answer = current.ask(
+        lambda client: client.call(ops.LIST_RECEIPTS, id=job_id, stage=stage, attempt=attempt, stale=current.stale)
+    )
     if not answer.receipts:
         what = f" of {stage}" if stage else ""
         number = f" of attempt {attempt}" if attempt else ""

@@ -2,6 +2,7 @@
 
 from cluster.client import Client
 from cluster.config.config import Config
+from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from replica.messages.commands import OperationDone
 from tests.cluster.rig import SCRIPT, Rig, story
@@ -23,7 +24,7 @@ async def test_every_method_of_the_client_gets_its_answer(config: Config) -> Non
                 time_limit_s=60,
                 workdir=str(config.file.parent / "out"),
             )
-            job = await alice.submit(submission)
+            job = await alice.call(ops.SUBMIT_JOB, submission)
             assert job.job_id == 1
             polled = await agent.poll("n1", r.PollRequest(instance="i", wait_s=0))
             assert [order.stage for order in polled.orders] == ["stage_in"]
@@ -32,28 +33,29 @@ async def test_every_method_of_the_client_gets_its_answer(config: Config) -> Non
             )
             reported = await agent.report("n1", r.ReportsRequest(reports=(report,)))
             assert [result.outcome for result in reported.results] == ["accepted"]
-            assert (await alice.job(1)).attempt >= 1
-            assert [found.job_id for found in (await alice.jobs(states=["CONFIGURING"])).jobs] == [1]
-            assert (await alice.history(1)).complete
-            assert (await alice.why(1)).reason == "None"
-            assert (await alice.why(1, at=job.revision)).reason == job.reason
-            assert {pool.name for pool in (await alice.pools()).pools} == {"fast", "wide"}
+            assert (await alice.call(ops.SHOW_JOB, id=1)).attempt >= 1
+            assert [found.job_id for found in (await alice.call(ops.LIST_JOBS, state="CONFIGURING")).jobs] == [1]
+            assert (await alice.call(ops.SHOW_JOB_HISTORY, id=1)).complete
+            assert (await alice.call(ops.EXPLAIN_JOB, id=1)).reason == "None"
+            assert (await alice.call(ops.EXPLAIN_JOB, id=1, at=job.revision)).reason == job.reason
+            assert {pool.name for pool in (await alice.call(ops.LIST_POOLS)).pools} == {"fast", "wide"}
             pool = r.PoolRequest(command_id=operator.new_command_id(), quantity="1GiB", granularity="1MiB")
-            assert (await operator.set_pool("new", pool)).free_bytes == 2**30
-            assert (await alice.buffers()).buffers[0].state == "pre-run"
-            assert (await operator.drain("n1", reason="dust")).state == "DRAINING"
-            assert (await operator.resume("n1")).state == "UP"
-            assert (await alice.nodes(stale=True)).nodes[0].last_contact_s is not None
-            assert (await alice.transfers()).transfers == ()
+            assert (await operator.call(ops.SET_POOL, pool, name="new")).free_bytes == 2**30
+            assert (await alice.call(ops.LIST_BUFFERS)).buffers[0].state == "pre-run"
+            drain = r.DrainRequest(command_id=operator.new_command_id(), reason="dust")
+            assert (await operator.call(ops.DRAIN_NODE, drain, name="n1")).state == "DRAINING"
+            assert (await operator.call(ops.RESUME_NODE, name="n1")).state == "UP"
+            assert (await alice.call(ops.LIST_NODES, stale=True)).nodes[0].last_contact_s is not None
+            assert (await alice.call(ops.LIST_TRANSFERS)).transfers == ()
             held = r.SubmitCommand(
                 command_id=alice.new_command_id(), script="#!/bin/sh\n", time_limit_s=1, workdir="/nowhere", hold=True
             )
             assert [result.status for result in (await alice.commands([held])).results] == [403]
-            assert (await alice.cancel(1)).cancelled
-            assert (await operator.members()).leader == "r1"
-            status = await operator.status(config.endpoints[0], digest=True)
+            assert (await alice.call(ops.CANCEL_JOB, id=1)).cancelled
+            assert (await operator.call(ops.LIST_MEMBERS)).leader == "r1"
+            status = await operator.call(ops.SHOW_STATUS, replica=config.endpoints[0], digest=True)
             assert status.ready and status.state_digest
-            ledger = await operator.ledger(first_index=1, limit=100)
+            ledger = await operator.call(ops.READ_LEDGER, **{"from": 1}, limit=100)
             assert ledger.entries[-1].digest == status.ledger_digest
-            assert (await operator.save_snapshot()).revision == status.revision
-            assert "/v1/jobs" in (await alice.openapi())["paths"]
+            assert (await operator.call(ops.SAVE_SNAPSHOT)).revision == status.revision
+            assert "/v1/jobs" in (await alice.call(ops.SHOW_OPENAPI))["paths"]

@@ -5,23 +5,24 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.openapi import document
-from cluster.api.routes import ROUTES
+from cluster.api.web.openapi import document
 from cluster.config.config import Config
+from cluster.schemas.operations import OPERATIONS
 from tests.cluster.rig import Rig, story
 
 
 def test_the_document_lists_every_route_with_its_roles_parameters_and_body() -> None:
     found = document("1")
     listed = {(method.upper(), path) for path, methods in found["paths"].items() for method in methods}
-    assert listed == {(route.method, route.path) for route in ROUTES}
-    for route in ROUTES:
+    assert listed == {(route.method, route.path) for route in OPERATIONS.values()}
+    for route in OPERATIONS.values():
         operation = found["paths"][route.path][route.method.lower()]
         assert operation["x-roles"] == sorted(route.roles)
         assert operation["summary"]
         names = {parameter["name"] for parameter in operation["parameters"]}
         assert names == set(re.findall(r"\{(\w+)\}", route.path)) | set(route.query)
-        assert ("requestBody" in operation) == (route.body is not None)
+        assert ("requestBody" in operation) == route.has_body
+        assert (operation["operationId"], operation["tags"]) == (route.name, [route.tag])
     ids = [op["operationId"] for methods in found["paths"].values() for op in methods.values()]
     assert len(ids) == len(set(ids))
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cluster.api.routes import ROUTES, Route
 from cluster.config.config import Config
+from cluster.schemas.operations import OPERATIONS, Operation
 from cluster.security.identity import Role
 from tests.cluster.rig import Rig, story
 
@@ -90,16 +90,16 @@ ALLOWED: dict[tuple[str, str], str] = {
 
 
 def test_every_route_is_in_the_table_of_permissions() -> None:
-    assert {(route.method, route.path) for route in ROUTES} == set(ALLOWED)
+    assert {(route.method, route.path) for route in OPERATIONS.values()} == set(ALLOWED)
 
 
-def product() -> Iterator[tuple[Route, Role, bool]]:
-    for route in ROUTES:
+def product() -> Iterator[tuple[Operation[Any, Any], Role, bool]]:
+    for route in OPERATIONS.values():
         for role in Role:
             yield route, role, role.value in ALLOWED[route.method, route.path].split()
 
 
-def target(route: Route) -> str:
+def target(route: Operation[Any, Any]) -> str:
     return route.path.replace("{id}", "1").replace("{name}", "n1").replace("{node}", "n1")
 
 
@@ -111,7 +111,7 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
             if route.path == "/v1/events" and allowed:
                 continue
             revision = rig.controller.state.revision
-            body: dict[str, Any] | None = {} if route.body is not None else None
+            body: dict[str, Any] | None = {} if route.has_body else None
             answer = await rig.ask(route.method, target(route), body, who=WHO[role])
             asked = f"{role} {route.method} {route.path}: {answer}"
             if allowed:

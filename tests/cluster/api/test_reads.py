@@ -267,7 +267,7 @@ async def test_metrics_show_pools_jobs_queue_and_latency(config: Config) -> None
             f"forebay_revision {float(rig.controller.state.revision)}",
         ):
             assert line in text, line
-        assert 'forebay_api_request_seconds_count{route="jobs_submit",status="2xx"}' in text
+        assert 'forebay_api_request_seconds_count{route="submit_job",status="2xx"}' in text
         assert 'forebay_api_problems_total{code="permission_denied"}' in text
 
 

@@ -11,7 +11,8 @@ import pytest
 from cluster.client import ApiError, Client
 from cluster.client import exchange as exchange_module
 from cluster.client.calls import REDIRECTS_MAX
-from cluster.schemas.requests import PollRequest, SubmitRequest
+from cluster.schemas import operations as ops
+from cluster.schemas.requests import DrainRequest, PollRequest, SubmitRequest
 from cluster.security.identity import Identity, Role
 from cluster.security.tls import TlsFiles, TlsRefused
 from cluster.system.address import Address
@@ -43,7 +44,7 @@ def test_a_submit_is_sent_as_json_with_the_identity_of_the_certificate(pki: Pki)
     async def scenario() -> None:
         async with serving(pki.replica, answering(job(), 201)) as server, client_of(pki.operator, [server]) as client:
             request = request_of(client)
-            view = await client.submit(request)
+            view = await client.call(ops.SUBMIT_JOB, request)
             assert (view.job_id, view.state, view.revision) == (7, "PENDING", 12)
             [(method, path, body)] = server.requests
             assert (method, path) == ("POST", "/v1/jobs")
@@ -59,7 +60,7 @@ def test_a_connection_dropped_after_the_write_is_retried_with_the_same_command_i
             serving(pki.replica, dropping(), dropping(), answering(job(), 201)) as server,
             client_of(pki.operator, [server]) as client,
         ):
-            view = await client.submit(request_of(client))
+            view = await client.call(ops.SUBMIT_JOB, request_of(client))
             assert view.job_id == 7
             assert len(server.command_ids) == 3
             assert len(set(server.command_ids)) == 1
@@ -74,10 +75,10 @@ def test_the_retry_goes_to_another_replica_with_the_same_bytes(pki: Pki) -> None
             serving(pki.replica, answering(job(), 201)) as second,
             client_of(pki.operator, [first, second]) as client,
         ):
-            await client.submit(request_of(client))
+            await client.call(ops.SUBMIT_JOB, request_of(client))
             assert first.requests == second.requests
             # Whoever answered what only a leader can is asked first from now on.
-            await client.submit(request_of(client))
+            await client.call(ops.SUBMIT_JOB, request_of(client))
             assert (len(first.requests), len(second.requests)) == (1, 2)
 
     asyncio.run(scenario())
@@ -90,7 +91,7 @@ def test_a_replica_that_cannot_now_is_asked_again(pki: Pki, status: int, code: s
             serving(pki.replica, failing(status, code), failing(status, code), answering(job(), 201)) as server,
             client_of(pki.operator, [server]) as client,
         ):
-            await client.submit(request_of(client))
+            await client.call(ops.SUBMIT_JOB, request_of(client))
             assert len(server.command_ids) == 3
             assert len(set(server.command_ids)) == 1
 
@@ -105,7 +106,7 @@ def test_a_refusal_is_not_retried_and_says_place_and_remedy(pki: Pki, status: in
             client_of(pki.operator, [server]) as client,
         ):
             with pytest.raises(ApiError) as caught:
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
             error = caught.value
             assert (error.status, error.code, error.outcome) == (status, "unknown_pool", "refused")
             assert str(error) == "field x: it is unknown_pool; mend it"
@@ -122,9 +123,9 @@ def test_a_redirect_leads_to_the_leader_with_method_body_and_query(pki: Pki) -> 
                 serving(pki.replica, follower_says) as follower,
                 client_of(pki.operator, [follower, leader]) as client,
             ):
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
                 assert leader.requests == follower.requests
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
                 assert (len(leader.requests), len(follower.requests)) == (2, 1)
 
     asyncio.run(scenario())
@@ -138,7 +139,7 @@ def test_replicas_that_redirect_in_a_circle_end_in_an_error_that_says_so(pki: Pk
             client_of(pki.operator, [server], deadline_s=0.5) as client,
         ):
             with pytest.raises(ApiError) as caught:
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
             assert caught.value.code == "redirect_loop"
             assert "redirected" in caught.value.sentence
             # A redirect carries nothing out.
@@ -157,7 +158,7 @@ def test_an_election_that_ends_redirects_is_survived(pki: Pki) -> None:
             serving(pki.replica, *circles, answering(job(), 201)) as server,
             client_of(pki.operator, [server]) as client,
         ):
-            assert (await client.submit(request_of(client))).job_id == 7
+            assert (await client.call(ops.SUBMIT_JOB, request_of(client))).job_id == 7
 
     asyncio.run(scenario())
 
@@ -170,7 +171,7 @@ def test_a_redirect_to_what_is_no_api_address_is_not_followed(pki: Pki, location
             client_of(pki.operator, [server], deadline_s=0.3) as client,
         ):
             with pytest.raises(ApiError) as caught:
-                await client.job(7)
+                await client.call(ops.SHOW_JOB, id=7)
             assert caught.value.code == "bad_answer"
             assert "redirected to" in caught.value.sentence
 
@@ -178,7 +179,7 @@ def test_a_redirect_to_what_is_no_api_address_is_not_followed(pki: Pki, location
 
 
 def test_a_replica_that_hangs_is_left_for_the_next_one(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Client._call, "__kwdefaults__", {**(Client._call.__kwdefaults__ or {}), "attempt_s": 0.2})
+    monkeypatch.setattr(Client.call, "__kwdefaults__", {**(Client.call.__kwdefaults__ or {}), "attempt_s": 0.2})
 
     async def scenario() -> None:
         async with (
@@ -186,7 +187,7 @@ def test_a_replica_that_hangs_is_left_for_the_next_one(pki: Pki, monkeypatch: py
             serving(pki.replica, answering(job(), 201)) as healthy,
             client_of(pki.operator, [frozen, healthy]) as client,
         ):
-            await client.submit(request_of(client))
+            await client.call(ops.SUBMIT_JOB, request_of(client))
             assert frozen.requests == healthy.requests
 
     asyncio.run(scenario())
@@ -196,7 +197,7 @@ def test_a_frozen_replica_that_never_shakes_hands_costs_a_handshakes_time_and_no
     pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.client.calls.CONNECT_S", 0.1)
-    monkeypatch.setattr(Client._call, "__kwdefaults__", {**(Client._call.__kwdefaults__ or {}), "attempt_s": 600.0})
+    monkeypatch.setattr(Client.call, "__kwdefaults__", {**(Client.call.__kwdefaults__ or {}), "attempt_s": 600.0})
 
     async def scenario() -> None:
         with socket.socket() as frozen:
@@ -206,11 +207,11 @@ def test_a_frozen_replica_that_never_shakes_hands_costs_a_handshakes_time_and_no
             async with serving(pki.replica, answering(job(), 201)) as healthy:
                 async with Client([address, healthy.address], pki.operator, deadline_s=600.0) as client:
                     async with asyncio.timeout(60):
-                        await client.submit(request_of(client))
+                        await client.call(ops.SUBMIT_JOB, request_of(client))
                     assert client._endpoints.order == (healthy.address, address)
             async with Client([address], pki.operator, deadline_s=0.3) as client:
                 with pytest.raises(ApiError, match="did not finish a handshake within") as raised:
-                    await client.submit(request_of(client))
+                    await client.call(ops.SUBMIT_JOB, request_of(client))
                 assert raised.value.outcome == "refused"
 
     asyncio.run(scenario())
@@ -219,7 +220,7 @@ def test_a_frozen_replica_that_never_shakes_hands_costs_a_handshakes_time_and_no
 def test_a_redirect_back_to_a_silent_leader_does_not_cost_another_attempt(
     pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Client._call, "__kwdefaults__", {**(Client._call.__kwdefaults__ or {}), "attempt_s": 0.2})
+    monkeypatch.setattr(Client.call, "__kwdefaults__", {**(Client.call.__kwdefaults__ or {}), "attempt_s": 0.2})
 
     async def scenario() -> None:
         async with serving(pki.replica, hanging()) as frozen:
@@ -229,7 +230,7 @@ def test_a_redirect_back_to_a_silent_leader_does_not_cost_another_attempt(
                 serving(pki.replica, answering(job(), 201)) as third,
                 client_of(pki.operator, [frozen, second, third]) as client,
             ):
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
                 assert len(frozen.requests) == 1
                 assert len(second.requests) == 1
 
@@ -244,7 +245,7 @@ def test_a_write_that_may_have_arrived_is_unknown_at_the_deadline(pki: Pki) -> N
         ):
             request = request_of(client)
             with pytest.raises(ApiError) as caught:
-                await client.submit(request)
+                await client.call(ops.SUBMIT_JOB, request)
             assert (caught.value.code, caught.value.outcome) == ("outcome_unknown", "unknown")
             assert request.command_id in caught.value.remedy
             assert set(server.command_ids) == {request.command_id}
@@ -259,7 +260,7 @@ def test_a_503_that_says_unknown_is_unknown_and_one_that_says_refused_is_refused
             client_of(pki.operator, [server], deadline_s=0.3) as client,
         ):
             with pytest.raises(ApiError) as caught:
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
             return caught.value
 
     unknown = asyncio.run(outcome(failing(503, "leadership_lost", outcome="unknown")))
@@ -272,7 +273,7 @@ def test_a_write_that_reached_nobody_is_refused_not_unknown(pki: Pki, free_addre
     async def scenario() -> None:
         async with client_of(pki.operator, [free_address], deadline_s=0.3) as client:
             with pytest.raises(ApiError) as caught:
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
             assert (caught.value.code, caught.value.outcome, caught.value.status) == ("unreachable", "refused", 0)
             assert str(free_address) in caught.value.sentence
 
@@ -285,7 +286,7 @@ def test_a_dead_replica_is_passed_over(pki: Pki, free_address: Address) -> None:
             serving(pki.replica, answering(job())) as server,
             client_of(pki.operator, [free_address, server]) as client,
         ):
-            assert (await client.job(7)).job_id == 7
+            assert (await client.call(ops.SHOW_JOB, id=7)).job_id == 7
 
     asyncio.run(scenario())
 
@@ -295,7 +296,7 @@ def test_a_full_queue_that_frees_only_after_the_deadline_is_an_error_at_once(pki
         full = failing(429, "queue_full", headers={"Retry-After": "60"})
         async with serving(pki.replica, full) as server, client_of(pki.operator, [server], deadline_s=30.0) as client:
             with pytest.raises(ApiError) as caught:
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
             assert (caught.value.status, caught.value.code) == (429, "queue_full")
             assert len(server.requests) == 1
 
@@ -311,7 +312,7 @@ def test_a_replica_of_another_authority_is_refused_with_the_authority_that_was_e
             client_of(pki.operator, [server]) as client,
         ):
             with pytest.raises(ApiError) as caught:
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
             error = caught.value
             assert (error.code, error.outcome) == ("untrusted", "refused")
             assert "not signed by the expected authority, the authority 'Forebay demo'" in error.sentence
@@ -350,7 +351,7 @@ def test_a_replica_refuses_a_client_of_another_authority_and_the_error_names_the
             client_of(mixed, [server], deadline_s=0.5) as client,
         ):
             with pytest.raises(ApiError) as caught:
-                await client.job(7)
+                await client.call(ops.SHOW_JOB, id=7)
             assert "refus" in str(caught.value)
             assert "issued by 'Forebay mars'" in str(caught.value)
             assert server.requests == []
@@ -370,7 +371,7 @@ def test_a_replica_at_an_address_that_its_certificate_does_not_name_is_refused(p
     async def scenario() -> None:
         async with serving(pki.elsewhere, answering(job())) as server, client_of(pki.operator, [server]) as client:
             with pytest.raises(ApiError) as caught:
-                await client.job(7)
+                await client.call(ops.SHOW_JOB, id=7)
             assert caught.value.code == "untrusted"
             assert "is for another address" in caught.value.sentence
             assert "127.0.0.1" in caught.value.remedy
@@ -382,7 +383,7 @@ def test_an_agents_certificate_cannot_pose_as_a_replica(pki: Pki) -> None:
     async def scenario() -> None:
         async with serving(pki.agent, answering(job())) as server, client_of(pki.operator, [server]) as client:
             with pytest.raises(ApiError) as caught:
-                await client.job(7)
+                await client.call(ops.SHOW_JOB, id=7)
             assert caught.value.code == "untrusted"
             assert server.requests == []
 
@@ -396,7 +397,7 @@ def test_one_untrusted_replica_does_not_hide_the_others(pki: Pki, foreign_pki: P
             serving(pki.replica, failing(503, "no_leader"), answering(job(2))) as own,
             client_of(pki.operator, [foreign, own]) as client,
         ):
-            assert (await client.job(2)).job_id == 2
+            assert (await client.call(ops.SHOW_JOB, id=2)).job_id == 2
 
     asyncio.run(scenario())
 
@@ -410,7 +411,7 @@ def test_an_answer_that_is_too_large_is_not_read_to_its_end(pki: Pki, monkeypatc
             client_of(pki.operator, [server]) as client,
         ):
             with pytest.raises(ApiError) as caught:
-                await client.openapi()
+                await client.call(ops.SHOW_OPENAPI)
             assert caught.value.code == "answer_too_large"
             assert "1000 bytes" in caught.value.sentence
             assert len(server.requests) == 1
@@ -425,7 +426,7 @@ def test_an_answer_of_another_shape_names_the_field(pki: Pki) -> None:
             client_of(pki.operator, [server]) as client,
         ):
             with pytest.raises(ApiError) as caught:
-                await client.submit(request_of(client))
+                await client.call(ops.SUBMIT_JOB, request_of(client))
             # It was carried out, as far as anybody can tell.
             assert (caught.value.code, caught.value.outcome) == ("bad_answer", "unknown")
             assert "job_id" in caught.value.sentence
@@ -439,7 +440,7 @@ def test_fields_of_a_newer_server_are_ignored(pki: Pki) -> None:
             serving(pki.replica, answering({**job(), "colour": "blue"})) as server,
             client_of(pki.operator, [server]) as client,
         ):
-            assert (await client.job(7)).job_id == 7
+            assert (await client.call(ops.SHOW_JOB, id=7)).job_id == 7
 
     asyncio.run(scenario())
 
@@ -450,8 +451,8 @@ def test_a_stale_read_says_so_and_is_answered_by_whoever_is_asked(pki: Pki) -> N
             serving(pki.replica, answering({"revision": 3, "pools": []})) as server,
             client_of(pki.operator, [server]) as client,
         ):
-            assert (await client.pools(stale=True)).revision == 3
-            assert (await client.pools()).revision == 3
+            assert (await client.call(ops.LIST_POOLS, stale=True)).revision == 3
+            assert (await client.call(ops.LIST_POOLS)).revision == 3
             assert [path for _, path, _ in server.requests] == ["/v1/pools?stale=ok", "/v1/pools"]
 
     asyncio.run(scenario())
@@ -465,7 +466,7 @@ def test_the_status_of_one_replica_is_asked_of_that_one_only(pki: Pki) -> None:
             client_of(pki.operator, [first, second]) as client,
         ):
             with pytest.raises(ApiError, match="it_answered"):
-                await client.status(second.address, digest=True)
+                await client.call(ops.SHOW_STATUS, replica=second.address, digest=True)
             assert first.requests == []
             assert second.requests == [("GET", "/v1/status?digest=yes", b"")]
 
@@ -479,7 +480,8 @@ def test_names_in_paths_cannot_lead_elsewhere(pki: Pki) -> None:
             client_of(pki.operator, [server]) as client,
         ):
             with pytest.raises(ApiError):
-                await client.drain("../jobs/1?x=1#y", reason="z")
+                request = DrainRequest(command_id=client.new_command_id(), reason="z")
+                await client.call(ops.DRAIN_NODE, request, name="../jobs/1?x=1#y")
             assert server.requests[0][1] == "/v1/nodes/..%2Fjobs%2F1%3Fx%3D1%23y/drain"
 
     asyncio.run(scenario())
@@ -513,7 +515,7 @@ def test_a_long_poll_may_take_its_wait_besides_the_time_of_an_attempt(
 def test_a_cancelled_call_leaves_no_request_behind(pki: Pki) -> None:
     async def scenario() -> None:
         async with serving(pki.replica, hanging()) as server, client_of(pki.operator, [server]) as client:
-            call = asyncio.ensure_future(client.job(7))
+            call = asyncio.ensure_future(client.call(ops.SHOW_JOB, id=7))
             await server.arrived.wait()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):

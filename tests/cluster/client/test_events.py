@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.client import ApiError, Client
 from cluster.client import sse as sse_module
-from cluster.client.backoff import FIRST_WAIT_S, LONGEST_WAIT_S
-from cluster.client.endpoints import Endpoints
+from cluster.client.calls import FIRST_WAIT_S, LONGEST_WAIT_S, Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED
 from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Answer, AttemptFailed, Exchange

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.client.calls import CONNECT_S, REDIRECTS_MAX, Call, Caller
-from cluster.client.endpoints import Endpoints
+from cluster.client.calls import CONNECT_S, REDIRECTS_MAX, Call, Caller, Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
 from cluster.client.exchange import Answer, AttemptFailed, Exchange
 from cluster.system.address import Address

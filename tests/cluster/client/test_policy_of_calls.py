@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client.backoff import FIRST_WAIT_S, LONGEST_WAIT_S, RETRY_AFTER_S_MAX, BackOff, parse_retry_after
-from cluster.client.endpoints import ENDPOINTS_MAX, Endpoints
+from cluster.client.calls import (
+    ENDPOINTS_MAX,
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    RETRY_AFTER_S_MAX,
+    BackOff,
+    Endpoints,
+    parse_retry_after,
+)
 from cluster.system.address import Address
 
 A, B, C = (Address("127.0.0.1", port) for port in (1, 2, 3))

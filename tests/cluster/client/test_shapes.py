@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.schemas import jobs, requests
+from cluster.schemas import accounts, burst, configuration, jobs, ledger, requests, transfers
 from cluster.schemas.base import View
 from cluster.schemas.requests import BulkRequest, CancelCommand, Report, ReportsRequest, SubmitCommand, SubmitRequest
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
@@ -15,11 +15,15 @@ from replica.model.jobs import JobState
 ID = "017f22e279b07cc398c4dc0c0c07398f"
 
 
-def shapes(module: Any, base: type) -> list[type[msgspec.Struct]]:
-    return [kind for _, kind in inspect.getmembers(module, inspect.isclass) if issubclass(kind, base)]
+MODULES = (accounts, burst, configuration, jobs, ledger, requests, transfers)
 
 
-@pytest.mark.parametrize("kind", shapes(requests, requests.Request), ids=lambda kind: kind.__name__)
+def shapes(base: type) -> list[type[msgspec.Struct]]:
+    found = (kind for module in MODULES for _, kind in inspect.getmembers(module, inspect.isclass))
+    return list(dict.fromkeys(kind for kind in found if issubclass(kind, base)))
+
+
+@pytest.mark.parametrize("kind", shapes(requests.Request), ids=lambda kind: kind.__name__)
 def test_every_request_refuses_unknown_fields(kind: type[msgspec.Struct]) -> None:
     assert kind.__struct_config__.forbid_unknown_fields
     assert kind.__struct_config__.frozen
@@ -27,13 +31,13 @@ def test_every_request_refuses_unknown_fields(kind: type[msgspec.Struct]) -> Non
         msgspec.json.decode(b'{"colour": "blue"}', type=kind)
 
 
-@pytest.mark.parametrize("kind", shapes(jobs, View), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", shapes(View), ids=lambda kind: kind.__name__)
 def test_every_view_tolerates_fields_of_a_newer_server(kind: type[msgspec.Struct]) -> None:
     assert not kind.__struct_config__.forbid_unknown_fields
     assert kind.__struct_config__.frozen
 
 
-@pytest.mark.parametrize("kind", [*shapes(requests, requests.Request), *shapes(jobs, View)])
+@pytest.mark.parametrize("kind", [*shapes(requests.Request), *shapes(View)])
 def test_every_shape_has_a_json_schema_for_the_openapi_document(kind: type[msgspec.Struct]) -> None:
     schema = msgspec.json.schema(kind)
     assert kind.__name__ in schema["$defs"]

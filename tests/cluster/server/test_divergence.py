@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from cluster.client import Client
+from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
 from cluster.server import divergence
@@ -77,7 +78,7 @@ def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
             for replica in replicas.values():
                 await replica.start()
             async with Client.from_config(config, "operator") as client:
-                leader = (await client.members()).leader
+                leader = (await client.call(ops.LIST_MEMBERS)).leader
                 victim = next(name for name in replicas if name != leader)
                 await set_pool(client, "100MiB")
                 # A fault of memory: one bit of the state of one follower.
@@ -102,7 +103,7 @@ def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
 
     async def set_pool(client: Client, quantity: str) -> None:
         request = PoolRequest(command_id=client.new_command_id(), quantity=quantity, granularity="1MiB")
-        await client.set_pool("fast", request)
+        await client.call(ops.SET_POOL, request, name="fast")
 
     asyncio.run(story())
 

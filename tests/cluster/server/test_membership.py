@@ -15,7 +15,9 @@ from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.config.new_site import API_PORT_OFFSET
+from cluster.schemas import operations as ops
 from cluster.schemas.jobs import MembersAnswer
+from cluster.schemas.requests import AddMemberRequest, TransferRequest
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import founding_of
@@ -111,12 +113,16 @@ async def site_of_three(directory: Path) -> AsyncIterator[Site]:
         await asyncio.gather(*site.reading.values())
 
 
+def to(heir: str, client: Client) -> TransferRequest:
+    return TransferRequest(command_id=client.new_command_id(), name=heir)
+
+
 async def members(client: Client, until: Callable[[MembersAnswer], bool]) -> MembersAnswer:
     """Ask who is a member until the answer is as wanted."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(ApiError):
-                answer = await client.members(deadline_s=2)
+                answer = await client.call(ops.LIST_MEMBERS, deadline_s=2)
                 if until(answer):
                     return answer
             await asyncio.sleep(0.05)
@@ -133,7 +139,9 @@ async def code_of(work: object) -> str:
 
 
 async def changes_in_the_ledger(client: Client, config: Config, replica: str) -> list[tuple[str, str | None, str]]:
-    entries = (await client.ledger(first_index=1, limit=1000, replica=config.replica(replica).api)).entries
+    entries = (
+        await client.call(ops.READ_LEDGER, **{"from": 1}, limit=1000, replica=config.replica(replica).api)
+    ).entries
     rows = [entry.records[0] for entry in entries if entry.kind == "configuration"]
     return [(row["change"], row["member"], row["actor"]) for row in rows]
 
@@ -142,35 +150,36 @@ async def changes_in_the_ledger(client: Client, config: Config, replica: str) ->
 async def test_a_replica_is_added_and_the_leader_removed_while_commands_are_answered(tmp_path: Path) -> None:
     async with site_of_three(tmp_path) as site:
         async with site.client() as operator, site.client("alice") as alice:
-            jobs = [(await alice.submit(request(alice, tmp_path))).job_id]
+            jobs = [(await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id]
             peer, api = site.admit("r4")
 
             # It cannot join before the cluster has added it.
             await site.start("r4", "--join")
             code, said = await site.ends("r4")
             assert code == 66 and said.startswith("forebay: ") and "forebay member add r4" in said, said
-            assert await code_of(operator.remove_member("r4")) == "unknown_member"
-            assert await code_of(alice.remove_member("r1")) == "permission_denied"
+            assert await code_of(operator.call(ops.REMOVE_MEMBER, name="r4")) == "unknown_member"
+            assert await code_of(alice.call(ops.REMOVE_MEMBER, name="r1")) == "permission_denied"
 
-            command_id = operator.new_command_id()
-            answer = await operator.add_member("r4", peer=peer, api=api, command_id=command_id)
+            addition = AddMemberRequest(command_id=operator.new_command_id(), name="r4", peer=str(peer), api=str(api))
+            answer = await operator.call(ops.ADD_MEMBER, addition)
             assert (answer.version, voters(answer)) == (2, ["r1", "r2", "r3"])
-            again = await operator.add_member("r4", peer=peer, api=api, command_id=command_id)
+            again = await operator.call(ops.ADD_MEMBER, addition)
             assert again.version == 2, "a retry with the same id is the same command"
-            assert await code_of(operator.add_member("r4", peer=peer, api=api)) == "member_exists"
+            again_new = msgspec.structs.replace(addition, command_id=operator.new_command_id())
+            assert await code_of(operator.call(ops.ADD_MEMBER, again_new)) == "member_exists"
             await site.start("r4", "--join")
             await members(operator, lambda found: "r4#2" in voters(found))
-            jobs.append((await alice.submit(request(alice, tmp_path))).job_id)
+            jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
 
             # The leader is removed: it hands over first, is told, and stops.
-            leader = (await operator.members()).leader
+            leader = (await operator.call(ops.LIST_MEMBERS)).leader
             assert leader is not None
-            answer = await operator.remove_member(leader)
+            answer = await operator.call(ops.REMOVE_MEMBER, name=leader)
             assert leader not in {member.name for member in answer.members}
             code, said = await site.ends(leader)
             assert code == 70 and f"{leader} was removed from the cluster by version 4" in said
-            jobs.append((await alice.submit(request(alice, tmp_path))).job_id)
-            assert [job.job_id for job in (await alice.jobs()).jobs] == jobs == [1, 2, 3]
+            jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
+            assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs == [1, 2, 3]
             told = await changes_in_the_ledger(operator, site.config, "r4")
             assert told[1:] == [
                 ("add", "r4#2", "operator operator"),
@@ -186,8 +195,8 @@ async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and
 ) -> None:
     async with site_of_three(tmp_path) as site:
         async with site.client() as operator, site.client("alice") as alice:
-            jobs = [(await alice.submit(request(alice, tmp_path))).job_id]
-            leader = (await operator.members()).leader
+            jobs = [(await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id]
+            leader = (await operator.call(ops.LIST_MEMBERS)).leader
             lost = next(name for name in ("r1", "r2", "r3") if name != leader)
             await site.kill(lost)
             site.lose(lost)
@@ -195,11 +204,11 @@ async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and
                 await site.start(lost, *words)
                 code, said = await site.ends(lost)
                 assert code == 66 and remedy in said, said
-            answer = await operator.replace_member(lost)
+            answer = await operator.call(ops.REPLACE_MEMBER, name=lost)
             assert [member.id for member in answer.members if not member.votes] == [f"{lost}#2"]
             await site.start(lost, "--join")
             await members(operator, lambda found: f"{lost}#2" in voters(found) and len(voters(found)) == 3)
-            jobs.append((await alice.submit(request(alice, tmp_path))).job_id)
+            jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
 
             # From now on it starts by itself as who it is, and has everything.
             site.processes[lost].send_signal(signal.SIGTERM)
@@ -209,11 +218,11 @@ async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and
             async with asyncio.timeout(PATIENCE_S):
                 while True:
                     with contextlib.suppress(ApiError):
-                        status = await operator.status(api, deadline_s=2)
-                        if status.ready and status.revision == (await alice.jobs()).revision:
+                        status = await operator.call(ops.SHOW_STATUS, replica=api, deadline_s=2)
+                        if status.ready and status.revision == (await alice.call(ops.LIST_JOBS)).revision:
                             break
                     await asyncio.sleep(0.05)
-            assert [job.job_id for job in (await alice.jobs()).jobs] == jobs == [1, 2]
+            assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs == [1, 2]
             told = await changes_in_the_ledger(operator, site.config, lost)
             assert told[1:] == [("replace", f"{lost}#2", "operator operator"), ("promote", f"{lost}#2", "leader")]
 
@@ -224,8 +233,8 @@ async def test_a_replica_whose_lost_disk_an_operator_declares_new_is_found_out_b
 ) -> None:
     async with site_of_three(tmp_path) as site:
         async with site.client() as operator, site.client("alice") as alice:
-            await alice.submit(request(alice, tmp_path))
-            leader = (await operator.members()).leader
+            await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
+            leader = (await operator.call(ops.LIST_MEMBERS)).leader
             assert leader is not None
             wiped = next(name for name in ("r1", "r2", "r3") if name != leader)
             await site.kill(wiped)
@@ -233,7 +242,7 @@ async def test_a_replica_whose_lost_disk_an_operator_declares_new_is_found_out_b
             await site.start(wiped, "--first-start")
             code, said = await site.ends(wiped)
             assert code == 70 and f"forebay member replace {wiped}" in said, said
-            answer = await operator.members()
+            answer = await operator.call(ops.LIST_MEMBERS)
             (row,) = (member for member in answer.members if member.name == wiped)
             assert answer.leader == leader and row.forgot and row.role == "refused"
             assert any("its data was lost" in line and wiped in line for line in site.said[leader])
@@ -242,7 +251,7 @@ async def test_a_replica_whose_lost_disk_an_operator_declares_new_is_found_out_b
                 code, said = await site.ends(wiped)
                 assert code == 66 and f"forebay member replace {wiped}" in said, said
             site.lose(wiped)
-            await operator.replace_member(wiped)
+            await operator.call(ops.REPLACE_MEMBER, name=wiped)
             await site.start(wiped, "--join")
             found = await members(operator, lambda found: f"{wiped}#2" in voters(found))
             assert not any(member.forgot for member in found.members)
@@ -254,17 +263,17 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_first_and_an_operator_m
 ) -> None:
     async with site_of_three(tmp_path) as site:
         async with site.client() as operator, site.client("alice") as alice:
-            before = await operator.members()
+            before = await operator.call(ops.LIST_MEMBERS)
             heir = next(member.name for member in before.members if member.name != before.leader)
-            moved = await operator.transfer_leadership(heir)
+            moved = await operator.call(ops.TRANSFER_LEADERSHIP, to(heir, operator))
             assert (moved.leader, moved.term) == (heir, before.term + 1)
-            assert await code_of(operator.transfer_leadership(heir)) == "leader"
-            await alice.submit(request(alice, tmp_path))
+            assert await code_of(operator.call(ops.TRANSFER_LEADERSHIP, to(heir, operator))) == "leader"
+            await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
             site.processes[heir].send_signal(signal.SIGTERM)
             code, _ = await site.ends(heir)
             assert code == 0
             assert any("the leadership goes to" in line for line in site.said[heir])
-            await alice.submit(request(alice, tmp_path))
+            await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
             after = await members(operator, lambda found: found.leader not in (None, heir))
             assert after.term == before.term + 2, "one election, by the heir, and none by a timeout"
 

@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from cluster.client import ApiError
+from cluster.schemas import operations as ops
 from tests.conformance.replayer.acting import perform
 from tests.conformance.replayer.compare import Seen, Shown, Step, agrees, merge
 from tests.conformance.replayer.differences import Kind
@@ -150,7 +151,7 @@ class Replay:
         """Ask whether the job shows what was seen now: the ledger tells it a moment later."""
         assert self.doing.cluster.client is not None
         with contextlib.suppress(ApiError):
-            job = await self.doing.cluster.client.job(number)
+            job = await self.doing.cluster.client.call(ops.SHOW_JOB, id=number)
             one = Shown(0, 0.0, 0.0, job.state, job.reason, job.burst_buffer_state or "", job.hold is not None)
             row = self.doing.differences.find(Kind.SHOWN, seen.where, seen.text, one.text)
             return agrees(seen, one) or row is not None

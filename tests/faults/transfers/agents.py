@@ -16,7 +16,7 @@ from replica.model.orders import Order
 from tests.faults.tracing import Action, Plan, Tracer, build
 from tests.faults.transfers.agent import Desk
 from tests.faults.transfers.endings import HELPED_FILES, WATCHED, plant_many
-from tests.faults.transfers.harness import JOB, STAGES, Broken, Harness, Story, judge, look
+from tests.faults.transfers.harness import JOB, STAGES, Broken, Harness, Story, judge, poll
 from tests.faults.transfers.kills import plant, plant_old, wait_until_gone
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -145,7 +145,7 @@ def prepare(node: Node, stage: str, seed: int, *, helped: bool) -> Story:
         plant(source, seed)
         if stage == "stage_out":
             plant_old(destination)
-    return Story(stage, look(source), look(destination))
+    return Story(stage, poll(source), poll(destination))
 
 
 def end_once(node: Node, stage: str, way: str, call: int, seed: int, *, helped: bool, goes_on: bool) -> float:

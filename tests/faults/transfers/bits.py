@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.transfers import TransferRules
 from tests.faults.tracing import Action, Calls, Plan, Tracer, build
-from tests.faults.transfers.harness import STAGES, Broken, Harness, Inconclusive, Story, judge, look, said
+from tests.faults.transfers.harness import STAGES, Broken, Harness, Inconclusive, Story, judge, poll, said
 from tests.faults.transfers.kills import wait_until_gone
 from tests.faults.transfers.receipts import compare, newest_lines
 
@@ -75,7 +75,7 @@ def flip_while_moving(
         if round_ < 2:
             shutil.rmtree(harness.directory / f"kept-{stage}", ignore_errors=True)
             shutil.copytree(source, harness.directory / f"kept-{stage}")
-        story = Story(stage, look(source), {})
+        story = Story(stage, poll(source), {})
         # Now and then a file is hit twice in a row, which a second try does not put right.
         period = chance.choice((3, 17, 40, 97, 0))
         action, classes = (Action.FLIP_WRITTEN, Calls.WRITE) if way == IN_FLIGHT else (Action.FLIP_READ, Calls.READ)
@@ -149,7 +149,7 @@ def flip_before_resuming(harness: Harness, tracer: Tracer, size: Size, seed: int
         attempts += 1
         shutil.rmtree(destination)
         destination.mkdir()
-        story = Story(stage, look(source), {})
+        story = Story(stage, poll(source), {})
         tracer.set(
             Plan(Action.KILL_TREE, Calls.WRITE | Calls.SYNC | Calls.RENAME, str(destination), skip=chance.randrange(90))
         )

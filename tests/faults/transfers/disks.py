@@ -21,7 +21,7 @@ from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from tests.faults.disks import PACKAGES, Disk
 from tests.faults.kernel import Unable, require_tools, tool
-from tests.faults.transfers.harness import Broken, Harness, Inconclusive, Story, judge, look, said
+from tests.faults.transfers.harness import Broken, Harness, Inconclusive, Story, judge, poll, said
 from tests.faults.transfers.kills import plant
 from tests.faults.transfers.refusals import check_words
 
@@ -82,7 +82,7 @@ class Bench:
         (destination / "below").mkdir()
         (destination / "large").write_bytes(b"older")
         self.own(self.harness.buffer.parent, destination)
-        self.story = Story("stage_out", look(source), look(destination))
+        self.story = Story("stage_out", poll(source), poll(destination))
 
     def own(self, *paths: Path) -> None:
         """Give files to the user that the worker becomes."""
@@ -237,7 +237,7 @@ def goes_away(directory: Path, kind: str, *, reference: bool) -> None:
         tool("sync", "--file-system", str(disk.mount_point))
         (harness.places("stage_out")[0] / "longer").write_bytes(random.Random(3).randbytes(24 << 20))
         on.own(harness.buffer.parent)
-        on.story = on.story._replace(source=look(harness.places("stage_out")[0]))
+        on.story = on.story._replace(source=poll(harness.places("stage_out")[0]))
         large = threading.Event()
 
         def cut() -> None:
@@ -311,7 +311,7 @@ def own_disk_full(directory: Path, kind: str, *, reference: bool) -> None:
     try:
         source, destination = harness.places("stage_out")
         plant(source, 6)
-        story = Story("stage_out", look(source), {})
+        story = Story("stage_out", poll(source), {})
         ballast = disk.fill()
         for after_s in (0.1, 0.3, 0.5):
             asyncio.run(harness.carry(harness.order("stage_out"), end_after_s=after_s))
@@ -341,14 +341,14 @@ def unreadable(directory: Path, kind: str, *, reference: bool) -> None:
             os.chown(source / name, 0, 0)
             mode = (source / name).stat().st_mode
             (source / name).chmod(0)
-            on.story = on.story._replace(source=look(source))
+            on.story = on.story._replace(source=poll(source))
             on.fails(("Permission denied",), final=True)
             (source / name).chmod(mode & 0o7777)
             on.own(source)
         for name in ("below/a",):
             # Changing the owner has taken the set-id bit.
             (source / name).chmod(0o751)
-        on.story = on.story._replace(source=look(source))
+        on.story = on.story._replace(source=poll(source))
         on.ends_right()
 
 

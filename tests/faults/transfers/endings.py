@@ -22,7 +22,7 @@ from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.orders import SpecialTransfers
 from replica.model.transfers import TransferRules
 from tests.faults.tracing import EVERY, Action, Calls, Plan, Tracer, build
-from tests.faults.transfers.harness import JOB, STAGES, Broken, Harness, Inconclusive, Story, judge, look, said
+from tests.faults.transfers.harness import JOB, STAGES, Broken, Harness, Inconclusive, Story, judge, poll, said
 from tests.faults.transfers.kills import plant, plant_old, wait_until_gone
 
 CANCELLED, LEFT, STOPPED, STALLED, CUT_DOWN = (
@@ -104,7 +104,7 @@ def prepare(harness: Harness, mover: Mover, stage: str, seed: int) -> Story:
         plant(source, seed)
     if stage == "stage_out" and not mover.helped:
         plant_old(destination)
-    return Story(stage, look(source), look(destination))
+    return Story(stage, poll(source), poll(destination))
 
 
 def fields_of(harness: Harness, mover: Mover, stage: str, way: str) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Bench(NamedTuple):
         kept = [path for path in node.glob(f"*/{JOB}*") if path.parent.name not in ("receipts", "spare")]
         if kept:
             raise Broken(f"after the teardown the agent still has {kept[:3]}")
-        if self.stage == "stage_in" and look(self.harness.source) != story.source:
+        if self.stage == "stage_in" and poll(self.harness.source) != story.source:
             raise Broken("its source has changed")
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from replica.messages.commands import OperationDone
 from tests.faults.disks import Disk
 from tests.faults.tracing import CHANGING, EVERY, Action, Calls, Plan, Tracer, build
-from tests.faults.transfers.harness import STAGES, Broken, Harness, Story, judge, look, said
+from tests.faults.transfers.harness import STAGES, Broken, Harness, Story, judge, poll, said
 
 WAYS = {
     "all before it": (Action.KILL_TREE, False),
@@ -100,7 +100,7 @@ def prepare(harness: Harness, stage: str, seed: int) -> Story:
     plant(source, seed)
     if stage == "stage_out":
         plant_old(destination)
-    return Story(stage, look(source), look(destination))
+    return Story(stage, poll(source), poll(destination))
 
 
 def wait_until_gone(tracer: Tracer) -> None:

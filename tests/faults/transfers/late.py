@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from replica.messages.commands import OperationDone
 from tests.faults.tracing import CHANGING, Action, Plan, Tracer, build
-from tests.faults.transfers.harness import Broken, Harness, Story, judge, look, said
+from tests.faults.transfers.harness import Broken, Harness, Story, judge, poll, said
 from tests.faults.transfers.kills import CALLS_MAX, plant, plant_old, wait_until_gone
 
 HELD_S = 30.0
@@ -55,8 +55,8 @@ async def meet(pair: Pair, call: int, *, ended: bool) -> tuple[bool, bool]:
         harness.clear()
         plant(harness.places(STAGE)[0], number)
     plant_old(held.destination)
-    old = look(held.destination)
-    stories = {harness: Story(STAGE, look(harness.places(STAGE)[0]), old) for harness in (held, other)}
+    old = poll(held.destination)
+    stories = {harness: Story(STAGE, poll(harness.places(STAGE)[0]), old) for harness in (held, other)}
     first = max(held.attempt, other.attempt)
     held.attempt, other.attempt = {
         OLDER_HELD: (first, first + 1), NEWER_HELD: (first + 1, first), SAME: (first, first)

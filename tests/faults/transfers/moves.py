@@ -13,7 +13,7 @@ from replica.model.orders import SpecialTransfers
 from replica.model.transfers import TransferChoice
 from tests.faults.disks import Disk
 from tests.faults.tracing import CHANGING, Action, Calls, Plan, Tracer, build
-from tests.faults.transfers.harness import Broken, Harness, Seen, look, said
+from tests.faults.transfers.harness import Broken, Harness, Seen, poll, said
 from tests.faults.transfers.kills import CALLS_MAX, DISK_BYTES, lose_power, plant, plant_old, wait_until_gone
 
 STAGE = "stage_out"
@@ -50,7 +50,7 @@ def contents(*trees: dict[str, Seen]) -> set[tuple[int, str]]:
 
 def nothing_lost(before: dict[str, Seen], harness: Harness, outcome: object) -> None:
     """Check that everything is at the source as it was, or at the destination, whole; and all of it there if done."""
-    source, destination = (look(path) for path in harness.places(STAGE))
+    source, destination = (poll(path) for path in harness.places(STAGE))
     for name, seen in before.items():
         if seen.kind != "file":
             continue
@@ -71,11 +71,11 @@ def one_destination(harness: Harness) -> None:
         (source / name).mkdir()
         (source / name / "same").write_bytes(name.encode() * 1000)
         (source / f"file-{name}").write_bytes(name.encode() * 2000)
-    before = contents(look(source))
+    before = contents(poll(source))
     for kind, names in ((TransferKind.DIRECTORY, ("a", "b")), (TransferKind.FILE, ("file-a", "file-b"))):
         transfers = [Transfer(kind, f"{destination}/x-{kind}", f"$DW_JOB_STRIPED/data/{name}") for name in names]
         outcome = harness.operate(STAGE, transfers, **order_fields(2))
-        if lost := before - contents(look(source), look(destination)):
+        if lost := before - contents(poll(source), poll(destination)):
             raise Broken(
                 f"two moves to one {kind.name.lower()}: {len(lost)} of the sources are lost; it {said(outcome)}"
             )
@@ -89,7 +89,7 @@ def attempt(
     source, destination = harness.places(STAGE)
     plant(source, 1)
     plant_old(destination)
-    before = look(source)
+    before = poll(source)
     if between is not None:
         os.sync()
     tracer.set(plan)

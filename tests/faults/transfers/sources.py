@@ -25,7 +25,7 @@ from replica.model.transfers import TransferRules
 from tests.faults.fuse import DyingServer, Request
 from tests.faults.tracing import Action, Plan, Tracer, build
 from tests.faults.transfers.endings import ENDED_S, SLACK_S, STALL_S
-from tests.faults.transfers.harness import JOB, STAGES, Broken, Harness, Story, judge, look, said
+from tests.faults.transfers.harness import JOB, STAGES, Broken, Harness, Story, judge, poll, said
 from tests.faults.transfers.kills import CALLS_MAX, prepare, wait_until_gone
 from tests.faults.transfers.links import SWAPPED_WHILE
 from tests.faults.transfers.refusals import check_words
@@ -144,7 +144,7 @@ def programs_hang(harness: Harness, server: DyingServer) -> int:
 def dies_once(harness: Harness, server: DyingServer, request: Request, after: int, *, cancelled: bool) -> bool:
     """The server dies at one request; return whether that was asked for at all."""
     harness.clear()
-    story = Story("stage_in", look(harness.source), {})
+    story = Story("stage_in", poll(harness.source), {})
     destination = harness.places("stage_in")[1]
     server.die(request, after=after)
     with rescued(server) as needed:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cluster.system.processes import descendants
 from replica.messages.commands import OperationDone, OperationFailed
-from tests.faults.transfers.harness import STAGES, Broken, Harness, Story, judge, look, said
+from tests.faults.transfers.harness import STAGES, Broken, Harness, Story, judge, poll, said
 from tests.faults.transfers.refusals import check_words
 
 MEMORY_BYTES_MAX = 200 << 20
@@ -62,7 +62,7 @@ def there_and_back(harness: Harness, plant: Callable[[Path], None]) -> None:
     shutil.rmtree(harness.source)
     harness.source.mkdir()
     plant(harness.source)
-    expected = look(harness.source)
+    expected = poll(harness.source)
     for stage in STAGES:
         source, destination = harness.places(stage)
         outcome = harness.operate(stage)
@@ -70,7 +70,7 @@ def there_and_back(harness: Harness, plant: Callable[[Path], None]) -> None:
             raise Broken(f"{stage} {said(outcome)}")
         judge(Story(stage, expected, {}), source, destination, complete=True)
         # Set-id bits stay behind, once and for all.
-        expected = look(destination)
+        expected = poll(destination)
 
 
 def names(harness: Harness, size: Size, *, reference: bool) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def farm(harness: Harness, size: Size, *, reference: bool) -> dict[str, Any]:
         raise Broken(f"{size.links} links of 64 KiB into half of that: it {said(outcome)}")
     check_words(outcome)
     harness.clear()
-    expected = look(harness.source)
+    expected = poll(harness.source)
     outcome = harness.operate("stage_in")
     if not isinstance(outcome, OperationDone):
         raise Broken(f"stage_in of hard links {said(outcome)}")

@@ -1,13 +1,16 @@
-"""Accounts, QOS, licences, reservations, the rules of scheduling, and when a job should start."""
+"""Accounts, QOS, licences, reservations, scheduling rules, partitions, usage, and when a job should start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from cluster.api.privacy import check_sight, only_user
-from cluster.api.service import Call, Reply
+from cluster.api.service import AskedCommand, Call, Reply, Route, handles
 from cluster.api.web import Problem, bad
+from cluster.schemas import Command, Operation
 from cluster.schemas import accounts as v
+from cluster.schemas import operations as ops
 from cluster.system import format_instant, parse_instant
 from replica.grammar import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
 from replica.messages import commands as c
@@ -28,19 +31,46 @@ from replica.state import State
 from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListFault, format_nodes, parse_nodes
 
 
-async def _settled(call: Call, command: c.Command, listing: Callable[[State], Reply]) -> Reply:
+class _Answer(Protocol):
+    @property
+    def revision(self) -> int: ...
+
+
+_Listed = TypeVar("_Listed", bound=_Answer)
+Listing = Callable[[State], _Listed]
+"""What makes the answer: all records of a kind, as they are in a state."""
+
+
+def _lists(operation: Operation[None, _Listed], listing: Listing[_Listed]) -> Route:
+    """Return the route that lists one kind of record."""
+
+    async def listed(call: Call[None]) -> Reply[_Listed]:
+        state = await call.state()
+        return Reply(state.revision, listing(state))
+
+    return handles(operation)(listed)
+
+
+def _deletes(
+    operation: Operation[Command, _Listed], command: Callable[[str], c.Command], listing: Listing[_Listed]
+) -> Route:
+    """Return the route that takes away the record of one kind that the path names."""
+
+    async def deleted(call: Call[Command]) -> Reply[_Listed]:
+        return await _settled(call, command(call.params["name"]), listing)
+
+    return handles(operation)(deleted)
+
+
+async def _settled(call: Call[AskedCommand], command: c.Command, listing: Listing[_Listed]) -> Reply[_Listed]:
     """Have a change settled, and answer with the list of what it is about as it is afterwards."""
-    return listing((await call.service.settle(call, command)).state)
+    state = (await call.service.settle(call, command)).state
+    return Reply(state.revision, listing(state))
 
 
-async def accounts(call: Call) -> Reply:
-    """List the accounts with their users and limits."""
-    return _accounts(await call.state())
-
-
-async def set_account(call: Call) -> Reply:
-    """Make an account, or change all of it."""
-    body: v.AccountRequest = call.body
+@handles(ops.SET_ACCOUNT)
+async def set_account(call: Call[v.AccountRequest]) -> Reply[v.AccountsAnswer]:
+    body = call.body
     strange = sorted(set(body.user_limits) - set(body.users))
     if strange:
         raise bad(f"{strange[0]!r} is not among the users", "list the user in users, too", "user_limits")
@@ -51,12 +81,7 @@ async def set_account(call: Call) -> Reply:
     return await _settled(call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)), _accounts)
 
 
-async def delete_account(call: Call) -> Reply:
-    """Take an account away; its jobs wait with InvalidAccount."""
-    return await _settled(call, c.DeleteAccount(call.params["name"]), _accounts)
-
-
-def _accounts(state: State) -> Reply:
+def _accounts(state: State) -> v.AccountsAnswer:
     rows = tuple(
         v.AccountView(
             name=account.name,
@@ -67,28 +92,22 @@ def _accounts(state: State) -> Reply:
         )
         for _, account in sorted(state.accounts.items())
     )
-    return Reply(state.revision, v.AccountsAnswer(revision=state.revision, accounts=rows))
+    return v.AccountsAnswer(revision=state.revision, accounts=rows)
 
 
-async def qos(call: Call) -> Reply:
-    """List the QOS with their limits."""
-    return _qos(await call.state())
+list_accounts = _lists(ops.LIST_ACCOUNTS, _accounts)
+delete_account = _deletes(ops.DELETE_ACCOUNT, c.DeleteAccount, _accounts)
 
 
-async def set_qos(call: Call) -> Reply:
-    """Make a QOS, or change all of it."""
-    body: v.QosRequest = call.body
+@handles(ops.SET_QOS)
+async def set_qos(call: Call[v.QosRequest]) -> Reply[v.QosAnswer]:
+    body = call.body
     limits = _limits(body.limits, "limits")
     record = Qos(call.params["name"], body.priority, limits, body.users, body.accounts, body.deny_on_limit)
     return await _settled(call, c.SetQos(record), _qos)
 
 
-async def delete_qos(call: Call) -> Reply:
-    """Take a QOS away; its jobs wait with InvalidQOS."""
-    return await _settled(call, c.DeleteQos(call.params["name"]), _qos)
-
-
-def _qos(state: State) -> Reply:
+def _qos(state: State) -> v.QosAnswer:
     rows = tuple(
         v.QosView(
             name=record.name,
@@ -100,40 +119,33 @@ def _qos(state: State) -> Reply:
         )
         for _, record in sorted(state.qos.items())
     )
-    return Reply(state.revision, v.QosAnswer(revision=state.revision, qos=rows))
+    return v.QosAnswer(revision=state.revision, qos=rows)
 
 
-async def licenses(call: Call) -> Reply:
-    """List the licences and how many of each running jobs have."""
-    return _licenses(await call.state())
+list_qos = _lists(ops.LIST_QOS, _qos)
+delete_qos = _deletes(ops.DELETE_QOS, c.DeleteQos, _qos)
 
 
-async def set_license(call: Call) -> Reply:
-    """Say how many of a licence there are."""
+@handles(ops.SET_LICENSE)
+async def set_license(call: Call[v.LicenseRequest]) -> Reply[v.LicensesAnswer]:
     return await _settled(call, c.SetLicense(License(call.params["name"], call.body.total)), _licenses)
 
 
-async def delete_license(call: Call) -> Reply:
-    """Take a licence away."""
-    return await _settled(call, c.DeleteLicense(call.params["name"]), _licenses)
-
-
-def _licenses(state: State) -> Reply:
+def _licenses(state: State) -> v.LicensesAnswer:
     rows = tuple(
         v.LicenseView(name=name, total=record.total, in_use=state.use.get(("licenses", "l", name, "", ""), 0))
         for name, record in sorted(state.licenses.items())
     )
-    return Reply(state.revision, v.LicensesAnswer(revision=state.revision, licenses=rows))
+    return v.LicensesAnswer(revision=state.revision, licenses=rows)
 
 
-async def reservations(call: Call) -> Reply:
-    """List the reservations of burst-buffer space that have not ended."""
-    return _reservations(await call.state())
+list_licenses = _lists(ops.LIST_LICENSES, _licenses)
+delete_license = _deletes(ops.DELETE_LICENSE, c.DeleteLicense, _licenses)
 
 
-async def set_reservation(call: Call) -> Reply:
-    """Make a reservation of burst-buffer space, or change all of it."""
-    body: v.ReservationRequest = call.body
+@handles(ops.SET_RESERVATION)
+async def set_reservation(call: Call[v.ReservationRequest]) -> Reply[v.ReservationsAnswer]:
+    body = call.body
     state = await call.service.current()
     try:
         space = parse_reserved(body.burst_buffer, state.pools, state.site.provider)
@@ -146,12 +158,7 @@ async def set_reservation(call: Call) -> Reply:
     return await _settled(call, c.SetReservation(reservation), _reservations)
 
 
-async def delete_reservation(call: Call) -> Reply:
-    """Take a reservation away; its jobs wait with ReservationDeleted."""
-    return await _settled(call, c.DeleteReservation(call.params["name"]), _reservations)
-
-
-def _reservations(state: State) -> Reply:
+def _reservations(state: State) -> v.ReservationsAnswer:
     rows = tuple(
         v.ReservationView(
             name=name,
@@ -165,17 +172,16 @@ def _reservations(state: State) -> Reply:
         )
         for name, record in sorted(state.reservations.items())
     )
-    return Reply(state.revision, v.ReservationsAnswer(revision=state.revision, reservations=rows))
+    return v.ReservationsAnswer(revision=state.revision, reservations=rows)
 
 
-async def scheduling(call: Call) -> Reply:
-    """Show the rules of scheduling, and what was measured of transfers."""
-    return _scheduling(await call.state())
+list_reservations = _lists(ops.LIST_RESERVATIONS, _reservations)
+delete_reservation = _deletes(ops.DELETE_RESERVATION, c.DeleteReservation, _reservations)
 
 
-async def set_scheduling(call: Call) -> Reply:
-    """Change all of the rules of scheduling."""
-    body: v.SchedulingRequest = call.body
+@handles(ops.SET_SCHEDULING_RULES)
+async def set_scheduling_rules(call: Call[v.SchedulingRequest]) -> Reply[v.SchedulingAnswer]:
+    body = call.body
     rules = SchedulingRules(
         body.size_points_per_gib,
         body.default_account,
@@ -187,7 +193,7 @@ async def set_scheduling(call: Call) -> Reply:
     return await _settled(call, c.SetSchedulingRules(rules), _scheduling)
 
 
-def _scheduling(state: State) -> Reply:
+def _scheduling(state: State) -> v.SchedulingAnswer:
     rules = rules_of(state)
     rates = tuple(
         v.RateView(
@@ -202,7 +208,7 @@ def _scheduling(state: State) -> Reply:
         )
         for pool, rates in sorted(state.rates.items())
     )
-    answer = v.SchedulingAnswer(
+    return v.SchedulingAnswer(
         revision=state.revision,
         size_points_per_gib=rules.size_points_per_gib,
         default_account=rules.default_account or None,
@@ -212,11 +218,13 @@ def _scheduling(state: State) -> Reply:
         revoke_after_s=rules.revoke_after_s,
         rates=rates,
     )
-    return Reply(state.revision, answer)
 
 
-async def estimate(call: Call) -> Reply:
-    """Say when a job should start, computed from the queue, time limits and measured transfers, and why not sooner."""
+show_scheduling_rules = _lists(ops.SHOW_SCHEDULING_RULES, _scheduling)
+
+
+@handles(ops.ESTIMATE_JOB)
+async def estimate_job(call: Call[None]) -> Reply[v.EstimateView]:
     state = await call.state()
     job_id = call.job_in(state)
     job = state.jobs.get(job_id)
@@ -255,17 +263,9 @@ def _instant(text: str, place: str) -> Instant:
         raise bad(str(error), "write it as 2026-01-31T12:00:00Z", place) from error
 
 
-# ---- partitions, and what accounts, their users and QOS have used of burst buffers
-
-
-async def partitions(call: Call) -> Reply:
-    """List the partitions."""
-    return _partitions(await call.state())
-
-
-async def set_partition(call: Call) -> Reply:
-    """Make a partition, or change all of it."""
-    body: v.PartitionRequest = call.body
+@handles(ops.SET_PARTITION)
+async def set_partition(call: Call[v.PartitionRequest]) -> Reply[v.PartitionsAnswer]:
+    body = call.body
     every = body.nodes.upper() == EVERY_NODE
     record = Partition(
         name=call.params["name"],
@@ -279,14 +279,7 @@ async def set_partition(call: Call) -> Reply:
         users=body.users,
         accounts=body.accounts,
     )
-    settled = await call.service.settle(call, c.SetPartition(record))
-    return _partitions(settled.state)
-
-
-async def delete_partition(call: Call) -> Reply:
-    """Take a partition away; its jobs wait with PartitionConfig."""
-    settled = await call.service.settle(call, c.DeletePartition(call.params["name"]))
-    return _partitions(settled.state)
+    return await _settled(call, c.SetPartition(record), _partitions)
 
 
 def _nodes(text: str) -> tuple[str, ...]:
@@ -303,9 +296,13 @@ def _max_time_s(max_time_s: int | None) -> int:
     return max_time_s or 0
 
 
-def _partitions(state: State) -> Reply:
+def _partitions(state: State) -> v.PartitionsAnswer:
     rows = tuple(_view(state, partition) for _, partition in sorted(state.partitions.items()))
-    return Reply(state.revision, v.PartitionsAnswer(revision=state.revision, partitions=rows))
+    return v.PartitionsAnswer(revision=state.revision, partitions=rows)
+
+
+list_partitions = _lists(ops.LIST_PARTITIONS, _partitions)
+delete_partition = _deletes(ops.DELETE_PARTITION, c.DeletePartition, _partitions)
 
 
 def _view(state: State, partition: Partition) -> v.PartitionView:
@@ -326,22 +323,21 @@ def _view(state: State, partition: Partition) -> v.PartitionView:
     )
 
 
-async def usage(call: Call) -> Reply:
-    """List what accounts, their users and QOS have used of burst buffers."""
+@handles(ops.LIST_USAGE)
+async def list_usage(call: Call[None]) -> Reply[v.UsageAnswer]:
     return _usage(call, await call.state())
 
 
-async def reset_usage(call: Call) -> Reply:
-    """Have what an account, or a QOS, has used count as nothing from here on."""
-    body: v.UsageResetRequest = call.body
+@handles(ops.RESET_USAGE)
+async def reset_usage(call: Call[v.UsageResetRequest]) -> Reply[v.UsageAnswer]:
+    body = call.body
     if (body.account is None) == (body.qos is None):
         raise bad("it is not said whose usage", "name an account, or a QOS", "account")
     command = c.ResetUsage("q", body.qos) if body.qos is not None else c.ResetUsage("a", body.account or "")
-    settled = await call.service.settle(call, command)
-    return _usage(call, settled.state)
+    return _usage(call, (await call.service.settle(call, command)).state)
 
 
-def _usage(call: Call, state: State) -> Reply:
+def _usage(call: Call[Any], state: State) -> Reply[v.UsageAnswer]:
     rows: list[v.UsageView] = []
     only = only_user(call, state)
     for key in sorted(state.consumed):

@@ -1,13 +1,17 @@
-"""What agents say and ask: registering, waiting for orders, reporting results. The poll is also their sign of life."""
+"""Nodes and their agents: registration, orders, results of operations. The poll is also an agent's sign of life."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from cluster.api import wire
-from cluster.api.service import NO_ID, Call, Reply
+from cluster.api.render import node_jobs, node_view
+from cluster.api.service import NO_ID, AskedCommand, Call, Reply, handles
 from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
-from cluster.schemas import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas import NodesAnswer, NodeView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
-from cluster.server import POLLS_MAX, Answer, Transfer
+from cluster.server import POLLS_MAX, Answer, Liveness, Transfer
 from replica.fold import receipt_for
 from replica.messages import commands as c
 from replica.state import State
@@ -18,21 +22,50 @@ _SEND_AGAIN = frozenset({429, 500, 503})
 """Statuses after which a report has not been judged: the whole request is answered so, and the agent sends it again."""
 
 
-async def register(call: Call) -> Reply:
-    """Announce an agent that has just started."""
+@handles(ops.LIST_NODES)
+async def list_nodes(call: Call[None]) -> Reply[NodesAnswer]:
+    state = await call.state()
+    jobs, liveness = node_jobs(state), _liveness(call)
+    rows = tuple(node_view(state, name, jobs[name], liveness) for name in sorted(state.nodes))
+    return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=rows))
+
+
+@handles(ops.DRAIN_NODE)
+async def drain_node(call: Call[r.DrainRequest]) -> Reply[NodeView]:
+    return await _change(call, c.DrainNode(call.params["name"], call.body.reason))
+
+
+@handles(ops.RESUME_NODE)
+async def resume_node(call: Call[r.Command]) -> Reply[NodeView]:
+    return await _change(call, c.ResumeNode(call.params["name"]))
+
+
+async def _change(call: Call[AskedCommand], command: c.DrainNode | c.ResumeNode) -> Reply[NodeView]:
+    state = (await call.service.settle(call, command)).state
+    view = node_view(state, command.node, node_jobs(state)[command.node], _liveness(call))
+    return Reply(state.revision, view)
+
+
+def _liveness(call: Call[Any]) -> Liveness | None:
+    controller = call.service.controller
+    return controller.liveness if controller.leads else None
+
+
+@handles(ops.REGISTER_NODE)
+async def register_node(call: Call[r.RegisterRequest]) -> Reply[RegisterAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
-    body: r.RegisterRequest = call.body
+    body = call.body
     settled = await call.service.settle(call, c.RegisterNode(node, body.cpus, body.instance, body.storage_id))
     call.service.controller.node_watch.heard(node)
     return Reply(settled.state.revision, RegisterAnswer(revision=settled.state.revision))
 
 
-async def poll(call: Call) -> Reply:
-    """Answer with all orders of the node, at once or as soon as they may differ from those at `seen_revision`."""
+@handles(ops.POLL_ORDERS)
+async def poll_orders(call: Call[r.PollRequest]) -> Reply[PollAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
-    body: r.PollRequest = call.body
+    body = call.body
     controller = call.service.controller
     # Orders must come from whoever leads: an order of a deposed leader could start what another has given up.
     state = await _checked(call, node, body)
@@ -75,7 +108,7 @@ async def poll(call: Call) -> Reply:
     return Reply(state.revision, PollAnswer(revision=state.revision, orders=orders_for(state, node)))
 
 
-async def _checked(call: Call, node: str, body: r.PollRequest) -> State:
+async def _checked(call: Call[r.PollRequest], node: str, body: r.PollRequest) -> State:
     state = await call.service.current()
     known = state.nodes.get(node)
     if known is None:
@@ -96,8 +129,8 @@ async def _checked(call: Call, node: str, body: r.PollRequest) -> State:
     return state
 
 
-async def reports(call: Call) -> Reply:
-    """Settle results of operations, in order; what is refused is acknowledged too."""
+@handles(ops.REPORT_OPERATIONS)
+async def report_operations(call: Call[r.ReportsRequest]) -> Reply[ReportsAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     service = call.service
@@ -132,7 +165,7 @@ async def reports(call: Call) -> Reply:
     return Reply(state.revision, ReportsAnswer(revision=state.revision, results=tuple(results)))
 
 
-def _report_id(call: Call, report: r.Report) -> bytes:
+def _report_id(call: Call[r.ReportsRequest], report: r.Report) -> bytes:
     """Return the command id of a report, or none where it is too old for receipts.
 
     An agent that was cut off for longer than receipts last must still be heard. Attempts fence its reports: one that

@@ -1,4 +1,4 @@
-"""Pools, buffers and nodes."""
+"""Buffers, the state of burst buffers as `scontrol show burst` shows it, and what the provider says of itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Final
 
 import msgspec
 
-from cluster.api import wire
 from cluster.api.privacy import only_user
-from cluster.api.render import buffer_view, holders, node_jobs, node_view, persistent_view, pool_view
-from cluster.api.service import Call, Reply
+from cluster.api.render import buffer_view, persistent_view
+from cluster.api.service import Call, Reply, handles
 from cluster.api.web import Problem, actor_of, bad
 from cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
 from cluster.providers.calls import TooManyCalls
@@ -21,49 +20,28 @@ from cluster.schemas import (
     BurstBufferView,
     BurstPoolView,
     BurstUseView,
-    NodesAnswer,
-    PoolRemovedAnswer,
-    PoolsAnswer,
     ProviderStatus,
     burst_text,
 )
-from cluster.server import Liveness
+from cluster.schemas import operations as ops
 from cluster.system import format_instant
-from replica.decide import unit_in
-from replica.messages import commands as c
-from replica.model import (
-    PoolUnit,
-    parse_amount,
-    provider_facts,
-    provision_of,
-    unit_of,
-)
-from replica.state import State
-from replica.values import SizeError
+from replica.model import provider_facts, provision_of
 from replica.views import Burst, BurstBuffer, burst_of
 
 BUFFERS_LISTED_MAX = 10_000
 """Buffers in one list, count: the newest; what is left out is old and complete first."""
 
+FORMATS = ("json", "text")
 
-async def pools(call: Call) -> Reply:
-    """List pools with their derived free capacity."""
-    state = await call.state()
-    counts = holders(state)
-    rows = tuple(pool_view(state, name, counts.get(name, 0)) for name in sorted(state.pools))
-    return Reply(state.revision, PoolsAnswer(revision=state.revision, pools=rows))
+PROVIDER_FAILED: Final = "provider_failed"
+"""Code: the provider cannot be asked, or says that it failed."""
 
-
-async def set_pool(call: Call) -> Reply:
-    """Make or change a pool."""
-    name = call.params["name"]
-    settled = await call.service.settle(call, wire.set_pool(name, call.body))
-    state = settled.state
-    return Reply(state.revision, pool_view(state, name, holders(state).get(name, 0)))
+STATUS_WAIT_S_MAX: Final = 60
+"""How long `bbstat` waits for its answer, seconds: somebody looks at the terminal."""
 
 
-async def buffers(call: Call) -> Reply:
-    """List buffers: the persistent ones, those that hold or wait for something, and the newest others unless `live`."""
+@handles(ops.LIST_BUFFERS)
+async def list_buffers(call: Call[None]) -> Reply[BuffersAnswer]:
     state = await call.state()
     only = only_user(call, state)
 
@@ -80,115 +58,8 @@ async def buffers(call: Call) -> Reply:
     return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=(*persistent, *rows)))
 
 
-async def nodes(call: Call) -> Reply:
-    """List nodes with the jobs that have something there."""
-    state = await call.state()
-    jobs, liveness = node_jobs(state), _liveness(call)
-    rows = tuple(node_view(state, name, jobs[name], liveness) for name in sorted(state.nodes))
-    return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=rows))
-
-
-async def drain(call: Call) -> Reply:
-    """Keep new work from a node."""
-    return await _change(call, c.DrainNode(call.params["name"], call.body.reason))
-
-
-async def resume(call: Call) -> Reply:
-    """Give a drained node new work again."""
-    return await _change(call, c.ResumeNode(call.params["name"]))
-
-
-async def _change(call: Call, command: c.DrainNode | c.ResumeNode) -> Reply:
-    settled = await call.service.settle(call, command)
-    state = settled.state
-    view = node_view(state, command.node, node_jobs(state)[command.node], _liveness(call))
-    return Reply(state.revision, view)
-
-
-def _liveness(call: Call) -> Liveness | None:
-    controller = call.service.controller
-    return controller.liveness if controller.leads else None
-
-
-# ---- pools while they are in use: add, change what is named, remove
-
-
-ALL = "all"
-"""Instead of a size: everything that the pool has when the command is decided."""
-
-
-async def add(call: Call) -> Reply:
-    """Make a pool that is not there."""
-    body = call.body
-    unit = unit_of(body.unit) or PoolUnit.BYTES
-    command = c.ChangePool(
-        call.params["name"],
-        exists=False,
-        quantity=_amount(body.quantity, unit, "quantity", zero=True),
-        granularity=_amount(body.granularity, unit, "granularity"),
-        is_default=body.default,
-        unit=None if unit is PoolUnit.BYTES else unit,
-    )
-    return await _changed(call, command)
-
-
-async def change(call: Call) -> Reply:
-    """Change what is named of a pool, whoever uses it; nothing is taken from who holds a part of it."""
-    body, name = call.body, call.params["name"]
-    # What a number counts is the pool's present unit, or the one that it gets with this very command.
-    unit = (None if body.unit is None else unit_of(body.unit)) or unit_in(await call.service.current(), name)
-    command = c.ChangePool(
-        name,
-        quantity=_amount(body.quantity, unit, "quantity", zero=True),
-        granularity=_amount(body.granularity, unit, "granularity"),
-        out_of_service=None
-        if body.out_of_service == ALL
-        else _amount(body.out_of_service, unit, "out_of_service", zero=True),
-        drain_all=body.out_of_service == ALL,
-        is_default=body.default,
-        unit=None if body.unit is None else unit,
-    )
-    return await _changed(call, command)
-
-
-async def remove(call: Call) -> Reply:
-    """Remove a pool that nobody holds a part of or waits for; else refused with who does."""
-    name = call.params["name"]
-    settled = await call.service.settle(call, c.RemovePool(name))
-    state = settled.state
-    counts = holders(state)
-    rows = tuple(pool_view(state, left, counts.get(left, 0)) for left in sorted(state.pools))
-    return Reply(state.revision, PoolRemovedAnswer(revision=state.revision, removed=name, pools=rows))
-
-
-async def _changed(call: Call, command: c.ChangePool) -> Reply:
-    settled = await call.service.settle(call, command)
-    return Reply(settled.state.revision, _view(settled.state, command.pool))
-
-
-def _view(state: State, name: str) -> object:
-    return pool_view(state, name, holders(state).get(name, 0))
-
-
-def _amount(text: str | None, unit: PoolUnit, place: str, *, zero: bool = False) -> int | None:
-    if text is None:
-        return None
-    if zero and text == "0":
-        return 0
-    try:
-        return parse_amount(text, unit)
-    except SizeError as error:
-        raise bad(error.sentence, error.remedy, f"{place} column {error.offset + 1}", "invalid_capacity") from error
-
-
-# ---- the state of the burst buffers as Slurm's `scontrol show burst` shows it: as JSON, and as its very text
-
-
-FORMATS = ("json", "text")
-
-
-async def burst(call: Call) -> Reply:
-    """Show pools, settings, allocated buffers and their users, as `scontrol show burst` does."""
+@handles(ops.SHOW_BURST)
+async def show_burst(call: Call[None]) -> Reply[BurstAnswer]:
     wanted = call.query.get("format", "json")
     if wanted not in FORMATS:
         raise bad(f"the format {wanted!r} is unknown", f"use {' or '.join(FORMATS)}", "query format")
@@ -264,18 +135,8 @@ def _buffer(buffer: BurstBuffer, uids: Mapping[str, int | None]) -> BurstBufferV
     )
 
 
-# ---- `bbstat`: what the site's burst-buffer provider says of itself
-
-
-PROVIDER_FAILED: Final = "provider_failed"
-"""Code: the provider cannot be asked, or says that it failed."""
-
-STATUS_WAIT_S_MAX: Final = 60
-"""How long `bbstat` waits for its answer, seconds: somebody looks at the terminal."""
-
-
-async def status(call: Call) -> Reply:
-    """Ask the site's burst-buffer provider for its status, as `scontrol show bbstat` does."""
+@handles(ops.SHOW_PROVIDER_STATUS)
+async def show_provider_status(call: Call[None]) -> Reply[ProviderStatus]:
     arguments = _arguments(call.query.get("arguments", "[]"))
     service = call.service
     await service.lead()

@@ -1,31 +1,27 @@
-"""The OpenAPI document, made from the table of routes and the types of bodies and answers."""
+"""The OpenAPI document, made from the table of operations and the types of requests and answers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
+from types import NoneType
 from typing import Any
 
 import msgspec
 
-from cluster.api.routes import ROUTES, Route
-from cluster.schemas import ErrorAnswer
+from cluster.schemas import OPERATIONS, ErrorAnswer, Operation
 
 OPENAPI_VERSION = "3.1.0"
 TEMPLATE = "#/components/schemas/{name}"
 
-_PARAMETER = re.compile(r"\{([a-z_]+)\}")
-_TEXT = frozenset({"/healthz", "/readyz", "/metrics"})
-
 
 def document(version: str) -> dict[str, Any]:
     """Return the document for this release."""
-    kinds = list(_kinds(ROUTES))
+    kinds = list(_kinds(OPERATIONS.values()))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=TEMPLATE)
     schema_of = dict(zip(map(id, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+    for row in OPERATIONS.values():
+        paths.setdefault(row.path, {})[row.method.lower()] = _operation(row, schema_of)
     return {
         "openapi": OPENAPI_VERSION,
         "info": {
@@ -47,34 +43,33 @@ def document(version: str) -> dict[str, Any]:
     }
 
 
-def _kinds(routes: Iterable[Route]) -> Iterable[Any]:
+def _kinds(rows: Iterable[Operation[Any, Any]]) -> Iterable[Any]:
     seen: list[Any] = [ErrorAnswer]
-    for route in routes:
-        for kind in (route.body, route.answer):
-            if kind is not None and not any(kind is known for known in seen):
+    for row in rows:
+        for kind in (row.request, row.answer):
+            if kind is not NoneType and not any(kind is known for known in seen):
                 seen.append(kind)
     return seen
 
 
-def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
+def _operation(row: Operation[Any, Any], schema_of: dict[int, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": route.name,
-        "summary": route.summary,
-        "tags": [route.tag],
-        "x-roles": sorted(route.roles),
+        "operationId": row.name,
+        "summary": row.summary,
+        "tags": [row.tag],
+        "x-roles": sorted(row.roles),
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in _PARAMETER.findall(route.path)
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in row.path_parameters
         ]
         + [
             {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "string"}}
-            for name, text in route.query.items()
+            for name, text in row.query.items()
         ],
         "responses": {
-            str(route.status): {
+            str(row.status): {
                 "description": "The answer.",
                 "headers": {"Forebay-Revision": {"schema": {"type": "integer"}}},
-                "content": {_content_type(route): {"schema": schema_of[id(route.answer)]}},
+                "content": {row.content_type: {"schema": schema_of[id(row.answer)]}},
             },
             "default": {
                 "description": "Why not.",
@@ -82,20 +77,14 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
             },
         },
     }
-    if route.body is not None:
+    if row.has_body:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schema_of[id(route.body)]}},
+            "content": {"application/json": {"schema": schema_of[id(row.request)]}},
         }
-    if route.roles and (route.body is not None or "stale" in route.query):
+    if row.has_body or "stale" in row.query:
         operation["responses"]["307"] = {
             "description": "Another replica leads.",
             "headers": {"Location": {"schema": {"type": "string"}}},
         }
     return operation
-
-
-def _content_type(route: Route) -> str:
-    if route.path in _TEXT:
-        return "text/plain"
-    return "text/event-stream" if route.path == "/v1/events" else "application/json"
