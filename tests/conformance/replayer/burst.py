@@ -2,7 +2,7 @@
 text, and of squeue what can be counted.
 """
 
-from cluster.api.capacity import burst_view
+from cluster.api.burst import burst_view
 from cluster.schemas.burst import burst_text as text_of
 from replica.model.jobs import ENDED, JobState
 from replica.state.state import State
