@@ -241,15 +241,18 @@ class InMemory(World):
         query = dict(pair.partition("=")[::2] for pair in query_text.split("&") if pair)
         try:
             route, params = find_route(method, path)
-            permit(identity, route.roles, f"{route.method} {route.path}")
-            check_query(route, query, list(query))
-            call = Call(self.service, SimpleNamespace(transport=None, headers={}), identity, params, query)  # type: ignore[arg-type]
-            if route.body is not None:
-                call.body = decode(msgspec.json.encode({} if body is None else body), route.body)
+            operation = route.operation
+            permit(identity, operation.roles, f"{operation.method} {operation.path}")
+            check_query(operation, query, list(query))
+            sent = None
+            if operation.has_body:
+                sent = decode(msgspec.json.encode({} if body is None else body), operation.request)
+            request: Any = SimpleNamespace(transport=None, headers={})
+            call = Call(self.service, operation, request, identity, params, query, sent)
             reply = await route.handler(call)
         except Problem as problem:
             return Answer(problem.status, msgspec.to_builtins(problem.body))
         assert isinstance(reply, Reply), reply
         if reply.content is not None:
-            return Answer(route.status, reply.content.decode())
-        return Answer(route.status if reply.status == 200 else reply.status, msgspec.to_builtins(reply.view))
+            return Answer(operation.status, reply.content.decode())
+        return Answer(operation.status if reply.status == 200 else reply.status, msgspec.to_builtins(reply.view))

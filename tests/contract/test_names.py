@@ -11,6 +11,7 @@ import asyncio
 import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import click
@@ -19,15 +20,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from cluster.api.openapi import document
 from cluster.api.render.events import kind_name
-from cluster.api.routes import ROUTES, Route
+from cluster.api.web.openapi import document
 from cluster.api.web.problems import STATUS_OF
 from cluster.cli.app import cli
 from cluster.cli.exits import BBF_LINE, INVALID_REQUEST_LINE, MEANINGS, NODE_COUNT_LINE, PERMISSION_LINE, SERVE_MEANINGS
 from cluster.cli.submission.sbatch import OPTIONS
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError
+from cluster.schemas.operations import OPERATIONS, Operation
 from cluster.schemas.requests import BulkCommand
 from replica.decide.configuration import DEFAULT_POLICY, written_value
 from replica.decide.decide import decide
@@ -201,13 +202,13 @@ def typed(command: click.Command, words: tuple[str, ...]) -> Iterator[str]:
 def test_every_route_is_where_it_was_for_whom_it_was() -> None:
     compare(
         "names/routes.txt",
-        (route_text(route) for route in sorted(ROUTES, key=lambda route: (route.path, route.method))),
+        (route_text(route) for route in sorted(OPERATIONS.values(), key=lambda route: (route.path, route.method))),
     )
 
 
-def route_text(route: Route) -> str:
+def route_text(route: Operation[Any, Any]) -> str:
     """Return method, path, roles, operation id, status, query and records of a route."""
-    records = [getattr(kind, "__name__", str(kind)) for kind in (route.body, route.answer) if kind is not None]
+    records = [getattr(kind, "__name__", str(kind)) for kind in (route.request, route.answer) if kind is not NoneType]
     words = [route.method, route.path, ",".join(sorted(route.roles)), route.name, str(route.status), f"tag={route.tag}"]
     words += [f"query={','.join(sorted(route.query))}"] if route.query else []
     return " ".join([*words, " -> ".join(records)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cluster.api.routes import ROUTES
+from cluster.schemas.operations import OPERATIONS
 from tests.contract.day import Day, repeat, requests
 from tests.contract.golden import HERE, compare
 
@@ -57,8 +57,8 @@ def test_the_day_has_each_command_twice_and_each_event(day: Day) -> None:
 
 
 def test_the_day_asks_every_route_and_says_every_field_of_every_body(day: Day) -> None:
-    routes = [route for route in ROUTES if f"{route.method} {route.path}" not in OTHER_ROUTES]
+    routes = [route for route in OPERATIONS.values() if f"{route.method} {route.path}" not in OTHER_ROUTES]
     assert [route.path for route in routes if not day.asked[f"{route.method} {route.path}"]] == []
-    bodies = {route.body for route in routes if route.body is not None}
+    bodies = {route.request for route in routes if route.has_body}
     fields = {f"{body.__name__}.{field.name}" for body in bodies for field in msgspec.structs.fields(body)}
     assert sorted(field for field in fields if not field.endswith(".command_id") and not day.asked[field]) == []

@@ -160,10 +160,10 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
         for wrong in (1, 3):
             error = await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(wrong, operator)))
             assert error.code == "wrong_state"
-        request = to_level(2, operator)
-        raised = await operator.call(ops.RAISE_FEATURE_LEVEL, request)
+        asked = to_level(2, operator)
+        raised = await operator.call(ops.RAISE_FEATURE_LEVEL, asked)
         assert (raised.feature_level, raised.next_level, raised.release) == (2, 3, features.release_of(2))
-        again = await operator.call(ops.RAISE_FEATURE_LEVEL, request)
+        again = await operator.call(ops.RAISE_FEATURE_LEVEL, asked)
         assert again.feature_level == 2
         assert (await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(2, operator)))).code == "wrong_state"
         assert (await refusal(alice.call(ops.RAISE_FEATURE_LEVEL, to_level(3, alice)))).code == "permission_denied"
