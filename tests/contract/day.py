@@ -344,9 +344,10 @@ def said(line: Line) -> Iterator[str]:
         route, _ = find_route(method, target.partition("?")[0])
     except Problem:
         return
-    yield f"{route.method} {route.path}"
+    operation = route.operation
+    yield f"{operation.method} {operation.path}"
     body = line.get("body") or {}
-    yield from (f"{route.body.__name__}.{field}" for field in body if route.body is not None)
+    yield from (f"{operation.request.__name__}.{field}" for field in body if operation.has_body)
     yield from (f"in bulk {one['type']}" for one in body.get("commands", ()))
     yield from (f"{one['stage']} {one['result']['type']}" for one in body.get("reports", ()))
 

@@ -255,4 +255,4 @@ class InMemory(World):
         assert isinstance(reply, Reply), reply
         if reply.content is not None:
             return Answer(operation.status, reply.content.decode())
-        return Answer(operation.status if reply.status == 200 else reply.status, msgspec.to_builtins(reply.view))
+        return Answer(operation.status, msgspec.to_builtins(reply.view))
