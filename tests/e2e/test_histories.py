@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cluster.client import Client
 from cluster.schemas import operations as ops
 from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PoolsAnswer
-from cluster.schemas.operations import Operation
+from cluster.schemas.operations import Operation as Asked
 from cluster.schemas.requests import HoldCommand, SubmitCommand, SubmitRequest
 from tests.faults import histories
 from tests.faults.bare import BareCluster
@@ -193,7 +193,7 @@ class Broken:
     def new_command_id(self) -> str:
         return "0" * 32
 
-    async def call(self, operation: Operation[Any, Any], *_: object, **__: object) -> JobView:
+    async def call(self, operation: Asked[Any, Any], *_: object, **__: object) -> JobView:
         raise RunFailed("the answer is wrong")
 
 
@@ -217,7 +217,7 @@ class Told:
     def __init__(self, *jobs: JobView) -> None:
         self.answer = JobsAnswer(revision=9, jobs=jobs)
 
-    async def call(self, operation: Operation[Any, Any], **_: object) -> JobsAnswer | PoolsAnswer:
+    async def call(self, operation: Asked[Any, Any], **_: object) -> JobsAnswer | PoolsAnswer:
         return self.answer if operation is ops.LIST_JOBS else PoolsAnswer(revision=9, pools=())
 
 
