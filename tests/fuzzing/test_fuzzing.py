@@ -78,7 +78,7 @@ def test_a_crash_a_loss_and_a_hang_are_faults(
         monkeypatch.setattr(runner, "_read", broken)
         assert main(["--seconds", "30", "--cases", "1"]) == 1
         assert word in capsys.readouterr().out
-    monkeypatch.setattr(runner, "_read", lambda case: Reading(None, None, ()))
+    monkeypatch.setattr(runner, "_read", lambda case: Reading(None, ()))
     assert check_case(case(SOUND)) == "accepted: there is a directive, and no request"
 
 

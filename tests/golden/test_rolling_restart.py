@@ -181,8 +181,8 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
 
         # 6. Nor does one of the earlier release come in: it stops at the entry that raised the level.
         peer, api = site.admit("r4")
-        request = AddMemberRequest(command_id=operator.new_command_id(), name="r4", peer=str(peer), api=str(api))
-        await operator.call(ops.ADD_MEMBER, request)
+        added = AddMemberRequest(command_id=operator.new_command_id(), name="r4", peer=str(peer), api=str(api))
+        await operator.call(ops.ADD_MEMBER, added)
         await site.run("r4", STAND_IN, "--join")
         code, said = await site.ends("r4")
         assert code == EXIT_RELEASE_NEEDED, site.said["r4"]

@@ -279,9 +279,9 @@ async def _dead_mount(on: Bench) -> None:
     tool("fsfreeze", "--freeze", str(on.disk.mount_point))
     try:
         began = time.monotonic()
-        hanging = asyncio.ensure_future(on.harness.carry(on.harness.order("stage_out"), end_after_s=1.0))
+        hanging = asyncio.ensure_future(on.harness.run_transfer(on.harness.order("stage_out"), end_after_s=1.0))
         await asyncio.sleep(0.2)
-        outcome = await asyncio.wait_for(other.carry(other.order("stage_in")), ANSWER_S)
+        outcome = await asyncio.wait_for(other.run_transfer(other.order("stage_in")), ANSWER_S)
         if not isinstance(outcome, OperationDone):
             raise Broken(f"another transfer of the agent {said(outcome)} while one hangs")
         done, _ = await asyncio.wait({hanging}, timeout=max(0.0, began + 1.0 - time.monotonic()) + ANSWER_S)
@@ -314,7 +314,7 @@ def own_disk_full(directory: Path, kind: str, *, reference: bool) -> None:
         story = Story("stage_out", poll(source), {})
         ballast = disk.fill()
         for after_s in (0.1, 0.3, 0.5):
-            asyncio.run(harness.carry(harness.order("stage_out"), end_after_s=after_s))
+            asyncio.run(harness.run_transfer(harness.order("stage_out"), end_after_s=after_s))
             judge(story, source, destination, complete=False)
         outcome = harness.operate("stage_out")
         if not isinstance(outcome, OperationDone):

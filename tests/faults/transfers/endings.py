@@ -145,7 +145,7 @@ class Bench(NamedTuple):
         """Do it in peace, and return how many calls it makes."""
         prepare(self.harness, self.mover, self.stage, seed)
         self.tracer.set(Plan(classes=WATCHED, needle=str(self.harness.directory)))
-        outcome = asyncio.run(self.harness.carry(self.order()))
+        outcome = asyncio.run(self.harness.run_transfer(self.order()))
         wait_until_gone(self.tracer)
         if not isinstance(outcome, OperationDone):
             raise Broken(f"in peace, it {said(outcome)}")
@@ -159,7 +159,7 @@ class Bench(NamedTuple):
         ended: list[tuple[float, str]] = []
         beside = None if self.way == CUT_DOWN else self._ender(ended, wait_s=0.02 * (call % 2))
         try:
-            outcome = asyncio.run(self.harness.carry(self.order(), beside=beside))
+            outcome = asyncio.run(self.harness.run_transfer(self.order(), beside=beside))
         finally:
             over_s = time.monotonic()
             hit, where = self.tracer.hits > 0 or bool(ended), self.tracer.last
@@ -228,7 +228,7 @@ class Bench(NamedTuple):
 
     def _go_on(self, story: Story) -> None:
         # This one has all the time that a busy machine needs.
-        outcome = asyncio.run(self.harness.carry(self._order(CANCELLED)))
+        outcome = asyncio.run(self.harness.run_transfer(self._order(CANCELLED)))
         wait_until_gone(self.tracer)
         if not isinstance(outcome, OperationDone):
             raise Broken(f"the attempt after it {said(outcome)}")

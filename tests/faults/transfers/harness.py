@@ -192,7 +192,7 @@ class Harness:
 
     def operate(self, stage: str, transfers: Sequence[Transfer] | None = None, **fields: Any) -> Outcome:
         """Do the next order of the job to its end."""
-        outcome = asyncio.run(self.carry(self.order(stage, transfers, **fields)))
+        outcome = asyncio.run(self.run_transfer(self.order(stage, transfers, **fields)))
         assert outcome is not None
         return outcome
 

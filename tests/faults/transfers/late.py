@@ -62,7 +62,7 @@ async def meet(pair: Pair, call: int, *, ended: bool) -> tuple[bool, bool]:
         OLDER_HELD: (first, first + 1), NEWER_HELD: (first + 1, first), SAME: (first, first)
     }[way]  # fmt: skip
     tracer.set(Plan(Action.HOLD, CHANGING, str(held.directory.parent), skip=call))
-    holding = asyncio.ensure_future(held.carry(held.order(STAGE)))
+    holding = asyncio.ensure_future(held.run_transfer(held.order(STAGE)))
     try:
         until = time.monotonic() + HELD_S
         while not tracer.hits and not holding.done():
@@ -72,7 +72,7 @@ async def meet(pair: Pair, call: int, *, ended: bool) -> tuple[bool, bool]:
         where, claimed = tracer.last, bool(list(held.destination.glob(".forebay-*/*")))
         if not tracer.hits:
             return False, False
-        theirs = await other.carry(other.order(STAGE))
+        theirs = await other.run_transfer(other.order(STAGE))
     finally:
         tracer.set(Plan(needle="-"))
         its = await holding

@@ -108,7 +108,7 @@ async def hang(harness: Harness, server: DyingServer, *, cancelled: bool) -> tup
         while not server.stuck.is_set():
             await asyncio.sleep(0.005)
         hung_s[0] = time.monotonic()
-        other = await harness.carry(other_order(harness))
+        other = await harness.run_transfer(other_order(harness))
         if not isinstance(other, OperationDone):
             raise Broken(f"another job of the agent {said(other)} while one hangs")
         if cancelled:
@@ -118,7 +118,7 @@ async def hang(harness: Harness, server: DyingServer, *, cancelled: bool) -> tup
             await asyncio.sleep(3600)
 
     rules = TransferRules() if cancelled else TransferRules(stall_s=STALL_S)
-    outcome = await harness.carry(harness.order("stage_in", rules=rules), beside=beside)
+    outcome = await harness.run_transfer(harness.order("stage_in", rules=rules), beside=beside)
     took_s = time.monotonic() - hung_s[0] if hung_s[0] else -1.0
     where = " ".join(map(str, harness.home.hung.of(JOB)))
     await harness.home.hung.let_go()
@@ -184,7 +184,7 @@ def kept_out(harness: Harness, server: DyingServer) -> None:
 
         async def both() -> Outcome | None:
             await hang_only(harness, server)
-            return await harness.carry(harness.order("stage_in"))
+            return await harness.run_transfer(harness.order("stage_in"))
 
         outcome = asyncio.run(both())
         server.revive()
@@ -200,7 +200,7 @@ async def hang_only(harness: Harness, server: DyingServer) -> None:
             await asyncio.sleep(0.005)
         operation.end()
 
-    await harness.carry(harness.order("stage_in"), beside=beside)
+    await harness.run_transfer(harness.order("stage_in"), beside=beside)
 
 
 def vanishes_once(harness: Harness, tracer: Tracer, stage: str, call: int, seed: int) -> bool:

@@ -319,7 +319,7 @@ def sizes(directory: Path) -> int:
 
 async def measured(harness: Harness, stage: str) -> tuple[Any, int]:
     """Do a stage and return its outcome, and the most memory that its processes had together."""
-    running = asyncio.ensure_future(harness.carry(harness.order(stage)))
+    running = asyncio.ensure_future(harness.run_transfer(harness.order(stage)))
     most = 0
     while not running.done():
         await asyncio.wait({running}, timeout=SAMPLE_S)
@@ -341,7 +341,7 @@ def memory_of(pids: list[int]) -> int:
 async def cancelled(harness: Harness, after_s: float) -> float:
     """Begin a stage-out and cancel it after a time; return how long it took to be over."""
     began = time.monotonic()
-    await harness.carry(harness.order("stage_out"), end_after_s=after_s)
+    await harness.run_transfer(harness.order("stage_out"), end_after_s=after_s)
     return max(0.0, time.monotonic() - began - after_s)
 
 
