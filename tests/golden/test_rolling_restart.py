@@ -24,7 +24,7 @@ from cluster.serve import EXIT_RELEASE_NEEDED
 from replica.messages import features
 from tests.cluster.rig import PATIENCE_S, story
 from tests.cluster.server.test_membership import Site, members, to, voters
-from tests.cluster.test_serve import ROOT, ready
+from tests.cluster.test_serve import ROOT, ready, request
 from tests.golden.make_ledger import REPLICAS
 from tests.golden.previous import EXPECTED, previous_cluster
 
