@@ -21,9 +21,13 @@ from zlib import crc32
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
+from replica.state import TABLES
 from snapshots.image import Image, ImageRefused, Slice, to_sections
 
-MAGIC = b"FBSNAP"
+MAGIC = b"FBIMAG"
+MAGIC_OF_A_STEP = b"FBSNAP"
+"""How the snapshots of the construction steps 0.1 to 0.3 begin, which no release reads."""
+
 FORMAT_VERSION = 1
 """What follows the magic, two bytes big-endian. Raised when an older release could misread the file."""
 
@@ -111,7 +115,7 @@ DISK = Disk()
 def frame_of(piece: Slice, sequence: int) -> bytes:
     """Return one frame: the checksum covers the section, the sequence number and the payload."""
     packed: bytes = msgpack.packb(
-        (int(piece.section), sequence, piece.payload, frame_checksum(piece.section, sequence, piece.payload))
+        (piece.section, sequence, piece.payload, frame_checksum(piece.section, sequence, piece.payload))
     )
     return packed
 
@@ -256,7 +260,7 @@ def _fill(
     disk: Disk,
 ) -> None:
     state = image.state
-    total = len(state.pools) + len(state.nodes) + len(state.jobs) + len(state.buffers) + len(state.receipts)
+    total = sum(len(getattr(state, table.field)) for table in TABLES)
     done = 0
     digest = sha256(PREAMBLE)
     disk.write(file, PREAMBLE)

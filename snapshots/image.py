@@ -8,37 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import IntEnum
 from heapq import merge
 from itertools import islice
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-import immutables
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from replica.messages import Receipt, features
-from replica.model import (
-    ArrayTask,
-    Buffer,
-    BufferRequest,
-    CreatePersistent,
-    Dependency,
-    DestroyPersistent,
-    Interruptions,
-    Job,
-    JobOptions,
-    JobRequest,
-    ListTransfer,
-    Node,
-    Policy,
-    Pool,
-    Transfer,
-    free_bytes,
-)
-from replica.state import LATER_MAPS, LATER_SHAPED, LaterMap, State
-from replica.values import BATCH_BYTES_MAX, JOBS_IN_STATE_MAX, NODES_MAX, POOLS_MAX, RECEIPTS_MAX, Refusal
-from wal import Change, Configuration, Member, Placed
+from replica.messages import features
+from replica.model import Pool, SchedulingRules, Site, TransferRules, free_bytes
+from replica.state import TABLES, State, Table
+from replica.values import BATCH_BYTES_MAX
+from wal import Placed
 
 SLICE_BYTES = 64 * 1024
 """A slice is closed when it has reached this many bytes: 0.3 ms of encoding; then another thread may run."""
@@ -86,52 +67,27 @@ class Image(msgspec.Struct, frozen=True):
     configuration: Placed | None = None
 
 
-class Section(IntEnum):
-    """The parts of a snapshot; the numbers are wire numbers (law 12). They come in the order of ORDER."""
+HEADER, CAPACITY, END = 1, 100, 101
+"""The sections that are no table of the state; the others are in `replica.state.TABLES`."""
 
-    HEADER = 1
-    POOLS = 2
-    NODES = 3
-    JOBS = 4
-    BUFFERS = 5
-    RECEIPTS = 6
-    CAPACITY = 7
-    END = 8
-    PERSISTENT = 10
-    SITES = 11
-    POOL_UNITS = 12
-    ACCOUNTS = 13
-    QOS = 14
-    LICENSES = 15
-    RESERVATIONS = 16
-    SCHEDULING_RULES = 17
-    RATES = 18
-    MAILS = 40
-    TRANSFER_RULES = 50
-    TRANSFERS = 51
-    PARTITIONS = 60
-    CONSUMED = 61
+TABLE_OF: Mapping[int, Table] = {table.section: table for table in TABLES}
 
-    @property
-    def word(self) -> str:
-        """As in sentences, for example `jobs`."""
-        return self.name.lower()
-
-
-LATER: Mapping[Section, LaterMap] = {Section(later.section): later for later in LATER_MAPS}
-"""The sections of the maps that came after feature level 2: pairs of key and record, left out while they are empty."""
-
-ORDER: Mapping[Section, int] = {
-    section: place
-    for place, section in enumerate((*(one for one in Section if one <= Section.CAPACITY), *LATER, Section.END))
-}
+ORDER: Mapping[int, int] = {section: place for place, section in enumerate((HEADER, *TABLE_OF, CAPACITY, END))}
 """In which order the sections come."""
+
+WORDS: Mapping[int, str] = {
+    HEADER: "header",
+    **{section: table.field for section, table in TABLE_OF.items()},
+    CAPACITY: "capacity",
+    END: "end",
+}
+"""What each section is called in sentences."""
 
 
 class Slice(NamedTuple):
     """Some records of one section, encoded."""
 
-    section: Section
+    section: int
     payload: bytes
     records: int
 
@@ -142,42 +98,27 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     index: _Place
     term: _Place
     chain_digest: _Digest
-    shapes: tuple[_Number, ...]
-    """How many fields the writer's records have, in the order of SHAPED: more than ours means a newer release."""
-    counts: tuple[_Number, _Number, _Number, _Number, _Number]
-    """Pools, nodes, jobs, buffers and receipts."""
+    counts: tuple[tuple[_Number, _Number], ...]
+    """The section of each table that holds something, with how many records it has, in their order."""
     cluster_id: str
     name: str
     feature_level: _Number
+    release: str
+    """The first release that knows the feature level: what a replica needs that does not (law 12)."""
     revision: _Number
     at: _Number
     next_job: _Place
     oldest_receipt: _Number
     receipts_horizon_ms: _Number
-    policy: Policy
+    site: Site
+    scheduling_rules: SchedulingRules
+    transfer_rules: TransferRules
     configuration: Placed | None = None
     """Who is a member, and the index of the entry that says so: what consensus counts by (HAZARDS.md, H13)."""
 
-
-class LevelledHeader(Header, frozen=True, array_like=True):
-    """The header from feature level 2 on; at level 1 an earlier release may have to read it, so it is as it was."""
-
-    release: str = ""
-    """The first release that knows the feature level: what a replica needs that does not (law 12)."""
-
-
-class LaterHeader(LevelledHeader, frozen=True, array_like=True):
-    """The header where one of the maps that came after feature level 2 holds something."""
-
-    later: tuple[tuple[_Number, _Number], ...] = ()
-    """The section of each such map with how many records it has, in the order of LATER."""
-
-
-class ReceiptRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A receipt with the command id that it answers."""
-
-    id: Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
-    receipt: Receipt
+    def count(self, field: str) -> int:
+        """Return how many records there are of a table."""
+        return next((count for section, count in self.counts if WORDS.get(section) == field), 0)
 
 
 class PoolCapacity(msgspec.Struct, frozen=True, array_like=True):
@@ -188,68 +129,16 @@ class PoolCapacity(msgspec.Struct, frozen=True, array_like=True):
     free_bytes: int
 
 
-SHAPED: tuple[type[msgspec.Struct], ...] = (
-    Pool,
-    Node,
-    Job,
-    Interruptions,
-    JobRequest,
-    JobOptions,
-    Dependency,
-    ArrayTask,
-    Buffer,
-    BufferRequest,
-    Transfer,
-    ListTransfer,
-    CreatePersistent,
-    DestroyPersistent,
-    Receipt,
-    Refusal,
-    Policy,
-    Placed,
-    Configuration,
-    Member,
-    Change,
-    *LATER_SHAPED,
-)
-"""Every kind of record in a snapshot. Append only: positions are wire numbers (law 12)."""
-
-SHAPES: tuple[int, ...] = tuple(len(kind.__struct_fields__) for kind in SHAPED)
-
-FOUNDING_SHAPES = SHAPES[: -len(LATER_SHAPED)]
-"""What is written while none of the later maps holds anything: an earlier release may have to read it."""
-
-COUNTED = (Section.POOLS, Section.NODES, Section.JOBS, Section.BUFFERS, Section.RECEIPTS)
-RECORDS_MAX: Mapping[Section, int] = {
-    Section.POOLS: POOLS_MAX,
-    Section.NODES: NODES_MAX,
-    Section.JOBS: JOBS_IN_STATE_MAX,
-    Section.BUFFERS: JOBS_IN_STATE_MAX,
-    Section.RECEIPTS: 2 * RECEIPTS_MAX,
-    **{section: later.records_max for section, later in LATER.items()},
-}
-_DECODERS: Mapping[Section, msgspec.msgpack.Decoder[Any]] = {
-    Section.HEADER: msgspec.msgpack.Decoder(LaterHeader),
-    Section.POOLS: msgspec.msgpack.Decoder(list[Pool]),
-    Section.NODES: msgspec.msgpack.Decoder(list[Node]),
-    Section.JOBS: msgspec.msgpack.Decoder(list[Job]),
-    Section.BUFFERS: msgspec.msgpack.Decoder(list[Buffer]),
-    Section.RECEIPTS: msgspec.msgpack.Decoder(list[ReceiptRecord]),
-    Section.CAPACITY: msgspec.msgpack.Decoder(list[PoolCapacity]),
-    Section.END: msgspec.msgpack.Decoder(int),
+_DECODERS: Mapping[int, msgspec.msgpack.Decoder[Any]] = {
+    HEADER: msgspec.msgpack.Decoder(Header),
+    CAPACITY: msgspec.msgpack.Decoder(list[PoolCapacity]),
+    END: msgspec.msgpack.Decoder(int),
     **{
-        section: msgspec.msgpack.Decoder(list[tuple[later.key, later.record]])  # type: ignore[name-defined]
-        for section, later in LATER.items()
+        section: msgspec.msgpack.Decoder(
+            list[table.record] if table.own_key else list[tuple[table.key, table.record]]  # type: ignore[name-defined]
+        )
+        for section, table in TABLE_OF.items()
     },
-}
-KEYS: Mapping[Section, Callable[[Any], Any]] = {
-    Section.POOLS: lambda record: record.name,
-    Section.NODES: lambda record: record.name,
-    Section.JOBS: lambda record: record.id,
-    Section.BUFFERS: lambda record: record.job,
-    Section.RECEIPTS: lambda record: record.receipt.revision,
-    Section.CAPACITY: lambda record: record.name,
-    **{section: lambda record: record[0] for section in LATER},
 }
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -265,63 +154,65 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iter
     than SLICE_BYTES_MAX, or free capacity that is not what the buffers say (a broken invariant of this replica).
     """
     state = image.state
-    counts = (len(state.pools), len(state.nodes), len(state.jobs), len(state.buffers), len(state.receipts))
-    later = {section: len(getattr(state, kind.field)) for section, kind in LATER.items() if getattr(state, kind.field)}
-    for section, count in (*zip(COUNTED, counts, strict=True), *later.items()):
-        if count > RECORDS_MAX[section]:
-            raise ImageRefused(f"there are {count} {section.word}; a snapshot holds at most {RECORDS_MAX[section]}")
+    counts = tuple((section, len(getattr(state, table.field))) for section, table in TABLE_OF.items())
+    counts = tuple((section, count) for section, count in counts if count)
+    for section, count in counts:
+        if count > TABLE_OF[section].records_max:
+            most = TABLE_OF[section].records_max
+            raise ImageRefused(f"there are {count} {WORDS[section]}; a snapshot holds at most {most}")
     header = Header(
         index=image.index,
         term=image.term,
         chain_digest=image.chain_digest,
-        shapes=SHAPES if later else FOUNDING_SHAPES,
         counts=counts,
         cluster_id=state.cluster_id,
         name=state.name,
         feature_level=state.feature_level,
+        release=features.release_of(state.feature_level),
         revision=state.revision,
         at=state.at,
         next_job=state.next_job,
         oldest_receipt=state.oldest_receipt,
         receipts_horizon_ms=state.receipts_horizon_ms,
-        policy=state.policy,
+        site=state.site,
+        scheduling_rules=state.scheduling_rules,
+        transfer_rules=state.transfer_rules,
         configuration=image.configuration,
     )
-    if state.feature_level > features.FOUNDING_LEVEL:
-        release = features.release_of(state.feature_level)
-        header = LevelledHeader(**msgspec.structs.asdict(header), release=release)
-        if later:
-            header = LaterHeader(**msgspec.structs.asdict(header), later=tuple(later.items()))
-    payload = _encode(Section.HEADER, header)
-    decode(Section.HEADER, payload)
-    yield Slice(Section.HEADER, payload, 1)
+    payload = _encode(HEADER, header)
+    decode(HEADER, payload)
+    yield Slice(HEADER, payload, 1)
     held: dict[str, int] = defaultdict(int)
-    for persistent in state.persistent.values():
-        held[persistent.pool] += persistent.held_bytes
-
-    def buffers() -> Iterator[Buffer]:
-        for buffer in _records(Section.BUFFERS, state.buffers, breathe):
-            held[buffer.pool] += buffer.held_bytes
-            yield buffer
-
-    def receipts() -> Iterator[ReceiptRecord]:
-        for number, (key, receipt) in enumerate(state.receipts.items(), start=1):
-            yield ReceiptRecord(key, receipt)
-            if number % RUN_KEYS == 0:
-                breathe()
-
-    yield from _sliced(Section.POOLS, _records(Section.POOLS, state.pools, breathe), breathe)
-    yield from _sliced(Section.NODES, _records(Section.NODES, state.nodes, breathe), breathe)
-    yield from _sliced(Section.JOBS, _records(Section.JOBS, state.jobs, breathe), breathe)
-    yield from _sliced(Section.BUFFERS, buffers(), breathe)
-    yield from _sliced(Section.RECEIPTS, receipts(), breathe)
+    for section, _ in counts:
+        yield from _sliced(section, _records(TABLE_OF[section], state, held, breathe), breathe)
     capacity = derived_capacity(dict(state.pools.items()), state.held_bytes)
     compare_capacity(capacity, derived_capacity(dict(state.pools.items()), held), held, "this replica counts")
-    yield from _sliced(Section.CAPACITY, iter(capacity), breathe)
-    for section in later:
-        records = getattr(state, LATER[section].field)
-        yield from _sliced(section, ((key, records[key]) for key in _ordered(records, breathe)), breathe)
-    yield Slice(Section.END, _encode(Section.END, sum(counts) + sum(later.values())), 1)
+    yield from _sliced(CAPACITY, iter(capacity), breathe)
+    yield Slice(END, _encode(END, sum(count for _, count in counts)), 1)
+
+
+HOLDERS = frozenset({"buffers", "persistent"})
+"""The tables whose records hold space of pools."""
+
+
+def _records(table: Table, state: State, held: dict[str, int], breathe: Callable[[], None]) -> Iterator[Any]:
+    """Yield what stands in a section, and add what it holds of pools to `held`."""
+    records = getattr(state, table.field)
+    if table.field == "receipts":
+        for number, pair in enumerate(records.items(), start=1):
+            yield pair
+            if number % RUN_KEYS == 0:
+                breathe()
+        return
+    for key in _ordered(records, breathe):
+        record = records[key]
+        if table.field in HOLDERS:
+            held[record.pool] += record.held_bytes
+        written = record if table.own_key else (key, record)
+        if table.pair(written)[0] != key:
+            own = table.pair(written)[0]
+            raise ImageRefused(f"section {table.field}: the record under {key!r} says that it is {own!r}")
+        yield written
 
 
 def _ordered(keys: Iterable[_Key], breathe: Callable[[], None]) -> Iterator[_Key]:
@@ -335,16 +226,7 @@ def _ordered(keys: Iterable[_Key], breathe: Callable[[], None]) -> Iterator[_Key
     return merge(*runs)
 
 
-def _records(section: Section, records: immutables.Map[Any, Any], breathe: Callable[[], None]) -> Iterator[Any]:
-    key_of = KEYS[section]
-    for key in _ordered(records, breathe):
-        record = records[key]
-        if key_of(record) != key:
-            raise ImageRefused(f"section {section.word}: the record under {key!r} says that it is {key_of(record)!r}")
-        yield record
-
-
-def _sliced(section: Section, records: Iterator[Any], breathe: Callable[[], None]) -> Iterator[Slice]:
+def _sliced(section: int, records: Iterator[Any], breathe: Callable[[], None]) -> Iterator[Slice]:
     pieces: list[bytes] = []
     size_bytes = 0
     for record in records:
@@ -360,25 +242,25 @@ def _sliced(section: Section, records: Iterator[Any], breathe: Callable[[], None
         breathe()
 
 
-def _slice(section: Section, pieces: list[bytes]) -> Slice:
+def _slice(section: int, pieces: list[bytes]) -> Slice:
     payload = msgpack.Packer().pack_array_header(len(pieces)) + b"".join(pieces)
     if len(payload) > SLICE_BYTES_MAX:
-        raise ImageRefused(f"section {section.word} has a record of more than {SLICE_BYTES_MAX - SLICE_BYTES} bytes")
+        raise ImageRefused(f"section {WORDS[section]} has a record of more than {SLICE_BYTES_MAX - SLICE_BYTES} bytes")
     return Slice(section, payload, len(pieces))
 
 
-def _encode(section: Section, record: Any) -> bytes:
+def _encode(section: int, record: Any) -> bytes:
     try:
         return _ENCODER.encode(record)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as why:
-        raise ImageRefused(f"section {section.word} has a record that cannot be written: {why}") from why
+        raise ImageRefused(f"section {WORDS[section]} has a record that cannot be written: {why}") from why
 
 
-def decode(section: Section, payload: bytes) -> Any:
+def decode(section: int, payload: bytes) -> Any:
     try:
         return _DECODERS[section].decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
-        raise ImageRefused(f"section {section.word} has a record that cannot be read: {why}") from why
+        raise ImageRefused(f"section {WORDS[section]} has a record that cannot be read: {why}") from why
 
 
 def derived_capacity(pools: Mapping[str, Pool], held: Mapping[str, int]) -> list[PoolCapacity]:

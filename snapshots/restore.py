@@ -21,6 +21,7 @@ from snapshots.assembly import Assembly
 from snapshots.finalize import (
     FORMAT_VERSION,
     MAGIC,
+    MAGIC_OF_A_STEP,
     PREAMBLE,
     SNAPSHOT_BYTES_MAX,
     TRAILER_BYTES,
@@ -99,8 +100,8 @@ def inspect(path: Path) -> Summary:
         at=header.at,
         cluster_id=header.cluster_id,
         cluster=header.name,
-        jobs=header.counts[2],
-        buffers=header.counts[3],
+        jobs=header.count("jobs"),
+        buffers=header.count("buffers"),
         pools=tuple(
             PoolSummary(pool.name, pool.quantity_bytes, capacity[pool.name].held_bytes, capacity[pool.name].free_bytes)
             for pool in assembly.pools
@@ -208,6 +209,11 @@ def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = _n
 
 
 def _check_preamble(preamble: bytes) -> None:
+    if preamble[: len(MAGIC)] == MAGIC_OF_A_STEP:
+        raise ImageRefused(
+            "it is of one of the construction steps 0.1 to 0.3, whose formats no release reads; read it with the tree "
+            "that wrote it"
+        )
     if preamble[: len(MAGIC)] != MAGIC:
         raise ImageRefused("it does not start like a Forebay snapshot")
     version = int.from_bytes(preamble[len(MAGIC) :], "big")

@@ -8,6 +8,7 @@ from wal.codec import (
     decode_batch,
     encode_batch,
     encode_entry,
+    is_earlier_form,
     kind_of,
     revision_after,
 )

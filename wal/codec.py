@@ -6,11 +6,11 @@ A later release may append a field with a default: entries that were written wit
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Final, get_args
+from typing import Final
 
 import msgspec
 
-from replica.messages import Batch, Entry, Event, FeatureLevelRaised, ReleaseNeeded, features
+from replica.messages import EVENTS, Batch, Entry, FeatureLevelRaised, ReleaseNeeded, features
 from replica.values import Instant, Revision
 from wal.records import ENTRY_MAX_BYTES
 
@@ -22,6 +22,7 @@ __all__ = [
     "decode_batch",
     "encode_batch",
     "encode_entry",
+    "is_earlier_form",
     "kind_of",
     "revision_after",
 ]
@@ -56,7 +57,7 @@ class WrittenLater(ReleaseNeeded, CodecError):
     """The entry holds an event that this release does not know: a later release wrote it."""
 
 
-_TAGS: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Event))
+_TAGS: Final = frozenset(kind.__struct_config__.tag for kind in EVENTS)
 _RAISED: Final = FeatureLevelRaised.__struct_config__.tag
 
 
@@ -110,7 +111,7 @@ def decode_batch(data: bytes) -> Batch:
     except (msgspec.MsgspecError, UnicodeError, ValueError, OverflowError, RecursionError) as error:
         _raise_if_written_later(bytes(body))
         raise CodecError(f"the batch cannot be decoded: {error}") from error
-    if again != body and not _is_earlier_form(bytes(body), again):
+    if again != body and not is_earlier_form(bytes(body), again):
         raise CodecError("the batch is not canonical: encoded again it gives other bytes")
     return batch
 
@@ -167,8 +168,10 @@ def _raise_if_written_later(body: bytes) -> None:
                     raise WrittenLater(what, level=level, release=release, revision=revision)
 
 
-def _is_earlier_form(body: bytes, again: bytes) -> bool:
-    """Whether `body` is canonical and differs from `again` only by fields that records did not have yet."""
+def is_earlier_form(body: bytes, again: bytes) -> bool:
+    """Whether `body` is canonical and differs from `again` only by fields that records did not have yet. Both must be
+    sound MessagePack.
+    """
     plain: object = _plain_decoder.decode(body)
     return _encoder.encode(plain) == body and _begins(plain, _plain_decoder.decode(again))
 

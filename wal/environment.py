@@ -56,14 +56,13 @@ class Environment:
         environment: lmdb.Environment,
         tables: "dict[bytes, _Database]",
         identity: Identity,
-        log: SyncLog | None,
+        log: SyncLog,
     ):
         self.directory: Final = directory
         self.identity: Final = identity
         self.failure: StorageFailed | None = None
         self.readonly = False
         self.log: Final = log
-        """None for a reader of a directory of the format that had none."""
         self.commit: Callable[[Sync], None] = _commit
         """The seam where syncs are timed, and a test makes one fail: called with each transaction and record."""
         self._environment: lmdb.Environment | None = environment
@@ -133,12 +132,7 @@ class Environment:
             store.sync_directory()
         else:
             tables = tables_of.open_all(directory, environment)
-            if tables_of.check_identity(directory, environment, tables, identity) == records.FORMAT_WITHOUT_SYNC_LOG:
-                if is_used(store, directory):
-                    place = f"{directory / LOG_FILE} (the data file is of the format without one)"
-                    raise RecoveryRefused(Condition.SYNC_LOG_AHEAD, place)
-                make_log(store, directory, identity)
-                tables_of.migrate(environment, tables, LogMark(1, store.size_bytes))
+            tables_of.check_identity(directory, environment, tables, identity)
         with environment.begin(tables[records.STATE]) as transaction:
             mark = tables_of.log_mark(directory, transaction.get(records.LOG_KEY))
         return cls(directory, environment, tables, identity, open_log(store, directory, identity, mark.size_bytes))
@@ -163,16 +157,14 @@ class Environment:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
             environment.reader_check()
             tables = tables_of.open_all(directory, environment)
-            version, identity = tables_of.read_identity(directory, environment, tables)
-            log = None
-            if version != records.FORMAT_WITHOUT_SYNC_LOG:
-                with environment.begin(tables[records.STATE]) as transaction:
-                    mark = tables_of.log_mark(directory, transaction.get(records.LOG_KEY))
-                descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    log = open_log(DiskStore(descriptor, readonly=True), directory, identity, mark.size_bytes)
-                finally:
-                    os.close(descriptor)
+            identity = tables_of.read_identity(directory, environment, tables)
+            with environment.begin(tables[records.STATE]) as transaction:
+                mark = tables_of.log_mark(directory, transaction.get(records.LOG_KEY))
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                log = open_log(DiskStore(descriptor, readonly=True), directory, identity, mark.size_bytes)
+            finally:
+                os.close(descriptor)
         except (lmdb.Error, OSError) as error:
             _close(environment, None)
             raise directories.refusal(directory, error) from error
@@ -187,7 +179,7 @@ class Environment:
         """Close the files and let go of the lock; what was not synced is forgotten. May be called again."""
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
-        if environment is not None and self.log is not None:
+        if environment is not None:
             self.log.close()
         _close(environment, lock)
 
@@ -270,8 +262,7 @@ class Environment:
 
     def begin_log(self, mark: LogMark) -> None:
         """Begin a generation of the sync log, which LMDB durably names."""
-        if self.log is not None:
-            self.log.begin(mark.generation)
+        self.log.begin(mark.generation)
 
     def append(self, body: bytes) -> None:
         """Add a record to the sync log, durable on return; any exception stops the environment for ever.
@@ -280,7 +271,6 @@ class Environment:
         """
         self.check()
         log = self.log
-        assert log is not None
         try:
             record = log.record(body)
             self.commit(record)

@@ -132,6 +132,13 @@ TABLE: dict[Condition, Row] = {
         "another release wrote it, and guessing would corrupt it",
         "Start the release that wrote it, or one that says it reads this format",
     ),
+    Condition.FORMAT_OF_A_STEP: Row(
+        Action.REFUSE,
+        "the format is that of one of the construction steps 0.1 to 0.3",
+        "0.1 to 0.3 were construction steps: release 1.0 begins the formats anew, and no release reads theirs",
+        "Make a new cluster with this release in another directory. What the old one did can be read with the tree "
+        "that wrote it: `forebay ledger dump --data DIRECTORY`",
+    ),
     Condition.IDENTITY_DAMAGED: Row(
         Action.REFUSE, "identity or format fails its checksum", "it is not known whose promises these are", REPLACE
     ),
@@ -200,12 +207,6 @@ TABLE: dict[Condition, Row] = {
         "history was altered, although each checksum holds",
         REPLACE,
     ),
-    Condition.FORMAT_WITHOUT_SYNC_LOG: Row(
-        Action.CONTINUE,
-        "the format version is 1, the last one without a sync log",
-        "a log is made, and then LMDB says in one transaction that there is one; until then it promises nothing",
-        "none needed; older releases refuse the directory from now on",
-    ),
     Condition.SYNC_UNFINISHED: Row(
         Action.CUT,
         "a record at the end of the sync log of which sectors were not written (the torn tail)",
@@ -229,7 +230,7 @@ TABLE: dict[Condition, Row] = {
     ),
     Condition.SYNC_LOG_NOT_MADE: Row(
         Action.REFUSE,
-        "the sync log of a new storage, or of one of the format before, cannot be made",
+        "the sync log of a new storage cannot be made",
         "there would be nowhere to sync to; what was promised so far is all in LMDB",
         "Free space, see that this account owns the directory, and start the replica again",
     ),
@@ -262,7 +263,7 @@ TABLE: dict[Condition, Row] = {
     ),
     Condition.SYNC_LOG_AHEAD: Row(
         Action.REFUSE,
-        "the sync log is of a later generation than LMDB, or was used although LMDB is of the format without one",
+        "the sync log is of a later generation than LMDB",
         "a generation begins in LMDB first: the data file is an older copy, and has forgotten what was acknowledged",
         REPLACE,
     ),

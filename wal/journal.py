@@ -41,7 +41,6 @@ class Journal:
 
         Raises RecoveryRefused, StorageFailed.
         """
-        assert env.log is not None, "an environment that is open for writing has a log"
         self._env = env
         self._sync_log = env.log
         base_index, base_term = rows.peek_base(env)

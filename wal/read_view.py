@@ -40,7 +40,7 @@ def read(env: Environment) -> ReadView:
     What it says stays true while LMDB is given more: nothing that was applied is ever changed. A log is refused only by
     a scan during which no checkpoint came; if one came during the last one too, it is refused as restless.
     """
-    if not env.readonly or env.log is None:
+    if not env.readonly:
         with env.read() as transaction:
             marks = _marks(env, transaction)
         return ReadView(marks, {}, {}, [], marks.applied_revision)

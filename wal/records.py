@@ -11,11 +11,14 @@ from zlib import crc32
 
 from replica.values import BATCH_BYTES_MAX
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 1
 """Version of these layouts; stored when a replica's storage is created, compared when it is opened."""
 
-FORMAT_WITHOUT_SYNC_LOG: Final = 1
-"""The version before there was a sync log, with the same tables. A replica that opens it makes it the present one."""
+FORMAT_MAGIC: Final = b"forebay"
+"""What stands in front of the version. The construction steps 0.1 to 0.3 wrote a bare number: 1 or 2."""
+
+FORMAT_OF_A_STEP: Final = 0
+"""What stands for the formats of those steps, which no release reads."""
 
 ENTRIES: Final = b"entries"
 CHAIN: Final = b"chain"
@@ -187,8 +190,24 @@ def unpack_gap(key: bytes, value: bytes) -> Gap:
     return Gap(key_index(key), last_index, before, after)
 
 
+def pack_format(version: int) -> bytes:
+    """The stored value of the format version."""
+    return pack_checked(FORMAT_KEY, FORMAT_MAGIC + _U64.pack(version))
+
+
+def unpack_format(value: bytes) -> int:
+    """The version that `pack_format` packed, or FORMAT_OF_A_STEP. Damaged if checksum or layout do not hold."""
+    body = unpack_checked(FORMAT_KEY, value)
+    if len(body) == _U64.size:
+        return FORMAT_OF_A_STEP
+    if not body.startswith(FORMAT_MAGIC):
+        raise Damaged("it does not begin as a format does")
+    (version,) = _unpack(_U64, body[len(FORMAT_MAGIC) :])
+    return int(version)
+
+
 def pack_number(key: bytes, number: int) -> bytes:
-    """The stored value of a plain number: the index of a revision, or the format version."""
+    """The stored value of a plain number: the index of a revision."""
     return pack_checked(key, _U64.pack(number))
 
 

@@ -77,11 +77,10 @@ def replay_log(env: Environment, checked: Checked, stored: Callable[[int], Entry
 
     Raises RecoveryRefused.
     """
-    bodies = [] if env.log is None else env.log.read(env.log_mark().generation)
+    bodies = env.log.read(env.log_mark().generation)
     try:
         return replay(checked.hard, checked.marks, bodies, stored)
     except Contradiction as error:
-        assert env.log is not None
         raise RecoveryRefused(Condition.SYNC_LOG_CONTRADICTS, f"{env.log.path} ({error})") from error
 
 

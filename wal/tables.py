@@ -18,20 +18,12 @@ def create(environment: lmdb.Environment, identity: Identity, mark: LogMark) -> 
     with environment.begin(write=True) as transaction:
         tables = {name: environment.open_db(name, txn=transaction) for name in TABLES}
         state = tables[records.STATE]
-        transaction.put(records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, records.FORMAT_VERSION), db=state)
+        transaction.put(records.FORMAT_KEY, records.pack_format(records.FORMAT_VERSION), db=state)
         transaction.put(records.IDENTITY_KEY, records.pack_identity(identity), db=state)
         transaction.put(records.HARD_KEY, records.pack_hard(HardState(0, None)), db=state)
         transaction.put(records.MARKS_KEY, records.pack_marks(Marks(0, 0, 0, 0, 0, 0, GENESIS)), db=state)
         transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
     return tables
-
-
-def migrate(environment: lmdb.Environment, tables: "dict[bytes, _Database]", mark: LogMark) -> None:
-    """Make the present format of the one without a sync log, in one transaction; older releases refuse it then."""
-    state = tables[records.STATE]
-    with environment.begin(write=True) as transaction:
-        transaction.put(records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, records.FORMAT_VERSION), db=state)
-        transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
 
 
 def log_mark(directory: Path, value: bytes | None) -> LogMark:
@@ -56,39 +48,36 @@ def open_all(directory: Path, environment: lmdb.Environment) -> "dict[bytes, _Da
     return tables
 
 
-def read_identity(
-    directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]"
-) -> tuple[int, Identity]:
-    """The format version, which is one that is understood, and the stored identity. Raises RecoveryRefused."""
+def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Identity:
+    """The stored identity, where the format is one that is understood. Raises RecoveryRefused."""
     place = f"{directory / DATA_FILE}, table state, key "
     with environment.begin(tables[records.STATE]) as transaction:
         stored_format = transaction.get(records.FORMAT_KEY, b"")
         stored_identity = transaction.get(records.IDENTITY_KEY, b"")
     try:
-        version = records.unpack_number(records.FORMAT_KEY, stored_format)
+        version = records.unpack_format(stored_format)
     except Damaged as error:
         raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}format ({error})") from error
-    if version not in (records.FORMAT_WITHOUT_SYNC_LOG, records.FORMAT_VERSION):
+    if version == records.FORMAT_OF_A_STEP:
+        raise RecoveryRefused(Condition.FORMAT_OF_A_STEP, f"{place}format")
+    if version != records.FORMAT_VERSION:
         raise RecoveryRefused(
-            Condition.FORMAT_UNKNOWN,
-            f"{place}format (it is {version}; this release reads {records.FORMAT_WITHOUT_SYNC_LOG} and "
-            f"{records.FORMAT_VERSION})",
+            Condition.FORMAT_UNKNOWN, f"{place}format (it is {version}; this release reads {records.FORMAT_VERSION})"
         )
     try:
-        return version, records.unpack_identity(stored_identity)
+        return records.unpack_identity(stored_identity)
     except Damaged as error:
         raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}identity ({error})") from error
 
 
 def check_identity(
     directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", wanted: Identity
-) -> int:
-    """The format version of a storage that is `wanted`'s. RecoveryRefused if it is not."""
-    version, stored = read_identity(directory, environment, tables)
+) -> None:
+    """Return if the storage is `wanted`'s. RecoveryRefused if it is not."""
+    stored = read_identity(directory, environment, tables)
     if stored.cluster_id != wanted.cluster_id:
         place = f"{directory} (it belongs to cluster {stored.cluster_id}, not {wanted.cluster_id})"
         raise RecoveryRefused(Condition.CLUSTER_FOREIGN, place)
     if stored.replica != wanted.replica:
         place = f"{directory} (it belongs to replica {stored.replica}, not {wanted.replica})"
         raise RecoveryRefused(Condition.REPLICA_FOREIGN, place)
-    return version

@@ -26,7 +26,7 @@ from replica.model import (
     Reservation,
     SchedulingRules,
 )
-from replica.scheduler import effective_priority, rules_of
+from replica.scheduler import effective_priority
 from replica.state import State
 from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListFault, format_nodes, parse_nodes
 
@@ -194,7 +194,7 @@ async def set_scheduling_rules(call: Call[v.SchedulingRequest]) -> Reply[v.Sched
 
 
 def _scheduling(state: State) -> v.SchedulingAnswer:
-    rules = rules_of(state)
+    rules = state.scheduling_rules
     rates = tuple(
         v.RateView(
             pool=pool,

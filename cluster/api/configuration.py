@@ -9,7 +9,6 @@ from cluster.api.web import refused
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
 from replica.decide import (
-    DEFAULT_POLICY,
     configuration_events,
     differences,
     file_text,
@@ -20,7 +19,6 @@ from replica.decide import (
 from replica.grammar import KEYS, Owner, Setting
 from replica.messages import ConfigureSite
 from replica.model import DEFAULT_SITE
-from replica.operations import rules_of
 from replica.state import State
 from replica.values import Refusal
 
@@ -71,12 +69,12 @@ def _answer(state: State) -> v.ConfigurationAnswer:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        value = written_value(key, state.site, state.policy, rules_of(state))
+        value = written_value(key, state.site, state.transfer_rules)
         rows.append(
             v.SettingView(
                 key=key.name,
                 value=shown_default_pool(state) if key.field == "default_pool" else value,
-                default=written_value(key, DEFAULT_SITE, DEFAULT_POLICY),
+                default=written_value(key, DEFAULT_SITE),
                 slurm=key.is_slurm,
                 about=key.about,
             )

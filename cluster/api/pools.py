@@ -10,9 +10,8 @@ from cluster.schemas import PoolsAnswer, PoolView
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
-from replica.decide import unit_in
 from replica.messages import commands as c
-from replica.model import PoolUnit, parse_amount, unit_of
+from replica.model import PoolUnit, parse_amount, unit_in, unit_of
 from replica.state import State
 from replica.values import SizeError
 
@@ -51,7 +50,7 @@ async def add_pool(call: Call[v.PoolAddRequest]) -> Reply[PoolView]:
 async def change_pool(call: Call[v.PoolChangeRequest]) -> Reply[PoolView]:
     body, name = call.body, call.params["name"]
     # What a number counts is the pool's present unit, or the one that it gets with this very command.
-    unit = (None if body.unit is None else unit_of(body.unit)) or unit_in(await call.service.current(), name)
+    unit = (None if body.unit is None else unit_of(body.unit)) or unit_in((await call.service.current()).pools, name)
     command = c.ChangePool(
         name,
         quantity=_amount(body.quantity, unit, "quantity", zero=True),

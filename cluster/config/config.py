@@ -19,7 +19,7 @@ from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name
 from cluster.providers import NO_LOCAL, Local
 from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
 from cluster.system import Address
-from replica.model import Policy, Pool
+from replica.model import Pool, Site
 from replica.values import CPUS_MAX, NODES_MAX, POOLS_MAX
 
 __all__ = [
@@ -214,7 +214,7 @@ class Config(msgspec.Struct, frozen=True):
     tls: TlsConfig
     storage: StorageConfig
     timing: TimingConfig
-    policy: Policy
+    policy: Site
     provider: Local = NO_LOCAL
     """Where this machine has the programs of the site's burst-buffer provider."""
     mail: MailConfig = NO_MAIL

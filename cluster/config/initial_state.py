@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from cluster.config.toml import Bytes, Document, InvalidValue, KeyPath, Name, Size, Text, Written
-from replica.model import Policy, Pool, check_policy
+from replica.model import FOUNDING_FIELDS, Pool, Site, check_site
 
 ROOTS_MAX: Final = 256
 """Staging roots of a kind, count: each is compared with each path of a job."""
@@ -51,13 +51,13 @@ class StagingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 if TYPE_CHECKING:
-    PolicyTable = Policy
+    PolicyTable = Site
 else:
     PolicyTable = msgspec.defstruct(
         "PolicyTable",
         [
             (name, type(default), default)
-            for name, default in zip(Policy.__struct_fields__, Policy.__struct_defaults__, strict=True)
+            for name, default in zip(FOUNDING_FIELDS, Site.__struct_defaults__, strict=False)
             if name not in StagingTable.__struct_fields__
         ],
         frozen=True,
@@ -82,16 +82,16 @@ def pools_of(document: Document, tables: tuple[PoolTable, ...]) -> tuple[Pool, .
     return tuple(pools)
 
 
-def policy_of(document: Document, table: PolicyTable, staging: StagingTable, base: Path) -> Policy:
+def policy_of(document: Document, table: PolicyTable, staging: StagingTable, base: Path) -> Site:
     """Return the founding policy, paths relative to `base`; ConfigError names the key that cannot be used."""
     roots = {
         key: tuple(os.path.normpath(base / root) for root in getattr(staging, key))
         for key in StagingTable.__struct_fields__
     }
-    policy = Policy(**msgspec.structs.asdict(table) | roots)
-    refusal = check_policy(policy)
+    site = Site(**msgspec.structs.asdict(table) | roots)
+    refusal = check_site(site)
     if refusal is not None:
-        key = refusal.place.removeprefix("policy.")
+        key = refusal.place.removeprefix("site.")
         path: KeyPath = ("staging" if key in roots else "policy", key)
         raise document.refuse(path, refusal.sentence, refusal.remedy)
-    return policy
+    return site

@@ -11,7 +11,7 @@ from cluster.providers.interface import Local, OperationError, PoolReport
 from cluster.providers.limits import POOL_POLL_S
 from cluster.providers.worker import CallRequest
 from cluster.system import Clock
-from replica.messages import BURST_BUFFERS_WHOLE, CONTROLLER, ChangePool, Command, Request
+from replica.messages import CONTROLLER, ChangePool, Command, Request
 from replica.model import Pool, PoolUnit, Provision, provider_facts, provision_of
 from replica.state import State
 
@@ -49,7 +49,7 @@ class PoolWatch:
         """Ask if it is time; return at once. Called often."""
         state = self._state()
         provision = provision_of(state)
-        if not self._leads() or provision is None or state.feature_level < BURST_BUFFERS_WHOLE:
+        if not self._leads() or provision is None:
             self.stop()
             return
         if self._task is not None and not self._task.done():

@@ -21,7 +21,6 @@ from replica.messages import (
     FeatureLevelRaised,
     MarkNodeBack,
     MarkNodeDown,
-    PolicySet,
     Request,
     SiteConfigured,
     TransferRecorded,
@@ -188,7 +187,7 @@ class NodeWatch:
             LOGGER.info("%s was refused: %s", kind_of(command), refusal.sentence)
 
 
-_ABOUT_EVERY_NODE = frozenset((PolicySet, SiteConfigured, TransferRulesSet, FeatureLevelRaised))
+_ABOUT_EVERY_NODE = frozenset((SiteConfigured, TransferRulesSet, FeatureLevelRaised))
 """Events after which every node may have other orders."""
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from replica.fold import Tentative
+from replica.fold import SpeculativeState
 from replica.messages import Batch, Entry, Event, Request, SubmitJob, UpdateJob, command_digest, kind_of
 from replica.state import State
 from replica.values import BATCH_BYTES_MAX, Refusal, RefusalCode, Revision
@@ -103,7 +103,7 @@ class InFlight:
 
     __slots__ = ("batch", "data", "first", "index", "last", "term", "tentative", "waiters")
 
-    def __init__(self, tentative: Tentative, batch: Batch, data: bytes, waiters: list[Waiter]) -> None:
+    def __init__(self, tentative: SpeculativeState, batch: Batch, data: bytes, waiters: list[Waiter]) -> None:
         self.index = 0
         self.term = 0
         self.tentative = tentative

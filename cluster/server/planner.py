@@ -6,7 +6,7 @@ dropped with the batches in flight: then it is built anew, a portion a turn, sin
 
 from __future__ import annotations
 
-from replica.fold import Tentative
+from replica.fold import SpeculativeState
 from replica.messages import Event
 from replica.scheduler import SchedulingIndex, events_of_pass
 from replica.state import State
@@ -24,15 +24,15 @@ class Planner:
         self._noted = 0
         """Entries of the batch under construction that the index knows."""
 
-    def prepare(self, batch: Tentative) -> bool:
+    def prepare(self, batch: SpeculativeState) -> bool:
         """Follow the batch; return whether a pass over it is cheap now. Where it is not, ask again in another turn."""
         return self._follow(batch).prepare(JOBS_PER_TURN)
 
-    def events_of_pass(self, batch: Tentative) -> tuple[Event, ...]:
+    def events_of_pass(self, batch: SpeculativeState) -> tuple[Event, ...]:
         """Return the events of a scheduling pass over the batch under construction."""
         return events_of_pass(self._follow(batch), batch.at)
 
-    def closed(self, batch: Tentative) -> None:
+    def closed(self, batch: SpeculativeState) -> None:
         """Follow the batch to its end: the next one begins on the state after it."""
         if self._index is not None:
             self._follow(batch)
@@ -51,7 +51,7 @@ class Planner:
         """Drop what was built on batches that nobody knows the outcome of, or for a lead that is over."""
         self._index, self._noted = None, 0
 
-    def _follow(self, batch: Tentative) -> SchedulingIndex:
+    def _follow(self, batch: SpeculativeState) -> SchedulingIndex:
         state, index = batch.state(), self._index
         if index is None or (not self._noted and index.state is not batch.base):
             index = self._index = SchedulingIndex(state)

@@ -58,7 +58,7 @@ from cluster.server.pending import (
 from cluster.server.planner import Planner
 from cluster.system import Clock
 from replica.decide import decide, is_by_key
-from replica.fold import Tentative, is_new, receipt_for
+from replica.fold import SpeculativeState, is_new, receipt_for
 from replica.messages import CONTROLLER, Batch, Entry, Request, RunSchedulingPass, command_digest, kind_of
 from replica.state import State
 from replica.values import COMMANDS_PER_BATCH_MAX, Instant, Refusal, Revision
@@ -263,7 +263,7 @@ class Proposer:
 
     def _propose_batch(self) -> None:
         base = self._in_flight[-1].after if self._in_flight else self._applied()
-        batch = Tentative(base, Instant(max(self._clock.now(), base.at)))
+        batch = SpeculativeState(base, Instant(max(self._clock.now(), base.at)))
         waiters: list[Waiter] = []
         entries: list[bytes] = []
         size_bytes, decided = 0, False
@@ -313,7 +313,7 @@ class Proposer:
         """Have the pass that belongs to a batch that left without it; whoever waits for the batch waits for both."""
         self._unpassed = None
         self._planner.closed(flight.tentative)
-        batch = Tentative(flight.after, Instant(max(self._clock.now(), flight.batch.at)))
+        batch = SpeculativeState(flight.after, Instant(max(self._clock.now(), flight.batch.at)))
         if (entry := self._pass(batch, True)) is not None:
             batch.add(entry)
             flight.waiters, waiters = flight.by_hurry()
@@ -324,7 +324,9 @@ class Proposer:
             if not self._pass_timer.due:
                 self._pass_timer.rest()
 
-    def _propose(self, batch: Tentative, entries: list[bytes], waiters: list[Waiter], *, passed: bool = True) -> None:
+    def _propose(
+        self, batch: SpeculativeState, entries: list[bytes], waiters: list[Waiter], *, passed: bool = True
+    ) -> None:
         agreed = Batch(batch.base.revision, batch.at, tuple(batch.entries))
         flight = InFlight(batch, agreed, batch_of_encoded(agreed.base, agreed.at, entries), waiters)
         self._in_flight.append(flight)
@@ -345,7 +347,7 @@ class Proposer:
     def _dequeue(self) -> None:
         self._queue_bytes -= self._queue.popleft().weight_bytes
 
-    def _answered_before(self, waiting: Waiting, batch: Tentative, waiters: list[Waiter]) -> bool:
+    def _answered_before(self, waiting: Waiting, batch: SpeculativeState, waiters: list[Waiter]) -> bool:
         """Answer, or attach to the batch that will, a command whose id is known; False if it is new."""
         command_id = waiting.request.id
         if not command_id or is_new(batch.facts, command_id):
@@ -372,7 +374,7 @@ class Proposer:
                 return True
         raise AssertionError(f"no batch in flight carries revision {known.revision}")
 
-    def _decide(self, waiting: Waiting, batch: Tentative) -> tuple[Entry, bytes] | None:
+    def _decide(self, waiting: Waiting, batch: SpeculativeState) -> tuple[Entry, bytes] | None:
         """Return the entry that settles the command, and its bytes; None where that failed, which is answered."""
         request = waiting.request
         try:
@@ -390,7 +392,7 @@ class Proposer:
             return None
         return entry, encoded
 
-    def _settle(self, waiting: Waiting, batch: Tentative, entry: Entry) -> int | None:
+    def _settle(self, waiting: Waiting, batch: SpeculativeState, entry: Entry) -> int | None:
         """Add the entry to the batch; return its job. None where its events cannot be folded, which is answered."""
         try:
             return batch.add(entry)
@@ -408,7 +410,7 @@ class Proposer:
         if not waiting.answer.done():
             reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
 
-    def _pass(self, batch: Tentative, decided: bool) -> Entry | None:
+    def _pass(self, batch: SpeculativeState, decided: bool) -> Entry | None:
         """Return the entry of a scheduling pass over the batch so far; None where it finds nothing or must wait."""
         if not batch.facts.feature_level:
             self._pass_timer.due = False

@@ -2,7 +2,6 @@
 
 from replica.decide.arrays import Tasks, job_of_task, members, parse_reference, shown_reference
 from replica.decide.configuration import (
-    DEFAULT_POLICY,
     configuration_events,
     differences,
     file_text,
@@ -11,4 +10,4 @@ from replica.decide.configuration import (
     written_value,
 )
 from replica.decide.decide import decide, is_by_key
-from replica.decide.pools import overcommitted_bytes, unit_in
+from replica.decide.pools import overcommitted_bytes

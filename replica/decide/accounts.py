@@ -8,14 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from replica.decide.checks import Unfit, require
-from replica.messages import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
+    DEFAULT_RULES,
     JobOptions,
     JobRequest,
-    Limit,
-    LimitKind,
     Reservation,
     check_account,
     check_asked,
@@ -28,7 +26,7 @@ from replica.model import (
     with_members_sorted,
     with_options,
 )
-from replica.scheduler import alone_over, rules_of, submit_over
+from replica.scheduler import alone_over, submit_over
 from replica.state import Facts
 from replica.values import (
     ACCOUNTS_MAX,
@@ -45,12 +43,6 @@ from replica.values import (
 Changed = tuple[e.Event, ...] | Refusal
 
 
-def changed(state: Facts, command: c.Command, at: Instant) -> Changed:
-    """Return the events that one of the commands of CHANGES leads to, or why it is refused."""
-    refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, c.kind_of(command).replace("_", " "))
-    return CHANGES[type(command)](state, command, at) if refusal is None else refusal
-
-
 def _unknown(what: str, name: str, known: list[str]) -> Refusal:
     listed = ", ".join(known[:20]) or "there are none"
     return Refusal(RefusalCode.INVALID_FIELD, f"there is no {what} {name!r}", f"known are: {listed}", what)
@@ -60,17 +52,9 @@ def _full(what: str, most: int) -> Refusal:
     return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {most} of them", "delete what nobody uses", what)
 
 
-def _limits_too_new(state: Facts, limits: tuple[Limit, ...], place: str) -> Refusal | None:
-    if not any(limit.kind is LimitKind.GRP_BB_MINUTES for limit in limits):
-        return None
-    return level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, LimitKind.GRP_BB_MINUTES.word, place)
-
-
 def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> Changed:
     account = command.account
-    refusal = check_account(state.accounts, account) or _limits_too_new(
-        state, (*account.limits, *(limit for member in account.members for limit in member.limits)), "account.limits"
-    )
+    refusal = check_account(state.accounts, account)
     if refusal is not None:
         return refusal
     if account.name not in state.accounts and len(state.accounts) >= ACCOUNTS_MAX:
@@ -95,7 +79,7 @@ def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> Chan
 
 def _set_qos(state: Facts, command: c.SetQos, at: Instant) -> Changed:
     qos = command.qos
-    refusal = check_qos(qos) or _limits_too_new(state, qos.limits, "qos.limits")
+    refusal = check_qos(qos)
     if refusal is not None:
         return refusal
     if qos.name not in state.qos and len(state.qos) >= QOS_MAX:
@@ -173,7 +157,7 @@ def _set_rules(state: Facts, command: c.SetSchedulingRules, at: Instant) -> Chan
     ):
         if name and name not in known:
             return _unknown(what, name, sorted(known))
-    return () if rules_of(state) == command.rules else (e.SchedulingRulesSet(command.rules),)
+    return () if state.scheduling_rules == command.rules else (e.SchedulingRulesSet(command.rules),)
 
 
 CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
@@ -196,10 +180,10 @@ CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
 def admitted(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
     """Return the request with the site's default account and QOS filled in; Unfit where `jobs` such are refused."""
     options = request.asked
-    if not _asks(options) and not state.scheduling_rules:
+    if not _asks(options) and state.scheduling_rules == DEFAULT_RULES:
         return request
     require(check_asked(options.licenses, options.nice))
-    rules, user = rules_of(state), request.user
+    rules, user = state.scheduling_rules, request.user
     account = "" if options.account else default_account(state, user)
     if account:
         options = replace(options, account=account)
@@ -213,7 +197,7 @@ def admitted(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
 
 def default_account(state: Facts, user: str) -> str:
     """Return the account of a job of the user that names none; empty for none."""
-    name = rules_of(state).default_account
+    name = state.scheduling_rules.default_account
     account = state.accounts.get(name) if name else None
     return name if account is not None and account.member(user) is not None else ""
 
@@ -234,7 +218,7 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
         return _unknown("account", options.account, sorted(state.accounts))
     if account is not None and account.member(user) is None:
         return _denied("account", f"user {user} is not in account {account.name}")
-    if account is None and rules_of(state).accounts_required:
+    if account is None and state.scheduling_rules.accounts_required:
         return Refusal(RefusalCode.INVALID_FIELD, "the job names no account", "add --account=NAME", "account")
     qos = state.qos.get(options.qos) if options.qos else None
     if options.qos and qos is None:
@@ -294,12 +278,6 @@ def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: in
 
 # ---- changing partitions, and resetting what was used of burst buffers; a function per command, as in
 # `replica.decide.decide`
-
-
-def changed_partitions(state: Facts, command: c.Command) -> Changed:
-    """Return the events that one of the commands of PARTITION_CHANGES leads to, or why it is refused."""
-    refusal = level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, c.kind_of(command).replace("_", " "))
-    return PARTITION_CHANGES[type(command)](state, command) if refusal is None else refusal
 
 
 def _set_partition(state: Facts, command: c.SetPartition) -> Changed:

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.checks import Unfit, require
-from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
+from replica.decide.checks import Unfit
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import AfterTask, ArrayFault, ArrayTask, Dependency, JobRequest, compressed, parse_tasks
@@ -47,7 +46,6 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
             "wait until some are over, or submit fewer tasks",
             "array",
         )
-    require(level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "a job array", "array"))
 
 
 def _invalid(sentence: str, remedy: str) -> Unfit:

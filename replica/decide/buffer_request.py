@@ -13,15 +13,10 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from replica.decide.checks import Unfit, check_beneath, check_inside, expand, require
-from replica.grammar import persistent_name, split_inside
-from replica.messages import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.model import (
-    DEFAULT_TRANSFER_RULES,
     NATIVE,
-    NO_CHOICE,
     NO_OPTIONS,
-    TRANSFER_RULES_KEY,
     BufferRequest,
     CreatePersistent,
     JobRequest,
@@ -43,7 +38,7 @@ _OF_ONE_TASK = re.compile("%[aj]")
 
 def buffer_resolved(state: Facts, actor: c.Actor, request: JobRequest, *, of_array: bool) -> JobRequest:
     """Return the request with what it asks of buffers decided, but for the paths; Unfit where it cannot be had."""
-    if is_ordinary(request) and not state.pool_units:
+    if is_ordinary(request) and all(pool.unit is PoolUnit.BYTES for pool in state.pools.values()):
         return request
     asked = request.buffer
     _check_nodes(request)
@@ -178,31 +173,11 @@ def _check_carried_out(state: Facts, asked: BufferRequest) -> None:
             "leave it out, and ask for the memory that the job needs",
             asked.places[-1] if len(asked.places) > 2 else "swap",
         )
-    found = _asked_of_agents(asked)
-    if found is None:
-        return
-    what, place = found
-    require(level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, what, place))
     if asked.stage_in_command or asked.stage_out_command:
         _check_backend(state, "command", "--bb")
     for choice, place in _choices(asked):
         if choice.backend:
             _check_backend(state, choice.backend, place)
-
-
-def _asked_of_agents(asked: BufferRequest) -> tuple[str, str] | None:
-    """Return what agents of earlier releases would leave out, and where it stands; None if there is no such thing."""
-    if asked.lists:
-        return "staging what a file lists (type=list)", asked.lists[0].place
-    if asked.stage_in_command or asked.stage_out_command:
-        return "a command that stages", "--bb"
-    for count, transfer in enumerate((*asked.stage_in, *asked.stage_out), start=2):
-        if persistent_name(split_inside(transfer.inside.removeprefix("\\\\"))[0]):
-            return "staging to and from a persistent buffer", asked.places[count] if asked.places else ""
-    for choice, place in _choices(asked):
-        if choice != NO_CHOICE:
-            return "backend= and move=", place
-    return None
 
 
 def _choices(asked: BufferRequest) -> Iterator[tuple[TransferChoice, str]]:
@@ -220,7 +195,7 @@ def _choices(asked: BufferRequest) -> Iterator[tuple[TransferChoice, str]]:
 
 def _check_backend(state: Facts, backend: str, place: str) -> None:
     """Raise Unfit for a backend that the site does not allow."""
-    allowed = state.transfer_rules.get(TRANSFER_RULES_KEY, DEFAULT_TRANSFER_RULES).backends
+    allowed = state.transfer_rules.backends
     if backend in allowed:
         return
     what = "a command that stages" if backend == "command" else f"backend={backend}"
@@ -233,7 +208,7 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
 
 
 def _over_total(state: Facts, size: int, pool: Pool, place: str) -> Unfit:
-    unit = state.pool_units.get(pool.name, PoolUnit.BYTES)
+    unit = pool.unit
     most = format_amount(pool.usable_bytes, unit)
     return Unfit(
         RefusalCode.CAPACITY_OVER_TOTAL,
@@ -252,7 +227,7 @@ def _capacity_place(asked: BufferRequest) -> str:
 
 
 def _unit(state: Facts, pool: str, place: str) -> PoolUnit:
-    return state.pool_units.get(pool_of(state, pool, place).name, PoolUnit.BYTES)
+    return pool_of(state, pool, place).unit
 
 
 def _units(state: Facts, asked: BufferRequest, written: str) -> str:
@@ -300,9 +275,9 @@ def _decided_list(state: Facts, request: JobRequest, transfer: ListTransfer, *, 
         )
     source = expand(transfer.source, request, job_id, place)
     destination = expand(transfer.destination, request, job_id, place)
-    check_beneath(state.policy.sources, request.user, source, "sources", place)
+    check_beneath(state.site.sources, request.user, source, "sources", place)
     if transfer.outgoing:
-        check_beneath(state.policy.destinations, request.user, destination, "destinations", place)
+        check_beneath(state.site.destinations, request.user, destination, "destinations", place)
     else:
         check_inside(destination, place)
     return replace(transfer, source=source, destination=destination)
@@ -312,8 +287,8 @@ def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: i
     places = iter(asked.places[2:])
     moved: dict[str, tuple[Transfer, ...]] = {}
     for stage, roots, key in (
-        ("stage_in", state.policy.sources, "sources"),
-        ("stage_out", state.policy.destinations, "destinations"),
+        ("stage_in", state.site.sources, "sources"),
+        ("stage_out", state.site.destinations, "destinations"),
     ):
         transfers = []
         for transfer in getattr(asked, stage):

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica.decide.accounts import CHANGES, PARTITION_CHANGES, changed, changed_partitions
+from replica.decide.accounts import CHANGES, PARTITION_CHANGES
 from replica.decide.configuration import configuration_events
 from replica.decide.pools import changed_pool, pool_refusal, removed_pool, set_pool_events
 from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import Stage, check_policy
+from replica.model import Stage, check_site
 from replica.operations import active_stage
 from replica.state import Facts, State
 from replica.values import (
@@ -33,7 +33,7 @@ from replica.values import (
 def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:
     if state.feature_level:
         return Refusal(RefusalCode.ALREADY_FOUNDED, f"the cluster {state.name!r} is founded", "join it instead")
-    refusal = check_policy(command.policy)
+    refusal = check_site(command.site)
     for pool in command.pools:
         refusal = refusal or pool_refusal(pool)
     if refusal is None and sum(pool.is_default for pool in command.pools) > 1:
@@ -42,7 +42,7 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         )
     if refusal is not None:
         return refusal
-    return Accepted((e.ClusterFounded(command.cluster_id, command.name, command.policy, command.pools),))
+    return Accepted((e.ClusterFounded(command.cluster_id, command.name, command.site, command.pools),))
 
 
 def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:
@@ -86,18 +86,11 @@ def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: 
 
 
 def _change_accounting(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
-    return accepted(changed(state, command, at))
+    return accepted(CHANGES[type(command)](state, command, at))
 
 
 def _change_partitions(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
-    return accepted(changed_partitions(state, command))
-
-
-def _set_policy(state: Facts, actor: c.Actor, command: c.SetPolicy, at: Instant) -> Decision:
-    refusal = check_policy(command.policy)
-    if refusal is not None:
-        return refusal
-    return Accepted((e.PolicySet(command.policy),)) if command.policy != state.policy else NOTHING
+    return accepted(PARTITION_CHANGES[type(command)](state, command))
 
 
 def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLevel, at: Instant) -> Decision:
@@ -202,7 +195,6 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.FoundCluster: _found_cluster,
     c.SetPool: _set_pool,
     c.ConfigureSite: _configure_site,
-    c.SetPolicy: _set_policy,
     c.DrainNode: _drain_node,
     c.ResumeNode: _resume_node,
     c.MarkNodeDown: _mark_node_down,

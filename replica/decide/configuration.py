@@ -16,35 +16,28 @@ from msgspec.structs import replace
 
 from replica.decide.pools import default_pool_events
 from replica.grammar import KEYS, Key, Owner, Setting, SettingFault, ValueFault, format_value, values_of
-from replica.messages import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import events as e
 from replica.model import (
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
-    Policy,
     Site,
     TransferRules,
-    check_policy,
     check_site,
     check_transfer_rules,
     ordered_flags,
     provider_facts,
 )
-from replica.operations import rules_of
 from replica.state import Facts
 from replica.values import SETTINGS_MAX, Refusal, RefusalCode
 
-DEFAULT_POLICY = Policy()
-
 NAMES_OF_FIELDS: Mapping[str, str] = {f"{key.owner.value}.{key.field}": key.name for key in KEYS}
-"""`policy.max_passes` -> MaxPasses: refusals of records name fields, people write keys."""
+"""`site.max_passes` -> MaxPasses: refusals of records name fields, people write keys."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
     """What the configuration is to be."""
 
     site: Site
-    policy: Policy
     transfers: TransferRules
     default_pool: str = ""
     """The pool that becomes the default one; empty: none is named, or it is not there yet (`site.default_pool`)."""
@@ -69,9 +62,7 @@ def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = Fals
     except SettingFault as error:
         fault = error.fault
         return Refusal(RefusalCode.INVALID_FIELD, fault.sentence, fault.remedy, fault.place)
-    site, policy = state.site, state.policy
-    if not partial:
-        site, policy = _slurm_defaults(site, policy)
+    site = state.site if partial else _slurm_defaults(state.site)
     changes: dict[Owner, dict[str, Any]] = {owner: {} for owner in Owner}
     for key, value, _ in values.values():
         changes[key.owner][key.field] = value
@@ -88,14 +79,13 @@ def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = Fals
         site = replace(site, flags=ordered_flags((*rest, flag) if wanted else rest))
     if partial:
         site = _one_list(site, changes[Owner.SITE])
-    policy = replace(policy, **changes[Owner.POLICY])
-    transfers = replace(rules_of(state), **changes[Owner.TRANSFERS])
-    refusal = _refusal(state, site, policy) or check_transfer_rules(transfers)
+    transfers = replace(state.transfer_rules, **changes[Owner.TRANSFERS])
+    refusal = _refusal(state, site) or check_transfer_rules(transfers)
     if refusal is not None:
         return _placed(refusal, values)
     if site.default_pool in state.pools:
-        return Wanted(replace(site, default_pool=""), policy, transfers, site.default_pool)
-    return Wanted(site, policy, transfers)
+        return Wanted(replace(site, default_pool=""), transfers, site.default_pool)
+    return Wanted(site, transfers)
 
 
 def partial_default(state: Facts) -> Callable[[Key], object]:
@@ -105,19 +95,15 @@ def partial_default(state: Facts) -> Callable[[Key], object]:
         if key.field == "default_pool" and _present_default(state):
             pool = _present_default(state)
             raise ValueFault(f"{pool} is the default pool", f"use `forebay pool set {pool} --no-default`")
-        return value_of(key, DEFAULT_SITE, DEFAULT_POLICY)
+        return value_of(key, DEFAULT_SITE)
 
     return default_of
 
 
-def _slurm_defaults(site: Site, policy: Policy) -> tuple[Site, Policy]:
-    """Return both with Slurm's default for every key of burst_buffer.conf."""
-    for key in KEYS:
-        if key.is_slurm and key.owner is Owner.SITE:
-            site = replace(site, **{key.field: getattr(DEFAULT_SITE, key.field)})
-        elif key.is_slurm and key.owner is Owner.POLICY:
-            policy = replace(policy, **{key.field: getattr(DEFAULT_POLICY, key.field)})
-    return site, policy
+def _slurm_defaults(site: Site) -> Site:
+    """Return it with Slurm's default for every key of burst_buffer.conf."""
+    slurm = {key.field: getattr(DEFAULT_SITE, key.field) for key in KEYS if key.is_slurm and key.owner is Owner.SITE}
+    return replace(site, **slurm)
 
 
 def _one_list(site: Site, named: Mapping[str, Any]) -> Site:
@@ -129,8 +115,8 @@ def _one_list(site: Site, named: Mapping[str, Any]) -> Site:
     return site
 
 
-def _refusal(state: Facts, site: Site, policy: Policy) -> Refusal | None:
-    refusal = check_site(site) or check_policy(policy)
+def _refusal(state: Facts, site: Site) -> Refusal | None:
+    refusal = check_site(site)
     if refusal is not None:
         return refusal
     name = site.default_pool
@@ -160,11 +146,8 @@ def _placed(refusal: Refusal, values: Mapping[str, tuple[Key, object, Setting]])
 
 def base_refusal(state: Facts, expected_revision: int | None) -> Refusal | None:
     """Return the refusal of a change that is based on an older configuration than the present one, or None."""
-    if expected_revision is None:
+    if expected_revision is None or expected_revision >= state.site.revision:
         return None
-    refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "--expect-revision", "expect_revision")
-    if refusal is not None or expected_revision >= state.site.revision:
-        return refusal
     return Refusal(
         RefusalCode.WRONG_STATE,
         f"the configuration was changed at revision {state.site.revision}, and this change is based on revision "
@@ -186,49 +169,31 @@ def configuration_events(
         return wanted
     events: list[e.Event] = []
     if wanted.site != state.site:
-        changed = ", ".join(change.key for change in differences(state, wanted) if _owner(change.key) is Owner.SITE)
-        refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, f"what is configured ({changed})")
-        if refusal is not None:
-            return refusal
         events.append(e.SiteConfigured(replace(wanted.site, revision=0)))
-    if wanted.policy != state.policy:
-        events.append(e.PolicySet(wanted.policy))
-    if wanted.transfers != rules_of(state):
-        changed = ", ".join(
-            change.key for change in differences(state, wanted) if _owner(change.key) is Owner.TRANSFERS
-        )
-        refusal = level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, f"what is configured ({changed})")
-        if refusal is not None:
-            return refusal
+    if wanted.transfers != state.transfer_rules:
         events.append(e.TransferRulesSet(wanted.transfers))
     if wanted.default_pool:
         events.extend(default_pool_events(state, wanted.default_pool))
     return tuple(events)
 
 
-def _owner(name: str) -> Owner | None:
-    return next((key.owner for key in KEYS if key.name == name), None)
-
-
 # How it is shown ------------------------------------------------------------------------------------------------------
 
 
-def value_of(key: Key, site: Site, policy: Policy, transfers: TransferRules = DEFAULT_TRANSFER_RULES) -> Any:
+def value_of(key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES) -> Any:
     """Return the value of a key."""
     match key.owner:
         case Owner.TRANSFERS:
             return getattr(transfers, key.field)
         case Owner.SITE:
             return getattr(site, key.field)
-        case Owner.POLICY:
-            return getattr(policy, key.field)
         case Owner.FLAG:
             return key.field in site.flags
 
 
-def written_value(key: Key, site: Site, policy: Policy, transfers: TransferRules = DEFAULT_TRANSFER_RULES) -> str:
+def written_value(key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES) -> str:
     """Return the value of a key as it is written in a file; "" where nothing is written for it."""
-    value = value_of(key, site, policy, transfers)
+    value = value_of(key, site, transfers)
     return "" if value in ("", ()) else format_value(key, value)
 
 
@@ -242,8 +207,8 @@ def differences(state: Facts, wanted: Wanted) -> tuple[Difference, ...]:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        before = written_value(key, site_before, state.policy, rules_of(state))
-        after = written_value(key, site_after, wanted.policy, wanted.transfers)
+        before = written_value(key, site_before, state.transfer_rules)
+        after = written_value(key, site_after, wanted.transfers)
         if before != after:
             found.append(Difference(key.name, before, after))
     return tuple(found)
@@ -269,8 +234,8 @@ def file_text(state: Facts, *, slurm_only: bool = False) -> str:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        value = written_value(key, site, state.policy, rules_of(state))
-        is_default = value == written_value(key, DEFAULT_SITE, DEFAULT_POLICY)
+        value = written_value(key, site, state.transfer_rules)
+        is_default = value == written_value(key, DEFAULT_SITE)
         if not value or (slurm_only and is_default):
             continue
         text = f"{key.name}={_quoted(value)}"

@@ -91,7 +91,7 @@ def _in_turn(state: Facts, decision: Decision) -> Decision:
 
 
 def is_by_key(command: c.Command) -> bool:
-    """Whether deciding `command` only looks things up, so that Facts such as a Draft are enough for it."""
+    """Whether deciding `command` only looks things up, so that Facts such as a StateBuilder are enough for it."""
     return type(command) in _BY_KEY
 
 
@@ -115,7 +115,6 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.ChangePool: _OPERATOR | _CONTROLLER,
     c.RemovePool: _OPERATOR,
     c.ConfigureSite: _OPERATOR,
-    c.SetPolicy: _OPERATOR,
     c.DrainNode: _OPERATOR,
     c.ResumeNode: _OPERATOR,
     c.RaiseFeatureLevel: _OPERATOR | _CONTROLLER,

@@ -10,19 +10,13 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import events as e
-from replica.model import Pool, PoolUnit, format_amount
+from replica.model import Pool, PoolUnit, format_amount, unit_in
 from replica.state import Facts, State
 from replica.values import MESSAGE_CHARACTERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Refusal, RefusalCode, name_fault
 
 USERS_NAMED_MAX = 8
 """Who uses a pool that cannot be removed: so many are named in the refusal, the others counted."""
-
-
-def unit_in(state: Facts, name: str) -> PoolUnit:
-    """Return what the numbers of a pool count."""
-    return state.pool_units.get(name, PoolUnit.BYTES)
 
 
 def overcommitted_bytes(pool: Pool, held_bytes: int) -> int:
@@ -58,14 +52,13 @@ def set_pool_events(state: Facts, pool: Pool, unit: PoolUnit | None = None) -> t
     waiting. `unit`: None leaves it as it is.
     """
     awaited, known = state.site.default_pool, state.pools.get(pool.name)
-    if known is None and awaited == pool.name:
-        pool = replace(pool, is_default=True)
+    if unit is None:
+        unit = unit_in(state.pools, pool.name)
+    pool = replace(pool, unit=unit, is_default=pool.is_default or (known is None and awaited == pool.name))
     becomes_default = pool.is_default and not (known is not None and known.is_default)
     events: list[e.Event] = _no_other_default(state, pool.name) if pool.is_default else []
     if known != pool:
         events.append(e.PoolSet(pool))
-    if unit is not None and unit != unit_in(state, pool.name):
-        events.append(e.PoolUnitSet(pool.name, unit))
     if awaited and becomes_default:
         events.append(e.SiteConfigured(replace(state.site, default_pool="", revision=0)))
     return tuple(events)
@@ -125,9 +118,8 @@ def changed_pool(
     if drain_all:
         pool = replace(pool, out_of_service_bytes=pool.quantity_bytes)
     refusal = pool_refusal(pool)
-    if refusal is None and unit is not None and unit != unit_in(state, name):
-        refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "a pool's unit", "pool.unit")
-        refusal = refusal or _used(state, name, "its numbers cannot count something else", "pool.unit")
+    if refusal is None and unit is not None and unit != unit_in(state.pools, name):
+        refusal = _used(state, name, "its numbers cannot count something else", "pool.unit")
     return set_pool_events(state, pool, unit) if refusal is None else refusal
 
 
@@ -135,8 +127,7 @@ def removed_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
     """Return what removes a pool, or why it is refused: while anybody holds a part of it or waits for one."""
     if name not in state.pools:
         return unknown_pool(state, name)
-    refusal = level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, "removing a pool")
-    refusal = refusal or _used(state, name, "it cannot be removed", "pool.name")
+    refusal = _used(state, name, "it cannot be removed", "pool.name")
     if refusal is not None:
         return refusal
     return (e.PoolRemoved(name),)
@@ -168,7 +159,7 @@ def _used(state: State, name: str, therefore: str, place: str) -> Refusal | None
 
 def pool_users(state: State, name: str) -> Iterator[str]:
     """Yield who holds a part of a pool, waits for one, or will ask for one: each in words."""
-    unit = unit_in(state, name)
+    unit = unit_in(state.pools, name)
     is_default = name in state.pools and state.pools[name].is_default
     for persistent in sorted(state.persistent):
         buffer = state.persistent[persistent]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import immutables
 
-from replica.messages import TRANSFERS_AND_PARTITIONS, Accepted, Decision, features
+from replica.messages import Accepted, Decision
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -35,7 +35,7 @@ NO_TRANSFERS = JobTransfers()
 
 def recorded(state: Facts, job: Job, stage: Stage, receipt: TransferReceipt | None) -> tuple[e.TransferRecorded, ...]:
     """Return the event that keeps a receipt, before what follows from the end of its transfer."""
-    if receipt is None or stage not in TRANSFERS or state.feature_level < TRANSFERS_AND_PARTITIONS:
+    if receipt is None or stage not in TRANSFERS:
         return ()
     return (e.TransferRecorded(job.id, job.node, clipped_receipt(receipt, stage, job.attempt)),)
 
@@ -44,7 +44,7 @@ def reached(
     state: Facts, job: Job, stage: Stage, result: c.OperationReached, at: Instant
 ) -> tuple[e.TransferCheckpointed, ...]:
     """Return the event that keeps a checkpoint, nothing where the last one is enough."""
-    if stage not in TRANSFERS or state.feature_level < TRANSFERS_AND_PARTITIONS:
+    if stage not in TRANSFERS:
         return ()
     checkpoint = clipped_checkpoint(result.checkpoint, stage, job.attempt)
     former = state.transfers.get(job.id, NO_TRANSFERS).checkpoint
@@ -92,7 +92,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
                 script_ended(state, job, buffer, result.result, result.exit_code, result.signal, result.message)
             )
         starting = job.state is JobState.CONFIGURING and buffer is not None
-        if starting and isinstance(result, c.OperationFailed) and state.feature_level >= features.BURST_BUFFERS_WHOLE:
+        if starting and isinstance(result, c.OperationFailed):
             return Accepted(pre_run_failed(state, job, result.message))
     elif buffer is not None:
         if isinstance(result, c.OperationReached):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.messages import BURST_BUFFERS_WHOLE, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import BufferState, Hold, Job, JobState
@@ -26,15 +25,8 @@ def _wrong(job: Job, sentence: str, remedy: str) -> Refusal:
     return Refusal(RefusalCode.WRONG_STATE, f"job {job.id} {sentence}", remedy, "job")
 
 
-def _below(state: Facts, what: str) -> Refusal | None:
-    return level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, what)
-
-
 def suspended(state: Facts, job: Job) -> Events | Refusal:
     """Return what suspending a job leads to: its script is stopped where it is."""
-    refusal = _below(state, "suspending a job")
-    if refusal is not None:
-        return refusal
     if job.state is JobState.SUSPENDED:
         return ()
     if job.state is not JobState.RUNNING:
@@ -46,9 +38,6 @@ def suspended(state: Facts, job: Job) -> Events | Refusal:
 
 def resumed(state: Facts, job: Job) -> Events | Refusal:
     """Return what resuming a job leads to: its script goes on where it was stopped."""
-    refusal = _below(state, "resuming a job")
-    if refusal is not None:
-        return refusal
     if job.state is not JobState.SUSPENDED:
         return _wrong(job, f"is {job.state.name}", "only suspended jobs can be resumed")
     return (e.JobResumed(job.id),)
@@ -56,9 +45,6 @@ def resumed(state: Facts, job: Job) -> Events | Refusal:
 
 def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
     """Return what requeueing a job leads to: it gives back what it has, and waits and stages in again."""
-    refusal = _below(state, "requeueing a job")
-    if refusal is not None:
-        return refusal
     if not job.request.asked.requeue:
         return Refusal(
             RefusalCode.WRONG_STATE,
@@ -94,9 +80,6 @@ def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events
     """Return what clearing the buffer of a job leads to: it is forgotten where it could not be removed, or thrown away
     with results that could not be staged out, if that is said.
     """
-    refusal = _below(state, "clearing a buffer")
-    if refusal is not None:
-        return refusal
     buffer = state.buffers.get(job.id)
     if buffer is None:
         return _wrong(job, "has no burst buffer", "forebay buffer list shows the buffers")
@@ -121,9 +104,6 @@ def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events
 
 def cleared_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> Events | Refusal:
     """Return what clearing a persistent buffer leads to: it leaves the list, and its space is free."""
-    refusal = _below(state, "clearing a buffer")
-    if refusal is not None:
-        return refusal
     buffer = state.persistent.get(name)
     if buffer is None:
         return Refusal(
@@ -151,9 +131,8 @@ def cleared_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -
 
 def restarted(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
     """Return what a change of the leader does to the operations of `jobs` where the site has restart-policy slurm."""
-    refusal = _below(state, "restarting operations")
-    if refusal is not None or state.site.restart_policy != "slurm":
-        return refusal or ()
+    if state.site.restart_policy != "slurm":
+        return ()
     found: list[e.Event] = []
     wanted = list(jobs)
     if len(wanted) > RESTARTED_MAX:

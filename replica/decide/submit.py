@@ -14,7 +14,6 @@ from replica.decide.buffer_request import (
     buffer_resolved,
     check_buffer_user,
     is_ordinary,
-    is_ordinary_buffer,
     persistent_fault,
     space_resolved,
 )
@@ -28,10 +27,9 @@ from replica.decide.checks import (
     expand,
     require,
 )
-from replica.messages import BURST_BUFFERS_WHOLE, TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import NO_OPTIONS, JobRequest, chosen_partition, with_options
+from replica.model import JobRequest, chosen_partition, with_options
 from replica.state import Facts
 from replica.values import Refusal, RefusalCode, limits
 
@@ -52,8 +50,6 @@ def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmi
     check_options(request.asked)
     request = _with_actor(actor, buffer_resolved(state, actor, request, of_array=is_array))
     if command.throttle or not is_ordinary(request):
-        asked = f"what the job asks for ({_asked(request, command.throttle)})"
-        require(level_refusal(state.feature_level, BURST_BUFFERS_WHOLE, asked))
         require(persistent_fault(request.buffer))
     check_array(state, command)
     if request.dependencies or command.after_tasks:
@@ -82,15 +78,6 @@ def _with_actor(actor: c.Actor, request: JobRequest) -> JobRequest:
     return with_options(request, replace(options, by_operator=by_operator))
 
 
-def _asked(request: JobRequest, throttle: int) -> str:
-    """Return the names of what is not as in a job that did not ask."""
-    options = replace(request.asked, any_of=False)
-    fields = options.__struct_fields__
-    names = [field for field in fields if getattr(options, field) != getattr(NO_OPTIONS, field)]
-    names += ["array_throttle"] * bool(throttle)
-    return ", ".join([*names, *["buffer"] * (request.buffer is not None and not is_ordinary_buffer(request.buffer))])
-
-
 def _with_conditions(state: Facts, request: JobRequest) -> JobRequest:
     """Return the request with how its conditions are to be read: where there is one, one is all of them."""
     options = request.asked
@@ -98,8 +85,6 @@ def _with_conditions(state: Facts, request: JobRequest) -> JobRequest:
         return request
     if len(request.dependencies) + options.singleton < 2:
         return with_options(request, replace(options, any_of=False))
-    what = "a job that waits for one of several (?)"
-    require(level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, what, "dependencies"))
     return request
 
 
@@ -127,7 +112,7 @@ def _resolved(state: Facts, actor: c.Actor, request: JobRequest, job_id: int, co
 
 
 def _output(state: Facts, request: JobRequest, job_id: int) -> str:
-    destinations, user = state.policy.destinations, request.user
+    destinations, user = state.site.destinations, request.user
     check_beneath(destinations, user, request.workdir, "destinations", "workdir")
     output = expand(request.output or DEFAULT_OUTPUT, request, job_id, "output")
     if not output.startswith("/"):
@@ -144,7 +129,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "submit as yourself",
             "user",
         )
-    if request.user == "root" and not state.policy.allow_root:
+    if request.user == "root" and not state.site.allow_root:
         raise Unfit(
             RefusalCode.ROOT_NOT_ALLOWED,
             "User root can not allocate burst buffers",

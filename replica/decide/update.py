@@ -1,4 +1,4 @@
-"""Deciding changes of a job that waits: what `scontrol update` allows of a pending job, and who may (level 4).
+"""Deciding changes of a job that waits: what `scontrol update` allows of a pending job, and who may.
 
 A user may lower the time limit and the priority of his job, an operator may raise them; a nice value below 0 is an
 operator's. What a submit would refuse is refused here, too, as far as it is changed; what is so already is no change.
@@ -16,7 +16,6 @@ from replica.decide.accounts import check_admission, check_limits
 from replica.decide.arrays import dependencies_resolved
 from replica.decide.buffer_request import buffer_resolved, check_buffer_user, space_resolved
 from replica.decide.checks import Unfit, check_dependencies, check_name, check_number, check_options, require
-from replica.messages import TRANSFERS_AND_PARTITIONS, level_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -50,9 +49,6 @@ _WAITS = ("dependencies", "singleton", "name")
 
 def updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events | Refusal:
     """Return what the change of one job leads to; `jobs`: how many are changed with it, all alike."""
-    refusal = level_refusal(state.feature_level, TRANSFERS_AND_PARTITIONS, "changing a job that waits", "job")
-    if refusal is not None:
-        return refusal
     if job.state is not JobState.PENDING:
         sentence = f"job {job.id} is {job.state.name}: it is no longer pending"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "only jobs that wait can be changed", "job")

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import immutables
 from msgspec.structs import replace
 
 from replica.messages import events as e
 from replica.model import (
-    RULES_KEY,
-    Account,
     Buffer,
-    License,
-    Qos,
-    Rates,
-    Reservation,
-    SchedulingRules,
     Stage,
     rates_of,
     usage,
     with_members_sorted,
 )
-from replica.state import Draft
+from replica.state import StateBuilder
 from replica.values import LedgerViolation
 
 V = TypeVar("V")
-
-
-class Drafted(Protocol):
-    """What these folds need of a Draft."""
-
-    at: int
-    accounts: immutables.Map[str, Account]
-    qos: immutables.Map[str, Qos]
-    licenses: immutables.Map[str, License]
-    reservations: immutables.Map[str, Reservation]
-    scheduling_rules: immutables.Map[str, SchedulingRules]
-    rates: immutables.Map[str, Rates]
-    consumed: usage.Consumed
 
 
 def _without(records: immutables.Map[str, V], name: str, what: str) -> immutables.Map[str, V]:
@@ -48,49 +28,49 @@ def _without(records: immutables.Map[str, V], name: str, what: str) -> immutable
     return records.delete(name)
 
 
-def _account_set(draft: Drafted, event: e.AccountSet) -> None:
+def _account_set(draft: StateBuilder, event: e.AccountSet) -> None:
     draft.accounts = draft.accounts.set(event.account.name, with_members_sorted(event.account))
 
 
-def _account_deleted(draft: Drafted, event: e.AccountDeleted) -> None:
+def _account_deleted(draft: StateBuilder, event: e.AccountDeleted) -> None:
     draft.accounts = _without(draft.accounts, event.account, "account")
     draft.consumed = usage.without(draft.consumed, "a", event.account)
 
 
-def _qos_set(draft: Drafted, event: e.QosSet) -> None:
+def _qos_set(draft: StateBuilder, event: e.QosSet) -> None:
     draft.qos = draft.qos.set(event.qos.name, event.qos)
 
 
-def _qos_deleted(draft: Drafted, event: e.QosDeleted) -> None:
+def _qos_deleted(draft: StateBuilder, event: e.QosDeleted) -> None:
     draft.qos = _without(draft.qos, event.qos, "QOS")
     draft.consumed = usage.without(draft.consumed, "q", event.qos)
 
 
-def _license_set(draft: Drafted, event: e.LicenseSet) -> None:
+def _license_set(draft: StateBuilder, event: e.LicenseSet) -> None:
     draft.licenses = draft.licenses.set(event.license.name, event.license)
 
 
-def _license_deleted(draft: Drafted, event: e.LicenseDeleted) -> None:
+def _license_deleted(draft: StateBuilder, event: e.LicenseDeleted) -> None:
     draft.licenses = _without(draft.licenses, event.license, "licence")
 
 
-def _reservation_set(draft: Drafted, event: e.ReservationSet) -> None:
+def _reservation_set(draft: StateBuilder, event: e.ReservationSet) -> None:
     draft.reservations = draft.reservations.set(event.reservation.name, event.reservation)
 
 
-def _reservation_started(draft: Drafted, event: e.ReservationStarted) -> None:
+def _reservation_started(draft: StateBuilder, event: e.ReservationStarted) -> None:
     reservation = draft.reservations.get(event.reservation)
     if reservation is None:
         raise LedgerViolation(f"the reservation {event.reservation!r} began, which does not exist")
     draft.reservations = draft.reservations.set(reservation.name, replace(reservation, active=True))
 
 
-def _reservation_gone(draft: Drafted, event: e.ReservationEnded | e.ReservationDeleted) -> None:
+def _reservation_gone(draft: StateBuilder, event: e.ReservationEnded | e.ReservationDeleted) -> None:
     draft.reservations = _without(draft.reservations, event.reservation, "reservation")
 
 
-def _scheduling_rules_set(draft: Drafted, event: e.SchedulingRulesSet) -> None:
-    draft.scheduling_rules = draft.scheduling_rules.set(RULES_KEY, event.rules)
+def _scheduling_rules_set(draft: StateBuilder, event: e.SchedulingRulesSet) -> None:
+    draft.scheduling_rules = event.rules
 
 
 SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
@@ -108,7 +88,7 @@ SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
 }
 
 
-def measure(draft: Drafted, buffer: Buffer, stage: Stage, moved_bytes: int) -> None:
+def measure(draft: StateBuilder, buffer: Buffer, stage: Stage, moved_bytes: int) -> None:
     """Add an operation that has just succeeded to what is measured; `buffer` is as it was while it was under way."""
     rates = rates_of(draft.rates.get(buffer.pool), buffer.pool)
     took_us = draft.at - buffer.changed_at
@@ -121,15 +101,15 @@ def measure(draft: Drafted, buffer: Buffer, stage: Stage, moved_bytes: int) -> N
     draft.rates = draft.rates.set(buffer.pool, rates)
 
 
-def _partition_set(draft: Draft, event: e.PartitionSet) -> None:
+def _partition_set(draft: StateBuilder, event: e.PartitionSet) -> None:
     draft.partitions = draft.partitions.set(event.partition.name, event.partition)
 
 
-def _partition_deleted(draft: Draft, event: e.PartitionDeleted) -> None:
+def _partition_deleted(draft: StateBuilder, event: e.PartitionDeleted) -> None:
     if event.partition not in draft.partitions:
         raise LedgerViolation(f"an event is about partition {event.partition!r}, which does not exist")
     draft.partitions = draft.partitions.delete(event.partition)
 
 
-def _usage_reset(draft: Draft, event: e.UsageReset) -> None:
+def _usage_reset(draft: StateBuilder, event: e.UsageReset) -> None:
     draft.consumed = usage.without(draft.consumed, event.whose, event.name)

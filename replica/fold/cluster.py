@@ -1,4 +1,4 @@
-"""Folding what belongs to the cluster itself: its policy and configuration, its pools, its nodes."""
+"""Folding what belongs to the cluster itself: its configuration, its pools, its nodes."""
 
 from __future__ import annotations
 
@@ -9,63 +9,40 @@ from msgspec.structs import replace
 
 from replica.messages import check_level, features
 from replica.messages import events as e
-from replica.model import SITE_KEY, Node, PoolUnit, Site
-from replica.state import Draft
+from replica.model import Node
+from replica.state import StateBuilder
 from replica.values import Instant, LedgerViolation
 
 
-def _cluster_founded(draft: Draft, event: e.ClusterFounded) -> None:
+def _cluster_founded(draft: StateBuilder, event: e.ClusterFounded) -> None:
     draft.cluster_id = event.cluster_id
     draft.name = event.name
-    draft.policy = event.policy
+    draft.site = event.site
     features.check_level(event.feature_level, "", revision=draft.revision)
     draft.feature_level = event.feature_level
     for pool in event.pools:
         draft.pools = draft.pools.set(pool.name, pool)
 
 
-def _pool_set(draft: Draft, event: e.PoolSet) -> None:
+def _pool_set(draft: StateBuilder, event: e.PoolSet) -> None:
     draft.pools = draft.pools.set(event.pool.name, event.pool)
 
 
-def _policy_set(draft: Draft, event: e.PolicySet) -> None:
-    draft.policy = event.policy
-    if draft.feature_level >= features.BURST_BUFFERS_WHOLE:
-        _put_site(draft, draft.site)
+def _site_configured(draft: StateBuilder, event: e.SiteConfigured) -> None:
+    draft.site = replace(event.site, revision=draft.revision)
 
 
-def _site_configured(draft: Draft, event: e.SiteConfigured) -> None:
-    _put_site(draft, event.site)
-
-
-def _put_site(draft: Draft, site: Site) -> None:
-    """Keep the configuration with the revision at which it, or the policy, was changed."""
-    draft.sites = draft.sites.set(SITE_KEY, replace(site, revision=draft.revision))
-
-
-def _pool_removed(draft: Draft, event: e.PoolRemoved) -> None:
+def _pool_removed(draft: StateBuilder, event: e.PoolRemoved) -> None:
     if event.pool not in draft.pools:
         raise LedgerViolation(f"pool {event.pool!r} was removed, and there is none")
     if draft.held_bytes.get(event.pool, 0):
         raise LedgerViolation(f"pool {event.pool!r} was removed while something of it is held")
     draft.pools = draft.pools.delete(event.pool)
-    if event.pool in draft.pool_units:
-        draft.pool_units = draft.pool_units.delete(event.pool)
     if event.pool in draft.rates:
         draft.rates = draft.rates.delete(event.pool)
 
 
-def _pool_unit_set(draft: Draft, event: e.PoolUnitSet) -> None:
-    if event.pool not in draft.pools:
-        raise LedgerViolation(f"a unit was set for pool {event.pool!r}, and there is none")
-    if event.unit is PoolUnit.BYTES:
-        if event.pool in draft.pool_units:
-            draft.pool_units = draft.pool_units.delete(event.pool)
-    else:
-        draft.pool_units = draft.pool_units.set(event.pool, event.unit)
-
-
-def _node_registered(draft: Draft, event: e.NodeRegistered) -> None:
+def _node_registered(draft: StateBuilder, event: e.NodeRegistered) -> None:
     known = draft.nodes.get(event.node)
     node = Node(
         name=event.node,
@@ -79,21 +56,21 @@ def _node_registered(draft: Draft, event: e.NodeRegistered) -> None:
     draft.nodes = draft.nodes.set(event.node, node)
 
 
-def _node_drained(draft: Draft, event: e.NodeDrained) -> None:
+def _node_drained(draft: StateBuilder, event: e.NodeDrained) -> None:
     draft.nodes = draft.nodes.set(event.node, replace(draft.node(event.node), drained=True, reason=event.reason))
 
 
-def _node_resumed(draft: Draft, event: e.NodeResumed) -> None:
+def _node_resumed(draft: StateBuilder, event: e.NodeResumed) -> None:
     draft.nodes = draft.nodes.set(event.node, replace(draft.node(event.node), drained=False, reason=""))
 
 
-def _node_went_down(draft: Draft, event: e.NodeWentDown) -> None:
+def _node_went_down(draft: StateBuilder, event: e.NodeWentDown) -> None:
     node = draft.node(event.node)
     reason = node.reason if node.drained else event.reason
     draft.nodes = draft.nodes.set(event.node, replace(node, down=True, reason=reason))
 
 
-def _node_came_back(draft: Draft, event: e.NodeCameBack) -> None:
+def _node_came_back(draft: StateBuilder, event: e.NodeCameBack) -> None:
     node = draft.node(event.node)
     reason = node.reason if node.drained else ""
     draft.nodes = draft.nodes.set(event.node, replace(node, down=False, reason=reason))
@@ -109,10 +86,9 @@ def fold_raised(draft: Levelled, event: e.FeatureLevelRaised) -> None:
     draft.feature_level = event.level
 
 
-CLUSTER_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.ClusterFounded: _cluster_founded,
     e.PoolSet: _pool_set,
-    e.PolicySet: _policy_set,
     e.NodeRegistered: _node_registered,
     e.NodeDrained: _node_drained,
     e.NodeResumed: _node_resumed,
@@ -120,7 +96,6 @@ CLUSTER_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
     e.NodeCameBack: _node_came_back,
     e.SiteConfigured: _site_configured,
     e.PoolRemoved: _pool_removed,
-    e.PoolUnitSet: _pool_unit_set,
     e.FeatureLevelRaised: fold_raised,
 }
 """What each event does; `replica.fold.fold` has them all."""

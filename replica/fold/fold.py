@@ -14,26 +14,25 @@ from replica.fold.mail import OWING, fold_dropped, fold_sent, owing
 from replica.fold.runs import FOLDS as FOLDS_OF_WHOLE_BUFFERS
 from replica.fold.transfers import TRANSFER_FOLDS
 from replica.messages import events as e
-from replica.messages import features
-from replica.state import Draft, State
+from replica.state import State, StateBuilder
 from replica.values import Instant, LedgerViolation
 
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:
     """Return the state after `events`, which happened at `at`. Raises LedgerViolation for what no ledger can hold."""
-    draft = Draft(state)
+    draft = StateBuilder(state)
     draft.at = at
     fold_into(draft, events)
     return draft.finish()
 
 
-def fold_into(draft: Draft, events: Iterable[e.Event]) -> None:
+def fold_into(draft: StateBuilder, events: Iterable[e.Event]) -> None:
     """Fold `events` onto a draft."""
     for event in events:
         _FOLDS[type(event)](draft, event)
 
 
-_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     **CLUSTER_FOLDS,
     **JOB_FOLDS,
     **SCHEDULING_FOLDS,
@@ -58,7 +57,7 @@ def since(level: int, fold: Callable[[_Draft, Any], None]) -> Callable[[_Draft, 
     return fold_at_level
 
 
-_FOLDS |= {kind: since(level, _FOLDS[kind]) for kind, level in features.EVENT_LEVELS.items()}
+_FOLDS |= {kind: since(kind.since_level, _FOLDS[kind]) for kind in e.EVENTS if kind.since_level > 1}
 
 
 _Draft = TypeVar("_Draft", bound=Levelled)

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from replica.fold.accounts import _partition_deleted, _partition_set, _usage_reset, measure
 from replica.messages import events as e
-from replica.messages import features
 from replica.model import (
     ENDED,
     ArrayTask,
@@ -26,11 +25,11 @@ from replica.model import (
     interrupted,
     requested,
 )
-from replica.state import Draft, shared_buffer_request, shared_request
+from replica.state import StateBuilder, shared_buffer_request, shared_request
 from replica.values import NEVER, Instant, LedgerViolation
 
 
-def _job_submitted(draft: Draft, event: e.JobSubmitted) -> None:
+def _job_submitted(draft: StateBuilder, event: e.JobSubmitted) -> None:
     request, array = shared_request(event.request), event.array  # once for all tasks: they have it in common as it is
     if array is None:
         _new_job(draft, event, event.job, request)
@@ -46,7 +45,7 @@ def _job_submitted(draft: Draft, event: e.JobSubmitted) -> None:
     draft.arrays[event.job] = immutables.Map({task: event.job + number for number, task in enumerate(array.tasks)})
 
 
-def _new_job(draft: Draft, event: e.JobSubmitted, job_id: int, request: JobRequest) -> None:
+def _new_job(draft: StateBuilder, event: e.JobSubmitted, job_id: int, request: JobRequest) -> None:
     if job_id != draft.next_job:
         raise LedgerViolation(f"job {job_id} was submitted while {draft.next_job} was next")
     draft.next_job = job_id + 1
@@ -74,7 +73,7 @@ def _new_buffer(job: Job, pool: str, granted_bytes: int, at: Instant) -> Buffer:
     )
 
 
-def _job_held(draft: Draft, event: e.JobHeld) -> None:
+def _job_held(draft: StateBuilder, event: e.JobHeld) -> None:
     job = draft.job(event.job)
     draft.change(
         event.job,
@@ -86,12 +85,12 @@ def _job_held(draft: Draft, event: e.JobHeld) -> None:
     )
 
 
-def _job_released(draft: Draft, event: e.JobReleased) -> None:
+def _job_released(draft: StateBuilder, event: e.JobReleased) -> None:
     released = interrupted(draft.job(event.job), held_because="", pre_run_failures=0)
     draft.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0, interruptions=released)
 
 
-def _buffer_allocated(draft: Draft, event: e.BufferAllocated) -> None:
+def _buffer_allocated(draft: StateBuilder, event: e.BufferAllocated) -> None:
     if event.passed:
         first = draft.job(event.passed)
         promised_at = event.promised_at if first.promised_at == NEVER else first.promised_at
@@ -101,25 +100,12 @@ def _buffer_allocated(draft: Draft, event: e.BufferAllocated) -> None:
         raise LedgerViolation(f"job {event.job} has no buffer to allocate")
     draft.put(
         replace(job, node=event.node, attempt=event.attempt, order_at=Instant(draft.at), failures=0, message=""),
-        replace(draft.moved(buffer, BufferInput.ALLOCATED), node=event.node, created_at=_created_at(draft, buffer)),
+        replace(draft.moved(buffer, BufferInput.ALLOCATED), node=event.node, created_at=Instant(draft.at)),
     )
 
 
-def _created_at(draft: Draft, buffer: Buffer) -> Instant:
-    """Return when a buffer counts as created: when its space is reserved (Slurm's CreateTime); before level 3 it was
-    when the job was submitted.
-    """
-    return Instant(draft.at) if draft.feature_level >= features.BURST_BUFFERS_WHOLE else buffer.created_at
-
-
-def _measure(draft: Draft, job_id: int, stage: Stage, moved_bytes: int) -> None:
-    # Not below the level that knows of rates: members of an earlier release must have the same state.
-    if draft.feature_level >= features.BURST_BUFFERS_WHOLE:
-        measure(draft, draft.buffers[job_id], stage, moved_bytes)
-
-
-def _staged_in(draft: Draft, event: e.StagedIn) -> None:
-    _measure(draft, event.job, Stage.STAGE_IN, event.size_bytes)
+def _staged_in(draft: StateBuilder, event: e.StagedIn) -> None:
+    measure(draft, draft.buffers[event.job], Stage.STAGE_IN, event.size_bytes)
     buffer = draft.moved(draft.buffers[event.job], BufferInput.STAGED_IN)
     draft.put(
         replace(draft.job(event.job), failures=0, message="", order_at=NEVER),
@@ -127,7 +113,7 @@ def _staged_in(draft: Draft, event: e.StagedIn) -> None:
     )
 
 
-def _stage_failed(draft: Draft, event: e.StageFailed) -> None:
+def _stage_failed(draft: StateBuilder, event: e.StageFailed) -> None:
     job = draft.job(event.job)
     draft.change(
         event.job,
@@ -141,7 +127,7 @@ def _stage_failed(draft: Draft, event: e.StageFailed) -> None:
     )
 
 
-def _stage_retried(draft: Draft, event: e.StageRetried) -> None:
+def _stage_retried(draft: StateBuilder, event: e.StageRetried) -> None:
     draft.change(
         event.job,
         BufferInput.STAGE_RETRIED,
@@ -152,7 +138,7 @@ def _stage_retried(draft: Draft, event: e.StageRetried) -> None:
     )
 
 
-def _run_ordered(draft: Draft, event: e.RunOrdered) -> None:
+def _run_ordered(draft: StateBuilder, event: e.RunOrdered) -> None:
     draft.change(
         event.job,
         BufferInput.RUN_ORDERED,
@@ -164,11 +150,11 @@ def _run_ordered(draft: Draft, event: e.RunOrdered) -> None:
     )
 
 
-def _run_started(draft: Draft, event: e.RunStarted) -> None:
+def _run_started(draft: StateBuilder, event: e.RunStarted) -> None:
     draft.change(event.job, BufferInput.RUN_STARTED, state=JobState.RUNNING, started_at=Instant(draft.at))
 
 
-def _run_ended(draft: Draft, event: e.RunEnded) -> None:
+def _run_ended(draft: StateBuilder, event: e.RunEnded) -> None:
     job = draft.job(event.job)
     draft.change(
         event.job,
@@ -185,7 +171,7 @@ def _run_ended(draft: Draft, event: e.RunEnded) -> None:
     )
 
 
-def _stage_out_started(draft: Draft, event: e.StageOutStarted) -> None:
+def _stage_out_started(draft: StateBuilder, event: e.StageOutStarted) -> None:
     draft.change(
         event.job,
         BufferInput.STAGE_OUT_STARTED,
@@ -198,13 +184,13 @@ def _stage_out_started(draft: Draft, event: e.StageOutStarted) -> None:
     )
 
 
-def _staged_out(draft: Draft, event: e.StagedOut) -> None:
-    _measure(draft, event.job, Stage.STAGE_OUT, event.size_bytes)
+def _staged_out(draft: StateBuilder, event: e.StagedOut) -> None:
+    measure(draft, draft.buffers[event.job], Stage.STAGE_OUT, event.size_bytes)
     buffer = draft.buffers[event.job]
     draft.put(draft.job(event.job), replace(buffer, staged_out_bytes=event.size_bytes, staged_out_files=event.files))
 
 
-def _teardown_started(draft: Draft, event: e.TeardownStarted) -> None:
+def _teardown_started(draft: StateBuilder, event: e.TeardownStarted) -> None:
     job = draft.job(event.job)
     over = event.result in ENDED
     buffer = draft.moved(draft.buffers[event.job], BufferInput.TEARDOWN_STARTED)
@@ -224,17 +210,17 @@ def _teardown_started(draft: Draft, event: e.TeardownStarted) -> None:
     )
 
 
-def _torn_down(draft: Draft, event: e.TornDown) -> None:
-    _measure(draft, event.job, Stage.TEARDOWN, 0)
+def _torn_down(draft: StateBuilder, event: e.TornDown) -> None:
+    measure(draft, draft.buffers[event.job], Stage.TEARDOWN, 0)
     draft.change(event.job, BufferInput.TORN_DOWN, failures=0, retry_at=NEVER, stuck=False, order_at=NEVER, message="")
 
 
-def _cancel_requested(draft: Draft, event: e.CancelRequested) -> None:
+def _cancel_requested(draft: StateBuilder, event: e.CancelRequested) -> None:
     job = draft.job(event.job)
     draft.change(event.job, None, cancelled=True, hurry=job.hurry or event.hurry)
 
 
-def _job_cancelled(draft: Draft, event: e.JobCancelled) -> None:
+def _job_cancelled(draft: StateBuilder, event: e.JobCancelled) -> None:
     draft.change(
         event.job,
         BufferInput.ABANDONED,
@@ -246,7 +232,7 @@ def _job_cancelled(draft: Draft, event: e.JobCancelled) -> None:
     )
 
 
-def _job_purged(draft: Draft, event: e.JobPurged) -> None:
+def _job_purged(draft: StateBuilder, event: e.JobPurged) -> None:
     if event.job not in draft.finished:
         raise LedgerViolation(f"job {event.job} was purged though it is not over")
     job = draft.job(event.job)
@@ -265,13 +251,13 @@ def _job_purged(draft: Draft, event: e.JobPurged) -> None:
             del draft.arrays[array.job]
 
 
-def _allocation_revoked(draft: Draft, event: e.AllocationRevoked) -> None:
+def _allocation_revoked(draft: StateBuilder, event: e.AllocationRevoked) -> None:
     job = draft.job(event.job)
     revocations = job.interrupted.revocations + (event.beneficiary > 0)
     draft.change(event.job, BufferInput.ALLOCATION_REVOKED, interruptions=interrupted(job, revocations=revocations))
 
 
-def _job_requeued(draft: Draft, event: e.JobRequeued) -> None:
+def _job_requeued(draft: StateBuilder, event: e.JobRequeued) -> None:
     job = draft.job(event.job)
     buffer = draft.moved(draft.buffers[event.job], BufferInput.REQUEUED)
     draft.put(
@@ -280,23 +266,23 @@ def _job_requeued(draft: Draft, event: e.JobRequeued) -> None:
     )
 
 
-def _job_became_eligible(draft: Draft, event: e.JobBecameEligible) -> None:
+def _job_became_eligible(draft: StateBuilder, event: e.JobBecameEligible) -> None:
     draft.change(event.job, None, eligible_at=Instant(draft.at))
 
 
-def _deadline_missed(draft: Draft, event: e.DeadlineMissed) -> None:
+def _deadline_missed(draft: StateBuilder, event: e.DeadlineMissed) -> None:
     draft.change(event.job, None, late=True)
 
 
-def _operation_queued(draft: Draft, event: e.OperationQueued) -> None:
+def _operation_queued(draft: StateBuilder, event: e.OperationQueued) -> None:
     draft.change(event.job, None, order_at=NEVER)
 
 
-def _operation_ordered(draft: Draft, event: e.OperationOrdered) -> None:
+def _operation_ordered(draft: StateBuilder, event: e.OperationOrdered) -> None:
     draft.change(event.job, None, order_at=Instant(draft.at))
 
 
-JOB_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.JobSubmitted: _job_submitted,
     e.JobHeld: _job_held,
     e.JobReleased: _job_released,
@@ -324,17 +310,17 @@ JOB_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
 """What each event does; `replica.fold.fold` has them all."""
 
 
-# ---- folding what came with feature level 4 for scheduling: partitions, consumption, and changes of waiting jobs
+# ---- folding partitions, consumption, and changes of waiting jobs
 
 
-def _waiting(draft: Draft, job_id: int) -> Job:
+def _waiting(draft: StateBuilder, job_id: int) -> Job:
     job = draft.job(job_id)
     if job.state is not JobState.PENDING:
         raise LedgerViolation(f"job {job_id} was changed though it does not wait")
     return job
 
 
-def _job_updated(draft: Draft, event: e.JobUpdated) -> None:
+def _job_updated(draft: StateBuilder, event: e.JobUpdated) -> None:
     job, change, at = _waiting(draft, event.job), event.change, Instant(draft.at)
     if change.name is not None:
         draft.rename(job, change.name)
@@ -353,7 +339,7 @@ def _job_updated(draft: Draft, event: e.JobUpdated) -> None:
     draft.put(changed, buffer)
 
 
-CHANGE_FOLDS: Mapping[type, Callable[[Draft, Any], None]] = {
+CHANGE_FOLDS: Mapping[type, Callable[[StateBuilder, Any], None]] = {
     e.PartitionSet: _partition_set,
     e.PartitionDeleted: _partition_deleted,
     e.UsageReset: _usage_reset,

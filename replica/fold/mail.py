@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import immutables
+from typing import Any
 
 from replica.messages import events as e
 from replica.model import Job, JobState, Mail, MailKind, wants
+from replica.state import StateBuilder
 from replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Instant
-
-
-class Drafted(Protocol):
-    """What these folds need of a Draft."""
-
-    at: int
-    jobs: Any
-    mails: immutables.Map[str, Mail]
 
 
 def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """Return the fold of an event of a job that also notes the mail that is owed because of it."""
 
-    def fold_and_owe(draft: Drafted, event: Any) -> None:
+    def fold_and_owe(draft: StateBuilder, event: Any) -> None:
         before: Job | None = draft.jobs.get(event.job)
         fold(draft, event)
         if before is None or before.request.options is None or not before.request.options.mail_types:
@@ -113,16 +104,16 @@ OWING: tuple[type, ...] = (
 # Settling it ----------------------------------------------------------------------------------------------------------
 
 
-def fold_sent(draft: Drafted, event: e.MailSent) -> None:
+def fold_sent(draft: StateBuilder, event: e.MailSent) -> None:
     """The mail is no longer owed."""
     _settle(draft, event.mail)
 
 
-def fold_dropped(draft: Drafted, event: e.MailDropped) -> None:
+def fold_dropped(draft: StateBuilder, event: e.MailDropped) -> None:
     """The mail is given up."""
     _settle(draft, event.mail)
 
 
-def _settle(draft: Drafted, key: str) -> None:
+def _settle(draft: StateBuilder, key: str) -> None:
     if key in draft.mails:
         draft.mails = draft.mails.delete(key)

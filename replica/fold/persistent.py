@@ -6,27 +6,27 @@ from msgspec.structs import replace
 
 from replica.messages import events as e
 from replica.model import BufferInput, BufferState, IllegalTransition, PersistentBuffer, step
-from replica.state import Draft
+from replica.state import StateBuilder
 from replica.values import Instant, LedgerViolation
 
 # Persistent buffers -------------------------------------------------------------------------------------------------
 
 
-def _persistent(draft: Draft, name: str) -> PersistentBuffer:
+def _persistent(draft: StateBuilder, name: str) -> PersistentBuffer:
     try:
         return draft.persistent[name]
     except KeyError:
         raise LedgerViolation(f"an event names the persistent buffer {name!r}, which does not exist") from None
 
 
-def _stepped(draft: Draft, name: str, happening: BufferInput) -> BufferState:
+def _stepped(draft: StateBuilder, name: str, happening: BufferInput) -> BufferState:
     try:
         return step(_persistent(draft, name).state, happening)
     except IllegalTransition as error:
         raise LedgerViolation(f"persistent buffer {name!r}: {error}") from None
 
 
-def _persistent_reserved(draft: Draft, event: e.PersistentReserved) -> None:
+def _persistent_reserved(draft: StateBuilder, event: e.PersistentReserved) -> None:
     if event.name in draft.persistent:
         raise LedgerViolation(f"space was reserved for the persistent buffer {event.name!r}, which exists")
     at = Instant(draft.at)
@@ -48,20 +48,20 @@ def _persistent_reserved(draft: Draft, event: e.PersistentReserved) -> None:
     draft.hold(event.pool, buffer.held_bytes)
 
 
-def _persistent_created(draft: Draft, event: e.PersistentCreated) -> None:
+def _persistent_created(draft: StateBuilder, event: e.PersistentCreated) -> None:
     state = _stepped(draft, event.name, BufferInput.CREATED)
     buffer = replace(_persistent(draft, event.name), state=state, changed_at=Instant(draft.at))
     draft.persistent = draft.persistent.set(event.name, buffer)
 
 
-def _persistent_deletion_started(draft: Draft, event: e.PersistentDeletionStarted) -> None:
+def _persistent_deletion_started(draft: StateBuilder, event: e.PersistentDeletionStarted) -> None:
     state = _stepped(draft, event.name, BufferInput.DELETION_STARTED)
     buffer = _persistent(draft, event.name)
     deleting = replace(buffer, state=state, job=event.job, hurry=event.hurry, changed_at=Instant(draft.at))
     draft.persistent = draft.persistent.set(event.name, deleting)
 
 
-def _persistent_deleted(draft: Draft, event: e.PersistentDeleted) -> None:
+def _persistent_deleted(draft: StateBuilder, event: e.PersistentDeleted) -> None:
     _stepped(draft, event.name, BufferInput.DELETED)
     buffer = _persistent(draft, event.name)
     draft.hold(buffer.pool, -buffer.held_bytes)

@@ -1,4 +1,4 @@
-"""Folding what came with feature level 3 for buffers and runs: persistent buffers, suspension, requeues, holds."""
+"""Folding what happens to buffers and runs: persistent buffers, suspension, requeues, holds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from replica.fold.persistent import (
 )
 from replica.messages import events as e
 from replica.model import BufferInput, JobState, commented, interrupted
-from replica.state import Draft
+from replica.state import StateBuilder
 from replica.values import NEVER, Instant
 
 # Failures --------------------------------------------------------------------------------------------------
 
 
-def _pre_run_failed(draft: Draft, event: e.PreRunFailed) -> None:
+def _pre_run_failed(draft: StateBuilder, event: e.PreRunFailed) -> None:
     job = draft.job(event.job)
     draft.change(
         event.job,
@@ -29,7 +29,7 @@ def _pre_run_failed(draft: Draft, event: e.PreRunFailed) -> None:
     )
 
 
-def _buffer_cleared(draft: Draft, event: e.BufferCleared) -> None:
+def _buffer_cleared(draft: StateBuilder, event: e.BufferCleared) -> None:
     draft.change(
         event.job,
         BufferInput.CLEARED,
@@ -45,12 +45,12 @@ def _buffer_cleared(draft: Draft, event: e.BufferCleared) -> None:
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def _job_suspended(draft: Draft, event: e.JobSuspended) -> None:
+def _job_suspended(draft: StateBuilder, event: e.JobSuspended) -> None:
     suspended = interrupted(draft.job(event.job), suspended_at=Instant(draft.at))
     draft.change(event.job, BufferInput.SUSPENDED, state=JobState.SUSPENDED, interruptions=suspended)
 
 
-def _job_resumed(draft: Draft, event: e.JobResumed) -> None:
+def _job_resumed(draft: StateBuilder, event: e.JobResumed) -> None:
     job = draft.job(event.job)
     before = job.interrupted
     since = draft.at - before.suspended_at if before.suspended_at != NEVER else 0
@@ -58,13 +58,13 @@ def _job_resumed(draft: Draft, event: e.JobResumed) -> None:
     draft.change(event.job, BufferInput.RESUMED, state=JobState.RUNNING, interruptions=resumed)
 
 
-def _requeue_requested(draft: Draft, event: e.RequeueRequested) -> None:
+def _requeue_requested(draft: StateBuilder, event: e.RequeueRequested) -> None:
     job = draft.job(event.job)
     comment = commented(job.comment, event.reason, Instant(draft.at))
     draft.change(event.job, None, comment=comment, interruptions=interrupted(job, requeueing=True))
 
 
-def _run_requeued(draft: Draft, event: e.RunRequeued) -> None:
+def _run_requeued(draft: StateBuilder, event: e.RunRequeued) -> None:
     job = draft.job(event.job)
     requeues = job.interrupted.requeues + 1
     draft.change(
@@ -86,7 +86,7 @@ def _run_requeued(draft: Draft, event: e.RunRequeued) -> None:
     )
 
 
-def _operations_restarted(draft: Draft, event: e.OperationsRestarted) -> None:
+def _operations_restarted(draft: StateBuilder, event: e.OperationsRestarted) -> None:
     draft.change(
         event.job,
         BufferInput.RESTARTED,
@@ -99,7 +99,7 @@ def _operations_restarted(draft: Draft, event: e.OperationsRestarted) -> None:
     )
 
 
-FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.PersistentReserved: _persistent_reserved,
     e.PersistentCreated: _persistent_created,
     e.PersistentDeletionStarted: _persistent_deletion_started,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replica.fold.fold import fold_into
 from replica.messages import Batch, Entry, Receipt, job_of
-from replica.state import Draft, Facts, State
+from replica.state import Facts, State, StateBuilder
 from replica.values import RECEIPTS_MAX, Instant, LedgerViolation, Refusal, RefusalCode, Revision
 
 
@@ -18,7 +18,7 @@ def settle(state: State, batch: Batch) -> State | None:
         return None
     if batch.at < state.at:
         raise LedgerViolation(f"the clock of revision {batch.base} goes back from {state.at} to {batch.at}")
-    draft = Draft(state)
+    draft = StateBuilder(state)
     for entry in batch.entries:
         _settle_entry(draft, entry, batch.at)
     return draft.finish()
@@ -26,13 +26,13 @@ def settle(state: State, batch: Batch) -> State | None:
 
 def settle_entry(state: State, entry: Entry, at: Instant) -> State:
     """Return the state after one entry: what a proposer's tentative state goes through while it builds a batch."""
-    draft = Draft(state)
+    draft = StateBuilder(state)
     _settle_entry(draft, entry, at)
     return draft.finish()
 
 
-class Tentative:
-    """A batch under construction: each entry is settled at once, on one Draft for all of them.
+class SpeculativeState:
+    """A batch under construction: each entry is settled at once, on one StateBuilder for all of them.
 
     `facts` is what to decide by and costs nothing; `state()` makes a whole State, and is for what has to walk over
     jobs, and for the end.
@@ -48,7 +48,7 @@ class Tentative:
         self._reached = base
         self._settled = 0
         """Entries that are settled in `_reached`; the others are on the draft."""
-        self._draft: Draft | None = None
+        self._draft: StateBuilder | None = None
 
     @property
     def facts(self) -> Facts:
@@ -68,12 +68,12 @@ class Tentative:
         Raises what folding raises; then the entry was not added and nothing is changed.
         """
         if self._draft is None:
-            self._draft = Draft(self._reached)
+            self._draft = StateBuilder(self._reached)
         try:
             job = _settle_entry(self._draft, entry, self.at)
         except BaseException:
             # A part of its events may be on the draft: begin again from what was whole.
-            self._draft = Draft(self._reached)
+            self._draft = StateBuilder(self._reached)
             for settled in self.entries[self._settled :]:
                 _settle_entry(self._draft, settled, self.at)
             raise
@@ -88,7 +88,7 @@ class Tentative:
         return self._reached
 
 
-def _settle_entry(draft: Draft, entry: Entry, at: Instant) -> int:
+def _settle_entry(draft: StateBuilder, entry: Entry, at: Instant) -> int:
     draft.at = at
     draft.revision += 1
     fold_into(draft, entry.events)

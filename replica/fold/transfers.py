@@ -8,20 +8,20 @@ from typing import Any
 from msgspec.structs import replace
 
 from replica.messages import events as e
-from replica.model import RECEIPTS_PER_JOB_MAX, SITE_KEY, TRANSFER_RULES_KEY, JobTransfers, TransferReceipt
-from replica.state import Draft
+from replica.model import RECEIPTS_PER_JOB_MAX, JobTransfers, TransferReceipt
+from replica.state import StateBuilder
 from replica.values import Instant
 
 NO_TRANSFERS = JobTransfers()
 
 
-def _rules_set(draft: Draft, event: e.TransferRulesSet) -> None:
-    draft.transfer_rules = draft.transfer_rules.set(TRANSFER_RULES_KEY, event.rules)
+def _rules_set(draft: StateBuilder, event: e.TransferRulesSet) -> None:
+    draft.transfer_rules = event.rules
     # They are part of the configuration, so a change that is based on an older one is refused.
-    draft.sites = draft.sites.set(SITE_KEY, replace(draft.site, revision=draft.revision))
+    draft.site = replace(draft.site, revision=draft.revision)
 
 
-def _recorded(draft: Draft, event: e.TransferRecorded) -> None:
+def _recorded(draft: StateBuilder, event: e.TransferRecorded) -> None:
     known = draft.transfers.get(draft.job(event.job).id, NO_TRANSFERS)
     draft.transfers[event.job] = JobTransfers(_kept((*known.receipts, event.receipt)))
 
@@ -34,13 +34,13 @@ def _kept(receipts: tuple[TransferReceipt, ...]) -> tuple[TransferReceipt, ...]:
     return receipts[:gone] + receipts[gone + 1 :]
 
 
-def _checkpointed(draft: Draft, event: e.TransferCheckpointed) -> None:
+def _checkpointed(draft: StateBuilder, event: e.TransferCheckpointed) -> None:
     known = draft.transfers.get(draft.job(event.job).id, NO_TRANSFERS)
     checkpoint = replace(event.checkpoint, at=Instant(draft.at))
     draft.transfers[event.job] = replace(known, checkpoint=checkpoint)
 
 
-TRANSFER_FOLDS: dict[type, Callable[[Draft, Any], None]] = {
+TRANSFER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.TransferRulesSet: _rules_set,
     e.TransferRecorded: _recorded,
     e.TransferCheckpointed: _checkpointed,

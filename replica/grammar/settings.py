@@ -40,7 +40,6 @@ class Owner(StrEnum):
     """Which record holds a key's value."""
 
     SITE = "site"
-    POLICY = "policy"
     FLAG = "flag"
     """A flag of the site that has a key of its own."""
     TRANSFERS = "transfers"
@@ -118,28 +117,28 @@ KEYS: tuple[Key, ...] = (
     _program("GetSysState", "get_sys_state", "tells pools and performs the datawarp provider's operations"),
     _program("GetSysStatus", "get_sys_status", "answers `forebay bbstat`"),
     Key("Granularity", Owner.SITE, "granularity", Kind.SIZE, "granularity of a pool that comes without one"),
-    Key("OtherTimeout", Owner.POLICY, "other_timeout_s", Kind.SECONDS, "for setup, pre-run, post-run and teardown"),
+    Key("OtherTimeout", Owner.SITE, "other_timeout_s", Kind.SECONDS, "for setup, pre-run, post-run and teardown"),
     Key("PollInterval", Owner.SITE, "poll_interval_s", Kind.SECONDS, "between two questions to a busy operation"),
     Key("Pools", Owner.SITE, "pools", Kind.TEXT, "kept without effect, as in Slurm: use `forebay pool add`"),
     Key("PrivateData", Owner.FLAG, "PrivateData", Kind.YES_NO, "users see their own buffers only (also a flag)"),
-    Key("StageInTimeout", Owner.POLICY, "stage_in_timeout_s", Kind.SECONDS, "for stage-in"),
-    Key("StageOutTimeout", Owner.POLICY, "stage_out_timeout_s", Kind.SECONDS, "for stage-out"),
+    Key("StageInTimeout", Owner.SITE, "stage_in_timeout_s", Kind.SECONDS, "for stage-in"),
+    Key("StageOutTimeout", Owner.SITE, "stage_out_timeout_s", Kind.SECONDS, "for stage-out"),
     _program("StartStageIn", "start_stage_in", f"{_GENERIC}: begins stage-in"),
     _program("StartStageOut", "start_stage_out", f"{_GENERIC}: begins stage-out"),
     _program("StopStageIn", "stop_stage_in", f"{_GENERIC}: ends stage-in"),
     _program("StopStageOut", "stop_stage_out", f"{_GENERIC}: ends stage-out"),
     Key("ValidateTimeout", Owner.SITE, "validate_timeout_s", Kind.SECONDS, "for the check of a submit"),
-    _own("AllowRoot", Owner.POLICY, "allow_root", Kind.YES_NO, "whether the user root may submit"),
+    _own("AllowRoot", Owner.SITE, "allow_root", Kind.YES_NO, "whether the user root may submit"),
     _own("ArrayStageCount", Owner.SITE, "array_stage_count", Kind.NUMBER, "tasks of an array that stage at a time"),
     _own("BurstBufferType", Owner.SITE, "provider", Kind.PROVIDER, f"the provider: {', '.join(PROVIDERS)}"),
-    _own("Destinations", Owner.POLICY, "destinations", Kind.ROOTS, "where jobs may stage out to; %u is the user"),
-    _own("FinishedJobsKept", Owner.POLICY, "finished_jobs_kept", Kind.NUMBER, "finished jobs kept in the state"),
+    _own("Destinations", Owner.SITE, "destinations", Kind.ROOTS, "where jobs may stage out to; %u is the user"),
+    _own("FinishedJobsKept", Owner.SITE, "finished_jobs_kept", Kind.NUMBER, "finished jobs kept in the state"),
     _own(
         "HoldOversized", Owner.SITE, "hold_oversized", Kind.YES_NO, "whether what exceeds its pool waits or is refused"
     ),
     _own("LuaScript", Owner.SITE, "lua_script", Kind.PROGRAM, "the burst_buffer.lua of the lua provider"),
-    _own("MaxPasses", Owner.POLICY, "max_passes", Kind.NUMBER, "how often smaller requests may pass the first in line"),
-    _own("OperationsPerStage", Owner.POLICY, "operations_per_stage_max", Kind.NUMBER, "operations at once in a stage"),
+    _own("MaxPasses", Owner.SITE, "max_passes", Kind.NUMBER, "how often smaller requests may pass the first in line"),
+    _own("OperationsPerStage", Owner.SITE, "operations_per_stage_max", Kind.NUMBER, "operations at once in a stage"),
     _own(
         "PreRunRequeues", Owner.SITE, "pre_run_requeues", Kind.NUMBER, "requeues after a failed pre-run before a hold"
     ),
@@ -147,11 +146,11 @@ KEYS: tuple[Key, ...] = (
         "RequeueOnNodeFail", Owner.SITE, "requeue_on_node_fail", Kind.YES_NO, "whether jobs of a failed node wait again"
     ),
     _own("RestartPolicy", Owner.SITE, "restart_policy", Kind.RESTART, "what a new leader does with operations"),
-    _own("RetryBackoff", Owner.POLICY, "retry_backoff_s", Kind.SECONDS, "before the first retry, doubled each time"),
-    _own("RetryBackoffMax", Owner.POLICY, "retry_backoff_max_s", Kind.SECONDS, "the longest wait before a retry"),
-    _own("Sources", Owner.POLICY, "sources", Kind.ROOTS, "where jobs may stage in from; %u is the user"),
-    _own("StagedHoldTime", Owner.POLICY, "staged_hold_time_s", Kind.SECONDS, "until a held job's buffer is removed"),
-    _own("StageRetries", Owner.POLICY, "stage_retries", Kind.NUMBER, "retries of an operation before the job is held"),
+    _own("RetryBackoff", Owner.SITE, "retry_backoff_s", Kind.SECONDS, "before the first retry, doubled each time"),
+    _own("RetryBackoffMax", Owner.SITE, "retry_backoff_max_s", Kind.SECONDS, "the longest wait before a retry"),
+    _own("Sources", Owner.SITE, "sources", Kind.ROOTS, "where jobs may stage in from; %u is the user"),
+    _own("StagedHoldTime", Owner.SITE, "staged_hold_time_s", Kind.SECONDS, "until a held job's buffer is removed"),
+    _own("StageRetries", Owner.SITE, "stage_retries", Kind.NUMBER, "retries of an operation before the job is held"),
     _moving(
         "TransferAlgorithm", "algorithm", Kind.ALGORITHM, "the digest of files: the fast one, or one against tampering"
     ),

@@ -28,10 +28,10 @@ from replica.messages.commands import (
 )
 from replica.messages.entries import NOTHING, Accepted, Batch, Decision, Entry, Receipt, accepted
 from replica.messages.events import (
+    EVENTS,
     Event,
     FeatureLevelRaised,
     JobSubmitted,
-    PolicySet,
     SiteConfigured,
     TransferRecorded,
     TransferRulesSet,
@@ -39,8 +39,6 @@ from replica.messages.events import (
     jobs_of,
 )
 from replica.messages.features import (
-    BURST_BUFFERS_WHOLE,
-    TRANSFERS_AND_PARTITIONS,
     ReleaseNeeded,
     check_level,
     level_refusal,

@@ -24,12 +24,12 @@ from replica.model import (
     JobState,
     License,
     Partition,
-    Policy,
     Pool,
     PoolUnit,
     Qos,
     Reservation,
     SchedulingRules,
+    Site,
     Stage,
     TransferCheckpoint,
     TransferReceipt,
@@ -63,7 +63,7 @@ class FoundCluster(msgspec.Struct, frozen=True):
 
     cluster_id: str
     name: str
-    policy: Policy
+    site: Site
     pools: tuple[Pool, ...]
 
 
@@ -71,12 +71,6 @@ class SetPool(msgspec.Struct, frozen=True):
     """Make or change a pool (operator)."""
 
     pool: Pool
-
-
-class SetPolicy(msgspec.Struct, frozen=True):
-    """Change the site policy (operator)."""
-
-    policy: Policy
 
 
 class ChangePool(msgspec.Struct, frozen=True):
@@ -394,7 +388,6 @@ class ResetUsage(msgspec.Struct, frozen=True):
 Command = (
     FoundCluster
     | SetPool
-    | SetPolicy
     | RegisterNode
     | DrainNode
     | ResumeNode

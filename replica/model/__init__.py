@@ -4,7 +4,6 @@ from replica.model.accounts import (
     ACCOUNT_REASONS,
     DEFAULT_RULES,
     QOS_REASONS,
-    RULES_KEY,
     TRES_PREFIX,
     Account,
     AccountUser,
@@ -49,12 +48,10 @@ from replica.model.buffers import (
 from replica.model.configuration import (
     DEFAULT_SITE,
     FLAGS,
+    FOUNDING_FIELDS,
     RESTART_POLICIES,
-    SITE_KEY,
-    Policy,
     Site,
     buffer_user_refusal,
-    check_policy,
     check_site,
     expand_roots,
     flags_text,
@@ -108,6 +105,7 @@ from replica.model.pools import (
     format_slurm_amount,
     free_bytes,
     parse_amount,
+    unit_in,
     unit_of,
 )
 from replica.model.provider import (
@@ -148,7 +146,6 @@ from replica.model.transfers import (
     NO_CHOICE,
     RECEIPTS_PER_JOB_MAX,
     TIMEOUTS,
-    TRANSFER_RULES_KEY,
     VERIFY_LEVELS,
     JobTransfers,
     LeftOut,

@@ -191,7 +191,7 @@ class License(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SchedulingRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a site says about priority, accounts and revocation; a cluster that never said has no record."""
+    """What a site says about priority, accounts and revocation."""
 
     size_points_per_gib: int = 0
     """Added to the priority for each whole GiB of a request; negative: small requests go first."""
@@ -208,8 +208,7 @@ class SchedulingRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 DEFAULT_RULES = SchedulingRules()
-RULES_KEY = "rules"
-"""The key of the one record in `State.scheduling_rules`."""
+"""The rules of a cluster where nobody set any."""
 
 Accounts = immutables.Map[str, Account]
 

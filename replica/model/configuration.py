@@ -1,9 +1,9 @@
-"""The site's configuration that came with feature level 3: what burst_buffer.conf says, and what providers need.
+"""The site's configuration: what burst_buffer.conf says, what it cannot say, and what providers need.
 
-One truth for each setting: `Policy` holds what it always held (StageInTimeout, StageOutTimeout, OtherTimeout, retries,
-passes, roots), `Site` the rest, `Pool.is_default` which pool is the default. `replica.grammar.burst_buffer_conf` reads
-them all from a file and `replica.decide.configuration` changes them together. A cluster that never configured anything
-has no Site record, and `State.site` is then `DEFAULT_SITE`.
+One truth for each setting: `Site` holds all but how data is moved (`TransferRules`) and which pool is the default
+(`Pool.is_default`). `replica.grammar.settings` has the key of each field, `replica.grammar.burst_buffer_conf` reads
+them from a file, and `replica.decide.configuration` changes them together. Replicated state, changed by
+events only (law 3).
 """
 
 from __future__ import annotations
@@ -34,15 +34,34 @@ RESTART_POLICIES = ("forebay", "slurm")
 SECONDS_MAX = 2_073_600
 """Largest timeout of a provider, seconds: Slurm's lua plugin takes no more (24 days)."""
 
-SITE_KEY = "site"
-"""The key of the one record in `State.sites`."""
-
 
 class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The configuration of the site beyond Policy. A field is appended at the end, with a default, until level 3 is
-    released; after that only a new record may hold more.
-    """
+    """The configuration of the site. Times are whole seconds; names follow burst_buffer.conf where it has one."""
 
+    stage_in_timeout_s: int = 86_400
+    stage_out_timeout_s: int = 86_400
+    other_timeout_s: int = 300
+    stage_retries: int = 3
+    """Automatic retries of a failed stage-in, stage-out or teardown before the job is held (Slurm: none, or for
+    ever).
+    """
+    retry_backoff_s: int = 2
+    """Wait before the first retry, seconds; doubled each time up to `retry_backoff_max_s`."""
+    retry_backoff_max_s: int = 300
+    max_passes: int = 10
+    """How often smaller requests may pass the first one that does not fit (SPUR.md, 3)."""
+    staged_hold_time_s: int = 0
+    """A held job's staged buffer is torn down after this many seconds; 0 never."""
+    finished_jobs_kept: int = 10_000
+    """Finished jobs kept in the state, newest first; the ledger keeps all."""
+    allow_root: bool = False
+    """Whether the user root may submit (Slurm: `User root can not allocate burst buffers`)."""
+    operations_per_stage_max: int = 128
+    """Stage-ins, stage-outs and teardowns at once, each (Slurm's documented limit per stage)."""
+    sources: tuple[str, ...] = ()
+    """Directories that jobs may stage in from; `%u` is the job's user. None: nothing may."""
+    destinations: tuple[str, ...] = ()
+    """Directories that jobs may stage out to and have as working directory; `%u` is the job's user."""
     provider: str = "native"
     """Who performs operations: one of PROVIDERS (BurstBufferType=burst_buffer/NAME)."""
     allow_users: tuple[str, ...] = ()
@@ -90,17 +109,20 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     requeue_on_node_fail: bool = False
     """Whether a job whose node failed under it waits again by itself, unless it was submitted with --no-requeue."""
     revision: int = 0
-    """The revision at which this record or the policy was changed last, 0 for never: what `--expect-revision` is
-    compared with. Set by `fold`, never by a command.
+    """The revision at which this record or the rules of transfers were changed last, 0 for never: what
+    `--expect-revision` is compared with. Set by `fold`, never by a command.
     """
 
 
 DEFAULT_SITE = Site()
 """The configuration of a cluster where nobody configured anything."""
 
+FOUNDING_FIELDS = Site.__struct_fields__[: Site.__struct_fields__.index("provider")]
+"""The fields that forebay.toml founds a cluster with, in [policy] and [staging]."""
+
 
 class Configured(Protocol):
-    """Whatever has the site's configuration: a State, a Draft, Facts."""
+    """Whatever has the site's configuration: a State, a StateBuilder, Facts."""
 
     @property
     def site(self) -> Site: ...
@@ -170,6 +192,16 @@ def flags_text(site: Site) -> str:
 # What a record may hold -----------------------------------------------------------------------------------------------
 
 _NUMBERS: dict[str, tuple[int, int]] = {
+    "stage_in_timeout_s": (1, TIME_LIMIT_S_MAX),
+    "stage_out_timeout_s": (1, TIME_LIMIT_S_MAX),
+    "other_timeout_s": (1, TIME_LIMIT_S_MAX),
+    "stage_retries": (0, 1_000),
+    "retry_backoff_s": (0, 86_400),
+    "retry_backoff_max_s": (0, 86_400),
+    "max_passes": (0, 1_000_000),
+    "staged_hold_time_s": (0, TIME_LIMIT_S_MAX),
+    "finished_jobs_kept": (0, 1_000_000),
+    "operations_per_stage_max": (1, 10_000),
     "validate_timeout_s": (1, SECONDS_MAX),
     "poll_interval_s": (1, SECONDS_MAX),
     "granularity": (1, SIZE_BYTES_MAX),
@@ -201,6 +233,10 @@ def check_site(site: Site) -> Refusal | None:
         fault = program_fault(getattr(site, field))
         if fault is not None:
             return _invalid(field, f"{field} {fault}", "write the absolute path of a program, without ..")
+    for field in ("sources", "destinations"):
+        for root in getattr(site, field):
+            if not root.startswith("/") or "/../" in root + "/":
+                return _invalid(field, f"{root!r} is not an absolute directory", "start it with /")
     for field, chosen, allowed in (
         ("provider", (site.provider,), PROVIDERS),
         ("restart_policy", (site.restart_policy,), RESTART_POLICIES),
@@ -261,75 +297,6 @@ def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
     return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"site.{field}")
 
 
-# ---- the settings that change a decision: replicated state, changed by events only (law 3)
-
-
-class Policy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Site policy. Times are whole seconds; names follow burst_buffer.conf where it has one."""
-
-    stage_in_timeout_s: int = 86_400
-    stage_out_timeout_s: int = 86_400
-    other_timeout_s: int = 300
-    stage_retries: int = 3
-    """Automatic retries of a failed stage-in, stage-out or teardown before the job is held (Slurm: none, or for
-    ever).
-    """
-    retry_backoff_s: int = 2
-    """Wait before the first retry, seconds; doubled each time up to `retry_backoff_max_s`."""
-    retry_backoff_max_s: int = 300
-    max_passes: int = 10
-    """How often smaller requests may pass the first one that does not fit (SPUR.md, 3)."""
-    staged_hold_time_s: int = 0
-    """A held job's staged buffer is torn down after this many seconds; 0 never."""
-    finished_jobs_kept: int = 10_000
-    """Finished jobs kept in the state, newest first; the ledger keeps all."""
-    allow_root: bool = False
-    """Whether the user root may submit (Slurm: `User root can not allocate burst buffers`)."""
-    operations_per_stage_max: int = 128
-    """Stage-ins, stage-outs and teardowns at once, each (Slurm's documented limit per stage)."""
-    sources: tuple[str, ...] = ()
-    """Directories that jobs may stage in from; `%u` is the job's user. None: nothing may."""
-    destinations: tuple[str, ...] = ()
-    """Directories that jobs may stage out to and have as working directory; `%u` is the job's user."""
-
-
-_BOUNDS: dict[str, tuple[int, int]] = {
-    "stage_in_timeout_s": (1, TIME_LIMIT_S_MAX),
-    "stage_out_timeout_s": (1, TIME_LIMIT_S_MAX),
-    "other_timeout_s": (1, TIME_LIMIT_S_MAX),
-    "stage_retries": (0, 1_000),
-    "retry_backoff_s": (0, 86_400),
-    "retry_backoff_max_s": (0, 86_400),
-    "max_passes": (0, 1_000_000),
-    "staged_hold_time_s": (0, TIME_LIMIT_S_MAX),
-    "finished_jobs_kept": (0, 1_000_000),
-    "operations_per_stage_max": (1, 10_000),
-}
-
-
-def check_policy(policy: Policy) -> Refusal | None:
-    """Return why the policy cannot be used, or None."""
-    for field, (least, most) in _BOUNDS.items():
-        value = getattr(policy, field)
-        if not least <= value <= most:
-            return Refusal(
-                RefusalCode.INVALID_FIELD,
-                f"{field} is {value}",
-                f"use a number from {least} to {most}",
-                f"policy.{field}",
-            )
-    for field in ("sources", "destinations"):
-        for root in getattr(policy, field):
-            if not root.startswith("/") or "/../" in root + "/":
-                return Refusal(
-                    RefusalCode.INVALID_FIELD,
-                    f"{root!r} is not an absolute directory",
-                    "start it with /",
-                    f"policy.{field}",
-                )
-    return None
-
-
 def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:
-    """Return the policy's roots with `%u` replaced."""
+    """Return the configured roots with `%u` replaced."""
     return tuple(root.replace("%u", user) for root in roots)

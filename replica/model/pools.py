@@ -5,9 +5,23 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
+import immutables
 import msgspec
 
 from replica.values import SIZE_BYTES_MAX, SizeError, format_size, format_slurm_size, parse_size
+
+
+class PoolUnit(IntEnum):
+    """What a pool's quantity, granularity and requests count; the numbers are wire numbers (law 12)."""
+
+    BYTES = 1
+    NODES = 2
+    COUNT = 3
+
+    @property
+    def word(self) -> str:
+        """As in commands and answers: bytes, nodes or count."""
+        return self.name.lower()
 
 
 class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -20,6 +34,8 @@ class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
     granularity_bytes: int
     is_default: bool = False
     out_of_service_bytes: int = 0
+    unit: PoolUnit = PoolUnit.BYTES
+    """What the numbers count; those of a pool of nodes or of units are so many of them, whatever they are called."""
 
     @property
     def usable_bytes(self) -> int:
@@ -36,17 +52,10 @@ def free_bytes(pool: Pool, held_bytes: int) -> int:
 # ---- what the numbers of a pool count: bytes, nodes, or nothing in particular (SEMANTICS.md, Pools)
 
 
-class PoolUnit(IntEnum):
-    """What a pool's quantity, granularity and requests count; the numbers are wire numbers (law 12)."""
-
-    BYTES = 1
-    NODES = 2
-    COUNT = 3
-
-    @property
-    def word(self) -> str:
-        """As in commands and answers: bytes, nodes or count."""
-        return self.name.lower()
+def unit_in(pools: immutables.Map[str, Pool], name: str) -> PoolUnit:
+    """Return what the numbers of a pool count; bytes for one that is not there."""
+    pool = pools.get(name)
+    return PoolUnit.BYTES if pool is None else pool.unit
 
 
 UNIT_WORDS = tuple(unit.word for unit in PoolUnit)

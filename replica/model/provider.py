@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from replica.model.configuration import Policy, Site
+    from replica.model.configuration import Site
 
 NATIVE = "native"
 """The provider that is Forebay's own agents."""
@@ -94,21 +94,18 @@ class Provision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provided(Protocol):
-    """Whatever has the site's configuration and policy: a State."""
+    """Whatever has the site's configuration: a State."""
 
     @property
     def site(self) -> Site: ...
-    @property
-    def policy(self) -> Policy: ...
 
 
 def provision_of(state: Provided) -> Provision | None:
     """Return the cluster's provider; None where its own agents move the data."""
-    site, policy = state.site, state.policy
+    site = state.site
     if site.provider == NATIVE:
         return None
     own = {name: getattr(site, name) for name in Provision.__struct_fields__ if hasattr(site, name)}
-    own |= {name: getattr(policy, name) for name in Provision.__struct_fields__ if hasattr(policy, name)}
     return Provision(**own | {"get_sys_state": get_sys_state_of(site), "get_sys_status": get_sys_status_of(site)})
 
 

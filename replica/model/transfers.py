@@ -144,7 +144,7 @@ class TransferRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Transfers under way, of one user: None is without limit, 0 lets none begin."""
     node_at_once: int | None = None
     cluster_at_once: int | None = None
-    """Likewise of one node, and of all; those of a stage are counted by `Policy.operations_per_stage_max`."""
+    """Likewise of one node, and of all; those of a stage are counted by `Site.operations_per_stage_max`."""
     verify: str = "digest"
     """One of VERIFY_LEVELS."""
     algorithm: str = "xxh3-128"
@@ -165,9 +165,6 @@ class TransferRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 DEFAULT_TRANSFER_RULES = TransferRules()
 """The rules of a cluster where nobody set any."""
-
-TRANSFER_RULES_KEY = "rules"
-"""The key of the one record in `State.transfer_rules`."""
 
 
 class RateShares(msgspec.Struct, frozen=True, array_like=True, gc=False):

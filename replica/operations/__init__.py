@@ -12,4 +12,4 @@ from replica.operations.outcomes import (
 )
 from replica.operations.slots import BEGINNINGS, OperationSlots, slots_given, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
-from replica.operations.transfer_limits import cap_s, has_shares, node_bytes_s, rules_in_force, rules_of, shares_of
+from replica.operations.transfer_limits import cap_s, has_shares, node_bytes_s, rules_in_force, shares_of

@@ -5,7 +5,6 @@ Source: SEMANTICS.md, "When something fails" and "Cancelling".
 
 from __future__ import annotations
 
-from replica.messages import BURST_BUFFERS_WHOLE
 from replica.messages import events as e
 from replica.model import (
     NATIVE,
@@ -14,7 +13,7 @@ from replica.model import (
     Hold,
     Job,
     JobState,
-    Policy,
+    Site,
     Stage,
     failure_comment,
     failure_reason,
@@ -34,13 +33,13 @@ PROVIDER_SLACK_S = 60
 """What starting, ending and reporting the operations of a stage may take beside their own time, seconds."""
 
 
-def timeout_s(policy: Policy, stage: Stage) -> int:
+def timeout_s(site: Site, stage: Stage) -> int:
     """Return how long an operation may take, seconds."""
     if stage is Stage.STAGE_IN:
-        return policy.stage_in_timeout_s
+        return site.stage_in_timeout_s
     if stage is Stage.STAGE_OUT:
-        return policy.stage_out_timeout_s
-    return policy.other_timeout_s
+        return site.stage_out_timeout_s
+    return site.other_timeout_s
 
 
 def active_stage(job: Job, buffer: Buffer | None) -> Stage | None:
@@ -68,11 +67,11 @@ def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     stage = active_stage(job, buffer)
     if stage is None or stage is Stage.RUN or job.order_at == NEVER:
         return NEVER
-    policy, most_s = state.policy, cap_s(state, stage)
+    site, most_s = state.site, cap_s(state, stage)
     if state.site.provider != NATIVE:
-        limit_s = provided_limit_s(policy, stage)
+        limit_s = provided_limit_s(site, stage)
     else:
-        limit_s = most_s + PROVIDER_SLACK_S if most_s else timeout_s(policy, stage)
+        limit_s = most_s + PROVIDER_SLACK_S if most_s else timeout_s(site, stage)
     return Instant(job.order_at + seconds(limit_s))
 
 
@@ -81,18 +80,18 @@ def timeout_message(state: Facts, stage: Stage) -> str:
     most_s = cap_s(state, stage)
     if most_s:
         return f"it took longer than TransferTimeMax allows, {most_s} s"
-    return f"Timeout @ {timeout_s(state.policy, stage) * 1000} msec"
+    return f"Timeout @ {timeout_s(state.site, stage) * 1000} msec"
 
 
-def provided_limit_s(policy: Policy, stage: Stage) -> int:
+def provided_limit_s(site: Site, stage: Stage) -> int:
     """Return how long all operations of a stage may take together where a provider performs them, seconds.
 
     Stage-in: creating and destroying, setup and paths have the time of other operations each, data-in and real-size
     that of stage-in.
     """
-    own_s = timeout_s(policy, stage)
+    own_s = timeout_s(site, stage)
     if stage is Stage.STAGE_IN:
-        own_s = 2 * own_s + (2 * PERSISTENT_PER_JOB_MAX + 2) * policy.other_timeout_s
+        own_s = 2 * own_s + (2 * PERSISTENT_PER_JOB_MAX + 2) * site.other_timeout_s
     elif stage is Stage.TEARDOWN:
         own_s *= 2
     return own_s + PROVIDER_SLACK_S
@@ -113,9 +112,9 @@ def failed(
 
     A failed stage-out never leads to teardown by itself, and a failed teardown keeps its space counted.
     """
-    policy = state.policy
-    if job.failures < policy.stage_retries and not final:
-        backoff_s = min(policy.retry_backoff_s * 2 ** min(job.failures, 32), policy.retry_backoff_max_s)
+    site = state.site
+    if job.failures < site.stage_retries and not final:
+        backoff_s = min(site.retry_backoff_s * 2 ** min(job.failures, 32), site.retry_backoff_max_s)
         return (_failure(state, job, stage, operation, message, Instant(max(at + seconds(backoff_s), 1))),)
     failure = _failure(state, job, stage, operation, message, NEVER)
     events: list[e.Event] = [failure]
@@ -223,7 +222,7 @@ def _is_requeued(state: Facts, job: Job, result: JobState) -> bool:
     if job.interrupted.requeueing:
         return True
     by_site = result is JobState.NODE_FAIL and state.site.requeue_on_node_fail
-    return by_site and job.request.asked.requeue and state.feature_level >= BURST_BUFFERS_WHOLE
+    return by_site and job.request.asked.requeue
 
 
 def script_ended(

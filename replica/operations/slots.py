@@ -5,7 +5,7 @@ the script), which only a scheduling pass begins. An operation that begins while
 queued: its job has no `order_at`, its agent has no order, and its time does not run. A pass gives slots in the order in
 which the operations came.
 
-From feature level 4 on transfers also count against `TransferRules`: so many at once of a user, on a node, in all.
+Transfers also count against `TransferRules`: so many at once of a user, on a node, in all.
 Their slots are given fairly: to the user who has the fewest under way.
 
 A slot is kept while a failed operation waits for its retry, and lost when somebody has to release the job: else those
@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 
-from replica.messages import BURST_BUFFERS_WHOLE
 from replica.messages import events as e
 from replica.model import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
 from replica.operations.transfer_limits import load_of, may_begin
@@ -43,9 +42,9 @@ class OperationSlots(dict[int, int]):
 def with_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -> tuple[e.Event, ...]:
     """Return `events` with an OperationQueued for each operation in them that has to wait for its slot.
 
-    `slots` says how many slots of each stage are taken, and counts those that are taken here. Below the feature level
-    that brought slots every operation begins at once. A stage-in begins with its space, which is given only while its
-    stage has a slot left; it is queued where a limit on transfers at once is reached.
+    `slots` says how many slots of each stage are taken, and counts those that are taken here. A stage-in begins with
+    its space, which is given only while its stage has a slot left; it is queued where a limit on transfers at once is
+    reached.
     """
     found: list[e.Event] = []
     for event in events:
@@ -53,12 +52,12 @@ def with_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -
         stage = _begins(state, event)
         if stage is None:
             continue
-        job = state.jobs[event.job]  # type: ignore[union-attr]
+        job = state.jobs[event.job]  # type: ignore[attr-defined]
         allocated = isinstance(event, e.BufferAllocated)
         node = event.node if isinstance(event, e.BufferAllocated) else job.node
-        full = not allocated and slots.get(stage, 0) >= state.policy.operations_per_stage_max
+        full = not allocated and slots.get(stage, 0) >= state.site.operations_per_stage_max
         full = full or (stage in TRANSFERS and not may_begin(state, slots.begun, job.request.user, node))
-        if full and state.feature_level >= BURST_BUFFERS_WHOLE:
+        if full:
             found.append(e.OperationQueued(job.id, stage))
         else:
             slots.take(stage, job.request.user, node)
@@ -88,7 +87,7 @@ def slots_given(
     # No two places are equal, so nothing after them is ever compared.
     heapify(queues)
     skipped: dict[str, int] = {}
-    while queues and room > 0 and slots.get(stage, 0) < state.policy.operations_per_stage_max:
+    while queues and room > 0 and slots.get(stage, 0) < state.site.operations_per_stage_max:
         _, (_, job_id), user, queue = queues[0]
         node = state.jobs[job_id].node
         if moves and not may_begin(state, slots.begun, user, node):

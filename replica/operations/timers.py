@@ -62,11 +62,11 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
             return (e.DeadlineMissed(job.id),)
     if buffer is None or _is_down(state, job):
         return ()
-    policy = state.policy
+    site = state.site
     if job.retry_at != NEVER and job.retry_at <= at:
         stage = waiting_stage(job, buffer)
         assert stage is not None
-        return (e.StageRetried(job.id, stage, job.attempt + 1, f"retry {job.failures} of {policy.stage_retries}"),)
+        return (e.StageRetried(job.id, stage, job.attempt + 1, f"retry {job.failures} of {site.stage_retries}"),)
     late_at = timeout_at(state, job, buffer)
     if late_at != NEVER and late_at <= at:
         stage = active_stage(job, buffer)
@@ -103,7 +103,7 @@ def _allocation_revoked(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant
         # Of a partition that is no more, nobody can say which nodes it had: what is staged stays until one is named.
         if nodes in state.partitions and not is_in(state.partitions, nodes, job.node):
             return _AT_ONCE, f"node {job.node} is not in partition {options.partition}"
-    limit_s = state.policy.staged_hold_time_s
+    limit_s = state.site.staged_hold_time_s
     if limit_s and job.hold is not Hold.NONE:
         return Instant(job.held_at + seconds(limit_s)), f"held for longer than StagedHoldTime, {limit_s} s"
     return NEVER, ""

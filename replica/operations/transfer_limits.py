@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from replica.messages import TRANSFERS_AND_PARTITIONS
 from replica.model import (
-    DEFAULT_TRANSFER_RULES,
     NATIVE,
-    TRANSFER_RULES_KEY,
     TRANSFERS,
     MovingKey,
     RateShares,
@@ -24,16 +21,11 @@ from replica.model import (
 from replica.state import Facts, State
 
 
-def rules_of(state: Facts) -> TransferRules:
-    """Return the rules as they are configured, the defaults where nobody configured any."""
-    return state.transfer_rules.get(TRANSFER_RULES_KEY, DEFAULT_TRANSFER_RULES)
-
-
 def rules_in_force(state: Facts) -> TransferRules | None:
-    """Return the rules that transfers follow; None where Forebay does not move the data, or below feature level 4."""
-    if state.feature_level < TRANSFERS_AND_PARTITIONS or state.site.provider != NATIVE:
+    """Return the rules that transfers follow; None where Forebay does not move the data."""
+    if state.site.provider != NATIVE:
         return None
-    return rules_of(state)
+    return state.transfer_rules
 
 
 def cap_s(state: Facts, stage: Stage) -> int:

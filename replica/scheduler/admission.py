@@ -206,10 +206,10 @@ def end_of(current: PassState, request: SpaceRequest) -> int:
 
 def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
     """Return the decision on the candidate. It changes nothing but what the reservation head knows of its own start."""
-    policy = current.state.policy
+    site = current.state.site
     if limits_verdict(current, request) is not None:
         return SpaceDecision.LIMITED
-    if current.slots.get(Stage.STAGE_IN, 0) >= policy.operations_per_stage_max:
+    if current.slots.get(Stage.STAGE_IN, 0) >= site.operations_per_stage_max:
         return SpaceDecision.STAGES_FULL
     if request.job.request.cpus > current.cpus_max_in(place_name(current.state.partitions, request.partition)):
         # Before it can become the reservation head: who cannot be placed must not keep others from the pool.
@@ -230,7 +230,7 @@ def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
     if coming_verdict(current, request) is not None:
         return SpaceDecision.RESERVED
     if head is not None and not head.may_be_backfilled(
-        request.size_bytes, end_of(current, request), current.at, policy.max_passes
+        request.size_bytes, end_of(current, request), current.at, site.max_passes
     ):
         return SpaceDecision.MUST_NOT_PASS
     return SpaceDecision.NEXT_PASS if current.is_full else SpaceDecision.GIVEN
@@ -336,7 +336,7 @@ def place_decision(current: PassState, job: Job, buffer: Buffer | None) -> Place
         first = current.any_node.first_for(job.node) or current.waits_for_node(job.node, place)
         fits = not first and use is not None and use[1] >= cpus
     if fits:
-        full = current.slots.get(Stage.RUN, 0) >= state.policy.operations_per_stage_max
+        full = current.slots.get(Stage.RUN, 0) >= state.site.operations_per_stage_max
         if buffer is not None and full:
             return PlaceDecision.PRE_RUNS_FULL
         return PlaceDecision.NEXT_PASS if current.is_full else PlaceDecision.RUNS

@@ -78,7 +78,6 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.ReservationStarted: Touches.RESERVATION,
     e.ReservationEnded: Touches.RESERVATION,
     e.ClusterFounded: Touches.EVERYTHING,
-    e.PolicySet: Touches.EVERYTHING,
     e.SiteConfigured: Touches.EVERYTHING,
     e.AccountSet: Touches.EVERYTHING,
     e.AccountDeleted: Touches.EVERYTHING,
@@ -89,7 +88,6 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.PartitionDeleted: Touches.EVERYTHING,
     e.TransferRulesSet: Touches.EVERYTHING,
     e.FeatureLevelRaised: Touches.EVERYTHING,
-    e.PoolUnitSet: Touches.NOTHING,
     e.MailSent: Touches.NOTHING,
     e.MailDropped: Touches.NOTHING,
     e.LicenseSet: Touches.NOTHING,
@@ -134,7 +132,7 @@ class SchedulingIndex:
         for event in events:
             touches = TOUCHES.get(type(event), Touches.JOB)
             if touches is Touches.JOB:
-                self._touched.add(event.job)  # type: ignore[union-attr]  # a test holds that all others have one
+                self._touched.add(event.job)  # type: ignore[attr-defined]  # a test holds that all others have one
             elif touches is not Touches.NOTHING:
                 self._touch(touches, event, former)
 
@@ -147,16 +145,16 @@ class SchedulingIndex:
         elif touches is Touches.TASKS:
             self._touched.update(e.jobs_of(event))
         elif touches is Touches.NODE:
-            self._touched_nodes.add(event.node)  # type: ignore[union-attr]
+            self._touched_nodes.add(event.node)  # type: ignore[attr-defined]
             if isinstance(event, e.NodeCameBack):
                 self._touched.update(event.jobs)
         elif touches is Touches.POOL:
-            pool = event.pool.name if isinstance(event, e.PoolSet) else event.pool  # type: ignore[union-attr]
+            pool = event.pool.name if isinstance(event, e.PoolSet) else event.pool  # type: ignore[attr-defined]
             low, high = sorted((usable_in(former, pool), usable_in(state, pool)))
             # Tasks that their arrays keep back stand in no queue.
             self._touched |= self.queues.between(pool, low, high) | self.arrays.between(low, high)
         elif touches is Touches.RESERVATION:
-            name = event.reservation.name if isinstance(event, e.ReservationSet) else event.reservation  # type: ignore[union-attr]
+            name = event.reservation.name if isinstance(event, e.ReservationSet) else event.reservation  # type: ignore[attr-defined]
             self._touched.update(self.reservations.keys.get(name, ()))
         else:
             self._touched_nodes.update(state.nodes)

@@ -112,7 +112,7 @@ def persistent_decision(
     if current.persistent_checked >= CANDIDATES_BEHIND_MAX:
         return _waits(f"at least {CANDIDATES_BEHIND_MAX} jobs with persistent buffers are before it")
     under_way = current.slots.get(Stage.STAGE_IN, 0)
-    if under_way >= state.policy.operations_per_stage_max:
+    if under_way >= state.site.operations_per_stage_max:
         return _waits(f"{under_way} stage-ins are under way, and no more may be")
     if current.is_full:
         return _waits("the job may have its space in the next pass")

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.messages import BURST_BUFFERS_WHOLE
 from replica.messages import events as e
 from replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, place_name
 from replica.scheduler.admission import PassState, Place, SpaceRequest, available, place_of
 from replica.scheduler.gates import early_gate
-from replica.scheduler.priority import rules_of
 from replica.state import State
 from replica.values import REVOKED_PER_PASS_MAX, Instant, seconds
 
@@ -31,9 +29,9 @@ def preemption_candidate(state: State, job: Job, buffer: Buffer | None) -> Preem
     """Return the job as one whose buffer may be taken back when its time has come, None if it may not."""
     if buffer is None or job.state is not JobState.PENDING or not buffer.granted_bytes:
         return None
-    if state.feature_level < BURST_BUFFERS_WHOLE or job.stuck or job.retry_at or job.hold is Hold.SYSTEM:
+    if job.stuck or job.retry_at or job.hold is Hold.SYSTEM:
         return None
-    if job.interrupted.revocations >= rules_of(state).revocations_max:
+    if job.interrupted.revocations >= state.scheduling_rules.revocations_max:
         return None
     asked = job.request.buffer
     if asked is not None and (asked.creates or asked.destroys):
@@ -58,10 +56,10 @@ def preempted_for(
     would be in vain. `coming_bytes` is what is being given back to the pool already, `room` how many events there may
     be.
     """
-    state, rules = current.state, rules_of(current.state)
+    state, rules = current.state, current.state.scheduling_rules
     place = place_of(state, request.job)
     wanted = request.size_bytes - available(current, request) - coming_bytes
-    if wanted <= 0 or not rules.revocations_max or state.feature_level < BURST_BUFFERS_WHOLE:
+    if wanted <= 0 or not rules.revocations_max:
         return ()
     nodes = place_name(state.partitions, request.partition)
     if current.any_node.first_in(nodes) or not current.has_node_for(request.job.request.cpus, place, nodes):

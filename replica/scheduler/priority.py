@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from replica.model import DEFAULT_RULES, RULES_KEY, Buffer, Job, SchedulingRules
+from replica.model import Buffer, Job
 from replica.state import Facts
 
 RESERVED_FIRST = 2**60
 """What puts the jobs of active reservations before all others: more than any effective priority."""
 
 GIB_BYTES = 1024**3
-
-
-def rules_of(state: Facts) -> SchedulingRules:
-    """Return the site's rules, the defaults where nobody set any."""
-    return state.scheduling_rules.get(RULES_KEY, DEFAULT_RULES)
 
 
 def effective_priority(state: Facts, job: Job, buffer: Buffer | None) -> int:
@@ -29,8 +24,8 @@ def effective_priority(state: Facts, job: Job, buffer: Buffer | None) -> int:
         qos = state.qos.get(options.qos) if options.qos else None
         if qos is not None:
             priority += qos.priority
-    if buffer is not None and buffer.granted_bytes and state.scheduling_rules:
-        priority += rules_of(state).size_points_per_gib * (buffer.granted_bytes // GIB_BYTES)
+    if buffer is not None and buffer.granted_bytes and state.scheduling_rules.size_points_per_gib:
+        priority += state.scheduling_rules.size_points_per_gib * (buffer.granted_bytes // GIB_BYTES)
     return priority
 
 

@@ -406,7 +406,7 @@ class SchedulingPass:
         if use[0] < key[2]:
             return _Follows.NEXT
         pre_runs = self.slots.get(Stage.RUN, 0)
-        if use[1] < key[2] or pre_runs >= self.state.policy.operations_per_stage_max:
+        if use[1] < key[2] or pre_runs >= self.state.site.operations_per_stage_max:
             self.waiting_nodes[node] = key[1]
             return _Follows.NOBODY
         if not self.is_full:
@@ -439,7 +439,7 @@ class SchedulingPass:
 
     def _purge(self) -> None:
         room = EVENTS_PER_PASS_MAX - len(self.events)
-        surplus = min(room, len(self.state.finished) - self.state.policy.finished_jobs_kept)
+        surplus = min(room, len(self.state.finished) - self.state.site.finished_jobs_kept)
         if surplus <= 0:
             return
         for _, job_id in zip(range(surplus), self.index.dependencies.purgeable, strict=False):

@@ -1,10 +1,10 @@
 """The state as a whole: its tables, its builder, its digest, what is always true of it."""
 
+from replica.state.builder import Facts, StateBuilder
 from replica.state.derived import derive, is_finished
 from replica.state.digest import state_digest
-from replica.state.draft import Draft
 from replica.state.interning import shared_buffer, shared_buffer_request, shared_job, shared_request
 from replica.state.invariants import check
 from replica.state.receipts import Receipts
-from replica.state.state import EMPTY, Facts, State
-from replica.state.tables import LATER_MAPS, LATER_SHAPED, LaterMap
+from replica.state.state import EMPTY, State
+from replica.state.tables import TABLES, Table

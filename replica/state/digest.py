@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import msgspec
 
 from replica.state.state import State
-from replica.state.tables import LATER_MAPS
+from replica.state.tables import TABLES
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 def state_records(state: State) -> Iterator[tuple[str, object]]:
-    """Yield (section, record) in canonical order: the scalars, then each map sorted by key. Derived maps are left
+    """Yield (section, record) in canonical order: the scalars, then the maps of TABLES. Derived maps are left
     out.
     """
     yield (
@@ -25,26 +25,17 @@ def state_records(state: State) -> Iterator[tuple[str, object]]:
             state.feature_level,
             state.revision,
             state.at,
-            state.policy,
+            state.site,
+            state.scheduling_rules,
+            state.transfer_rules,
             state.next_job,
             state.oldest_receipt,
             state.receipts_horizon_ms,
         ),
     )
-    for name in sorted(state.pools):
-        yield "pool", state.pools[name]
-    for name in sorted(state.nodes):
-        yield "node", state.nodes[name]
-    for job in sorted(state.jobs):
-        yield "job", state.jobs[job]
-    for job in sorted(state.buffers):
-        yield "buffer", state.buffers[job]
-    for item in state.receipts.items():
-        yield "receipt", item
-    for later in LATER_MAPS:
-        records = getattr(state, later.field)
-        for key in sorted(records):
-            yield later.field, (key, records[key])
+    for table in TABLES:
+        for record in table.written(state):
+            yield table.field, record
 
 
 def state_digest(state: State) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, SITE_KEY, BufferState, JobState
+from replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, BufferState, JobState
 from replica.state.derived import derive, held_bytes
 from replica.state.state import State
-from replica.state.tables import LATER_MAPS
+from replica.state.tables import TABLES
 
 _WHILE: dict[JobState, frozenset[BufferState]] = {
     JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},
@@ -40,41 +40,13 @@ def check(state: State) -> list[str]:
             faults.append(f"space of an unknown pool {pool!r} is held")
     for job in state.jobs.values():
         faults.extend(_job_faults(state, job.id))
-    for job_id in state.buffers:
-        if job_id not in state.jobs:
-            faults.append(f"buffer {job_id} has no job")
-    faults.extend(_later_faults(state))
-    return faults
-
-
-def _later_faults(state: State) -> list[str]:
-    faults: list[str] = []
-    named = ((name, one.name) for name, one in state.partitions.items())
-    faults.extend(f"the partition {own!r} is kept under the name {name!r}" for name, own in named if own != name)
+    for table in TABLES:
+        faults.extend(table.misplaced(state))
     if sum(one.is_default for one in state.partitions.values()) > 1:
         faults.append("there are several default partitions")
     for name, buffer in state.persistent.items():
-        if buffer.name != name:
-            faults.append(f"the persistent buffer {buffer.name!r} is kept under the name {name!r}")
         if buffer.state not in PERSISTENT_STATES:
             faults.append(f"the persistent buffer {name!r} is {buffer.state.word}")
-    faults.extend(
-        f"a unit is kept for an unknown pool {name!r}" for name in state.pool_units if name not in state.pools
-    )
-    if set(state.sites) - {SITE_KEY}:
-        faults.append(
-            f"there are configurations of {', '.join(sorted(set(state.sites) - {SITE_KEY}))}, not of the site"
-        )
-    faults.extend(
-        f"there are transfers of job {job_id}, which does not exist"
-        for job_id in state.transfers
-        if job_id not in state.jobs
-    )
-    faults.extend(
-        f"there are {later.field} below feature level {later.level}"
-        for later in LATER_MAPS
-        if state.feature_level < later.level and getattr(state, later.field)
-    )
     return faults
 
 

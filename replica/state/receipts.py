@@ -109,7 +109,7 @@ class Receipts:
 
 
 class ReceiptsDraft:
-    """Receipts being added to and dropped from: what a Draft of the state holds."""
+    """Receipts being added to and dropped from: what a StateBuilder of the state holds."""
 
     __slots__ = ("_absent", "_added", "_base", "_first", "_ids", "_layer", "_newest", "_skipped", "_total")
 

@@ -1,34 +1,33 @@
-"""The maps of a State that came after feature level 2, each in one row: digest and snapshot go through this table.
+"""The maps of a State, each in one row: builder, digest, snapshot and invariants go through this table.
 
-Such a map is left out of both while it is empty, so that members of an earlier release agree as long as nothing of the
-new level was written. To add one: its field in State, Facts and Draft, and its row here, at the end.
+A map that is derived from others has no row. To add one: its field in State, its annotation in StateBuilder, and its
+row here. It is empty below the feature level that its events came with, and then leaves no trace in digests and
+snapshots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any
+
 import msgspec
 
+from replica.messages import Receipt
 from replica.model import (
     Account,
-    AccountUser,
+    Buffer,
+    Job,
     JobTransfers,
-    LeftOut,
     License,
-    Limit,
     Mail,
-    Measured,
+    Node,
     Partition,
     PersistentBuffer,
-    PoolUnit,
+    Pool,
     Qos,
     Rates,
     Reservation,
-    ReservedSpace,
-    SchedulingRules,
-    Site,
-    TransferCheckpoint,
-    TransferReceipt,
-    TransferRules,
 )
 from replica.values import (
     ACCOUNTS_MAX,
@@ -36,63 +35,76 @@ from replica.values import (
     JOBS_IN_STATE_MAX,
     LICENSES_MAX,
     MAILS_OWED_MAX,
+    NODES_MAX,
     PARTITIONS_MAX,
     PERSISTENT_BUFFERS_MAX,
     POOLS_MAX,
     QOS_MAX,
+    RECEIPTS_MAX,
     RESERVATIONS_MAX,
 )
 
+if TYPE_CHECKING:
+    from replica.state.state import State
 
-class LaterMap(msgspec.Struct, frozen=True):
-    """One map. `section` is its number in snapshots: from 9 on, append only, never reused (law 12)."""
+CommandId = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """One map of a State. `section` is its number in snapshots: append only, never reused (law 12)."""
 
     field: str
     section: int
-    key: type
+    key: Any
     record: type
     records_max: int
-    level: int = 3
-    """The feature level that it came with: it is empty below (`replica.messages.features` has what the numbers stand
-    for)."""
+    own_key: str = ""
+    """The attribute of a record that is its key: the record then stands alone, else a pair of key and record."""
+    of_job: bool = False
+    """Whether the keys are jobs that must be in the state."""
+
+    def pair(self, written: Any) -> tuple[Any, Any]:
+        """Return key and record of what stands in a section."""
+        if self.own_key:
+            return getattr(written, self.own_key), written
+        key, record = written
+        return key, record
+
+    def written(self, state: State) -> Iterator[Any]:
+        """Yield what stands in a section, in the order of keys; receipts in the order of their revisions."""
+        records = getattr(state, self.field)
+        pairs = records.items() if self.field == "receipts" else ((key, records[key]) for key in sorted(records))
+        return (record for _, record in pairs) if self.own_key else iter(pairs)
+
+    def misplaced(self, state: State) -> Iterator[str]:
+        """Yield a sentence for each record under a key that is not its own, or of a job that does not exist."""
+        records = getattr(state, self.field)
+        if self.own_key:
+            own_key = attrgetter(self.own_key)
+            for key, record in records.items():
+                if own_key(record) != key:
+                    yield f"{self.field}: the record under {key!r} says that it is {own_key(record)!r}"
+        if self.of_job:
+            for job_id in records:
+                if job_id not in state.jobs:
+                    yield f"{self.field}: there is a record of job {job_id}, which does not exist"
 
 
-LATER_MAPS: tuple[LaterMap, ...] = (
-    LaterMap("persistent", 10, str, PersistentBuffer, PERSISTENT_BUFFERS_MAX),
-    LaterMap("sites", 11, str, Site, 1),
-    LaterMap("pool_units", 12, str, PoolUnit, POOLS_MAX),
-    LaterMap("accounts", 13, str, Account, ACCOUNTS_MAX),
-    LaterMap("qos", 14, str, Qos, QOS_MAX),
-    LaterMap("licenses", 15, str, License, LICENSES_MAX),
-    LaterMap("reservations", 16, str, Reservation, RESERVATIONS_MAX),
-    LaterMap("scheduling_rules", 17, str, SchedulingRules, 1),
-    LaterMap("rates", 18, str, Rates, POOLS_MAX + 1),
-    LaterMap("mails", 40, str, Mail, MAILS_OWED_MAX),
-    LaterMap("transfer_rules", 50, str, TransferRules, 1, level=4),
-    LaterMap("transfers", 51, int, JobTransfers, JOBS_IN_STATE_MAX, level=4),
-    LaterMap("partitions", 60, str, Partition, PARTITIONS_MAX, level=4),
-    LaterMap("consumed", 61, str, int, CONSUMED_MAX, level=4),
+TABLES: tuple[Table, ...] = (
+    Table("jobs", 10, int, Job, JOBS_IN_STATE_MAX, "id"),
+    Table("buffers", 20, int, Buffer, JOBS_IN_STATE_MAX, "job", of_job=True),
+    Table("persistent", 24, str, PersistentBuffer, PERSISTENT_BUFFERS_MAX, "name"),
+    Table("transfers", 28, int, JobTransfers, JOBS_IN_STATE_MAX, of_job=True),
+    Table("pools", 40, str, Pool, POOLS_MAX, "name"),
+    Table("rates", 44, str, Rates, POOLS_MAX + 1),
+    Table("nodes", 50, str, Node, NODES_MAX, "name"),
+    Table("partitions", 54, str, Partition, PARTITIONS_MAX, "name"),
+    Table("accounts", 60, str, Account, ACCOUNTS_MAX, "name"),
+    Table("qos", 62, str, Qos, QOS_MAX, "name"),
+    Table("licenses", 64, str, License, LICENSES_MAX, "name"),
+    Table("reservations", 66, str, Reservation, RESERVATIONS_MAX, "name"),
+    Table("consumed", 68, str, int, CONSUMED_MAX),
+    Table("mails", 80, str, Mail, MAILS_OWED_MAX, "key"),
+    Table("receipts", 90, CommandId, Receipt, 2 * RECEIPTS_MAX),
 )
-
-LATER_SHAPED: tuple[type[msgspec.Struct], ...] = (
-    PersistentBuffer,
-    Site,
-    Limit,
-    AccountUser,
-    Account,
-    Qos,
-    License,
-    ReservedSpace,
-    Reservation,
-    SchedulingRules,
-    Measured,
-    Rates,
-    Mail,
-    TransferRules,
-    JobTransfers,
-    TransferReceipt,
-    LeftOut,
-    TransferCheckpoint,
-    Partition,
-)
-"""Every kind of record in those maps. Append only: positions are wire numbers (law 12)."""
+"""Every map that is not derived, in the order in which they stand in digests and snapshots. Append only, by number."""

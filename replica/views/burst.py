@@ -20,6 +20,7 @@ from replica.model import (
     get_sys_state_of,
     get_sys_status_of,
     provider_facts,
+    unit_in,
 )
 from replica.state import State
 from replica.values import Instant, round_up
@@ -107,17 +108,17 @@ class Burst(msgspec.Struct, frozen=True):
 
 def burst_of(state: State, *, only_user: str | None = None) -> Burst:
     """Return what is to be shown; with `only_user` only the buffers and the use of that user (PrivateData)."""
-    site, policy = state.site, state.policy
+    site = state.site
     buffers = sorted(_buffers(state, only_user), key=_place, reverse=True)
     return Burst(
         provider=site.provider,
         granularity=site.granularity,
         pools=tuple(_pool(state, state.pools[name]) for name in sorted(state.pools)),
         flags=flags_text(site),
-        stage_in_timeout_s=policy.stage_in_timeout_s,
-        stage_out_timeout_s=policy.stage_out_timeout_s,
+        stage_in_timeout_s=site.stage_in_timeout_s,
+        stage_out_timeout_s=site.stage_out_timeout_s,
         validate_timeout_s=site.validate_timeout_s,
-        other_timeout_s=policy.other_timeout_s,
+        other_timeout_s=site.other_timeout_s,
         allow_users=site.allow_users,
         deny_users=site.deny_users,
         create_buffer=site.create_buffer,
@@ -137,7 +138,7 @@ def _pool(state: State, pool: Pool) -> BurstPool:
     used = state.held_bytes.get(pool.name, 0)
     return BurstPool(
         name=pool.name,
-        unit=state.pool_units.get(pool.name, PoolUnit.BYTES),
+        unit=pool.unit,
         granularity=pool.granularity_bytes,
         total=pool.quantity_bytes,
         free=free_bytes(pool, used),
@@ -164,7 +165,7 @@ def _buffers(state: State, only_user: str | None) -> Iterator[BurstBuffer]:
                 array_task=0,
                 name=name,
                 pool=kept.pool,
-                unit=state.pool_units.get(kept.pool, PoolUnit.BYTES),
+                unit=unit_in(state.pools, kept.pool),
                 size=kept.granted_bytes,
                 state=kept.state.word,
                 buffer_state=kept.state.word,
@@ -196,7 +197,7 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
         array_task=0 if array is None else array.task,
         name="",
         pool=pool,
-        unit=state.pool_units.get(pool, PoolUnit.BYTES),
+        unit=unit_in(state.pools, pool),
         size=buffer.granted_bytes,
         state=shown,
         buffer_state=buffer.state.word,
@@ -231,11 +232,11 @@ def tres_count(state: State, job_id: int) -> int:
     """Return how much burst buffer a job counts for, whole MB, rounded up: its own, and what it makes persistent."""
     buffer, asked = state.buffers.get(job_id), state.jobs[job_id].request.buffer
     total = 0
-    if buffer is not None and pool_unit(state, buffer.pool) is PoolUnit.BYTES:
+    if buffer is not None and unit_in(state.pools, buffer.pool) is PoolUnit.BYTES:
         total = buffer.granted_bytes
     for create in () if asked is None else asked.creates:
         pool = pool_named(state, create.pool)
-        if pool is not None and pool_unit(state, pool.name) is PoolUnit.BYTES:
+        if pool is not None and pool.unit is PoolUnit.BYTES:
             total += round_up(create.capacity_bytes, pool.granularity_bytes)
     return megabytes(total)
 
@@ -271,7 +272,3 @@ def pool_named(state: State, name: str) -> Pool | None:
     if name:
         return state.pools.get(name)
     return next((state.pools[one] for one in sorted(state.pools) if state.pools[one].is_default), None)
-
-
-def pool_unit(state: State, pool: str) -> PoolUnit:
-    return state.pool_units.get(pool, PoolUnit.BYTES)

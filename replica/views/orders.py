@@ -31,6 +31,7 @@ from replica.model import (
     provider_facts,
     provision_of,
     stage_of,
+    unit_in,
     waits_for_slot,
 )
 from replica.operations import cap_s, node_bytes_s, rules_in_force, shares_of
@@ -65,19 +66,19 @@ def _governed(state: State, node: str) -> _Governed | None:
 
 
 def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed: _Governed | None) -> Order:
-    policy, request = state.policy, job.request
+    site, request = state.site, job.request
     transfers: tuple[Transfer, ...] = ()
     roots: tuple[str, ...] = ()
-    timeout_s = policy.other_timeout_s
+    timeout_s = site.other_timeout_s
     access: tuple[Access, ...] = ()
     if request.buffer is not None:
         access = request.buffer.access
         if stage is Stage.STAGE_IN:
-            transfers, timeout_s = request.buffer.stage_in, policy.stage_in_timeout_s
-            roots = expand_roots(policy.sources, request.user)
+            transfers, timeout_s = request.buffer.stage_in, site.stage_in_timeout_s
+            roots = expand_roots(site.sources, request.user)
         elif stage is Stage.STAGE_OUT:
-            transfers, timeout_s = request.buffer.stage_out, policy.stage_out_timeout_s
-            roots = expand_roots(policy.destinations, request.user)
+            transfers, timeout_s = request.buffer.stage_out, site.stage_out_timeout_s
+            roots = expand_roots(site.destinations, request.user)
         timeout_s = cap_s(state, stage) or timeout_s
     running = stage is Stage.RUN
     provision = None if buffer is None else provision_of(state)
@@ -94,7 +95,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         has_buffer=buffer is not None,
         access=tuple(way.name.lower() for way in access),
         transfers=transfers,
-        roots=expand_roots(policy.destinations, request.user) if running else roots,
+        roots=expand_roots(site.destinations, request.user) if running else roots,
         timeout_s=0 if running else timeout_s,
         script=request.script if running or provision is not None else "",
         output=request.output if running else "",
@@ -111,7 +112,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         provision=provision,
         directives="" if request.buffer is None or provision is None else request.buffer.text,
         pool="" if buffer is None or provision is None else buffer.pool or _default_pool(state, provision),
-        pool_is_bytes=buffer is None or state.pool_units.get(buffer.pool, PoolUnit.BYTES) is PoolUnit.BYTES,
+        pool_is_bytes=buffer is None or unit_in(state.pools, buffer.pool) is PoolUnit.BYTES,
         gid=request.asked.gid,
         options=None if provision is None else request.options,
         array=None if provision is None else request.array,
@@ -169,16 +170,16 @@ def special_transfers(state: State, job: Job, stage: Stage) -> SpecialTransfers 
     known = ((name, state.persistent.get(name)) for name in asked.uses)
     special = SpecialTransfers(
         lists=lists,
-        list_roots=_expanded(state.policy.sources, job) if lists else (),
+        list_roots=_expanded(state.site.sources, job) if lists else (),
         commands=commands,
         environment=job.request.environment if commands else (),
-        workdir_roots=_expanded(state.policy.destinations, job) if commands else (),
+        workdir_roots=_expanded(state.site.destinations, job) if commands else (),
         choices=choices_of(asked, stage.word, len(transfers), listed=False),
         list_choices=choices_of(asked, stage.word, len(lists), listed=True),
         granted=tuple(
             (name, found.granted_bytes)
             for name, found in known
-            if found is not None and state.pool_units.get(found.pool, PoolUnit.BYTES) is PoolUnit.BYTES
+            if found is not None and unit_in(state.pools, found.pool) is PoolUnit.BYTES
         ),
     )
     return None if special == NOTHING_SPECIAL else special

@@ -11,13 +11,13 @@ import msgspec
 
 from replica.decide.decide import decide, is_by_key
 from replica.fold.fold import fold
-from replica.fold.settle import Tentative
+from replica.fold.settle import SpeculativeState
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Accepted, Entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
-from replica.model.configuration import Policy
+from replica.model.configuration import Site
 from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
@@ -59,9 +59,9 @@ SCRIPT = "#!/bin/sh\nsrun ./simulate --input $FOREBAY_BUFFER/in\n"
 def world(pending: int) -> State:
     """Return a site whose pools and CPUs are taken, with so many jobs waiting for all kinds of things."""
     choose = random.Random(pending)
-    policy = Policy(operations_per_stage_max=128, sources=("/in",), destinations=("/out",))
+    site = Site(operations_per_stage_max=128, sources=("/in",), destinations=("/out",))
     pools = tuple(Pool(f"p{number}", POOL_BYTES, 10, is_default=number == 0) for number in range(POOLS))
-    state = fold(EMPTY, [e.ClusterFounded("id", "bench", policy, pools, FEATURE_LEVEL_KNOWN)], START)
+    state = fold(EMPTY, [e.ClusterFounded("id", "bench", site, pools, FEATURE_LEVEL_KNOWN)], START)
     state = fold(state, [e.NodeRegistered(f"n{number}", CPUS, "i", "s") for number in range(NODES)], START)
     while state.next_job <= pending:
         state = fold(state, _submission(choose, state.next_job, pending), START)
@@ -211,7 +211,7 @@ def submits(state: State) -> dict[str, float]:
         assert is_by_key(command)
         gc.disable()
         started_s = time.perf_counter()
-        batch = Tentative(state, START)
+        batch = SpeculativeState(state, START)
         outcome = decide(batch.facts, request, START)
         if not isinstance(outcome, Accepted):
             raise AssertionError(f"a submit was refused: {outcome}")

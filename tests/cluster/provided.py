@@ -28,7 +28,7 @@ def provided(config: Config, directory: Path) -> tuple[Config, Programs]:
 
 async def configure(rig: Rig, programs: Programs) -> None:
     """Make the Lua script the cluster's provider, and look at its pools until they are known."""
-    await until(lambda: rig.controller.leads and rig.controller.state.feature_level >= 3)
+    await until(lambda: rig.controller.leads and rig.controller.state.feature_level >= 1)
     settings = (
         Setting("BurstBufferType", "burst_buffer/lua"),
         Setting("LuaScript", str(programs.script)),

@@ -16,7 +16,7 @@ from cluster.config.new_site import quote
 from cluster.config.toml import TEXT_CHARACTERS_MAX, ConfigError, Document, KeyPath, key_text
 from cluster.config.toml import _find as find
 from cluster.config.toml import _keys as keys_in
-from replica.model.configuration import Policy
+from replica.model.configuration import DEFAULT_SITE, FOUNDING_FIELDS
 from tests.repo.tree import ROOT
 
 TABLES: dict[str, dict[str, str]] = {
@@ -42,8 +42,8 @@ TABLES: dict[str, dict[str, str]] = {
     "[timing]": {"election_min_ms": "200", "election_max_ms": "500", "heartbeat_ms": "50", "node_down_s": "30"},
     "[staging]": {"sources": '["/in/%u"]', "destinations": '["/out"]'},
     "[policy]": {
-        name: str(getattr(Policy(), name)).lower()
-        for name in Policy.__struct_fields__
+        name: str(getattr(DEFAULT_SITE, name)).lower()
+        for name in FOUNDING_FIELDS
         if name not in ("sources", "destinations")
     },
     "[mail]": {"program": '"/usr/bin/mail"', "sender": '"forebay"', "domain": '"example.org"'},

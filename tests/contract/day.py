@@ -17,6 +17,7 @@ import msgspec
 
 from cluster.api.routes import find_route
 from cluster.api.web.problems import Problem
+from replica.grammar import Setting
 from replica.messages import commands as c
 from replica.model.pools import Pool
 from replica.values.errors import Refusal
@@ -197,8 +198,9 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
             )
         case "raise_feature_level":
             return OPERATOR, c.RaiseFeatureLevel(99, (("r1", 99),))
-        case "set_policy":
-            return OPERATOR, c.SetPolicy(msgspec.structs.replace(replica.state.policy, **line["policy"]))
+        case "configure_site":
+            settings = tuple(Setting(key, value) for key, value in line["settings"].items())
+            return OPERATOR, c.ConfigureSite(settings, partial=True)
     raise AssertionError(line)
 
 

@@ -32,8 +32,8 @@ async def opening(m: Maker) -> None:
     await m.ask("user ada", "POST /v1/jobs", script="#!/bin/sh\n", time_limit_s=60)
     for name in ("found_cluster", "raise_feature_level"):
         await m.inside(name)
-    await m.inside("set_policy", policy={"max_passes": 4})
-    await m.inside("set_policy", policy={"stage_retries": -1})
+    await m.inside("configure_site", settings={"MaxPasses": "4"})
+    await m.inside("configure_site", settings={"StageRetries": "9999"})
     await m.inside("mark_node_down", node="n9", reason="nobody knows it")
     await m.inside("mark_node_back", node="n9")
     for wrong in ("capacity=10GiB access_mode=shared", "capacity=-5", "capacity=9XB", "capacity=900GiB", "size=4"):

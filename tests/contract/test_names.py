@@ -30,11 +30,11 @@ from cluster.config.config import Config
 from cluster.config.toml import ConfigError
 from cluster.schemas.operations import OPERATIONS, Operation
 from cluster.schemas.requests import BulkCommand
-from replica.decide.configuration import DEFAULT_POLICY, written_value
+from replica.decide.configuration import written_value
 from replica.decide.decide import decide
 from replica.grammar.settings import KEYS, Owner
 from replica.messages import commands as c
-from replica.messages.events import Event
+from replica.messages.events import EVENTS, Event
 from replica.model.accounts import ACCOUNT_REASONS, QOS_REASONS
 from replica.model.buffers import BufferState
 from replica.model.configuration import DEFAULT_SITE, FLAGS, PROVIDERS, RESTART_POLICIES
@@ -46,6 +46,7 @@ from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant
 from replica.values.verdicts import Reason
+from snapshots.image import WORDS
 from tests.cluster.rig import Rig, make_cluster, placed
 from tests.contract.golden import HERE, compare
 
@@ -90,6 +91,16 @@ def test_every_event_shows_the_details_that_it_showed() -> None:
         "names/event_details.txt",
         sorted(f"{kind_name(kind)}: {' '.join(kind.__struct_fields__)}" for kind in kinds(Event)),
     )
+
+
+def test_every_event_has_the_tag_and_every_table_the_section_that_it_had() -> None:
+    compare("names/event_tags.txt", [f"{tag:3} {kind_name(kind)}" for tag, kind in sorted(tagged(EVENTS))])
+    compare("names/snapshot_sections.txt", [f"{section:3} {word}" for section, word in sorted(WORDS.items())])
+
+
+def tagged(events: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield the tag of each event with the event."""
+    return ((event.__struct_config__.tag, event) for event in events)
 
 
 def test_the_words_in_bulk_and_in_reports_are_what_they_were() -> None:
@@ -244,8 +255,7 @@ def shape(schema: dict[str, Any]) -> str:
 
 def test_every_key_of_burst_buffer_conf_is_there_with_its_default() -> None:
     rows = [
-        f"{key.name}: {key.kind.value}"
-        + ("" if key.owner is Owner.FLAG else f" = {written_value(key, DEFAULT_SITE, DEFAULT_POLICY)}")
+        f"{key.name}: {key.kind.value}" + ("" if key.owner is Owner.FLAG else f" = {written_value(key, DEFAULT_SITE)}")
         for key in KEYS
     ]
     compare("names/burst_buffer_conf.txt", rows)

@@ -3,16 +3,17 @@
     git archive COMMIT | tar -x -C TREE     # the release; copy tests/golden/*.py there if it does not have them
     cd TREE && python -m tests.golden.make_ledger --into DIRECTORY
 
-`level-1.tar.gz` was made in this way from the last commit before there were feature levels (a647c5e): it is what that
-release leaves on the disks of three replicas that are all stopped. r1 and r2 have the whole ledger, each with a
-snapshot at another entry; r3 was stopped earlier, without a snapshot, and has a tail that is not applied.
-`level-1.json` is what that release made of it, `level-1.jsonl` what its `forebay ledger dump` printed, and
-`level-1-words.json` every record, field, tag and wire number that it could write (tests.golden.words), and
-`level-1-frames.json` what it said to its peers (tests.golden.spoken), and `level-1-requests.json` what it took from
-clients and agents (tests.golden.asked). None of them is ever written again: a promise to everybody's ledgers (law 12).
+`format-1.tar.gz` is what a release leaves on the disks of three replicas that are all stopped. r1 and r2 have the whole
+ledger, each with a snapshot at another entry; r3 was stopped earlier, without a snapshot, and has a tail that is not
+applied. `format-1.json` is what the release made of it, `format-1.jsonl` what its `forebay ledger dump` printed,
+`format-1-words.json` every record, field, tag and wire number that it can write (tests.golden.words),
+`format-1-frames.json` what it says to its peers (tests.golden.spoken), and `format-1-requests.json` what it takes from
+clients and agents (tests.golden.asked). Once release 1.0 is out, none of them is ever written again: a promise to
+everybody's ledgers (law 12).
 """
 
 import argparse
+import asyncio
 import json
 import tarfile
 import tempfile
@@ -27,18 +28,14 @@ from replica.fold.settle import settle
 from replica.messages import commands as c
 from replica.messages.entries import Batch
 from replica.messages.events import Event
-from replica.model.configuration import Policy
-from replica.model.jobs import Hold
-from replica.model.pools import Pool
-from replica.model.requests import Dependency, DependencyKind
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
 from snapshots.finalize import write_snapshot
 from snapshots.image import Image
+from tests.contract.day import Repeated, requests
 from tests.golden.asked import bodies
 from tests.golden.spoken import frames
 from tests.golden.words import vocabulary
-from tests.replica.world import POLICY, World, user
 from wal.codec import NO_OP, encode_batch
 from wal.configuration import Member, Placed, encode_configuration, initial
 from wal.environment import Environment
@@ -59,59 +56,23 @@ UNSEEN = 25
 
 
 def lived() -> list[Batch]:
-    """The batches of a cluster in which every event of feature level 1 has happened."""
-    world = World({"fast": 100, "slow": 1_000}, nodes=2, cpus=4, level=1, stage_retries=1, finished_jobs_kept=3,
-                  staged_hold_time_s=60)  # fmt: skip
-    world.settle(c.SetPool(Pool("bulk", 500, 10)))
-    policy: Policy = msgspec.structs.replace(POLICY, stage_retries=1, finished_jobs_kept=2, staged_hold_time_s=60)
-    world.settle(c.SetPolicy(policy))
-    first = world.submit("capacity=60", environment=(("LANG", "C.UTF-8"),), output="out-%j")
-    second = world.submit("capacity=60", who="bob")
-    world.submit("capacity=10 pool=slow", dependencies=(Dependency(DependencyKind.AFTER_OK, first),))
-    world.try_submit("capacity=5000")
-    world.finish(first)
-    world.advance(5)
-    world.report(second, c.OperationFailed("the source is gone"))
-    world.advance(10)
-    world.report(second, c.OperationFailed("the source is still gone"))
-    world.settle(c.ReleaseJob(second), user("bob"))
-    world.done(second)
-    held = world.submit("capacity=20 pool=bulk", hold=Hold.USER)
-    world.settle(c.ReleaseJob(held), user())
-    world.settle(c.HoldJob(held), user())
-    world.done(held)
-    world.advance(61)
-    world.done(held)
-    world.settle(c.DrainNode("n2", "new disks"))
-    world.settle(c.ResumeNode("n2"))
-    world.settle(c.MarkNodeDown("n2", "silent for 30 s"), c.CONTROLLER)
-    world.settle(c.MarkNodeBack("n2"), c.CONTROLLER)
-    world.register("n2", instance="i2")
-    waiting = world.submit("capacity=90", priority=9)
-    cancelled = world.submit("capacity=100")
-    world.settle(c.CancelJob(cancelled), user())
-    running = world.submit("capacity=10 pool=slow")
-    world.done(running)
-    world.report(running, c.ScriptStarted())
-    world.settle(c.CancelJob(running, True), user())
-    later = world.submit("capacity=1 pool=slow", begin_at=world.at + 5_000_000)
-    world.submit(begin_at=world.at + 9_000_000, deadline=world.at + 20_000_000)
-    world.advance(10)
-    for job in (second, later):
-        world.finish(job)
-    for _ in range(4):
-        world.finish(world.submit("capacity=5 pool=slow"))
-    world.submit("capacity=30 pool=slow", priority=3)
-    world.submit("capacity=30", who="carol")
-    assert waiting in world.state.unfinished, "it stages now, or waits for space"
-    return [_founded(world.ledger[0]), *world.ledger[1:]]
+    """The batches of the recorded day (tests.contract), in which every event of the first feature level happens."""
+
+    async def day() -> list[Batch]:
+        repeated = Repeated()
+        for line in requests():
+            await repeated.do(line)
+        return repeated.replica.ledger
+
+    batches = asyncio.run(day())
+    return [_founded(batches[0]), *batches[1:]]
 
 
 def _founded(batch: Batch) -> Batch:
     """The batch that founds the cluster, with the id that the directories have."""
     (entry,) = batch.entries
     event = msgspec.structs.replace(entry.events[0], cluster_id=CLUSTER)
-    command = c.FoundCluster(CLUSTER, event.name, event.policy, event.pools)
+    command = c.FoundCluster(CLUSTER, event.name, event.site, event.pools)
     digest = c.command_digest(c.Request(entry.id, entry.actor, command))
     return msgspec.structs.replace(batch, entries=(msgspec.structs.replace(entry, events=(event,), digest=digest),))
 
@@ -186,7 +147,7 @@ def packed(root: Path, archive: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, required=True, help="where the three files are written")
-    parser.add_argument("--name", default="level-1")
+    parser.add_argument("--name", default="format-1")
     options = parser.parse_args()
     for suffix in (".tar.gz", ".json", ".jsonl", "-words.json", "-frames.json", "-requests.json"):
         if (options.into / f"{options.name}{suffix}").exists():

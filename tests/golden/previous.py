@@ -13,7 +13,7 @@ from tests.cluster.test_serve import make
 from tests.golden.archive import GOLDEN, unpack
 from tests.golden.make_ledger import CLUSTER, REPLICAS
 
-EXPECTED: dict[str, Any] = json.loads((GOLDEN / "level-1.json").read_text(encoding="utf-8"))
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "format-1.json").read_text(encoding="utf-8"))
 
 
 def previous_cluster(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Config:

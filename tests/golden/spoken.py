@@ -1,4 +1,4 @@
-"""What replicas say to each other: one frame of each kind, every field set; `level-1-frames.json` was made of it."""
+"""What replicas say to each other: one frame of each kind, every field set; `format-1-frames.json` was made of it."""
 
 from typing import Any
 

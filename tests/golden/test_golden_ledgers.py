@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from cluster.consensus.frames import FrameReader
 from cluster.schemas import requests
 from cluster.server.storage import open_storage
 from replica.messages import features
-from replica.messages.events import Event
+from replica.messages.events import EVENTS
 from replica.messages.features import ReleaseNeeded
 from replica.state.digest import state_digest
 from snapshots import load_snapshot, write_snapshot
@@ -22,6 +22,7 @@ from tests.golden.asked import REQUIRED, bodies
 from tests.golden.make_ledger import BEHIND, REPLICAS, UNSEEN
 from tests.golden.previous import EXPECTED, GOLDEN, previous_cluster
 from tests.golden.spoken import CLUSTER, MESSAGES, SENDER, frames
+from tests.golden.words import vocabulary
 from wal.codec import Kind, decode_batch, encode_batch, kind_of
 from wal.configuration import decode_configuration, encode_configuration
 
@@ -81,7 +82,7 @@ def test_the_previous_ledger_is_replayed_to_its_digests_from_nothing_and_from_ei
 
 def test_the_previous_ledger_is_exported_as_the_previous_release_exported_it(previous: Config) -> None:
     dumped = typed("ledger", "dump", "--data", previous.wal_directory("r1"))
-    assert dumped.stdout == (GOLDEN / "level-1.jsonl").read_text(encoding="utf-8")
+    assert dumped.stdout == (GOLDEN / "format-1.jsonl").read_text(encoding="utf-8")
 
 
 def test_every_entry_of_the_previous_ledger_would_be_written_again_byte_for_byte(previous: Config) -> None:
@@ -101,8 +102,8 @@ def test_every_entry_of_the_previous_ledger_would_be_written_again_byte_for_byte
 
 
 def test_every_event_that_the_previous_release_knew_is_in_its_golden_ledger() -> None:
-    later = {kind.__name__ for kind in features.EVENT_LEVELS}
-    assert set(EXPECTED["events"]) == {kind.__name__ for kind in get_args(Event)} - later
+    # With one level there is none to raise.
+    assert set(EXPECTED["events"]) == {kind.__name__ for kind in EVENTS} - {"FeatureLevelRaised"}
 
 
 def test_a_snapshot_of_the_previous_release_would_be_written_again_byte_for_byte(
@@ -116,24 +117,26 @@ def test_a_snapshot_of_the_previous_release_would_be_written_again_byte_for_byte
         assert write_snapshot(again, load_snapshot(path)).read_bytes() == path.read_bytes()
 
 
+def test_no_record_that_the_previous_release_knew_has_changed_so_it_can_read_what_is_written_at_its_level() -> None:
+    then = json.loads((GOLDEN / "format-1-words.json").read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(vocabulary()))
+    assert {name: now[name] for name in then} == then, "what is new comes as a new event of a new level"
+    assert set(now) - set(then) >= {kind.__name__ for kind in EVENTS if kind.since_level > 1}
+
+
 def test_replicas_say_to_each_other_what_those_of_the_previous_release_said_byte_for_byte() -> None:
-    then = json.loads((GOLDEN / "level-1-frames.json").read_text(encoding="utf-8"))
+    then = json.loads((GOLDEN / "format-1-frames.json").read_text(encoding="utf-8"))
     assert frames() == then
     for message in MESSAGES:
         (frame,) = FrameReader(CLUSTER).feed(bytes.fromhex(then[type(message).__name__]))
         assert (frame.sender, frame.message) == (SENDER, message)
 
 
-ONLY_AN_ID = frozenset({"HoldRequest", "ReleaseRequest", "ResumeRequest", "MemberRequest"})
-"""Records that held a command id and nothing else: one record now, the same on the wire."""
-
-
 def test_clients_and_replicas_of_this_and_of_the_previous_release_understand_each_other() -> None:
     """In a rolling upgrade either may come first: none asks of the other what that does not know."""
-    then = json.loads((GOLDEN / "level-1-requests.json").read_text(encoding="utf-8"))
+    then = json.loads((GOLDEN / "format-1-requests.json").read_text(encoding="utf-8"))
     now = json.loads(json.dumps(bodies()))
-    for once, fields in then.items():
-        kind = "Command" if once in ONLY_AN_ID else once
+    for kind, fields in then.items():
         assert {name: now[kind][name] for name in fields} == fields, "a client of then means these by its silence"
         required = {name for name, need in now[kind].items() if need == REQUIRED}
         assert required <= set(fields), "it says nothing else"
@@ -149,7 +152,7 @@ def test_a_release_that_is_too_old_for_a_directory_stops_by_name_and_leaves_all_
     before = held(previous, name)
     monkeypatch.setattr(features, "FEATURE_LEVEL_KNOWN", 0)
     for _ in range(2):
-        with pytest.raises(ReleaseNeeded, match="feature level 1, and this release knows levels up to 0; start a"):
+        with pytest.raises(ReleaseNeeded, match="feature level 1, and this release knows levels up to 0"):
             open_storage(previous, name)
     monkeypatch.undo()
     assert held(previous, name) == before

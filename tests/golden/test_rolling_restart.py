@@ -1,7 +1,8 @@
 """A rolling upgrade from the directories of the previous release, with real processes: in, up, and no way back.
 
-FOREBAY_EARLIER_TREE=DIRECTORY, a tree of the previous release (see tests.golden.make_ledger), lets that very release
-run where otherwise the present code stands in for it (tests.golden.earlier).
+The present code runs as the previous release, and with made-up feature levels as the one after it (tests.golden.later).
+FOREBAY_EARLIER_TREE=DIRECTORY, a tree of an earlier release (see tests.golden.make_ledger), lets that very release run
+where otherwise the present code stands in for it.
 """
 
 import asyncio
@@ -21,18 +22,18 @@ from cluster.schemas import operations as ops
 from cluster.schemas.jobs import StatusView
 from cluster.schemas.requests import AddMemberRequest, FeatureLevelRequest
 from cluster.serve import EXIT_RELEASE_NEEDED
-from replica.messages import features
 from tests.cluster.rig import PATIENCE_S, story
 from tests.cluster.server.test_membership import Site, members, to, voters
 from tests.cluster.test_serve import ROOT, ready, request
 from tests.golden.make_ledger import REPLICAS
 from tests.golden.previous import EXPECTED, previous_cluster
+from tests.later_release import MADE_UP
 
-PRESENT = (str(ROOT), "cluster.serve")
-STAND_IN = (str(ROOT), "tests.golden.earlier")
 EARLIER_TREE = os.environ.get("FOREBAY_EARLIER_TREE")
+STAND_IN = (str(ROOT), "cluster.serve")
 EARLIER = STAND_IN if EARLIER_TREE is None else (EARLIER_TREE, "cluster.serve")
-NEEDED = f"start release {features.release_of(2)} or a later one"
+LATER = (str(ROOT), "tests.golden.later")
+NEEDED = f"start release {MADE_UP[1].release} or a later one"
 
 
 def to_level(level: int, client: Client) -> FeatureLevelRequest:
@@ -128,11 +129,11 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
         await ready(operator)
         assert await submitted() > EXPECTED["revision"]
 
-        # 2. One after the other is stopped and started as the present release, on the same directory.
+        # 2. One after the other is stopped and started as the later release, on the same directory.
         for upgraded, name in enumerate(REPLICAS, start=1):
             await site.stop(name)
             await submitted()
-            await site.run(name, PRESENT)
+            await site.run(name, LATER)
             await site.status(operator, name, await submitted())
             if upgraded == len(REPLICAS):
                 break
@@ -141,7 +142,7 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
             shown = await operator.call(ops.SHOW_FEATURE_LEVEL, replica=site.config.replica(name).api)
             assert (shown.feature_level, shown.next_level, shown.may_be_raised) == (1, 2, False)
             knows = {member.name: member.known for member in shown.members}
-            assert knows == {one: features.FEATURE_LEVEL_KNOWN if one in REPLICAS[:upgraded] else 1 for one in REPLICAS}
+            assert knows == {one: MADE_UP[-1].number if one in REPLICAS[:upgraded] else 1 for one in REPLICAS}
             error = await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(2, operator)))
             if error.code != "unknown_route":  # of a release that has never heard of it
                 assert error.code == "wrong_state" and f"{REPLICAS[-1]} knows 1" in str(error)
@@ -153,17 +154,17 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
         await site.stop(lost)
         error = await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(2, operator)))
         assert error.code == "wrong_state" and f"{lost} did not answer" in str(error)
-        await site.run(lost, PRESENT)
+        await site.run(lost, LATER)
         await site.status(operator, lost, await submitted())
 
         # 4. All know the next level: it is raised, once.
         for wrong in (1, 3):
             error = await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(wrong, operator)))
             assert error.code == "wrong_state"
-        asked = to_level(2, operator)
-        raised = await operator.call(ops.RAISE_FEATURE_LEVEL, asked)
-        assert (raised.feature_level, raised.next_level, raised.release) == (2, 3, features.release_of(2))
-        again = await operator.call(ops.RAISE_FEATURE_LEVEL, asked)
+        raising = to_level(2, operator)
+        raised = await operator.call(ops.RAISE_FEATURE_LEVEL, raising)
+        assert (raised.feature_level, raised.next_level, raised.release) == (2, 3, MADE_UP[1].release)
+        again = await operator.call(ops.RAISE_FEATURE_LEVEL, raising)
         assert again.feature_level == 2
         assert (await refusal(operator.call(ops.RAISE_FEATURE_LEVEL, to_level(2, operator)))).code == "wrong_state"
         assert (await refusal(alice.call(ops.RAISE_FEATURE_LEVEL, to_level(3, alice)))).code == "permission_denied"
@@ -176,7 +177,7 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
         assert code == EXIT_RELEASE_NEEDED, site.said[lost]
         assert said.startswith("forebay: revision ") and "feature level 2" in said and NEEDED in said
         assert not any("Traceback" in line for line in site.said[lost])
-        await site.run(lost, PRESENT)
+        await site.run(lost, LATER)
         await all_agree(await submitted())
 
         # 6. Nor does one of the earlier release come in: it stops at the entry that raised the level.
@@ -187,7 +188,7 @@ async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_
         code, said = await site.ends("r4")
         assert code == EXIT_RELEASE_NEEDED, site.said["r4"]
         assert "forebay: this replica stops itself: ReleaseNeeded: revision " in said and NEEDED in said
-        await site.run("r4", PRESENT)
+        await site.run("r4", LATER)
         await members(operator, lambda found: "r4#2" in voters(found))
         level_of_r4 = (await site.status(operator, "r4", await submitted())).feature_level
         assert (level_of_r4, len(jobs), sorted(set(jobs))) == (2, len(set(jobs)), jobs)

@@ -26,7 +26,7 @@ from replica.messages import features
 from tests.cluster.rig import PLAIN, SCRIPT, story
 from tests.cluster.test_serve import make, ready
 from tests.golden.make_ledger import REPLICAS
-from tests.golden.test_rolling_restart import EARLIER_TREE, PRESENT, Skewed, ending, to, to_level
+from tests.golden.test_rolling_restart import EARLIER_TREE, STAND_IN, Skewed, ending, to, to_level
 
 CREATES = "#!/bin/sh\n#BB create_persistent name={} capacity=8MiB access_mode=striped type=scratch\ntrue\n"
 USES = "#!/bin/sh\n#DW persistentdw name={}\ntrue\n"
@@ -152,7 +152,7 @@ async def test_two_releases_agree_on_every_command_whoever_leads_until_the_level
             for name in REPLICAS:
                 await site.stop(name)
                 await work.run(10)
-                await site.run(name, PRESENT)
+                await site.run(name, STAND_IN)
                 await site.status(operator, name, 0)
                 # The first and the last: a leader of this release, and, until the last round, one of the earlier.
                 for leader in (name, REPLICAS[-1]):
@@ -160,7 +160,7 @@ async def test_two_releases_agree_on_every_command_whoever_leads_until_the_level
                         await operator.call(ops.TRANSFER_LEADERSHIP, to(leader, operator))
                     await work.run(40)
                     await site.agreed(operator, 0)
-        async with agent(config, PRESENT[0]):
+        async with agent(config, STAND_IN[0]):
             level = (
                 await operator.call(ops.SHOW_FEATURE_LEVEL, replica=config.replica(REPLICAS[-1]).api)
             ).feature_level

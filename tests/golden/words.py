@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import msgspec
 import msgspec.inspect as inspect
 
 from replica.messages.entries import Batch
-from snapshots.image import SHAPED, Header, PoolCapacity, ReceiptRecord
+from replica.state.tables import TABLES
+from snapshots.image import Header, PoolCapacity
 from wal.configuration import Configuration
 
-ROOTS: tuple[type[msgspec.Struct], ...] = (Batch, Configuration, Header, ReceiptRecord, PoolCapacity, *SHAPED)
+ROOTS: tuple[type, ...] = (Batch, Configuration, Header, PoolCapacity, *(table.record for table in TABLES))
 
 
 def vocabulary() -> dict[str, Any]:

@@ -323,14 +323,10 @@ def test_a_record_that_makes_no_sense_is_refused_and_changes_nothing(command: c.
     )
 
 
-def test_nobody_but_an_operator_changes_them_and_not_below_level_3() -> None:
+def test_nobody_but_an_operator_changes_them() -> None:
     world = World()
     refusal = world.settle(c.SetLicense(License("x", 1)), user())
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
-    older = World(level=2)
-    refusal = older.settle(c.SetLicense(License("x", 1)))
-    assert isinstance(refusal, Refusal) and "raise-feature-level" in refusal.remedy
-    assert isinstance(tried(older, nice=1), Refusal)
 
 
 def test_an_account_with_accounts_below_it_is_not_deleted() -> None:

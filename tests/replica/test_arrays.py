@@ -201,9 +201,7 @@ def test_an_array_that_cannot_be_is_refused(tasks: tuple[int, ...], asked: dict[
     assert isinstance(refusal, Refusal) and words in refusal.sentence
 
 
-def test_an_array_waits_for_the_feature_level_and_is_bounded_in_bytes() -> None:
-    refusal = World(level=2).try_submit(array=(1, 2))
-    assert isinstance(refusal, Refusal) and "feature level 3" in refusal.sentence
+def test_an_array_is_bounded_in_bytes() -> None:
     script = "#!/bin/sh\n#DW jobdw capacity=1 type=scratch access_mode=striped\n" + "".join(
         f"#DW stage_in type=file source=/in/{'x' * 200}{n}.%a destination=$DW_JOB_STRIPED/{n}\n" for n in range(400)
     )
@@ -276,13 +274,13 @@ def test_a_dependency_on_one_task_is_on_that_task_alone() -> None:
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
 
 
-def test_a_kind_for_arrays_is_refused_where_there_is_no_array_so_below_the_level_too() -> None:
-    for world in (World(), World(level=2)):
-        job = world.submit()
-        for kind in DependencyKind:
-            if kind.of_array:
-                refusal = world.try_submit(**after(kind, job))
-                assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
+def test_a_kind_for_arrays_is_refused_where_there_is_no_array() -> None:
+    world = World()
+    job = world.submit()
+    for kind in DependencyKind:
+        if kind.of_array:
+            refusal = world.try_submit(**after(kind, job))
+            assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
 
 
 def test_after_an_array_means_after_all_its_tasks_have_started() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.decide.configuration import DEFAULT_POLICY, differences, file_text, wanted_of, written_value
+from replica.decide.configuration import differences, file_text, wanted_of, written_value
 from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, find_key
@@ -16,7 +16,6 @@ from replica.messages import events as e
 from replica.model.configuration import (
     DEFAULT_SITE,
     FLAGS,
-    Policy,
     Site,
     buffer_user_refusal,
     check_site,
@@ -29,7 +28,6 @@ from replica.model.configuration import (
 from replica.model.pools import Pool
 from replica.model.provider import get_sys_state_of, get_sys_status_of
 from replica.model.transfers import check_transfer_rules
-from replica.operations.transfer_limits import rules_of
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal, RefusalCode
@@ -78,25 +76,24 @@ def imaged(state: State) -> State:
     return from_sections((piece.section, piece.payload) for piece in to_sections(image)).state
 
 
-def test_a_cluster_that_nobody_configured_has_the_defaults_of_slurm_and_no_record() -> None:
+def test_a_cluster_that_nobody_configured_has_the_defaults_of_slurm() -> None:
     world = World()
-    assert not world.state.sites and world.state.site == DEFAULT_SITE
+    assert World(sources=(), destinations=()).state.site == DEFAULT_SITE
     assert flags_text(world.state.site) == "DisablePersistent"
     assert check_site(DEFAULT_SITE) is None
 
 
-def test_a_file_is_applied_in_one_entry_and_each_setting_has_one_record() -> None:
+def test_a_file_is_applied_as_one_event() -> None:
     world = World()
     batches = len(world.ledger)
     assert apply(world, FILE) == 0
     assert len(world.ledger) == batches + 1
     (entry,) = world.ledger[-1].entries
-    assert [type(event) for event in entry.events] == [e.SiteConfigured, e.PolicySet]
-    policy, site = world.state.policy, world.state.site
-    assert (policy.stage_in_timeout_s, policy.stage_out_timeout_s, policy.other_timeout_s) == (30, 31, 32)
+    assert [type(event) for event in entry.events] == [e.SiteConfigured]
+    site = world.state.site
+    assert (site.stage_in_timeout_s, site.stage_out_timeout_s, site.other_timeout_s) == (30, 31, 32)
     assert (site.allow_users, site.flags) == (("alan", "brenda"), ("EnablePersistent", "PrivateData"))
     assert (site.validate_timeout_s, site.get_sys_state) == (6, "/opt/site/dw_wlm_cli")
-    assert not set(Policy.__struct_fields__) & set(Site.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", [name for name in VALUES if name != "DefaultPool"])
@@ -107,8 +104,7 @@ def test_every_key_reaches_its_record_and_is_shown_as_it_was_written(name: str) 
     world = World()
     assert world.settle(c.ConfigureSite((Setting(name, text),), True)) == 0
     assert world.settle(c.ConfigureSite((Setting("TransferTemplate", "/usr/local/sbin/move"),), True)) == 0
-    records = {Owner.POLICY: world.state.policy, Owner.TRANSFERS: rules_of(world.state)}
-    record = records.get(key.owner, world.state.site)
+    record = world.state.transfer_rules if key.owner is Owner.TRANSFERS else world.state.site
     if key.owner is Owner.FLAG:
         assert (key.field in world.state.site.flags) == value
     else:
@@ -144,10 +140,10 @@ def test_shown_as_burst_buffer_conf_it_has_only_keys_that_slurm_knows() -> None:
 def test_a_key_of_slurms_that_a_file_leaves_out_has_slurms_default_and_forebays_own_stay() -> None:
     world = applied(FILE + "MaxPasses=3\nPreRunRequeues=2\n")
     assert apply(world, "StageInTimeout=40\n") == 0
-    assert world.state.policy.stage_in_timeout_s == 40
-    assert world.state.policy.stage_out_timeout_s == DEFAULT_POLICY.stage_out_timeout_s
+    assert world.state.site.stage_in_timeout_s == 40
+    assert world.state.site.stage_out_timeout_s == DEFAULT_SITE.stage_out_timeout_s
     assert world.state.site.allow_users == () and world.state.site.flags == ("DisablePersistent",)
-    assert (world.state.policy.max_passes, world.state.site.pre_run_requeues) == (3, 2)
+    assert (world.state.site.max_passes, world.state.site.pre_run_requeues) == (3, 2)
 
 
 def test_a_partial_change_leaves_all_as_it_is_that_it_does_not_name() -> None:
@@ -162,7 +158,7 @@ def test_a_partial_change_leaves_all_as_it_is_that_it_does_not_name() -> None:
 
 def written(state: State) -> dict[str, str]:
     """Return all that is configured, by key."""
-    return {key.name: written_value(key, state.site, state.policy, rules_of(state)) for key in KEYS}
+    return {key.name: written_value(key, state.site, state.transfer_rules) for key in KEYS}
 
 
 @pytest.mark.parametrize("name", [name for name in VALUES if name != "DefaultPool"])
@@ -172,7 +168,7 @@ def test_a_key_without_a_value_in_a_partial_change_is_as_by_default_and_nothing_
     # What needs another key at the same time is refused and stays as it is.
     world.settle(c.ConfigureSite((Setting(name, VALUES[name][0]),), True))
     assert world.settle(c.ConfigureSite((Setting(name, ""),), True)) == 0
-    default = {key.name: written_value(key, DEFAULT_SITE, DEFAULT_POLICY) for key in KEYS}
+    default = {key.name: written_value(key, DEFAULT_SITE) for key in KEYS}
     after = written(world.state)
     assert after[name] == default[name]
     assert {key for key in after if after[key] != before[key]} <= {name}
@@ -222,16 +218,8 @@ def test_a_change_that_is_based_on_an_older_configuration_is_refused() -> None:
     refused = apply(world, "StageInTimeout=50", expected=seen)
     assert isinstance(refused, Refusal) and refused.code is RefusalCode.WRONG_STATE
     assert f"changed at revision {changed_at}" in refused.sentence and f"revision {seen}" in refused.sentence
-    assert world.state.policy.stage_in_timeout_s == 30
+    assert world.state.site.stage_in_timeout_s == 30
     assert apply(world, "StageInTimeout=50", expected=changed_at) == 0
-
-
-def test_the_policy_command_counts_as_a_change_of_the_configuration() -> None:
-    world = World()
-    seen = world.state.revision
-    assert world.settle(c.SetPolicy(msgspec.structs.replace(world.state.policy, max_passes=1))) == 0
-    assert world.state.site.revision == seen + 1
-    assert isinstance(apply(world, FILE, expected=seen), Refusal)
 
 
 @pytest.mark.parametrize("who", [user(), c.CONTROLLER, c.Actor(c.ActorRole.AGENT, "n1")])
@@ -242,7 +230,7 @@ def test_only_operators_change_the_configuration(who: c.Actor) -> None:
     for command in (c.ConfigureSite(settings(FILE)), *(() if who == c.CONTROLLER else pools)):
         refused = world.settle(command, who)
         assert isinstance(refused, Refusal) and refused.code is RefusalCode.PERMISSION_DENIED
-    assert not world.state.sites
+    assert world.state.site.revision == 0
 
 
 @pytest.mark.parametrize(
@@ -261,7 +249,7 @@ def test_what_a_record_cannot_hold_is_refused_at_the_place_in_the_file(text: str
     refused = apply(world, text)
     assert isinstance(refused, Refusal)
     assert (refused.place, refused.sentence[: len(sentence)]) == (place, sentence)
-    assert refused.remedy and not world.state.sites
+    assert refused.remedy and world.state.site.revision == 0
 
 
 def test_settings_that_come_without_a_file_are_refused_by_their_key() -> None:
@@ -278,16 +266,6 @@ def test_settings_that_come_without_a_file_are_refused_by_their_key() -> None:
     many = tuple(Setting("OtherTimeout", "1") for _ in range(257))
     refused = world.settle(c.ConfigureSite(many))
     assert isinstance(refused, Refusal) and refused.code is RefusalCode.LIMIT_EXCEEDED
-
-
-def test_below_its_feature_level_only_what_the_policy_holds_can_be_configured() -> None:
-    world = World(level=2)
-    assert apply(world, "StageInTimeout=30") == 0
-    assert world.state.policy.stage_in_timeout_s == 30 and not world.state.sites
-    refused = apply(world, "StageInTimeout=30\nAllowUsers=alan")
-    assert isinstance(refused, Refusal)
-    assert "AllowUsers" in refused.sentence and "forebay cluster raise-feature-level" in refused.remedy
-    assert isinstance(apply(world, "StageInTimeout=30", expected=9), Refusal)
 
 
 def test_replicas_and_snapshots_carry_the_configuration() -> None:
@@ -313,7 +291,7 @@ def test_default_pool_moves_the_flag_of_the_pools_and_is_kept_nowhere_else() -> 
     world = World({"fast": 100, "bulk": 50})
     assert changes(world.state, "DefaultPool=bulk") == {"DefaultPool": ("fast", "bulk")}
     assert apply(world, "DefaultPool=bulk") == 0
-    assert defaults(world) == ["bulk"] and not world.state.sites
+    assert defaults(world) == ["bulk"] and world.state.site.revision == 0
     assert "DefaultPool=bulk\n" in file_text(world.state)
     assert apply(world, "StageInTimeout=9") == 0
     assert defaults(world) == ["bulk"]
@@ -402,13 +380,12 @@ def test_any_set_of_settings_is_applied_as_the_dry_run_said_or_refused_as_a_whol
     outcome = world.settle(c.ConfigureSite(given_settings, partial))
     if isinstance(wanted, Refusal):
         assert isinstance(outcome, Refusal) and outcome.sentence == wanted.sentence
-        assert (world.state.site, world.state.policy) == (before.site, before.policy)
-        assert rules_of(world.state) == rules_of(before)
+        assert world.state.site == before.site
+        assert world.state.transfer_rules == before.transfer_rules
         return
     assert outcome == 0
     assert msgspec.structs.replace(world.state.site, revision=0) == msgspec.structs.replace(wanted.site, revision=0)
-    assert world.state.policy == wanted.policy
-    assert rules_of(world.state) == wanted.transfers and check_transfer_rules(wanted.transfers) is None
+    assert world.state.transfer_rules == wanted.transfers and check_transfer_rules(wanted.transfers) is None
     assert check_site(world.state.site) is None
     named = {key.name for key in KEYS if key.name in names or key.name == "Flags" or (key.is_slurm and not partial)}
     assert {change.key for change in differences(before, wanted)} <= named | {"AllowUsers", "DenyUsers"}

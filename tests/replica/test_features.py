@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -11,21 +12,30 @@ import pytest
 
 from replica.decide.decide import decide
 from replica.fold.fold import fold, since
-from replica.fold.settle import Tentative, settle_entry
+from replica.fold.settle import SpeculativeState, settle_entry
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
 from replica.messages.entries import Accepted, Entry
-from replica.messages.features import LEVELS, ReleaseNeeded
+from replica.messages.features import LEVELS, ReleaseNeeded, level_refusal
 from replica.model.requests import JobOptions
 from replica.state.digest import state_digest, state_records
 from replica.state.state import EMPTY, State
-from replica.state.tables import LATER_MAPS
+from replica.state.tables import TABLES
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from tests.later_release import later_release
 from tests.replica.world import OPERATOR, World, user
 
-WORDS_OF_LEVEL_1 = json.loads((Path(__file__).parents[1] / "golden" / "level-1-words.json").read_text(encoding="utf-8"))
+WORDS_OF_FORMAT_1 = json.loads(
+    (Path(__file__).parents[1] / "golden" / "format-1-words.json").read_text(encoding="utf-8")
+)
 ALL_KNOW = (("r1", 2), ("r2", 2), ("r3#4", 3))
+
+
+@pytest.fixture(autouse=True)
+def made_up_levels() -> Iterator[None]:
+    with later_release():
+        yield
 
 
 def founded() -> World:
@@ -42,7 +52,7 @@ def refused(world: World, level: int, known: tuple[tuple[str, int], ...] = ALL_K
     assert isinstance(refusal, Refusal)
     assert world.state.feature_level == before.feature_level
     # It is in the ledger, where a release of level 1 must be able to read it.
-    assert refusal.code.name in WORDS_OF_LEVEL_1["RefusalCode"]
+    assert refusal.code.name in WORDS_OF_FORMAT_1["RefusalCode"]
     return refusal
 
 
@@ -134,12 +144,12 @@ def test_a_release_that_is_too_old_stops_where_the_present_one_goes_on(monkeypat
 
 def test_a_stop_in_the_middle_of_a_batch_leaves_what_was_settled_before_as_it_was() -> None:
     world = founded()
-    batch = Tentative(world.state, world.at)
+    batch = SpeculativeState(world.state, world.at)
     first = Entry(b"", OPERATOR, "set_pool", (e.PoolSet(world.state.pools["fast"]),))
     batch.add(first)
     events = (
-        *(e.FeatureLevelRaised(level.number, level.release) for level in LEVELS[1:]),
-        e.FeatureLevelRaised(LEVELS[-1].number + 1, "9.0.0"),
+        *(e.FeatureLevelRaised(level.number, level.release) for level in features.LEVELS[1:]),
+        e.FeatureLevelRaised(features.FEATURE_LEVEL_KNOWN + 1, "9.0.0"),
     )
     all_levels = Entry(b"", OPERATOR, "raise_feature_level", events)
     with pytest.raises(ReleaseNeeded, match="start release 9.0.0"):
@@ -148,7 +158,7 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_what_was_settled_before_as_it_wa
 
 
 def test_a_cluster_founded_above_the_known_level_stops_the_replica() -> None:
-    event = e.ClusterFounded("id", "name", founded().state.policy, (), features.FEATURE_LEVEL_KNOWN + 1)
+    event = e.ClusterFounded("id", "name", founded().state.site, (), features.FEATURE_LEVEL_KNOWN + 1)
     with pytest.raises(ReleaseNeeded, match="start a later release"):
         fold(EMPTY, [event], founded().at)
 
@@ -178,15 +188,15 @@ def test_an_event_that_came_with_a_level_is_folded_from_that_level_on_and_never_
 def test_levels_are_numbered_from_1_without_a_hole_and_each_names_its_release() -> None:
     assert [level.number for level in LEVELS] == list(range(1, len(LEVELS) + 1))
     assert all(level.release and level.brings for level in LEVELS)
-    assert LEVELS[-1].number == features.FEATURE_LEVEL_KNOWN
+    assert features.LEVELS[-1].number == features.FEATURE_LEVEL_KNOWN
     assert (features.release_of(99), features.release_of(0)) == ("", "")
 
 
 def test_every_event_that_level_1_did_not_have_says_which_level_it_came_with() -> None:
-    events: set[type] = set(get_args(e.Event))
-    later = {event for event in events if event.__name__ not in WORDS_OF_LEVEL_1}
-    assert later == set(features.EVENT_LEVELS), "name a new event in replica.messages.features.EVENT_LEVELS"
-    assert all(1 < level <= features.FEATURE_LEVEL_KNOWN for level in features.EVENT_LEVELS.values())
+    events = set(get_args(e.Event))
+    later = {event for event in events if event.__name__ not in WORDS_OF_FORMAT_1}
+    assert later == {event for event in events if event.since_level > 1}, "a new event says its `since_level`"
+    assert all(1 <= event.since_level <= LEVELS[-1].number for event in events)
 
 
 def test_deciding_at_level_1_gives_nothing_that_level_1_does_not_have_except_the_step_to_level_2() -> None:
@@ -196,21 +206,12 @@ def test_deciding_at_level_1_gives_nothing_that_level_1_does_not_have_except_the
     assert [type(event) for event in outcome.events] == [e.FeatureLevelRaised]
 
 
-def test_a_job_with_options_is_refused_below_their_level_with_the_remedy_and_kept_from_it_on() -> None:
-    world = founded()
-    raised(world)
-    asked = JobOptions(comment="physics", partition="main")
-    refusal = world.try_submit(options=asked)
-    assert isinstance(refusal, Refusal) and refusal.code.name in WORDS_OF_LEVEL_1["RefusalCode"]
-    assert refusal.sentence == (
-        "what the job asks for (comment, partition) came with feature level 3, and the cluster is at 2"
-    )
+def test_what_came_with_a_level_is_refused_below_it_with_the_remedy() -> None:
+    refusal = level_refusal(1, 2, "a job that dances", "dance")
+    assert refusal is not None and refusal.code.name in WORDS_OF_FORMAT_1["RefusalCode"] and refusal.place == "dance"
+    assert refusal.sentence == "a job that dances came with feature level 2, and the cluster is at 1"
     assert refusal.remedy.endswith("forebay cluster raise-feature-level")
-    raised(world, 3, (("r1", 3),))
-    job = world.submit(options=asked)
-    assert world.state.jobs[job].request.options == asked
-    plain = world.submit()
-    assert world.state.jobs[plain].request.options is None
+    assert level_refusal(2, 2, "a job that dances") is None
 
 
 def test_options_of_a_purged_job_go_with_it() -> None:
@@ -223,9 +224,9 @@ def test_options_of_a_purged_job_go_with_it() -> None:
 
 def test_what_a_job_asked_for_is_in_the_digest_and_maps_that_are_empty_are_not() -> None:
     sections = {section for section, _ in state_records(World().state)}
-    assert not sections & {later.field for later in LATER_MAPS}
+    assert sections & {table.field for table in TABLES} == {"pools", "nodes", "receipts"}
     one, other = World(), World()
     one.submit(options=JobOptions(comment="x"))
     other.submit()
-    assert ("job", one.state.jobs[1]) in list(state_records(one.state))
+    assert ("jobs", one.state.jobs[1]) in list(state_records(one.state))
     assert state_digest(one.state) != state_digest(other.state)

@@ -177,13 +177,6 @@ def test_the_account_that_counts_is_the_default_one_where_none_is_named() -> Non
     assert isinstance(made.try_submit(), int)
 
 
-def test_below_the_level_that_brought_them_there_are_no_partitions() -> None:
-    made = World(level=3)
-    refusal = made.settle(c.SetPartition(Partition("p")))
-    assert isinstance(refusal, Refusal) and "raise-feature-level" in refusal.remedy
-    assert isinstance(made.try_submit(options=of("anything")), int)
-
-
 def test_only_operators_change_partitions() -> None:
     made = world(Partition("p", every_node=True))
     for command in (c.SetPartition(Partition("q")), c.DeletePartition("p"), c.ResetUsage("a", "x")):

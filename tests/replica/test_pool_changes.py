@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from msgspec.structs import replace
 
 from replica.decide.decide import decide
-from replica.decide.pools import overcommitted_bytes, pool_users, unit_in
+from replica.decide.pools import overcommitted_bytes, pool_users
 from replica.fold.fold import fold
 from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting
@@ -19,7 +19,7 @@ from replica.messages.entries import Accepted, Batch, Entry
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
-from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_of
+from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_in, unit_of
 from replica.model.requests import CreatePersistent
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
@@ -188,27 +188,22 @@ def test_of_many_users_of_a_pool_some_are_named_and_the_others_counted() -> None
     assert refused(world, c.RemovePool("fast"), RefusalCode.WRONG_STATE).sentence.endswith(" and 4 more")
 
 
-def test_below_its_feature_level_no_pool_is_removed_and_none_counts_anything_but_bytes() -> None:
-    world = World({"fast": 100}, level=2)
-    for command in (c.RemovePool("fast"), c.ChangePool("fast", unit=PoolUnit.NODES)):
-        assert "forebay cluster raise-feature-level" in refused(world, command, RefusalCode.WRONG_STATE).remedy
-    assert world.settle(c.ChangePool("fast", quantity=10, unit=PoolUnit.BYTES)) == 0
-
-
 # Units ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_pool_may_count_nodes_or_anything_and_says_so_to_all_replicas() -> None:
     world = World({"fast": 100})
     assert world.settle(c.ChangePool("nodes", exists=False, quantity=4, granularity=1, unit=PoolUnit.NODES)) == 0
-    assert [type(event) for event in world.ledger[-1].entries[0].events] == [e.PoolSet, e.PoolUnitSet]
-    assert unit_in(world.state, "nodes") is PoolUnit.NODES and unit_in(world.state, "fast") is PoolUnit.BYTES
-    assert imaged(world.state).pool_units == world.state.pool_units
+    assert [type(event) for event in world.ledger[-1].entries[0].events] == [e.PoolSet]
+    assert (
+        unit_in(world.state.pools, "nodes") is PoolUnit.NODES and unit_in(world.state.pools, "fast") is PoolUnit.BYTES
+    )
+    assert imaged(world.state).pools == world.state.pools
     assert world.settle(c.ChangePool("nodes", unit=PoolUnit.BYTES)) == 0
-    assert not world.state.pool_units
+    assert unit_in(world.state.pools, "nodes") is PoolUnit.BYTES
     assert world.settle(c.ChangePool("nodes", unit=PoolUnit.COUNT)) == 0
     assert world.settle(c.RemovePool("nodes")) == 0
-    assert not world.state.pool_units
+    assert unit_in(world.state.pools, "nodes") is PoolUnit.BYTES
 
 
 def test_what_a_pool_counts_does_not_change_while_it_is_in_use() -> None:
@@ -303,7 +298,7 @@ class LivePools(RuleBasedStateMachine):
         following = settle(before, Batch(Revision(before.revision), world.at, (entry,)))
         assert following is not None and check(following) == []
         kinds = {type(event) for event in entry.events}
-        if kinds & {e.PoolSet, e.PoolRemoved, e.PoolUnitSet}:
+        if kinds & {e.PoolSet, e.PoolRemoved}:
             assert dict(following.held_bytes) == dict(before.held_bytes), "a change of pools took or gave space"
         for event in entry.events:
             if isinstance(event, e.BufferAllocated):

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
-from replica.messages.features import BURST_BUFFERS_WHOLE
 from replica.model.pools import PoolUnit
 from replica.model.requests import JobOptions, JobRequest, with_options
 from replica.model.transfers import TransferRules
@@ -111,11 +110,10 @@ def test_swap_is_refused_at_its_own_place_whatever_else_is_asked_for() -> None:
     assert refused(world(), "#DW swap 3M", "#DW jobdw capacity=5M").place == "script line 2, column 5"
 
 
-def test_a_bare_number_needs_no_record_and_no_feature_level() -> None:
-    made = World(pools={"fast": 100}, level=2)
+def test_a_bare_number_needs_no_record() -> None:
+    made = World(pools={"fast": 100})
     job = taken(made, "#DW jobdw capacity=40")
     assert made.state.jobs[job].request.options is None
-    assert "feature level 3" in refused(made, "#DW jobdw capacity=1 colour=red").sentence
 
 
 CREATE = "#BB create_persistent name=alpha capacity=10M"
@@ -240,28 +238,12 @@ SPECIAL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "bb", "place"), SPECIAL)
-def test_what_agents_of_earlier_releases_would_leave_out_needs_the_level_that_came_with_it(
-    line: str, bb: str, place: str
-) -> None:
-    made = world()
-    assert taken(made, line, bb=bb)
-    earlier = world()
-    earlier.state = replace(earlier.state, feature_level=BURST_BUFFERS_WHOLE)
-    found = refused(earlier, line, bb=bb)
-    assert (found.code, found.place) == (RefusalCode.WRONG_STATE, place)
-    assert "came with feature level 4" in found.sentence and "raise-feature-level" in found.remedy
-    assert not earlier.state.jobs
-
-
 def test_a_backend_that_the_site_does_not_allow_is_refused_by_name() -> None:
     made = world()
     line = "#DW jobdw capacity=1M\n#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/out/a backend=rsync"
     found = refused(made, line)
     assert "backend=rsync is not allowed on this cluster" in found.sentence and "native, command" in found.remedy
-    made.state = replace(
-        made.state, transfer_rules=made.state.transfer_rules.set("rules", TransferRules(backends=("native", "rsync")))
-    )
+    made.state = replace(made.state, transfer_rules=TransferRules(backends=("native", "rsync")))
     assert taken(made, line)
     assert "a command that stages is not allowed" in refused(made, bb="stage_out:rm -r x").sentence
 

@@ -8,7 +8,6 @@ import pytest
 
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
-from replica.messages import features
 from replica.model.jobs import JobState
 from replica.model.requests import JobOptions
 from replica.values.errors import Refusal
@@ -308,11 +307,3 @@ def test_with_restart_policy_slurm_a_running_job_runs_on() -> None:
     before = here.order(job)
     here.settle(c.RestartOperations((job,)), c.CONTROLLER)
     assert here.order(job) == before
-
-
-@pytest.mark.parametrize("command", [c.SuspendJob(1), c.ResumeJob(1), c.RequeueJob(1), c.ClearBuffer(1)])
-def test_below_their_level_these_commands_are_refused_with_the_remedy(command: c.Command) -> None:
-    here = World(level=features.FOUNDING_LEVEL)
-    running(here)
-    refusal = here.settle(command)
-    assert isinstance(refusal, Refusal) and refusal.remedy.endswith("forebay cluster raise-feature-level")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from replica.grammar.burst_buffer_conf import Line, include_of, lines_of, parse_lines, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, ValueFault, find_key, format_value, parse_value
-from replica.model.configuration import DEFAULT_SITE, FLAGS, Policy
+from replica.model.configuration import DEFAULT_SITE, FLAGS
 from replica.model.transfers import DEFAULT_TRANSFER_RULES
 
 VALUES: dict[str, tuple[str, Any]] = {
@@ -131,7 +131,7 @@ def test_every_key_names_a_field_of_its_record(name: str) -> None:
     if key.owner is Owner.FLAG:
         assert key.field in FLAGS
     else:
-        records = {Owner.SITE: DEFAULT_SITE, Owner.POLICY: Policy(), Owner.TRANSFERS: DEFAULT_TRANSFER_RULES}
+        records = {Owner.SITE: DEFAULT_SITE, Owner.TRANSFERS: DEFAULT_TRANSFER_RULES}
         assert hasattr(records[key.owner], key.field)
 
 

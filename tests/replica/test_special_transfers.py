@@ -52,7 +52,7 @@ def test_an_order_has_the_lists_of_its_stage_and_the_roots_that_they_lie_beneath
     assert coming is not None and going is not None
     assert coming.lists == (ListTransfer(False, "/in/alan/list", "$FOREBAY_JOB_DIR/l", "script line 2, column 24"),)
     assert going.lists == (ListTransfer(True, "/in/back", "/out/x", "script line 3, column 25"),)
-    assert coming.list_roots == going.list_roots == made.state.policy.sources
+    assert coming.list_roots == going.list_roots == made.state.site.sources
     assert not coming.commands and not coming.choices
 
 
@@ -61,7 +61,7 @@ def test_an_order_has_the_commands_of_its_stage_and_what_they_need() -> None:
     job = taken(made, bb="stage_in:cp /in/a $DW_JOB_STRIPED; stage_in:second; stage_out:tar c .;")
     special = order_of(made, job, Stage.STAGE_IN).special
     assert special is not None and special.commands == ("cp /in/a $DW_JOB_STRIPED", "second")
-    assert special.workdir_roots == made.state.policy.destinations
+    assert special.workdir_roots == made.state.site.destinations
     going = order_of(made, job, Stage.STAGE_OUT).special
     assert going is not None and going.commands == ("tar c .",)
 
@@ -103,7 +103,7 @@ def test_each_transfer_has_its_own_choice_and_reads_back_as_it_was_written() -> 
 def test_an_order_says_what_was_chosen_for_each_transfer() -> None:
     made = world()
     rules = TransferRules(backends=("native", "rsync"))
-    made.state = replace(made.state, transfer_rules=made.state.transfer_rules.set("rules", rules))
+    made.state = replace(made.state, transfer_rules=rules)
     lines = ("#DW jobdw capacity=1M", STAGE_OUT.format("a"), STAGE_OUT.format("b") + " backend=rsync move=yes")
     job = taken(made, *lines)
     special = order_of(made, job, Stage.STAGE_OUT).special

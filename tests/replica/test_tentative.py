@@ -1,4 +1,4 @@
-"""A batch that is decided entry by entry on one Draft comes to what deciding and settling one at a time comes to."""
+"""A batch that is decided entry by entry on one builder comes to what deciding and settling one at a time comes to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.decide.decide import decide, is_by_key
-from replica.fold.settle import Tentative, receipt_for, settle, settle_entry
+from replica.fold.settle import SpeculativeState, receipt_for, settle, settle_entry
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -109,7 +109,7 @@ def test_one_draft_for_all_is_the_same_as_a_state_for_each(
 ) -> None:
     base = World().state
     at = Instant(base.at + 1)
-    batch, single = Tentative(base, at), base
+    batch, single = SpeculativeState(base, at), base
     for number, (command, actor) in enumerate(asked):
         command_id = b"" if actor == c.CONTROLLER else bytes([255]) * 6 + number.to_bytes(10, "big")
         request = c.Request(command_id, actor, command)
@@ -137,7 +137,7 @@ def base_at(base: State, at: Instant) -> State:
 def test_an_entry_that_cannot_be_folded_leaves_nothing_behind_even_of_its_first_events() -> None:
     base = World().state
     at = Instant(base.at + 1)
-    batch = Tentative(base, at)
+    batch = SpeculativeState(base, at)
     request = c.Request(b"\xff" * 15 + b"1", user(), submission("alan", "capacity=10", Hold.USER))
     good = entry_of(request, decide(batch.facts, request, at))
     batch.add(good)
@@ -151,7 +151,7 @@ def test_an_entry_that_cannot_be_folded_leaves_nothing_behind_even_of_its_first_
 
 
 def test_what_walks_over_jobs_is_not_decided_on_a_draft() -> None:
-    batch = Tentative(World().state, Instant(World().at))
+    batch = SpeculativeState(World().state, Instant(World().at))
     batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_pass", ()))
     command = c.RunSchedulingPass()
     assert not is_by_key(command)
@@ -162,4 +162,4 @@ def test_what_walks_over_jobs_is_not_decided_on_a_draft() -> None:
 def test_a_clock_that_goes_back_is_refused_before_anything_is_decided() -> None:
     base = World().state
     with pytest.raises(ValueError, match="go back"):
-        Tentative(base, Instant(base.at - 1))
+        SpeculativeState(base, Instant(base.at - 1))

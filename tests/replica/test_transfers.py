@@ -12,7 +12,6 @@ from replica.decide.decide import decide
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages import features
 from replica.messages.entries import Accepted
 from replica.model.operations import Stage, counted_under, waits_for_slot
 from replica.model.transfers import (
@@ -30,8 +29,7 @@ from replica.model.transfers import (
 )
 from replica.operations.outcomes import PROVIDER_SLACK_S
 from replica.operations.slots import OperationSlots, slots_given
-from replica.operations.transfer_limits import rules_in_force, rules_of
-from replica.state.digest import state_records
+from replica.operations.transfer_limits import rules_in_force
 from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
@@ -47,8 +45,6 @@ OUT = "#!/bin/sh\n#DW jobdw capacity=10 access_mode=striped type=scratch\n#DW st
 CROWD_MAX = 12
 """Jobs of a random history that are not over before it may submit more: to look at all of them at each step, and have
 each end, takes time that grows with the cube of their number, and finds no more."""
-
-BEFORE = features.TRANSFERS_AND_PARTITIONS - 1
 
 
 def receipt(stage: Stage = Stage.STAGE_IN, attempt: int = 1, **fields: object) -> TransferReceipt:
@@ -182,37 +178,6 @@ def test_a_checkpoint_of_an_earlier_attempt_does_not_keep_back_the_first_of_the_
     world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 1)))
     checkpoint = world.state.transfers[job].checkpoint
     assert checkpoint is not None and checkpoint.attempt == first.attempt + 1
-
-
-# The level -----------------------------------------------------------------------------------------------------------
-
-
-def test_below_its_level_nothing_of_transfers_is_written_or_ordered_and_rules_are_refused_with_the_remedy() -> None:
-    world = World(level=BEFORE, stage_in_timeout_s=10)
-    refusal = world.settle(c.ConfigureSite((Setting("TransferRate", "1MiB"),), partial=True))
-    assert isinstance(refusal, Refusal) and "raise-feature-level" in refusal.remedy
-    assert "(TransferRate) came with feature level 4" in refusal.sentence
-    assert not isinstance(world.settle(c.ConfigureSite((Setting("TransferRate", "unlimited"),), partial=True)), Refusal)
-    job = world.submit("capacity=10")
-    order = world.order(job)
-    assert (order.rules, order.shares, order.timeout_s) == (None, None, 10)
-    assert next_due(world.state, world.at) == world.at + seconds(10)
-    world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1)))
-    world.report(job, c.OperationDone(receipt=receipt()))
-    assert not world.state.transfers and not world.state.transfer_rules
-    assert {section for section, _ in state_records(world.state)}.isdisjoint({"transfers", "transfer_rules"})
-
-
-def test_raising_the_level_gives_rules_to_what_is_under_way() -> None:
-    world = IndexedWorld(level=BEFORE, stage_in_timeout_s=10)
-    job = world.submit("capacity=10")
-    assert world.order(job).rules is None
-    level = features.TRANSFERS_AND_PARTITIONS
-    world.settle(c.RaiseFeatureLevel(level, (("r1", level),)))
-    order = world.order(job)
-    assert order.rules == DEFAULT_TRANSFER_RULES and order.shares == RateShares()
-    world.advance(1_000)
-    assert world.order(job) == order  # it is late by its progress now
 
 
 # Lateness ------------------------------------------------------------------------------------------------------------
@@ -481,14 +446,14 @@ def test_rules_that_cannot_be_used_are_refused_as_a_whole_with_the_name_of_the_k
     changes = tuple(Setting(key, value) for key, value in {"TransferVerify": "size", **settings_}.items())
     refusal = world.settle(c.ConfigureSite(changes, partial=True))
     assert isinstance(refusal, Refusal) and said in refusal.sentence, refusal
-    assert rules_of(world.state) == DEFAULT_TRANSFER_RULES
+    assert world.state.transfer_rules == DEFAULT_TRANSFER_RULES
 
 
 def test_a_change_of_the_rules_counts_as_one_of_the_configuration() -> None:
     world = World()
     world.configure(TransferVerify="read_back")
     revision = world.state.site.revision
-    assert revision and rules_of(world.state).verify == "read_back"
+    assert revision and world.state.transfer_rules.verify == "read_back"
     late = world.settle(c.ConfigureSite((Setting("TransferVerify", "size"),), True, revision - 1))
     assert isinstance(late, Refusal)
     again = decide(
@@ -538,7 +503,7 @@ class Transfers(Histories):
 
     def note(self) -> None:
         """Note the most that each key may count from now on: its limit, or what there was when it was set."""
-        rules, moving = rules_of(self.world.state), self.world.state.moving
+        rules, moving = self.world.state.transfer_rules, self.world.state.moving
         self.most = {}
         for kind, limit in (("user", rules.user_at_once), ("node", rules.node_at_once), ("all", rules.cluster_at_once)):
             counts = [count for key, count in moving.items() if _kind(key) == kind]
@@ -573,7 +538,7 @@ class Transfers(Histories):
             state = self.world.state
             for stage in (Stage.STAGE_IN, Stage.STAGE_OUT):
                 waiting = [job for job in state.unfinished if _waits(state, job) is stage]
-                assert not waiting or state.operations.get(stage, 0) >= state.policy.operations_per_stage_max
+                assert not waiting or state.operations.get(stage, 0) >= state.site.operations_per_stage_max
 
     def teardown(self) -> None:
         if hasattr(self, "most"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from replica.grammar.burst_buffer_conf import Setting
@@ -73,12 +72,6 @@ def test_only_a_job_that_waits_can_be_changed(ended: bool) -> None:
     refusal = refused(update(made, job, OPERATOR, comment="x"))
     assert refusal.code is RefusalCode.WRONG_STATE and "no longer pending" in refusal.sentence
     assert refused(update(made, 99, OPERATOR, comment="x")).code is RefusalCode.UNKNOWN_JOB
-
-
-def test_below_the_level_that_brought_it_nothing_is_changed() -> None:
-    made = World(level=3)
-    job = made.submit(hold=Hold.USER)
-    assert "raise-feature-level" in refused(update(made, job, comment="x")).remedy
 
 
 def test_what_is_so_already_is_no_change_and_leaves_no_event() -> None:
@@ -410,18 +403,11 @@ def test_any_and_all_are_changed_into_each_other_and_their_record_goes_with_the_
     assert job not in made.state.jobs
 
 
-def test_one_dependency_alone_needs_no_record_and_below_its_level_several_are_refused() -> None:
+def test_one_dependency_alone_needs_no_record() -> None:
     made = world()
     first = made.submit()
     alone = any_of(made, Dependency(K.AFTER_OK, first))
     assert made.state.jobs[alone].request.options is None
-    old = World(level=3)
-    first, second = old.submit(), old.submit()
-    spec = old.state.jobs[first].request
-    both = (Dependency(K.AFTER_OK, first), Dependency(K.AFTER_OK, second))
-    options = JobOptions(any_of=True)
-    command = c.SubmitJob(msgspec.structs.replace(spec, dependencies=both, output="", options=options))
-    assert "raise-feature-level" in refused(old.settle(command, user())).remedy
 
 
 def test_an_estimate_waits_for_the_first_of_several() -> None:

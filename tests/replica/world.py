@@ -13,7 +13,7 @@ from replica.messages import events as e
 from replica.messages import features
 from replica.messages.entries import Batch, Entry
 from replica.model.buffers import Access
-from replica.model.configuration import Policy
+from replica.model.configuration import Site
 from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
@@ -30,7 +30,7 @@ from tests.replica.reference.reference_scheduler import plan
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 SCRIPT = "#!/bin/sh\ntrue\n"
-POLICY = Policy(sources=("/in",), destinations=("/out",), retry_backoff_s=2)
+POLICY = Site(sources=("/in",), destinations=("/out",), retry_backoff_s=2)
 START = Instant(1_700_000_000_000_000)
 
 

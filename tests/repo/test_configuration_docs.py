@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.decide.configuration import DEFAULT_POLICY, file_text, wanted_of, written_value
+from replica.decide.configuration import file_text, wanted_of, written_value
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.settings import KEYS, Key, Owner
 from replica.messages import commands as c
@@ -20,7 +20,7 @@ EXAMPLES = sorted((ROOT / "docs" / "examples").glob("burst_buffer*.conf"))
 
 def row(key: Key) -> str:
     """Return the key's row in the page."""
-    default = "" if key.owner is Owner.FLAG else written_value(key, DEFAULT_SITE, DEFAULT_POLICY)
+    default = "" if key.owner is Owner.FLAG else written_value(key, DEFAULT_SITE)
     return f"| `{key.name}` | {key.kind.value} | {f'`{default}`' if default else ''} | {key.about} |"
 
 

@@ -1,4 +1,4 @@
-"""Bugs to plant in what came with feature level 3, which only clusters that were raised to it can show: see `bugs`."""
+"""Bugs to plant beside those of plain jobs: see `bugs`."""
 
 from __future__ import annotations
 

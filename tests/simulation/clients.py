@@ -230,7 +230,7 @@ class SimClient(Caller):
         rng, draw = self.rng, self.rng.random()
         if draw < 0.25:
             return None
-        if rng.random() < (0.5 if whole.is_whole(self.world.oracle.state) else 0.03):
+        if rng.random() < 0.5:
             return whole.idea(self)
         if draw < 0.62 or not self.jobs:
             return self.request(self.submission())
@@ -355,7 +355,7 @@ class SimAgent(Caller):
         known, self._ran[order.job] = self._ran.get(order.job, order.attempt), order.attempt
         if known != order.attempt and not self.world.oracle.lives.may_run(order.job, known, order.attempt):
             self.world.violate(f"the script of job {order.job} was ordered as attempt {known} and {order.attempt}")
-        if order.has_buffer and whole.is_whole(self.world.oracle.state):
+        if order.has_buffer:
             if self.rng.random() < self.world.failing_stages / 2:
                 failed = c.OperationFailed("a test", operation="pre_run")
                 self.world.timeline.after(took_s / 3, self._finished, None, order, failed)

@@ -16,7 +16,7 @@ from replica.model.buffers import HOLDING, TRANSITIONS, BufferState
 from replica.model.jobs import ENDED
 from replica.model.persistent import PersistentBuffer
 from replica.model.requests import JobRequest
-from replica.state.draft import Draft
+from replica.state.builder import StateBuilder
 from replica.state.state import State
 
 LEGAL = frozenset((before, after) for (before, _), after in TRANSITIONS.items())
@@ -45,7 +45,7 @@ class Lives:
         """Whether a script that was ordered as attempt `earlier` may be run again as `later`."""
         return self._runs.get((job, earlier)) != self._runs.get((job, later))
 
-    def fold(self, draft: Draft, event: e.Event, index: int) -> None:
+    def fold(self, draft: StateBuilder, event: e.Event, index: int) -> None:
         """Fold an event of entry `index`, and check what it does."""
         self.kinds[type(event).__name__] += 1
         jobs = e.jobs_of(event)

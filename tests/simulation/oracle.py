@@ -14,8 +14,8 @@ from typing import NamedTuple
 from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
 from replica.messages.entries import Entry, Receipt
 from replica.messages.events import job_of
+from replica.state.builder import StateBuilder
 from replica.state.digest import state_digest
-from replica.state.draft import Draft
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
 from replica.values.errors import LedgerViolation
@@ -245,7 +245,7 @@ class Oracle:
             if batch.base != before.revision:
                 self.void += 1
             else:
-                draft = Draft(before)
+                draft = StateBuilder(before)
                 try:
                     for entry in batch.entries:
                         self._settle(draft, entry, batch.at, index)
@@ -259,7 +259,7 @@ class Oracle:
                 self.lives.check_space(before, after, index)
         self.points.append(Point(term, data, after.revision, after))
 
-    def _settle(self, draft: Draft, entry: Entry, at: int, index: int) -> None:
+    def _settle(self, draft: StateBuilder, entry: Entry, at: int, index: int) -> None:
         draft.at = at
         draft.revision += 1
         for event in entry.events:

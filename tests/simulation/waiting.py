@@ -1,4 +1,4 @@
-"""What people ask for from feature level 4 on about jobs that wait: partitions, changes, one of several dependencies,
+"""What people ask for about jobs that wait: partitions, changes, one of several dependencies,
 and limits of what was used.
 """
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from replica.messages import commands as c
-from replica.messages import features
 from replica.model.accounts import Limit, LimitKind, Qos
 from replica.model.buffers import Access
 from replica.model.jobs import Hold, JobState
@@ -24,11 +23,6 @@ GRAIN_BYTES = 1 << 20
 QOS = "shared"
 NAMES = ("batch", "debug")
 """The partitions that there may be."""
-
-
-def is_known(client: SimClient) -> bool:
-    """Whether the cluster is at the level at which all of this is allowed."""
-    return client.world.oracle.state.feature_level >= features.TRANSFERS_AND_PARTITIONS
 
 
 def idea(client: SimClient) -> c.Request:

@@ -1,5 +1,5 @@
-"""What people ask for from feature level 3 on: persistent buffers, arrays, runs that are stopped or begin again, pools
-and the site's configuration. Below that level the same requests are refused, which is tried now and then too.
+"""What people ask for beside plain jobs: persistent buffers, arrays, runs that are stopped or begin again, pools
+and the site's configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions, with_options
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
-from replica.state.state import State
 from replica.values.errors import Refusal
 from tests.replica.world import beside_space
 from tests.simulation import waiting
@@ -39,18 +38,13 @@ OPERATIONS = {
 """What of a stage can fail, by name."""
 
 
-def is_whole(state: State) -> bool:
-    """Whether the cluster is at the level at which all of this is allowed."""
-    return state.feature_level >= features.BURST_BUFFERS_WHOLE
-
-
 def idea(client: SimClient) -> c.Request:
     """Return something to ask for."""
     rng, state = client.rng, client.world.oracle.state
-    if is_whole(state) and isinstance(persistent_refusal(state.site, is_operator=False, place=""), Refusal):
+    if isinstance(persistent_refusal(state.site, is_operator=False, place=""), Refusal):
         if rng.random() < 0.5:
             return client.request(_configuration(client, persistent=True), operator=True)
-    if waiting.is_known(client) and rng.random() < 0.2:
+    if rng.random() < 0.2:
         return waiting.idea(client)
     draw = rng.random()
     if draw < 0.40 or not client.jobs:
@@ -180,8 +174,6 @@ def reached(order: Order) -> c.OperationReached:
 def _transfer_settings(client: SimClient) -> tuple[Setting, ...]:
     """Return limits on transfers, none of which stops all of them: somebody has to come to an end."""
     rng = client.rng
-    if client.world.oracle.state.feature_level < features.TRANSFERS_AND_PARTITIONS:
-        return ()
     at_once = ("1", "2", "unlimited")
     return (
         Setting("TransfersPerUser", rng.choice(at_once)),

@@ -134,7 +134,7 @@ class World:
         self.request_copies = 0.0
         self.slow_reports = self.rng.choice((0.0, 0.1))
         self.failing_stages = self.rng.choice((0.0, 0.1))
-        self.level_said = self.rng.choice((1, 2, *(features.FEATURE_LEVEL_KNOWN,) * 4))
+        self.level_said = self.rng.randint(features.FOUNDING_LEVEL, features.FEATURE_LEVEL_KNOWN)
         """The feature level that members say they know when the leader asks: a new cluster is raised to it."""
         self._trace = blake2b(digest_size=16)
         self._stack = ExitStack()
@@ -450,7 +450,6 @@ class World:
         counts["entries"] = oracle.index
         counts["revisions"] = oracle.state.revision
         counts["level"] = oracle.state.feature_level
-        counts["level_3_events"] = sum(oracle.lives.kinds[kind.__name__] for kind in features.EVENT_LEVELS)
         counts["lost"] = sum(bool(replica.lost) for replica in self.replicas.values())
         counts["frames"] = self.network.frames
         return Outcome(

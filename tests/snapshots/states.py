@@ -10,7 +10,7 @@ from replica.messages import events as e
 from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import Batch, Entry, Receipt
 from replica.model.buffers import Access, Buffer, BufferState, Transfer, TransferKind
-from replica.model.configuration import Policy
+from replica.model.configuration import Site
 from replica.model.jobs import ENDED, Hold, Job, JobState
 from replica.model.nodes import Node
 from replica.model.operations import Stage
@@ -19,6 +19,7 @@ from replica.model.requests import BufferRequest, Dependency, DependencyKind, Jo
 from replica.state.derived import derive
 from replica.state.receipts import Receipts
 from replica.state.state import State
+from replica.state.tables import TABLES
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant, Revision
 from snapshots.image import Image
@@ -47,8 +48,8 @@ PAIRS: tuple[tuple[JobState, BufferState], ...] = (
 )
 
 refusals = st.builds(Refusal, st.sampled_from(RefusalCode), words, words, words)
-policies = st.builds(
-    Policy, stage_retries=st.integers(0, 9), allow_root=st.booleans(), sources=st.lists(words, max_size=2).map(tuple)
+sites = st.builds(
+    Site, stage_retries=st.integers(0, 9), allow_root=st.booleans(), sources=st.lists(words, max_size=2).map(tuple)
 )
 specs = st.builds(
     JobRequest,
@@ -115,10 +116,10 @@ def states(draw: st.DrawFn) -> State:
         State(
             cluster_id=draw(words),
             name=draw(words),
-            feature_level=draw(st.integers(0, 2)),
+            feature_level=draw(st.integers(0, 1)),
             revision=Revision(draw(numbers)),
             at=Instant(draw(numbers)),
-            policy=draw(policies),
+            site=draw(sites),
             next_job=max(jobs, default=0) + draw(st.integers(1, 9)),
             pools=immutables.Map(pools),
             nodes=immutables.Map(nodes),
@@ -146,6 +147,11 @@ images = st.builds(
     st.binary(min_size=32, max_size=32),
     st.sampled_from([None, Placed(1, MEMBERS)]),
 )
+
+
+def number_of(field: str) -> int:
+    """The section of a table."""
+    return next(table.section for table in TABLES if table.field == field)
 
 
 def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Image:
@@ -218,9 +224,7 @@ def _life(job: int) -> tuple[tuple[e.Event, ...], ...]:
 def ledgers(draw: st.DrawFn) -> list[Batch]:
     """The batches of a ledger: jobs that live side by side, refusals between, cut into batches anywhere."""
     user, controller = Actor(ActorRole.USER, "ann"), Actor(ActorRole.CONTROLLER, "leader")
-    founded = e.ClusterFounded(
-        "c1", "demo", Policy(), (Pool("fast", 96 * MIB, 8 * MIB, True), Pool("big", 9 * MIB, MIB))
-    )
+    founded = e.ClusterFounded("c1", "demo", Site(), (Pool("fast", 96 * MIB, 8 * MIB, True), Pool("big", 9 * MIB, MIB)))
     entries = [Entry(b"\0" * 15 + b"\1", controller, "found_cluster", (founded, e.NodeRegistered("n1", 4, "i", "s")))]
     lives: list[list[tuple[e.Event, ...]]] = []
     for step in range(draw(st.integers(0, 40))):

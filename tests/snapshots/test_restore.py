@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from snapshots import Image, SnapshotName, SnapshotRefused, inspect, load_snapshot, write_snapshot
 from snapshots.finalize import PREAMBLE, frame_of
-from snapshots.image import SLICE_BYTES_MAX, Section, Slice, to_sections
+from snapshots.image import CAPACITY, SLICE_BYTES_MAX, Slice, to_sections
 from tests.snapshots.states import MIB, images, many_jobs, small_image
 
 
@@ -87,7 +87,7 @@ def test_free_capacity_that_was_altered_with_matching_checksums_is_refused_by_th
     pieces = list(to_sections(small_image()))
     for row in (["fast", 8 * MIB, 96 * MIB], ["fast", 0, 96 * MIB], ["fast", 16 * MIB, 80 * MIB]):
         forged = [
-            Slice(Section.CAPACITY, msgspec.msgpack.encode([row]), 1) if piece.section is Section.CAPACITY else piece
+            Slice(CAPACITY, msgspec.msgpack.encode([row]), 1) if piece.section == CAPACITY else piece
             for piece in pieces
         ]
         sentence = _refusal(tmp_path, _seal(forged))

@@ -4,8 +4,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import lmdb
-
 from tests.wal.support import CLUSTER, REPLICA, apply, edit, entry, fill, opened
 from wal import Environment, records, sectors
 from wal.environment import DATA_FILE
@@ -140,26 +138,8 @@ def older_data(directory: Path) -> None:
     (directory / DATA_FILE).write_bytes(before)
 
 
-def without_log(directory: Path) -> None:
-    """As the release before left it: format 1, no mark of a log, no log."""
-    with opened(directory) as journal:
-        fill(journal, 6, applied=5)
-        journal.compact_to(2)
-        fill(journal, 9, term=2)
-        journal.flush_hints()
-
-    def change(transaction: lmdb.Transaction, tables: dict[bytes, lmdb._Database]) -> None:
-        before = records.pack_number(records.FORMAT_KEY, records.FORMAT_WITHOUT_SYNC_LOG)
-        transaction.put(records.FORMAT_KEY, before, db=tables[STATE])
-        transaction.delete(records.LOG_KEY, db=tables[STATE])
-
-    edit(directory, change)
-    (directory / LOG_FILE).unlink()
-
-
 def log_cannot_be_made(directory: Path) -> None:
-    without_log(directory)
-    (directory / LOG_FILE).mkdir()
+    (directory / LOG_FILE).mkdir(parents=True)
 
 
 def good_sync(**changed: object) -> Sync:

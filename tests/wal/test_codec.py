@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from replica.messages import features
 from replica.messages.entries import Batch
+from replica.messages.events import FeatureLevelRaised, TornDown
 from replica.messages.features import ReleaseNeeded
 from tests.wal import golden_files
 from tests.wal.samples import BATCHES, EVENTS, sample_batch, tag_of
@@ -169,7 +170,7 @@ def test_only_a_batch_with_the_right_base_moves_the_revision() -> None:
 
 
 ABOVE = features.FEATURE_LEVEL_KNOWN + 1
-RAISED = [30, ABOVE, "9.1.0"]
+RAISED = [tag_of(FeatureLevelRaised), ABOVE, "9.1.0"]
 UNKNOWN = [60_000, 1]
 
 
@@ -181,9 +182,9 @@ def _of_a_later_release(*entries: list[object]) -> bytes:
     ("entries", "revision", "release"),
     [
         ([[RAISED, UNKNOWN]], 8, "9.1.0"),
-        ([[RAISED], [[22, 5]], [UNKNOWN]], 10, "9.1.0"),
-        ([[[22, 5]], [UNKNOWN]], 9, ""),
-        ([[[30, 2, "0.1.0"]], [UNKNOWN]], 9, ""),
+        ([[RAISED], [[tag_of(TornDown), 5]], [UNKNOWN]], 10, "9.1.0"),
+        ([[[tag_of(TornDown), 5]], [UNKNOWN]], 9, ""),
+        ([[[tag_of(FeatureLevelRaised), 1, "1.0.0"]], [UNKNOWN]], 9, ""),
     ],
 )
 def test_an_event_of_a_later_release_stops_with_its_revision_and_the_release_that_the_batch_names(
@@ -203,7 +204,11 @@ def test_what_cannot_be_decoded_and_holds_no_unknown_event_is_damage_and_not_a_l
     damaged = b"\x01\x01" + data
     with suppress(CodecError):
         decode_batch(damaged)
-    for wrong in (_raw(1, 2, [[b"i", [1, "u"], "x", [[9]], None]]), _raw("1", 2, [[UNKNOWN]]), damaged + b"\xc1"):
+    for wrong in (
+        _raw(1, 2, [[b"i", [1, "u"], "x", [[tag_of(TornDown)]], None]]),
+        _raw("1", 2, [[UNKNOWN]]),
+        damaged + b"\xc1",
+    ):
         with pytest.raises(CodecError) as error:
             decode_batch(wrong)
         assert not isinstance(error.value, ReleaseNeeded)

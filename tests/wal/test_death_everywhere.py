@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.bugs import planted
-from tests.wal.lives import Died, Life, State, lives, state_of
+from tests.wal.lives import Died, Life, lives, state_of
 from tests.wal.support import entry
-from wal import Entry, RecoveryRefused, records
-from wal.records import STATE
+from wal import Entry, RecoveryRefused
 from wal.recovery import Condition
 
 TEARS = 3
@@ -118,39 +117,6 @@ def test_the_walk_finds_a_bug_that_is_planted(at: Callable[[int], Life], bug: st
     with planted(bug), pytest.raises(BaseException) as found:
         walk(at, (None, 5))
     assert not isinstance(found.value, (Died, KeyboardInterrupt, TypeError, AttributeError)), found.value
-
-
-def of_the_format_before(life: Life) -> State:
-    """Entries that the release before has left behind."""
-    journal = life.open()
-    journal.set_term(3, "r2")
-    journal.append([entry(index, 2) for index in range(1, 7)])
-    journal.set_commit(4)
-    for index in range(1, 5):
-        journal.record_applied(journal.entry(index), index)
-    journal.flush_hints()
-    state = life.disk.tables[STATE]
-    state.put(records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, records.FORMAT_WITHOUT_SYNC_LOG))
-    state.delete(records.LOG_KEY)
-    life.disk.log.content = None
-    life.create = False
-    return state_of(journal)
-
-
-def test_whatever_operation_of_the_migration_it_dies_at_it_goes_on_or_begins_again(at: Callable[[int], Life]) -> None:
-    deaths = 0
-    for operation in range(1, 100):
-        for again in DEATHS_AT_START:
-            life = at(100 * operation + (again or 0))
-            life.promised = of_the_format_before(life)
-            if not life.dies(operation, life.open):
-                assert deaths > 50
-                return
-            deaths += 1
-            if again is not None:
-                life.dies(again, life.open)
-            life.check()
-    raise AssertionError("a migration has an end")
 
 
 def test_a_founding_that_dies_anywhere_can_be_made_again_and_is_refused_without_leave(

@@ -23,12 +23,11 @@ from tests.wal.logs import (
     replaced,
     rewrite,
     sector_lost,
-    without_log,
 )
 from tests.wal.support import CLUSTER, MAP_SIZE_BYTES, REPLICA, apply, edit, entry, fill, open_env, opened
 from wal import Environment, Journal, RecoveryRefused, records
 from wal.environment import DATA_FILE
-from wal.failures import LOG_FILE, READERS_FILE
+from wal.failures import READERS_FILE
 from wal.ledger import Ledger
 from wal.records import CHAIN, ENTRIES, STATE, ChainRow, HardState, Marks
 from wal.recovery import TABLE, Action, Condition
@@ -188,15 +187,6 @@ def data_file_never_written(directory: Path) -> None:
     data_file_lost(unwritten)(directory)
 
 
-def data_of_the_format_before(directory: Path) -> None:
-    """A backup of the release without a sync log, put back beside the log of this one."""
-    without_log(directory)
-    backup = (directory / DATA_FILE).read_bytes()
-    with opened(directory, create=False) as journal:
-        fill(journal, 10, term=2)
-    (directory / DATA_FILE).write_bytes(backup)
-
-
 DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     Condition.FIRST_START: [lambda directory: None, lambda directory: directory.mkdir()],
     Condition.DIRECTORY_EMPTY: [lambda directory: None, lambda directory: directory.mkdir(), creation_unfinished],
@@ -218,7 +208,10 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     ],
     Condition.META_PAGES_DISAGREE: [meta_page_flipped(bit) for bit in (0, 2, 3, 4, 40, 63)],
     Condition.TABLE_MISSING: [dropped_table],
-    Condition.FORMAT_UNKNOWN: [put(STATE, records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, 3))],
+    Condition.FORMAT_UNKNOWN: [put(STATE, records.FORMAT_KEY, records.pack_format(2))],
+    Condition.FORMAT_OF_A_STEP: [
+        put(STATE, records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, version)) for version in (1, 2)
+    ],
     Condition.IDENTITY_DAMAGED: [
         flipped(STATE, records.IDENTITY_KEY),
         flipped(STATE, records.FORMAT_KEY),
@@ -279,7 +272,6 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         put(ENTRIES, key(4), records.pack_entry(key(4), entry(4)._replace(data=b"another history"))),
         put(CHAIN, key(2), records.pack_chain(key(2), ChainRow(b"d" * 32, 4))),
     ],
-    Condition.FORMAT_WITHOUT_SYNC_LOG: [without_log],
     Condition.SYNC_UNFINISHED: [
         *[sector_lost(number) for number in range(8)],
         sector_lost(0, old=b"\xff" * SECTOR_BYTES),
@@ -311,7 +303,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         sector_lost(1, sequence=2),
         *[first_block_flipped(byte) for byte in (0, 8, 20, 3000, BLOCK_BYTES - 1)],
     ],
-    Condition.SYNC_LOG_AHEAD: [older_data, data_of_the_format_before],
+    Condition.SYNC_LOG_AHEAD: [older_data],
     Condition.SYNC_LOG_CONTRADICTS: [
         forged(b"short"),
         forged(pack(good_sync())[:-1]),
@@ -515,29 +507,6 @@ def test_records_of_a_generation_that_is_over_are_not_added_again(tmp_path: Path
         journal.flush_hints()
     with opened(tmp_path, create=False) as journal:
         assert (journal.last_index, journal.entry(11), journal.term) == (11, entry(11, 4), 4)
-
-
-@pytest.mark.parametrize("left_over", [None, b"", b"an unfinished log", b"FBSYNCLG".ljust(8192, b"\0")])
-def test_a_directory_of_the_format_before_is_made_the_present_one_and_keeps_everything(
-    tmp_path: Path, left_over: bytes | None
-) -> None:
-    """`left_over`: a migration that was interrupted before LMDB knew of it has left a log behind."""
-    assert TABLE[Condition.FORMAT_WITHOUT_SYNC_LOG].action is Action.CONTINUE
-    without_log(tmp_path)
-    if left_over is not None:
-        (tmp_path / LOG_FILE).write_bytes(left_over)
-    with Environment.open_readonly(tmp_path) as env:
-        assert Ledger(env).verify().entries == 5, "it is readable as it is"
-    with opened(tmp_path, create=False) as journal:
-        assert (journal.base_index, journal.applied_index, journal.last_index) == (2, 5, 9)
-        assert journal.entries(7, max_bytes=1 << 20, max_entries=99) == [entry(index, 2) for index in (7, 8, 9)]
-        fill(journal, 10, term=2)
-    with opened(tmp_path, create=False) as journal:
-        assert journal.last_index == 10
-    (tmp_path / LOG_FILE).unlink()
-    with pytest.raises(RecoveryRefused) as refused:
-        open_env(tmp_path)
-    assert refused.value.condition is Condition.SYNC_LOG_MISSING
 
 
 def test_an_older_copy_of_the_data_file_is_noticed_by_the_log_even_where_the_meta_pages_agree(tmp_path: Path) -> None:

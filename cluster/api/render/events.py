@@ -12,7 +12,18 @@ from cluster.schemas import EventView, Json
 from cluster.system import format_instant
 from replica.messages import CONTROLLER, Actor, Batch, Entry
 from replica.messages import events as e
-from replica.model import NATIVE, NO_OPTIONS, BufferRequest, Hold, JobChange, JobOptions, JobState, Stage, compressed
+from replica.model import (
+    NATIVE,
+    NO_OPTIONS,
+    BufferRequest,
+    Hold,
+    JobChange,
+    JobOptions,
+    JobState,
+    Stage,
+    compressed,
+    format_amount,
+)
 from replica.values import Instant, Revision, Verdict, format_size
 from wal import Configuration, Member
 
@@ -272,8 +283,7 @@ def _words(stage: Stage) -> str:
 
 _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.ClusterFounded: lambda event: f"the cluster {event.name} was founded with {len(event.pools)} pools",
-    e.PoolSet: lambda event: f"pool {event.pool.name} has {format_size(event.pool.quantity_bytes)}",
-    e.PolicySet: lambda event: "the policy was changed",
+    e.PoolSet: lambda event: f"pool {event.pool.name} has {format_amount(event.pool.quantity_bytes, event.pool.unit)}",
     e.SiteConfigured: lambda event: "the configuration of the site was changed",
     e.PoolRemoved: lambda event: f"pool {event.pool} was removed",
     e.AccountSet: lambda event: f"account {event.account.name} was set, with {len(event.account.members)} users",
@@ -293,7 +303,6 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     ),
     e.JobUpdated: _updated,
     e.SchedulingRulesSet: lambda event: "the rules of scheduling were changed",
-    e.PoolUnitSet: lambda event: f"pool {event.pool} counts {event.unit.word}",
     e.NodeRegistered: lambda event: f"the agent of {event.node} registered with {event.cpus} CPUs",
     e.NodeDrained: lambda event: f"{event.node} was drained: {event.reason}",
     e.NodeResumed: lambda event: f"{event.node} was resumed",

@@ -9,8 +9,8 @@ from cluster.api.render.reasons import Verdicts
 from cluster.schemas import BufferView, JobView, NodeView, PoolView
 from cluster.server import Liveness
 from cluster.system import format_instant
-from replica.decide import overcommitted_bytes, unit_in
-from replica.model import Hold, NodeState, takes_cpus
+from replica.decide import overcommitted_bytes
+from replica.model import Hold, NodeState, takes_cpus, unit_in
 from replica.state import State
 from replica.values import Instant
 from replica.views import buffer_word, job_tres, pool_use
@@ -73,7 +73,7 @@ def pool_view(state: State, name: str, buffers: int) -> PoolView:
         out_of_service_bytes=use.pool.out_of_service_bytes,
         is_default=use.pool.is_default,
         buffers=buffers,
-        unit=unit_in(state, name).word,
+        unit=unit_in(state.pools, name).word,
         overcommitted_bytes=overcommitted_bytes(use.pool, use.held_bytes),
         revision=state.revision,
     )
@@ -109,7 +109,7 @@ def buffer_view(state: State, job_id: int) -> BufferView:
         staged_out_files=buffer.staged_out_files,
         request=asked.text,
         hurry=buffer.hurry,
-        unit=unit_in(state, buffer.pool).word,
+        unit=unit_in(state.pools, buffer.pool).word,
         revision=state.revision,
     )
 
@@ -132,7 +132,7 @@ def persistent_view(state: State, name: str) -> BufferView:
         create_time=format_instant(buffer.created_at),
         change_time=format_instant(buffer.changed_at),
         hurry=buffer.hurry,
-        unit=unit_in(state, buffer.pool).word,
+        unit=unit_in(state.pools, buffer.pool).word,
         made_by=buffer.job or None,
         revision=state.revision,
     )

@@ -22,7 +22,6 @@ from cluster.schemas import CompareAnswer
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
 from replica.grammar import Fault, Kind, Line, Setting, find_key, include_of, lines_of, parse_lines
-from replica.messages import BURST_BUFFERS_WHOLE
 from replica.values import SITE_USERS_MAX, plain
 
 FILE_BYTES_MAX: Final = 1024 * 1024
@@ -223,8 +222,7 @@ def _change(
         compared = await client.call(ops.COMPARE_CONFIGURATION, comparing)
         if not dry_run:
             # What is printed is what happens: a change of somebody else in between refuses this one.
-            has_revision = compared.feature_level >= BURST_BUFFERS_WHOLE
-            known = compared.revision if expected is None and has_revision else expected
+            known = compared.revision if expected is None else expected
             request = v.ConfigureRequest(
                 command_id=client.new_command_id(), settings=bodies, partial=partial, expect_revision=known
             )

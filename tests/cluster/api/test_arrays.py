@@ -13,7 +13,7 @@ SCRIPT = "#!/bin/sh\n#DW jobdw capacity=10MiB access_mode=striped type=scratch\n
 
 
 async def ready(rig: Rig) -> None:
-    await until(lambda: rig.controller.state.feature_level >= 3)
+    await until(lambda: rig.controller.state.feature_level >= 1)
     agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
     await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
 

@@ -35,7 +35,7 @@ async def run_one(rig: Rig, cpus: int = 4) -> int:
 @story
 async def test_runs_are_suspended_resumed_and_requeued_many_at_once(config: Config) -> None:
     async with Rig(config) as rig:
-        await until(lambda: rig.controller.state.feature_level >= 3)
+        await until(lambda: rig.controller.state.feature_level >= 1)
         jobs = [await run_one(rig), await run_one(rig)]
         for word, state in (("suspend_job", "SUSPENDED"), ("resume_job", "RUNNING")):
             results = await all_of(rig, *({"type": word, "job_id": job} for job in jobs))
@@ -74,7 +74,7 @@ async def test_only_operators_clear_and_each_clear_names_one_buffer(config: Conf
 @story
 async def test_tasks_are_named_in_bulk_as_in_a_path_and_listed_by_the_same_words(config: Config) -> None:
     async with Rig(config) as rig:
-        await until(lambda: rig.controller.state.feature_level >= 3)
+        await until(lambda: rig.controller.state.feature_level >= 1)
         await rig.submit(array="1-4", hold=True)
         array = rig.controller.state.arrays[1]
         results = await all_of(
@@ -108,7 +108,7 @@ async def test_tasks_are_named_in_bulk_as_in_a_path_and_listed_by_the_same_words
 @story
 async def test_waiting_jobs_are_changed_in_bulk_as_one_by_one(config: Config) -> None:
     async with Rig(config) as rig:
-        await until(lambda: rig.controller.state.feature_level >= 4)
+        await until(lambda: rig.controller.state.feature_level >= 1)
         await rig.submit(array="1-3", hold=True)
         plain = (await rig.submit(hold=True)).body["job_id"]
         results = await all_of(
@@ -132,7 +132,7 @@ async def test_waiting_jobs_are_changed_in_bulk_as_one_by_one(config: Config) ->
 @story
 async def test_a_task_that_waits_is_explained_by_what_people_call_it(config: Config) -> None:
     async with Rig(config) as rig:
-        await until(lambda: rig.controller.state.feature_level >= 3)
+        await until(lambda: rig.controller.state.feature_level >= 1)
         await rig.submit(array="1-2", hold=True)
         waiting = (await rig.submit(dependencies=["afterok:1"])).body["job_id"]
         why = (await rig.ask("GET", "/v1/jobs/1_2/why")).body
@@ -146,7 +146,7 @@ async def test_a_task_that_waits_is_explained_by_what_people_call_it(config: Con
 @story
 async def test_a_task_is_called_the_same_in_histories_buffers_and_transfers(config: Config) -> None:
     async with Rig(config) as rig:
-        await until(lambda: rig.controller.state.feature_level >= 4)
+        await until(lambda: rig.controller.state.feature_level >= 1)
         agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 4}
         await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
         alone = (await rig.submit(script=PLAIN, bb="capacity=8MiB")).body["job_id"]

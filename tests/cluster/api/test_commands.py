@@ -219,7 +219,7 @@ async def test_a_command_id_far_from_the_leaders_clock_is_refused_unless_it_was_
 @story
 async def test_what_was_carried_out_is_not_called_refused_because_its_job_has_left_the_list(config: Config) -> None:
     async with Rig(config) as rig:
-        await until(lambda: rig.controller.state.feature_level >= 3)
+        await until(lambda: rig.controller.state.feature_level >= 1)
         operator = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
         keep_none = ConfigureSite((Setting("FinishedJobsKept", "0"),), partial=True)
         assert (await rig.controller.submit(Request(b"", operator, keep_none))).refusal is None

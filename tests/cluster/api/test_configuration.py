@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.config.config import Config
-from replica.messages.events import PolicySet, SiteConfigured
+from replica.messages.events import SiteConfigured
 from replica.state.digest import state_digest
 from tests.cluster.rig import Answer, Rig, story, until
 
@@ -51,7 +51,7 @@ async def test_a_configuration_is_applied_in_one_entry_shown_and_survives_a_rest
             for entry in row.batch.entries
             if entry.command == "configure_site"
         ]
-        assert [[type(event) for event in events] for events in found] == [[SiteConfigured, PolicySet]]
+        assert [[type(event) for event in events] for events in found] == [[SiteConfigured]]
         await rig.ask("POST", "/v1/snapshots")
         await rig.restart()
         again = await rig.ask("GET", CONF)
@@ -88,7 +88,7 @@ async def test_a_change_based_on_an_older_revision_is_refused_and_a_retry_gets_t
         refused = await rig.ask("POST", CONF, later)
         assert (refused.status, refused.code) == (409, "wrong_state")
         assert f"changed at revision {first.body['changed_revision']}" in refused.sentence
-        assert rig.controller.state.policy.other_timeout_s == 9
+        assert rig.controller.state.site.other_timeout_s == 9
 
 
 @pytest.mark.parametrize("who", ["alice", "n1"])
@@ -124,7 +124,7 @@ async def test_what_is_malformed_is_refused_before_anything_is_decided(config: C
     async with Rig(config) as rig:
         answer = await rig.ask("POST", CONF, {"command_id": rig.new_id(), **body})
         assert answer.status == 400, answer
-        assert not rig.controller.state.sites
+        assert not rig.controller.state.site.revision
 
 
 # Pools ----------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The feature level over HTTP: who is asked what they know, and what an operator is told."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +13,15 @@ from cluster.server.feature_levels import MemberLevel
 from replica.messages import features
 from replica.messages.features import ReleaseNeeded
 from tests.cluster.rig import Rig, story, until
+from tests.later_release import later_release
 from wal.configuration import Member, initial
+
+
+@pytest.fixture(autouse=True)
+def made_up_levels() -> Iterator[None]:
+    with later_release():
+        yield
+
 
 STATUS = StatusView(
     cluster="test", cluster_id="c", replica="r2", role="follower", term=1, leader="r1", ready=True, commit_index=1,

@@ -119,5 +119,5 @@ def test_a_history_never_says_that_nothing_was_moved_where_a_provider_moved_it()
 
 
 def test_a_planned_retry_says_when() -> None:
-    failed = e.StageFailed(1, Stage.STAGE_IN, 1, "disk full", NEVER)
-    assert sentence_of(failed) == "stage-in failed: disk full; waiting for a release"
+    failed = e.StageFailed(1, Stage.STAGE_IN, 1, "disk full", NEVER, "data_in")
+    assert sentence_of(failed).endswith("disk full; waiting for a release")

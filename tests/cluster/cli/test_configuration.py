@@ -88,13 +88,10 @@ def test_a_dry_run_and_a_diff_only_compare(answering: Double, tmp_path: Path) ->
     assert "no difference" in forebay(answering.config, "config", "diff", file).stderr
 
 
-def test_the_revision_that_is_named_is_expected_and_below_level_3_none(answering: Double, tmp_path: Path) -> None:
+def test_the_revision_that_is_named_is_expected(answering: Double, tmp_path: Path) -> None:
     file = written(tmp_path, "OtherTimeout=9\n")
     forebay(answering.config, "config", "apply", file, "--expect-revision", "7")
     assert [asked.body["expect_revision"] for asked in answering.asked] == [7, 7]
-    answering.answer("POST", DIFF, msgspec.structs.replace(COMPARED, feature_level=2))
-    forebay(answering.config, "config", "apply", file, "--partial")
-    assert "expect_revision" not in answering.asked[-1].body and answering.asked[-1].body["partial"]
 
 
 def test_single_keys_are_set_and_all_others_left(answering: Double) -> None:

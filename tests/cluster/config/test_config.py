@@ -17,7 +17,7 @@ from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
-from replica.model.configuration import Policy
+from replica.model.configuration import FOUNDING_FIELDS, Site
 from replica.model.pools import Pool
 
 TEXT = """
@@ -152,7 +152,7 @@ def test_everything_in_the_file_is_in_the_configuration(file: Path) -> None:
     assert config.wal_directory("r1") == base / "data/r1/wal"
     assert config.snapshot_directory("r1") == base / "data/r1/snapshots"
     assert (config.timing.election_min_s, config.timing.election_max_s, config.timing.heartbeat_s) == (0.2, 0.5, 0.05)
-    assert config.policy == Policy(
+    assert config.policy == Site(
         stage_retries=0, allow_root=True, sources=("/in/%u", str(base / "shared")), destinations=("/out",)
     )
     assert (config.replica("r2").name, config.agent("n2").cpus) == ("r2", 4)
@@ -173,23 +173,23 @@ def test_paths_are_relative_to_the_file_not_to_whoever_reads_it(
 def test_what_is_left_out_has_its_default(file: Path) -> None:
     file.write_text(TEXT[: TEXT.index("[[agent]]")])
     config = Config.load(file)
-    assert (config.agents, config.pools, config.policy) == ((), (), Policy())
+    assert (config.agents, config.pools, config.policy) == ((), (), Site())
     assert config.tls.authority == file.parent / "tls/ca.pem"
     assert (config.timing.election_min_s, config.timing.election_max_s, config.timing.heartbeat_s) == (0.3, 0.6, 0.09)
     assert config.storage.directory == file.parent
 
 
 def test_all_fields_of_the_policy_can_be_founded(file: Path) -> None:
-    numbers = {name: value for name, value in vars_of(Policy()).items() if isinstance(value, int)}
+    numbers = {name: value for name, value in vars_of(Site()).items() if isinstance(value, int)}
     lines = "\n".join(f"{name} = {str(value).lower()}" for name, value in numbers.items())
     file.write_text(TEXT[: TEXT.index("[policy]")] + "[policy]\n" + lines)
     policy = Config.load(file).policy
     assert {name: getattr(policy, name) for name in numbers} == numbers
-    assert set(numbers) | {"sources", "destinations"} == set(Policy.__struct_fields__)
+    assert set(numbers) | {"sources", "destinations"} == set(FOUNDING_FIELDS)
 
 
-def vars_of(policy: Policy) -> dict[str, Any]:
-    return {name: getattr(policy, name) for name in Policy.__struct_fields__}
+def vars_of(policy: Site) -> dict[str, Any]:
+    return {name: getattr(policy, name) for name in FOUNDING_FIELDS}
 
 
 @pytest.mark.parametrize(

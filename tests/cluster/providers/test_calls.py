@@ -21,7 +21,7 @@ from cluster.providers.private_directory import PREFIX
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
 from cluster.system.processes import all_pids, descendants, environment_variables
 from replica.messages.commands import ChangePool
-from replica.model.configuration import SITE_KEY, Site
+from replica.model.configuration import Site
 from replica.model.pools import Pool, PoolUnit
 from replica.model.provider import Provision
 from replica.state.state import EMPTY, State
@@ -195,7 +195,7 @@ def test_what_a_script_says_is_in_the_log_a_line_each_and_tells_a_terminal_nothi
 
 def state_with(*pools: Pool, site: Site) -> State:
     """Return a State with these pools."""
-    found = msgspec.structs.replace(EMPTY, sites=EMPTY.sites.set(SITE_KEY, site))
+    found = msgspec.structs.replace(EMPTY, site=site)
     for pool in pools:
         found = msgspec.structs.replace(found, pools=found.pools.set(pool.name, pool))
     return found

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,21 +15,13 @@ from cluster.config.config import Config
 from cluster.server.storage import open_storage
 from cluster.system.clock import SystemClock
 from replica.messages import features
-from replica.messages.features import LEVELS, Level, ReleaseNeeded
+from replica.messages.features import ReleaseNeeded
 from snapshots import Image, load_snapshot, write_snapshot
 from tests.cluster.rig import Rig, story
 from tests.cluster.server.test_controller import installed, submit_many
+from tests.later_release import later_release
 
 ABOVE = features.FEATURE_LEVEL_KNOWN + 1
-
-
-@contextmanager
-def later_release() -> Iterator[None]:
-    """Be a release that knows one level more."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(features, "LEVELS", (*LEVELS, Level(ABOVE, "9.1.0", "more")))
-        patch.setattr(features, "FEATURE_LEVEL_KNOWN", ABOVE)
-        yield
 
 
 def of_a_later_release(found: Path, directory: Path) -> Path:
@@ -90,6 +81,13 @@ async def test_a_snapshot_of_a_level_above_the_known_one_is_not_passed_over_at_a
         await rig.open()
 
 
+@pytest.fixture
+def made_up_levels() -> Iterator[None]:
+    with later_release():
+        yield
+
+
+@pytest.mark.usefixtures("made_up_levels")
 @story
 async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_release_to_read_it_with(
     config: Config, monkeypatch: pytest.MonkeyPatch

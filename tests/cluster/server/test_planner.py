@@ -9,7 +9,7 @@ from cluster.server import planner as planning
 from cluster.server.planner import Planner
 from cluster.system.clock import ManualClock
 from replica.decide.decide import decide
-from replica.fold.settle import Tentative
+from replica.fold.settle import SpeculativeState
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages.entries import Accepted, Entry
@@ -140,7 +140,7 @@ def test_a_batch_on_another_state_than_the_index_s_makes_a_new_index() -> None:
     world, other = World(), World()
     planner = Planner()
     for state in (world.state, other.state):
-        batch = Tentative(state, Instant(state.at))
+        batch = SpeculativeState(state, Instant(state.at))
         assert planner.prepare(batch)
         assert planner.events_of_pass(batch) == ()
         planner.closed(batch)
@@ -164,7 +164,7 @@ def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
     world = World({"fast": 100})
     planner, state = Planner(), world.state
     for _ in range(3):
-        batch = Tentative(state, world.at)
+        batch = SpeculativeState(state, world.at)
         for _ in range(2):
             request = c.Request(command_id(), c.Actor(c.ActorRole.USER, "alan"), _submit())
             decided = decide(batch.facts, request, world.at)

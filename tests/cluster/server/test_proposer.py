@@ -18,7 +18,7 @@ from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import Event
-from replica.model.configuration import Policy
+from replica.model.configuration import Site
 from replica.model.jobs import Hold
 from replica.model.requests import JobRequest
 from replica.state.digest import state_digest
@@ -588,7 +588,7 @@ async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: C
     async with Rig(config) as rig:
         state = rig.controller.state
         assert state.cluster_id == config.cluster.id
-        assert state.policy == config.policy != Policy()
+        assert state.site == config.policy != Site()
         assert sorted(state.pools) == ["fast", "wide"]
         revision = state.revision
         await rig.restart()

@@ -11,7 +11,7 @@ from replica.fold.fold import fold_into
 from replica.fold.settle import settle_entry
 from replica.messages.entries import Batch
 from replica.model.jobs import Hold
-from replica.state.draft import Draft
+from replica.state.builder import StateBuilder
 from replica.state.state import EMPTY, State
 from replica.values.units import Revision
 from replica.views.jobs import buffer_word, reason_of
@@ -82,7 +82,7 @@ class Mirror:
         at_s = batch.at / 1_000_000
         for entry in batch.entries:
             for count in range(1, len(entry.events)):
-                draft = Draft(self.state)
+                draft = StateBuilder(self.state)
                 draft.at = batch.at
                 draft.revision += 1
                 fold_into(draft, entry.events[:count])

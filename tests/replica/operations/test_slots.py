@@ -108,12 +108,3 @@ def test_an_operation_keeps_its_slot_while_it_waits_for_its_retry() -> None:
     assert world.reason(second) == "BurstBufferResources"
     world.advance(5)
     assert ordered(world, "stage_in") == [first]
-
-
-def test_below_the_feature_level_every_operation_begins_at_once() -> None:
-    world = World({"fast": 100}, operations_per_stage_max=1, level=2)
-    first, second = world.submit("capacity=10"), None
-    run(world, first)
-    second = world.submit("capacity=10")
-    run(world, second)
-    assert ordered(world, "stage_out") == [first, second]

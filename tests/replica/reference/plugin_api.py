@@ -10,10 +10,10 @@ from replica.grammar.directives import read_request
 from replica.model.buffers import BufferState
 from replica.model.jobs import Job
 from replica.model.persistent import PERSISTENT_STATES
-from replica.model.pools import PoolUnit
+from replica.model.pools import PoolUnit, unit_in
 from replica.state.state import State
 from replica.values.units import NEVER, round_up
-from replica.views.burst import MEGABYTE, megabytes, pool_named, pool_unit, tres_size
+from replica.views.burst import MEGABYTE, megabytes, pool_named, tres_size
 
 UNDER_WAY = 0
 COMPLETE = 1
@@ -31,7 +31,7 @@ def get_system_size(state: State, name: str | None = None) -> int:
     """Return the space of all pools that count bytes, whole MB (1024 * 1024); 0 for another provider's `name`."""
     if name is not None and name != state.site.provider:
         return 0
-    sizes = (pool.quantity_bytes for pool in state.pools.values() if pool_unit(state, pool.name) is PoolUnit.BYTES)
+    sizes = (pool.quantity_bytes for pool in state.pools.values() if pool.unit is PoolUnit.BYTES)
     return sum(sizes) // MEGABYTE
 
 
@@ -74,7 +74,7 @@ def _has_failed(job: Job) -> bool:
 def persistent_count(state: State) -> int:
     """Return how much persistent buffers hold, whole MB, rounded up: what no job counts for."""
     kept = (one for one in state.persistent.values() if one.state in PERSISTENT_STATES)
-    return megabytes(sum(one.granted_bytes for one in kept if pool_unit(state, one.pool) is PoolUnit.BYTES))
+    return megabytes(sum(one.granted_bytes for one in kept if unit_in(state.pools, one.pool) is PoolUnit.BYTES))
 
 
 def xlate_bb_2_tres_str(state: State, burst_buffer: str) -> str:
@@ -92,6 +92,6 @@ def xlate_bb_2_tres_str(state: State, burst_buffer: str) -> str:
         asked += [(create.pool, create.capacity_bytes) for create in reading.request.creates]
     for name, size in asked:
         pool = pool_named(state, name)
-        if pool is not None and pool_unit(state, pool.name) is PoolUnit.BYTES:
+        if pool is not None and pool.unit is PoolUnit.BYTES:
             total += round_up(size, pool.granularity_bytes)
     return f"bb/{site.provider}={tres_size(total)}" if total else ""

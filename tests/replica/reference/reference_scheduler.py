@@ -333,7 +333,7 @@ class _Pass:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _purge(self) -> None:
-        surplus = len(self.state.finished) - self.state.policy.finished_jobs_kept
+        surplus = len(self.state.finished) - self.state.site.finished_jobs_kept
         if surplus <= 0:
             return
         waited_for = {

@@ -17,7 +17,6 @@ from replica.model.requests import JobOptions, JobRequest
 from replica.model.usage import scheduling_class_of
 from replica.scheduler import admission, scheduling_pass
 from replica.scheduler.quotas import QuotaCheck
-from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.scheduler.test_estimates import of as estimated
@@ -250,23 +249,6 @@ def test_usage_goes_with_its_account_or_qos_and_never_overflows() -> None:
     made.settle(c.DeleteQos("q"))
     assert not any(key.startswith("q/") for key in made.state.consumed)
     made.settle(c.DeleteAccount("lab"))
-    assert not made.state.consumed
-
-
-def test_below_its_level_nothing_is_counted_and_the_limit_cannot_be_set() -> None:
-
-    made = World(level=3)
-    limit = Limit(LimitKind.GRP_BB_MINUTES, "fast", 5)
-    for command in (
-        c.SetQos(Qos("q", limits=(limit,))),
-        c.SetAccount(Account("lab", members=(AccountUser("alan", (limit,)),))),
-    ):
-        refusal = made.settle(command)
-        assert isinstance(refusal, Refusal) and "raise-feature-level" in refusal.remedy
-    made.settle(c.SetQos(Qos("q")))
-    job = made.submit("capacity=50", options=JobOptions(qos="q"))
-    made.advance(600)
-    made.finish(job)
     assert not made.state.consumed
 
 

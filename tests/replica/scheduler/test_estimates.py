@@ -62,12 +62,6 @@ def test_measured_transfers_take_the_place_of_the_constant() -> None:
     assert "2B/s" in found.steps[1].sentence or "2/s" in found.steps[1].sentence
 
 
-def test_nothing_is_measured_below_level_3() -> None:
-    world = World({"fast": 100}, level=2)
-    world.finish(world.submit("capacity=60"))
-    assert not world.state.rates
-
-
 def test_old_measurements_fade() -> None:
     sums = Measured()
     for _ in range(2 * MEASURED_MAX):

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from replica.fold.fold import fold
+from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Entry
 from replica.model.buffers import BufferState
-from replica.model.configuration import Policy
+from replica.model.configuration import Site
 from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.pools import Pool
@@ -155,10 +156,8 @@ class IndexHistories(Histories):
 
     @rule(hold_s=st.sampled_from([0, 2, 50]), stages=st.sampled_from([1, 2, 100]))
     def changes_the_policy(self, hold_s: int, stages: int) -> None:
-        policy = msgspec.structs.replace(
-            self.world.state.policy, staged_hold_time_s=hold_s, operations_per_stage_max=stages
-        )
-        self.world.settle(c.SetPolicy(policy), OPERATOR)
+        changed = (Setting("StagedHoldTime", str(hold_s)), Setting("OperationsPerStage", str(stages)))
+        self.world.settle(c.ConfigureSite(changed, partial=True), OPERATOR)
 
 
 IndexHistories.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
@@ -169,9 +168,9 @@ TestIndexHistories = IndexHistories.TestCase
 
 
 def crowd(random: Random, jobs: int, nodes: int = 8) -> State:
-    policy = Policy(max_passes=3, finished_jobs_kept=20, staged_hold_time_s=500, operations_per_stage_max=24)
+    site = Site(max_passes=3, finished_jobs_kept=20, staged_hold_time_s=500, operations_per_stage_max=24)
     pools = tuple(Pool(f"p{number}", size, 1) for number, size in enumerate((1_000, 5_000, 300)))
-    state = fold(EMPTY, [e.ClusterFounded("id", "crowd", policy, pools, feature_level=3)], START)
+    state = fold(EMPTY, [e.ClusterFounded("id", "crowd", site, pools)], START)
     state = fold(state, [e.NodeRegistered(f"n{n}", random.choice((2, 4, 16)), "i", "s") for n in range(nodes)], START)
     while state.next_job <= jobs:
         state = fold(state, submission(random, state), START)

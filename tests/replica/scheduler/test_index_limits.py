@@ -64,7 +64,7 @@ def change(random: Random, state: State, at: Instant) -> tuple[e.Event, ...]:
     """Return what an operator might change."""
     what = random.randrange(11)
     name = str(random.randrange(3))
-    if what == 8 and state.feature_level > 3:
+    if what == 8:
         nodes = tuple(sorted(random.sample(sorted(state.nodes), random.randrange(len(state.nodes) + 1))))
         every, up = not random.randrange(4), random.choice((PartitionState.UP, *PartitionState))
         limits = {"max_time_s": random.choice((0, 0, 60)), "max_nodes": random.choice((None, None, 0))}
@@ -152,8 +152,6 @@ def update(random: Random, state: State) -> tuple[e.Event, ...]:
 
 def limited_crowd(random: Random, jobs: int) -> State:
     state = crowd(random, 0)
-    raised = tuple(e.FeatureLevelRaised(level, "") for level in range(state.feature_level + 1, 5))
-    state = fold(state, raised, START)
     for _ in range(14):
         state = fold(state, change(random, state, START), START)
     for number in range(1, jobs + 1):

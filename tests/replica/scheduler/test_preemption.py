@@ -9,7 +9,7 @@ from replica.messages import events as e
 from replica.model.accounts import SchedulingRules
 from replica.model.jobs import Hold
 from tests.replica.test_accounting import changed
-from tests.replica.world import OPERATOR, World, user
+from tests.replica.world import World, user
 
 
 def staged_behind_a_full_node(**rules: Any) -> tuple[World, int, int]:
@@ -112,17 +112,11 @@ def test_a_buffer_whose_stage_in_failed_is_kept_for_whoever_looks() -> None:
     assert not revoked(world, failed)
 
 
-def test_a_site_that_wants_no_preemption_has_none_and_none_happens_below_level_3() -> None:
+def test_a_site_that_wants_no_preemption_has_none() -> None:
     world, _, waiting = staged_behind_a_full_node(revocations_max=0)
     world.submit("capacity=60", priority=9)
     world.advance(400)
     assert not revoked(world, waiting)
-    older = World({"fast": 100}, nodes=1, level=2)
-    held = older.submit("capacity=80")
-    older.settle(c.HoldJob(held), OPERATOR)
-    older.submit("capacity=60", priority=9)
-    older.advance(1_000)
-    assert not revoked(older, held)
 
 
 def test_whoever_gives_way_no_job_starves() -> None:

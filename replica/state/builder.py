@@ -1,0 +1,303 @@
+"""A State being changed: what a batch is folded into, on mutations of the maps that it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any
+
+import immutables
+from msgspec.structs import replace
+
+from replica.messages import Receipt
+from replica.model import (
+    ENDED,
+    HOLDING,
+    TRANSFERS,
+    Account,
+    Buffer,
+    BufferInput,
+    Consumed,
+    IllegalTransition,
+    Job,
+    JobTransfers,
+    License,
+    Mail,
+    MovingKey,
+    NameGroup,
+    Node,
+    Partition,
+    PersistentBuffer,
+    Pool,
+    Qos,
+    Rates,
+    Reservation,
+    SchedulingRules,
+    Site,
+    Stage,
+    TransferRules,
+    UsageKey,
+    counted_under,
+    job_names,
+    scheduling_class_of,
+    step,
+    takes_slot,
+    usage,
+    usage_of,
+)
+from replica.state.derived import is_finished, move
+from replica.state.receipts import ReceiptsDraft
+from replica.state.state import State
+from replica.values import Instant, LedgerViolation
+
+_DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
+"""Fields of a job that the derived maps depend on."""
+
+
+class StateBuilder:
+    """A State being changed: mutations of its maps, folded on in place, finished into the next State in O(changes).
+
+    A field is taken from the base when it is looked at first: a batch of one command touches a few of them, and to
+    open and close mutations of all took a sixth of what such a command costs.
+    """
+
+    cluster_id: str
+    name: str
+    feature_level: int
+    site: Site
+    scheduling_rules: SchedulingRules
+    transfer_rules: TransferRules
+    next_job: int
+    oldest_receipt: int
+    receipts_horizon_ms: int
+    # Few and seldom changed: persistent maps, which can be walked while a batch is decided.
+    pools: immutables.Map[str, Pool]
+    nodes: immutables.Map[str, Node]
+    persistent: immutables.Map[str, PersistentBuffer]
+    accounts: immutables.Map[str, Account]
+    qos: immutables.Map[str, Qos]
+    licenses: immutables.Map[str, License]
+    reservations: immutables.Map[str, Reservation]
+    rates: immutables.Map[str, Rates]
+    mails: immutables.Map[str, Mail]
+    partitions: immutables.Map[str, Partition]
+    consumed: Consumed
+    # Mutations.
+    jobs: immutables.MapMutation[int, Job]
+    buffers: immutables.MapMutation[int, Buffer]
+    receipts: ReceiptsDraft
+    transfers: immutables.MapMutation[int, JobTransfers]
+    using: immutables.MapMutation[str, immutables.Map[int, bool]]
+    held_bytes: immutables.MapMutation[str, int]
+    unfinished: immutables.MapMutation[int, bool]
+    finished: immutables.MapMutation[int, bool]
+    on_node: immutables.MapMutation[str, immutables.Map[int, bool]]
+    holders: immutables.MapMutation[str, immutables.Map[int, bool]]
+    operations: immutables.MapMutation[int, int]
+    arrays: immutables.MapMutation[int, immutables.Map[int, int]]
+    named: immutables.MapMutation[str, immutables.Map[str, NameGroup]]
+    use: immutables.MapMutation[UsageKey, int]
+    moving: immutables.MapMutation[MovingKey, int]
+
+    def __init__(self, state: State) -> None:
+        self._base = state
+        self._receipts_max: int | None = None
+        self.revision: int = state.revision
+        self.at: int = state.at
+
+    def finish(self) -> State:
+        """Return the next State; the draft must not be used afterwards. A map that was not touched is the base's."""
+        self._drop_receipts()
+        taken = self.__dict__
+        changes = {name: taken[name] for name in _TAKEN if name in taken}
+        for name in _MUTATED:
+            if name in taken:
+                changes[name] = taken[name].finish()
+        return replace(self._base, revision=self.revision, at=self.at, **changes)
+
+    def job(self, job_id: int) -> Job:
+        """Return a job that an event names."""
+        try:
+            return self.jobs[job_id]
+        except KeyError:
+            raise LedgerViolation(f"an event names job {job_id}, which does not exist") from None
+
+    def node(self, name: str) -> Node:
+        """Return a node that an event names."""
+        try:
+            return self.nodes[name]
+        except KeyError:
+            raise LedgerViolation(f"an event names node {name!r}, which does not exist") from None
+
+    def put(self, job: Job, buffer: Buffer | None) -> None:
+        """Store a job and its buffer, and keep the derived maps true."""
+        former = self.jobs.get(job.id)
+        before = self.buffers.get(job.id)
+        if job.request.options is not None or (former is not None and former.request.options is not None):
+            self.count({} if former is None else usage_of(former, before), usage_of(job, buffer))
+        was_on = former.node if former is not None and job.id in self.unfinished else ""
+        former_stage = None if former is None else takes_slot(former, before)
+        self.jobs[job.id] = job
+        stage = takes_slot(job, buffer)
+        self._count_turn(former_stage, stage)
+        moved, moves = former_stage in TRANSFERS, stage in TRANSFERS
+        if moved or moves:
+            self._count_moving(
+                job.request.user, former.node if moved and former is not None else "", job.node if moves else ""
+            )
+        self._keep_name(job, former is not None and former.state not in ENDED, job.state not in ENDED)
+        if buffer is not None and buffer is not before:
+            difference = buffer.held_bytes - (0 if before is None else before.held_bytes)
+            if difference:
+                self.hold(buffer.pool, difference)
+                move(
+                    self.holders,
+                    job.id,
+                    before.pool if before is not None and before.held_bytes else "",
+                    buffer.pool if buffer.held_bytes else "",
+                )
+                if before is not None and not buffer.held_bytes:
+                    self._consume(job, before)
+            self._count_use(job, before, buffer)
+            self.buffers[job.id] = buffer
+        over = is_finished(job, buffer)
+        move(self.on_node, job.id, was_on, "" if over else job.node)
+        into, out_of = (self.finished, self.unfinished) if over else (self.unfinished, self.finished)
+        if job.id not in into:
+            into[job.id] = True
+            if job.id in out_of:
+                del out_of[job.id]
+
+    def _count_turn(self, before: Stage | None, after: Stage | None) -> None:
+        if before is after:
+            return
+        for stage, difference in ((before, -1), (after, 1)):
+            if stage is not None:
+                count = self.operations.get(int(stage), 0) + difference
+                if count:
+                    self.operations[int(stage)] = count
+                else:
+                    del self.operations[int(stage)]
+
+    def _count_moving(self, user: str, before: str, after: str) -> None:
+        """Have a transfer of the user count on the node `after` instead of `before`; "" is nowhere."""
+        if before == after:
+            return
+        for node, difference in ((before, -1), (after, 1)):
+            for key in counted_under(user, node) if node else ():
+                count = self.moving.get(key, 0) + difference
+                if count:
+                    self.moving[key] = count
+                else:
+                    del self.moving[key]
+
+    def _keep_name(self, job: Job, was_there: bool, is_there: bool) -> None:
+        if was_there == is_there:
+            return
+        user = job.request.user
+        names = self.named.get(user)
+        if is_there:
+            self.named[user] = job_names.joined(names, job.request.name, job.id)
+        elif names is not None:
+            names = job_names.left(names, job.request.name, job.id)
+            if names:
+                self.named[user] = names
+            else:
+                del self.named[user]
+
+    def rename(self, job: Job, name: str) -> None:
+        """Have a job that is not over stand under another name; its record is for the caller to change."""
+        user = job.request.user
+        self.named[user] = job_names.joined(job_names.left(self.named[user], job.request.name, job.id), name, job.id)
+
+    def _consume(self, job: Job, given_back: Buffer) -> None:
+        """Add what a buffer that has just given back its space has used of it."""
+        scheduling_class = scheduling_class_of(job.request)
+        if scheduling_class is not None:
+            self.consumed = usage.with_given_back(self.consumed, scheduling_class, given_back, self.at)
+
+    def hold(self, pool: str, difference_bytes: int) -> None:
+        """Have more or less of a pool held."""
+        held = self.held_bytes.get(pool, 0) + difference_bytes
+        if held < 0:
+            raise LedgerViolation(f"pool {pool!r} would hold {held} bytes")
+        if held:
+            self.held_bytes[pool] = held
+        elif pool in self.held_bytes:
+            del self.held_bytes[pool]
+
+    def change(self, job_id: int, happening: BufferInput | None, **changes: Any) -> None:
+        """Change fields of a job; with `happening`, take its buffer through the transition table."""
+        job = replace(self.job(job_id), **changes)
+        if happening is None and _DERIVED_FROM.isdisjoint(changes):
+            self.jobs[job_id] = job  # nothing derived depends on it
+            return
+        buffer = self.buffers.get(job_id)
+        if happening is not None and buffer is not None:
+            buffer = self.moved(buffer, happening)
+        self.put(job, buffer)
+
+    def _count_use(self, job: Job, before: Buffer | None, buffer: Buffer) -> None:
+        """Note that the job works with its persistent buffers from now on, or no longer."""
+        asked = job.request.buffer
+        was, uses = before is not None and before.state in HOLDING, buffer.state in HOLDING
+        if was == uses or asked is None:
+            return
+        for name in dict.fromkeys(asked.uses):
+            move(self.using, buffer.job, name if was else "", name if uses else "")
+
+    def moved(self, buffer: Buffer, happening: BufferInput) -> Buffer:
+        """Return the buffer after `happening`."""
+        try:
+            return replace(buffer, state=step(buffer.state, happening), changed_at=Instant(self.at))
+        except IllegalTransition as error:
+            raise LedgerViolation(f"job {buffer.job}: {error}") from None
+
+    def count(self, before: dict[UsageKey, int], after: dict[UsageKey, int]) -> None:
+        """Have the index of what counts against limits say `after` where it said `before`."""
+        if before == after:
+            return
+        for key in before.keys() | after.keys():
+            amount = self.use.get(key, 0) + after.get(key, 0) - before.get(key, 0)
+            if amount:
+                self.use[key] = amount
+            elif key in self.use:
+                del self.use[key]
+
+    def settle(self, command_id: bytes, receipt: Receipt, receipts_max: int) -> None:
+        """Keep the first answer to a command id; at the end, the oldest beyond `receipts_max` are dropped (law 6)."""
+        self.receipts.add(command_id, receipt)
+        self._receipts_max = receipts_max
+
+    def _drop_receipts(self) -> None:
+        dropped = None if self._receipts_max is None else self.receipts.drop_beyond(self._receipts_max)
+        if dropped is not None:
+            self.oldest_receipt = dropped.revision + 1
+            self.receipts_horizon_ms = max(self.receipts_horizon_ms, int.from_bytes(dropped.greatest_id[:6], "big"))
+
+
+class _Taken:
+    """A field of a draft, taken from its base when it is looked at first, and an attribute like any other from then."""
+
+    def __init__(self, name: str, take: Callable[[Any], Any]) -> None:
+        self._name = name
+        self._take = take
+
+    def __get__(self, draft: StateBuilder, owner: type[StateBuilder]) -> Any:
+        found = draft.__dict__[self._name] = self._take(getattr(draft._base, self._name))
+        return found
+
+
+_FIELDS = [name for name in State.__struct_fields__ if name not in ("revision", "at")]
+_MUTATED = [name for name in _FIELDS if "MapMutation" in StateBuilder.__annotations__[name] or name == "receipts"]
+_TAKEN = [name for name in _FIELDS if name not in _MUTATED]
+
+for _name in _TAKEN:
+    setattr(StateBuilder, _name, _Taken(_name, lambda kept: kept))
+for _name in _MUTATED:
+    setattr(StateBuilder, _name, _Taken(_name, methodcaller("mutate")))
+
+Facts = State | StateBuilder
+"""What most decisions are made by: a State, or one that is being built, so that a batch is decided without a State
+between. The maps that grow with the load can be looked up in a builder, not walked.
+"""
