@@ -270,4 +270,4 @@ def test_every_state_of_a_partition_has_one_answer_for_taking_and_starting_jobs(
         assert isinstance(outcome, int) == state.takes_jobs
         if isinstance(outcome, int):
             assert (made.reason(outcome) == "None") == state.starts_jobs
-    assert e.PartitionSet.__struct_config__.tag == 110
+    assert e.PartitionSet.__struct_config__.tag == 24
