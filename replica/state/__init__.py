@@ -6,5 +6,4 @@ from replica.state.digest import state_digest
 from replica.state.interning import shared_buffer, shared_buffer_request, shared_job, shared_request
 from replica.state.invariants import check
 from replica.state.receipts import Receipts
-from replica.state.state import EMPTY, State
-from replica.state.tables import TABLES, Table
+from replica.state.state import EMPTY, TABLES, State, Table

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from replica.state.state import State
-from replica.state.tables import TABLES
+from replica.state.state import TABLES, State
 
 _ENCODER = msgspec.msgpack.Encoder()
 

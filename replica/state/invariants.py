@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, BufferState, JobState
 from replica.state.derived import derive, held_bytes
-from replica.state.state import State
-from replica.state.tables import TABLES
+from replica.state.state import TABLES, State
 
 _WHILE: dict[JobState, frozenset[BufferState]] = {
     JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},

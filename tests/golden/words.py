@@ -5,7 +5,7 @@ from typing import Any
 import msgspec.inspect as inspect
 
 from replica.messages.entries import Batch
-from replica.state.tables import TABLES
+from replica.state.state import TABLES
 from snapshots.image import Header, PoolCapacity
 from wal.configuration import Configuration
 

@@ -20,8 +20,7 @@ from replica.messages.entries import Accepted, Entry
 from replica.messages.features import LEVELS, ReleaseNeeded, level_refusal
 from replica.model.requests import JobOptions
 from replica.state.digest import state_digest, state_records
-from replica.state.state import EMPTY, State
-from replica.state.tables import TABLES
+from replica.state.state import EMPTY, TABLES, State
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from tests.later_release import later_release
 from tests.replica.world import OPERATOR, World, user

@@ -18,8 +18,7 @@ from replica.model.pools import Pool
 from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobRequest
 from replica.state.derived import derive
 from replica.state.receipts import Receipts
-from replica.state.state import State
-from replica.state.tables import TABLES
+from replica.state.state import TABLES, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant, Revision
 from snapshots.image import Image

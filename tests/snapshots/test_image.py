@@ -16,8 +16,7 @@ from replica.messages.features import ReleaseNeeded
 from replica.model.jobs import Job
 from replica.state.digest import state_digest
 from replica.state.invariants import check
-from replica.state.state import EMPTY, State
-from replica.state.tables import TABLES, Table
+from replica.state.state import EMPTY, TABLES, State, Table
 from snapshots.assembly import from_sections
 from snapshots.image import (
     CAPACITY,
