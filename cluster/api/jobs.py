@@ -15,7 +15,18 @@ from cluster.api.service import AskedCommand, Call, Reply, Route, Service, handl
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad, no_leader, refused
 from cluster.providers import CALLS_MAX
-from cluster.schemas import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, Operation, PersistentCleared
+from cluster.schemas import (
+    BulkAnswer,
+    Command,
+    CommandResult,
+    ErrorView,
+    JobsAnswer,
+    JobView,
+    Operation,
+    PersistentCleared,
+    SubmitRequest,
+    UpdateRequest,
+)
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import Answer, Settled
@@ -40,7 +51,7 @@ Change = (
 
 
 @handles(ops.SUBMIT_JOB)
-async def submit_job(call: Call[r.SubmitRequest]) -> Reply[JobView]:
+async def submit_job(call: Call[SubmitRequest]) -> Reply[JobView]:
     # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
     await call.service.lead()
     command, warnings = wire.submission(call.body, call.identity, call.service.controller.state.site)
@@ -134,10 +145,10 @@ async def _change(call: Call[AskedCommand], command: Change) -> Reply[JobView]:
     return Reply(state.revision, _job_after(call, settled, command.job if found is None else found))
 
 
-def _changes(operation: Operation[r.Command, JobView], command: Callable[[int, Tasks], Change]) -> Route:
+def _changes(operation: Operation[Command, JobView], command: Callable[[int, Tasks], Change]) -> Route:
     """Return the route of a command that says no more than which jobs."""
 
-    async def changed(call: Call[r.Command]) -> Reply[JobView]:
+    async def changed(call: Call[Command]) -> Reply[JobView]:
         return await _change(call, command(*call.job_reference()))
 
     return handles(operation)(changed)
@@ -288,7 +299,7 @@ def _succeeded(service: Service, request: r.BulkCommand, command: c.Command, set
 
 
 @handles(ops.UPDATE_JOB)
-async def update_job(call: Call[r.UpdateRequest]) -> Reply[JobView]:
+async def update_job(call: Call[UpdateRequest]) -> Reply[JobView]:
     site = call.service.controller.state.site
     return await _change(call, wire.update_job(*call.job_reference(), call.body, site))
 

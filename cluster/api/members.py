@@ -7,7 +7,7 @@ from typing import Any
 from cluster.api.service import AskedCommand, Call, Reply, handles
 from cluster.api.web import Problem, bad, no_leader, outcome_unknown
 from cluster.consensus import ChangeRefused, Wanted
-from cluster.schemas import FeatureLevelAnswer, MemberLevelView, MembersAnswer, TransferAnswer
+from cluster.schemas import Command, FeatureLevelAnswer, MemberLevelView, MembersAnswer, TransferAnswer
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.security import NAME_RULE, is_name
@@ -64,7 +64,7 @@ async def add_member(call: Call[r.AddMemberRequest]) -> Reply[MembersAnswer]:
 
 
 @handles(ops.REMOVE_MEMBER)
-async def remove_member(call: Call[r.Command]) -> Reply[MembersAnswer]:
+async def remove_member(call: Call[Command]) -> Reply[MembersAnswer]:
     name = call.params["name"]
     await call.service.lead()
     controller = call.service.controller
@@ -77,7 +77,7 @@ async def remove_member(call: Call[r.Command]) -> Reply[MembersAnswer]:
 
 
 @handles(ops.REPLACE_MEMBER)
-async def replace_member(call: Call[r.Command]) -> Reply[MembersAnswer]:
+async def replace_member(call: Call[Command]) -> Reply[MembersAnswer]:
     return await _change(call, Action.REPLACE, call.params["name"])
 
 

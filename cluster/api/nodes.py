@@ -8,7 +8,7 @@ from cluster.api import wire
 from cluster.api.render import node_jobs, node_view
 from cluster.api.service import NO_ID, AskedCommand, Call, Reply, handles
 from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
-from cluster.schemas import NodesAnswer, NodeView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas import Command, NodesAnswer, NodeView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import POLLS_MAX, Answer, Liveness, Transfer
@@ -36,7 +36,7 @@ async def drain_node(call: Call[r.DrainRequest]) -> Reply[NodeView]:
 
 
 @handles(ops.RESUME_NODE)
-async def resume_node(call: Call[r.Command]) -> Reply[NodeView]:
+async def resume_node(call: Call[Command]) -> Reply[NodeView]:
     return await _change(call, c.ResumeNode(call.params["name"]))
 
 

@@ -6,7 +6,7 @@ from cluster.api import wire
 from cluster.api.render import holders, pool_view
 from cluster.api.service import AskedCommand, Call, Reply, handles
 from cluster.api.web import bad
-from cluster.schemas import PoolsAnswer, PoolView
+from cluster.schemas import Command, PoolsAnswer, PoolView
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
@@ -66,7 +66,7 @@ async def change_pool(call: Call[v.PoolChangeRequest]) -> Reply[PoolView]:
 
 
 @handles(ops.REMOVE_POOL)
-async def remove_pool(call: Call[r.Command]) -> Reply[v.PoolRemovedAnswer]:
+async def remove_pool(call: Call[Command]) -> Reply[v.PoolRemovedAnswer]:
     name = call.params["name"]
     state = (await call.service.settle(call, c.RemovePool(name))).state
     return Reply(state.revision, v.PoolRemovedAnswer(revision=state.revision, removed=name, pools=_views(state)))

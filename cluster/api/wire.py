@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cluster.api.web import Problem, bad
+from cluster.schemas import SubmitRequest, UpdateRequest
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
@@ -65,7 +66,7 @@ class Submission(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def submission(request: r.SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE) -> Submission:
+def submission(request: SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE) -> Submission:
     """Return the command of a submit; Problem with line and column for a directive.
 
     `site` says who performs the cluster's operations: the grammar of requests is the provider's.
@@ -94,19 +95,17 @@ def submission(request: r.SubmitRequest, identity: Identity, site: Site = DEFAUL
     reading = _read(request, site)
     dependencies, after_tasks = _dependencies(tuple(text for text in request.dependencies if text != SINGLETON))
     job = JobRequest(
-        name=request.name or DEFAULT_NAME,
-        user=user,
-        script=request.script,
-        workdir=request.workdir,
-        time_limit_s=request.time_limit_s,
-        cpus=request.cpus,
-        priority=1 if request.priority is None else request.priority,
-        begin_at=_instant(request.begin_at, "begin_at"),
-        deadline=_instant(request.deadline, "deadline"),
-        dependencies=dependencies,
-        output=request.output or "",
-        environment=tuple(sorted(request.environment.items())),
-        buffer=reading.request,
+        **_said(request, _OF_JOB)
+        | {
+            "name": request.name or DEFAULT_NAME,
+            "user": user,
+            "begin_at": _instant(request.begin_at, "begin_at"),
+            "deadline": _instant(request.deadline, "deadline"),
+            "dependencies": dependencies,
+            "environment": tuple(sorted(request.environment.items())),
+            "buffer": reading.request,
+            "array": None,
+        }
     )
     tasks, throttle = _array(request.array)
     hold = Hold.USER if request.hold else Hold.NONE
@@ -114,17 +113,17 @@ def submission(request: r.SubmitRequest, identity: Identity, site: Site = DEFAUL
     return Submission(command, reading.warnings)
 
 
-def submit_job(request: r.SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE) -> c.SubmitJob:
+def submit_job(request: SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE) -> c.SubmitJob:
     """Return the command of a submit alone; Problem as `submission`."""
     return submission(request, identity, site).command
 
 
-def warnings_of(request: r.SubmitRequest, site: Site = DEFAULT_SITE) -> tuple[str, ...]:
+def warnings_of(request: SubmitRequest, site: Site = DEFAULT_SITE) -> tuple[str, ...]:
     """Return what the submitter of a request that was accepted should look at."""
     return _read(request, site).warnings
 
 
-def _read(request: r.SubmitRequest, site: Site) -> Reading:
+def _read(request: SubmitRequest, site: Site) -> Reading:
     try:
         return read_request(
             request.script,
@@ -150,22 +149,29 @@ def _array(text: str | None) -> tuple[tuple[int, ...], int]:
         raise bad(sentence, remedy or "write for example 1-10 or 1-10%2", "array") from error
 
 
-def _options(request: r.SubmitRequest) -> JobOptions:
+def _options(request: SubmitRequest) -> JobOptions:
     return JobOptions(
-        nodes=request.nodes,
-        account=request.account or "",
-        qos=request.qos or "",
-        licenses=_licenses(request.licenses),
-        reservation=request.reservation or "",
-        nice=request.nice,
-        singleton=SINGLETON in request.dependencies,
-        any_of=request.dependency_any,
-        requeue=request.requeue,
-        mail_types=request.mail_types,
-        mail_user=request.mail_user or "",
-        comment=request.comment or "",
-        partition=request.partition or "",
+        **_said(request, _OF_OPTIONS)
+        | {
+            "licenses": _licenses(request.licenses),
+            "singleton": SINGLETON in request.dependencies,
+            "any_of": request.dependency_any,
+        }
     )
+
+
+def _shared(record: type[msgspec.Struct], request: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the fields that a record and a request have by the same name."""
+    return tuple(name for name in record.__struct_fields__ if name in request.__struct_fields__)
+
+
+_OF_JOB, _OF_OPTIONS = _shared(JobRequest, SubmitRequest), _shared(JobOptions, SubmitRequest)
+_OF_CHANGE = _shared(JobChange, UpdateRequest)
+
+
+def _said(request: SubmitRequest | UpdateRequest, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return those of the fields that a request says."""
+    return {name: value for name in names if (value := getattr(request, name)) is not None}
 
 
 def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
@@ -309,7 +315,7 @@ _NO_SCRIPT = "#!/bin/sh\n"
 """In place of a job's script, whose directives are not read again."""
 
 
-def update_job(job: int, tasks: Tasks, request: r.UpdateRequest, site: Site = DEFAULT_SITE) -> c.UpdateJob:
+def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFAULT_SITE) -> c.UpdateJob:
     """Return the command that changes a job that waits; Problem with its place."""
     singleton, texts = None, request.dependencies
     dependencies: tuple[Dependency, ...] | None = None
@@ -321,29 +327,20 @@ def update_job(job: int, tasks: Tasks, request: r.UpdateRequest, site: Site = DE
         raise bad("it is said how to read dependencies, and not which", "name them all", "dependencies")
     reading = _read_alone(request, site)
     change = JobChange(
-        name=request.name,
-        time_limit_s=request.time_limit_s,
-        priority=request.priority,
-        begin_at=None if request.begin_at is None else _instant(request.begin_at or None, "begin_at"),
-        deadline=None if request.deadline is None else _instant(request.deadline or None, "deadline"),
-        dependencies=dependencies,
-        singleton=singleton,
-        any_of=None if texts is None else request.dependency_any,
-        nice=request.nice,
-        account=request.account,
-        qos=request.qos,
-        licenses=None if request.licenses is None else _licenses(request.licenses),
-        reservation=request.reservation,
-        partition=request.partition,
-        comment=request.comment,
-        requeue=request.requeue,
-        mail_types=request.mail_types,
-        mail_user=request.mail_user,
+        **_said(request, _OF_CHANGE)
+        | {
+            "begin_at": None if request.begin_at is None else _instant(request.begin_at or None, "begin_at"),
+            "deadline": None if request.deadline is None else _instant(request.deadline or None, "deadline"),
+            "dependencies": dependencies,
+            "singleton": singleton,
+            "any_of": None if texts is None else request.dependency_any,
+            "licenses": None if request.licenses is None else _licenses(request.licenses),
+        }
     )
     return c.UpdateJob(job, change, None if reading is None else reading.request, after_tasks, tasks)
 
 
-def _read_alone(request: r.UpdateRequest, site: Site) -> Reading | None:
+def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
     """Return what --bb and --bbf ask for without a script; None where neither is given."""
     if request.bb is None and request.bbf is None:
         return None

@@ -1,6 +1,6 @@
 """What is said over HTTP and over the channel: requests, answers, frames, command ids."""
 
-from cluster.schemas.base import Json
+from cluster.schemas.base import Command, Json
 from cluster.schemas.burst import (
     NO_VALUE,
     BurstAnswer,
@@ -38,8 +38,16 @@ from cluster.schemas.configuration import (
     PoolChangeRequest,
     UnitWord,
 )
-from cluster.schemas.jobs import (
+from cluster.schemas.job_fields import (
+    JOB_FIELDS,
     NO_DETAILS,
+    JobDetailsView,
+    JobField,
+    Reads,
+    SubmitRequest,
+    UpdateRequest,
+)
+from cluster.schemas.jobs import (
     BuffersAnswer,
     BufferView,
     BulkAnswer,
@@ -49,7 +57,6 @@ from cluster.schemas.jobs import (
     ErrorView,
     HistoryAnswer,
     HistoryRow,
-    JobDetailsView,
     JobsAnswer,
     JobView,
     MembersAnswer,
@@ -86,7 +93,6 @@ from cluster.schemas.requests import (
     BulkCommand,
     CancelCommand,
     ClearRequest,
-    Command,
     ContinueCommand,
     DrainRequest,
     FeatureLevelRequest,
@@ -102,7 +108,6 @@ from cluster.schemas.requests import (
     RequeueCommand,
     StageWord,
     SubmitCommand,
-    SubmitRequest,
     SuspendCommand,
     TransferRequest,
     UpdateCommand,

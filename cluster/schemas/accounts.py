@@ -6,8 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import View
-from cluster.schemas.requests import Command, Number, Text
+from cluster.schemas.base import Command, Number, View
+from cluster.schemas.job_fields import Text
 from replica.values import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
 
 TEXT_CHARACTERS_MAX = 128

@@ -1,10 +1,37 @@
-"""What every answer has in common."""
+"""What every request and every answer has in common."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 Json = dict[str, Any]
+
+COMMAND_ID_PATTERN = r"^[0-9a-f]{32}$"
+
+# The length is said too: a dollar sign also matches before a line break at the end.
+CommandId = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=COMMAND_ID_PATTERN, min_length=32, max_length=32, description="UUIDv7 as 32 hexadecimal digits"
+    ),
+]
+
+NUMBER_MAX = 2**63 - 1
+"""A number in a request: what a signed 64-bit field of the ledger holds. What it may be is asked where it is used."""
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What every body has in common: it is frozen, refuses unknown fields, and says no more than what was asked for."""
+
+
+class Command(Request, frozen=True, kw_only=True):
+    """A request that changes something; its id makes it happen once. All of the body where the path says the rest."""
+
+    command_id: CommandId
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import View
+from cluster.schemas.base import Command, Request, View
 from cluster.schemas.jobs import PoolView
-from cluster.schemas.requests import Command, Request
 from replica.values import PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX, SIZE_BYTES_MAX
 
 KEY_CHARACTERS_MAX = 64

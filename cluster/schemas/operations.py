@@ -20,7 +20,9 @@ from cluster.schemas import jobs as j
 from cluster.schemas import ledger
 from cluster.schemas import requests as r
 from cluster.schemas import transfers as t
+from cluster.schemas.base import Command
 from cluster.schemas.burst import BurstAnswer, ProviderStatus
+from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from cluster.security import Role
 
 Asked = TypeVar("Asked")
@@ -139,7 +141,7 @@ def _write(
 
 # Jobs
 
-SUBMIT_JOB = _write("submit_job", "POST /v1/jobs", PEOPLE, r.SubmitRequest, j.JobView,
+SUBMIT_JOB = _write("submit_job", "POST /v1/jobs", PEOPLE, SubmitRequest, j.JobView,
     "Submit a job.", status=201)
 LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, j.JobsAnswer,
     "List jobs by id, the newest where there are more than `limit`; with `after` the next ones after that id.",
@@ -161,19 +163,19 @@ EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", PEOPLE, j.WhyView,
     {"at": "the revision to explain; now if left out"})
 ESTIMATE_JOB = _get("estimate_job", "/v1/jobs/{id}/estimate", PEOPLE, a.EstimateView,
     "Say when a job should start, computed from the queue, time limits and measured transfers, and why not sooner.")
-UPDATE_JOB = _write("update_job", "POST /v1/jobs/{id}/update", PEOPLE, r.UpdateRequest, j.JobView,
+UPDATE_JOB = _write("update_job", "POST /v1/jobs/{id}/update", PEOPLE, UpdateRequest, j.JobView,
     "Change a job that waits, or those that wait of an array or of some of its tasks.")
 CANCEL_JOB = _write("cancel_job", "POST /v1/jobs/{id}/cancel", PEOPLE, r.CancelRequest, j.JobView,
     "Cancel a job; with `hurry` nothing more is staged out.")
-HOLD_JOB = _write("hold_job", "POST /v1/jobs/{id}/hold", PEOPLE, r.Command, j.JobView,
+HOLD_JOB = _write("hold_job", "POST /v1/jobs/{id}/hold", PEOPLE, Command, j.JobView,
     "Hold a pending job back.")
-RELEASE_JOB = _write("release_job", "POST /v1/jobs/{id}/release", PEOPLE, r.Command, j.JobView,
+RELEASE_JOB = _write("release_job", "POST /v1/jobs/{id}/release", PEOPLE, Command, j.JobView,
     "Release a held job, or order again what had failed for good.")
-SUSPEND_JOB = _write("suspend_job", "POST /v1/jobs/{id}/suspend", PEOPLE, r.Command, j.JobView,
+SUSPEND_JOB = _write("suspend_job", "POST /v1/jobs/{id}/suspend", PEOPLE, Command, j.JobView,
     "Stop the script of a running job where it is; its time limit stands still.")
-RESUME_JOB = _write("resume_job", "POST /v1/jobs/{id}/resume", PEOPLE, r.Command, j.JobView,
+RESUME_JOB = _write("resume_job", "POST /v1/jobs/{id}/resume", PEOPLE, Command, j.JobView,
     "Let the script of a suspended job go on.")
-REQUEUE_JOB = _write("requeue_job", "POST /v1/jobs/{id}/requeue", PEOPLE, r.Command, j.JobView,
+REQUEUE_JOB = _write("requeue_job", "POST /v1/jobs/{id}/requeue", PEOPLE, Command, j.JobView,
     "End the present run of a job, or take back its buffer, and let it wait and stage in again.")
 CLEAR_BUFFER = _write("clear_buffer", "POST /v1/jobs/{id}/clear", _OPERATORS, r.ClearRequest, j.JobView,
     "Forget the buffer of a job that could not be removed; with `discard` also results that were not staged out.")
@@ -184,19 +186,19 @@ LIST_ACCOUNTS = _get("list_accounts", "/v1/accounts", PEOPLE, a.AccountsAnswer,
     "List the accounts with their users and limits.", tag="accounting")
 SET_ACCOUNT = _write("set_account", "PUT /v1/accounts/{name}", _OPERATORS, a.AccountRequest, a.AccountsAnswer,
     "Make an account, or change all of it.", tag="accounting")
-DELETE_ACCOUNT = _write("delete_account", "POST /v1/accounts/{name}/delete", _OPERATORS, r.Command, a.AccountsAnswer,
+DELETE_ACCOUNT = _write("delete_account", "POST /v1/accounts/{name}/delete", _OPERATORS, Command, a.AccountsAnswer,
     "Take an account away; its jobs wait with InvalidAccount.", tag="accounting")
 LIST_QOS = _get("list_qos", "/v1/qos", PEOPLE, a.QosAnswer,
     "List the QOS with their limits.", tag="accounting")
 SET_QOS = _write("set_qos", "PUT /v1/qos/{name}", _OPERATORS, a.QosRequest, a.QosAnswer,
     "Make a QOS, or change all of it.", tag="accounting")
-DELETE_QOS = _write("delete_qos", "POST /v1/qos/{name}/delete", _OPERATORS, r.Command, a.QosAnswer,
+DELETE_QOS = _write("delete_qos", "POST /v1/qos/{name}/delete", _OPERATORS, Command, a.QosAnswer,
     "Take a QOS away; its jobs wait with InvalidQOS.", tag="accounting")
 LIST_LICENSES = _get("list_licenses", "/v1/licenses", PEOPLE, a.LicensesAnswer,
     "List the licences and how many of each running jobs have.", tag="accounting")
 SET_LICENSE = _write("set_license", "PUT /v1/licenses/{name}", _OPERATORS, a.LicenseRequest, a.LicensesAnswer,
     "Say how many of a licence there are.", tag="accounting")
-DELETE_LICENSE = _write("delete_license", "POST /v1/licenses/{name}/delete", _OPERATORS, r.Command, a.LicensesAnswer,
+DELETE_LICENSE = _write("delete_license", "POST /v1/licenses/{name}/delete", _OPERATORS, Command, a.LicensesAnswer,
     "Take a licence away.", tag="accounting")
 LIST_RESERVATIONS = _get("list_reservations", "/v1/reservations", PEOPLE, a.ReservationsAnswer,
     "List the reservations of burst-buffer space that have not ended.", tag="accounting")
@@ -204,7 +206,7 @@ SET_RESERVATION = _write("set_reservation", "PUT /v1/reservations/{name}", _OPER
     a.ReservationRequest, a.ReservationsAnswer,
     "Make a reservation of burst-buffer space, or change all of it.", tag="accounting")
 DELETE_RESERVATION = _write("delete_reservation", "POST /v1/reservations/{name}/delete", _OPERATORS,
-    r.Command, a.ReservationsAnswer,
+    Command, a.ReservationsAnswer,
     "Take a reservation away; its jobs wait with ReservationDeleted.", tag="accounting")
 SHOW_SCHEDULING_RULES = _get("show_scheduling_rules", "/v1/scheduling", PEOPLE, a.SchedulingAnswer,
     "Show the rules of scheduling, and what was measured of transfers.", tag="accounting")
@@ -216,7 +218,7 @@ LIST_PARTITIONS = _get("list_partitions", "/v1/partitions", PEOPLE, a.Partitions
 SET_PARTITION = _write("set_partition", "PUT /v1/partitions/{name}", _OPERATORS, a.PartitionRequest, a.PartitionsAnswer,
     "Make a partition, or change all of it.", tag="accounting")
 DELETE_PARTITION = _write("delete_partition", "POST /v1/partitions/{name}/delete", _OPERATORS,
-    r.Command, a.PartitionsAnswer,
+    Command, a.PartitionsAnswer,
     "Take a partition away; its jobs wait with PartitionConfig.", tag="accounting")
 LIST_USAGE = _get("list_usage", "/v1/usage", PEOPLE, a.UsageAnswer,
     "List what accounts, their users and QOS have used of burst buffers.", tag="accounting")
@@ -233,7 +235,7 @@ ADD_POOL = _write("add_pool", "POST /v1/pools/{name}/add", _OPERATORS, c.PoolAdd
     "Make a pool that is not there.", tag="capacity")
 CHANGE_POOL = _write("change_pool", "POST /v1/pools/{name}/change", _OPERATORS, c.PoolChangeRequest, j.PoolView,
     "Change what is named of a pool, whoever uses it; nothing is taken from who holds a part of it.", tag="capacity")
-REMOVE_POOL = _write("remove_pool", "POST /v1/pools/{name}/remove", _OPERATORS, r.Command, c.PoolRemovedAnswer,
+REMOVE_POOL = _write("remove_pool", "POST /v1/pools/{name}/remove", _OPERATORS, Command, c.PoolRemovedAnswer,
     "Remove a pool that nobody holds a part of or waits for; else refused with who does.", tag="capacity")
 LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, j.BuffersAnswer,
     "List buffers: the persistent ones, those that hold or wait for something, and the newest others unless `live`.",
@@ -264,7 +266,7 @@ LIST_NODES = _get("list_nodes", "/v1/nodes", PEOPLE, j.NodesAnswer,
     "List nodes with the jobs that have something there.", tag="nodes")
 DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, r.DrainRequest, j.NodeView,
     "Keep new work from a node.", tag="nodes")
-RESUME_NODE = _write("resume_node", "POST /v1/nodes/{name}/resume", _OPERATORS, r.Command, j.NodeView,
+RESUME_NODE = _write("resume_node", "POST /v1/nodes/{name}/resume", _OPERATORS, Command, j.NodeView,
     "Give a drained node new work again.", tag="nodes")
 REGISTER_NODE = _write("register_node", "POST /v1/agents/{node}/register", _AGENTS, r.RegisterRequest, j.RegisterAnswer,
     "Announce an agent that has just started.", tag="agents")
@@ -289,9 +291,9 @@ LIST_MEMBERS = _get("list_members", "/v1/members", _EVERYBODY, j.MembersAnswer,
     "List the replicas as the one that answers sees them: the leader, unless `stale=ok`.", tag="cluster")
 ADD_MEMBER = _write("add_member", "POST /v1/members", _OPERATORS, r.AddMemberRequest, j.MembersAnswer,
     "Add a replica: it learns, and votes once it has caught up.", tag="cluster")
-REMOVE_MEMBER = _write("remove_member", "POST /v1/members/{name}/remove", _OPERATORS, r.Command, j.MembersAnswer,
+REMOVE_MEMBER = _write("remove_member", "POST /v1/members/{name}/remove", _OPERATORS, Command, j.MembersAnswer,
     "Remove a replica for good; if it leads, the leadership goes to another one first.", tag="cluster")
-REPLACE_MEMBER = _write("replace_member", "POST /v1/members/{name}/replace", _OPERATORS, r.Command, j.MembersAnswer,
+REPLACE_MEMBER = _write("replace_member", "POST /v1/members/{name}/replace", _OPERATORS, Command, j.MembersAnswer,
     "Let a replica that lost its data come back under a new id: it counts for nothing until it has caught up.",
     tag="cluster")
 TRANSFER_LEADERSHIP = _write("transfer_leadership", "POST /v1/members/transfer", _OPERATORS,

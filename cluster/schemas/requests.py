@@ -12,44 +12,16 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import View
+from cluster.schemas.base import NUMBER_MAX, Command, Number, Request, View
+from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from replica.messages import OperationResult
-from replica.values import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
 FEATURE_LEVEL_MAX = 2**31 - 1
 """Feature levels that a request may name, far more than there will ever be."""
 
-NODES_ASKED_MAX = 2**31 - 1
-"""Nodes that a request may name; how many there can be is for the controller to say."""
-
-TEXT_CHARACTERS_MAX = 4_096
-"""One text of a change, characters: longer than any name, comment or address may be."""
-
-OPTION_CHARACTERS_MAX = 4096
-"""The text of one option that lists much, characters: an array of 1,000 tasks named one by one."""
-
-MAIL_TYPES_MAX = 16
-"""Types of mail that one job names, count: more than there are."""
-
-COMMAND_ID_PATTERN = r"^[0-9a-f]{32}$"
-
-# The length is said too: a dollar sign also matches before a line break at the end.
-CommandId = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=COMMAND_ID_PATTERN, min_length=32, max_length=32, description="UUIDv7 as 32 hexadecimal digits"
-    ),
-]
-
-NUMBER_MAX = 2**63 - 1
-"""A number in a request: what a signed 64-bit field of the ledger holds. What it may be is asked where it is used."""
-
-Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
-
 JOB_REFERENCE_CHARACTERS_MAX = 4_200
 """A job or tasks of an array as text, characters: what `replica.decide.arrays` reads."""
 
-Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
 JobReference: TypeAlias = Number | Annotated[str, msgspec.Meta(max_length=JOB_REFERENCE_CHARACTERS_MAX)]
 """A job's number, or text as in a path: `12`, `12_3` for a task of an array, `12_[1-4]` for several."""
 
@@ -57,91 +29,7 @@ POLL_WAIT_S_MAX = 30
 """Seconds that a poll may wait: below the idle timeouts of common proxies and firewalls."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What every body has in common: it is frozen, refuses unknown fields, and says no more than what was asked for."""
-
-
-class Command(Request, frozen=True, kw_only=True):
-    """A request that changes something; its id makes it happen once. All of the body where the path says the rest."""
-
-    command_id: CommandId
-
-
 # Jobs
-
-
-class SubmitRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs. `bb` is the text of --bb, `bbf` the contents of a --bbf file."""
-
-    script: str
-    time_limit_s: Number
-    workdir: str
-    name: str | None = None
-    bb: str | None = None
-    bbf: str | None = None
-    cpus: Number = 1
-    priority: Number | None = None
-    begin_at: str | None = None
-    """ISO 8601 with a zone: the job is not eligible before."""
-    deadline: str | None = None
-    """ISO 8601 with a zone: the job is dropped if it cannot have run by then."""
-    dependencies: tuple[str, ...] = ()
-    """Such as `afterok:12`, `afterburstbuffer:12` or `singleton`; all must hold."""
-    dependency_any: bool = False
-    """One of the dependencies is enough (`?`)."""
-    output: str | None = None
-    environment: dict[str, str] = {}
-    hold: bool = False
-    user: str | None = None
-    """Operators only: on whose behalf."""
-    nodes: Annotated[int, msgspec.Meta(ge=0, le=NODES_ASKED_MAX)] = 1
-    """0: a job that only creates or destroys persistent buffers (`-N0`)."""
-    array: Annotated[str, msgspec.Meta(max_length=OPTION_CHARACTERS_MAX)] | None = None
-    """Such as `1-10:2%3`: tasks, and how many of them may go at once."""
-    account: str | None = None
-    qos: str | None = None
-    licenses: Annotated[tuple[str, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] = ()
-    """Such as `matlab:2` or `matlab`, which is one of them."""
-    reservation: str | None = None
-    partition: str | None = None
-    nice: Number = 0
-    """Larger goes later."""
-    requeue: bool = True
-    """Whether the job may be requeued after a failure that is not its own."""
-    mail_types: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAIL_TYPES_MAX)] = ()
-    """Such as `stage_out` or `all`."""
-    mail_user: str | None = None
-    comment: str | None = None
-
-
-class UpdateRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/update: what is null, or left out, stays as it is."""
-
-    name: Text | None = None
-    time_limit_s: Number | None = None
-    priority: Number | None = None
-    nice: Number | None = None
-    begin_at: Text | None = None
-    """ISO 8601 with a zone; empty: at once."""
-    deadline: Text | None = None
-    """ISO 8601 with a zone; empty: none any more."""
-    dependencies: Annotated[tuple[Text, ...], msgspec.Meta(max_length=DEPENDENCIES_MAX + 1)] | None = None
-    """Such as `afterok:12` or `singleton`, all of them; empty: none any more."""
-    dependency_any: bool = False
-    """Whether one of these dependencies is enough."""
-    account: Text | None = None
-    qos: Text | None = None
-    reservation: Text | None = None
-    partition: Text | None = None
-    """Empty, as for the three before it: none any more, or the default one."""
-    licenses: Annotated[tuple[Text, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] | None = None
-    comment: Text | None = None
-    requeue: bool | None = None
-    mail_types: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAIL_TYPES_MAX)] | None = None
-    mail_user: Text | None = None
-    bb: str | None = None
-    bbf: str | None = None
-    """What it asks of burst buffers instead of all that it asked for: the text of --bb, what a --bbf file holds."""
 
 
 class CancelRequest(Command, frozen=True, kw_only=True):

@@ -219,24 +219,9 @@ class JobChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 NO_CHANGE = JobChange()
 
-_OF_REQUEST = ("name", "time_limit_s", "priority", "begin_at", "deadline", "dependencies")
-"""Fields of a change that are fields of JobRequest."""
-
-_OF_OPTIONS = (
-    "singleton",
-    "any_of",
-    "nice",
-    "account",
-    "qos",
-    "licenses",
-    "reservation",
-    "partition",
-    "comment",
-    "requeue",
-    "mail_types",
-    "mail_user",
-)
-"""Fields of a change that are fields of JobOptions."""
+_OF_REQUEST = tuple(field for field in JobChange.__struct_fields__ if field in JobRequest.__struct_fields__)
+_OF_OPTIONS = tuple(field for field in JobChange.__struct_fields__ if field in JobOptions.__struct_fields__)
+"""Fields of a change that are fields of JobRequest, and of JobOptions: each is in one of both."""
 
 
 def requested(request: JobRequest, change: JobChange) -> JobRequest:

@@ -13,7 +13,7 @@ from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.schemas import operations as ops
-from cluster.schemas.requests import SubmitRequest
+from cluster.schemas.job_fields import SubmitRequest
 from cluster.server.storage import first_start_mark
 from cluster.system.clock import SystemClock
 from tests.cluster.rig import PATIENCE_S, PLAIN, story

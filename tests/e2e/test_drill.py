@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 from cluster.schemas import operations as ops
+from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import SubmitRequest
 from tests.faults import drill, verify
 from tests.repo.tree import ROOT
 

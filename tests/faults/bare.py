@@ -16,8 +16,8 @@ from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.schemas import operations as ops
+from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import StatusView
-from cluster.schemas.requests import SubmitRequest
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.system.address import Address

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from cluster.client import ApiError, Client
 from cluster.schemas import operations as ops
+from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import CancelRequest, SubmitRequest
+from cluster.schemas.requests import CancelRequest
 from tests.faults import verify
 from tests.faults.ending import percentiles, perform
 from tests.faults.local_cluster import AGENTS, REPLICAS, USER, LocalCluster, RunFailed

@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeVar
 
 from cluster.client import ApiError, Client
 from cluster.schemas import operations as ops
+from cluster.schemas.base import Command
 from cluster.schemas.jobs import JobView, PoolsAnswer
-from cluster.schemas.requests import Command, PoolRequest
+from cluster.schemas.requests import PoolRequest
 from tests.faults.bare import BareCluster, held_job, refused
 from tests.faults.linearizability import UNKNOWN, HeldJob, Model, Operation, Register, Verdict, check, goes_back
 from tests.faults.local_cluster import REPLICAS, RunFailed

@@ -12,16 +12,10 @@ import msgspec
 
 from cluster.client import ApiError, Client
 from cluster.schemas import operations as ops
+from cluster.schemas.base import Command
+from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import (
-    CancelCommand,
-    CancelRequest,
-    Command,
-    HoldCommand,
-    ReleaseCommand,
-    SubmitCommand,
-    SubmitRequest,
-)
+from cluster.schemas.requests import CancelCommand, CancelRequest, HoldCommand, ReleaseCommand, SubmitCommand
 from tests.faults.bare import held_job, is_passing
 from tests.faults.local_cluster import RunFailed
 

@@ -22,6 +22,7 @@ from cluster.config.config import Config
 from cluster.schemas import accounts as a
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
+from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from replica.messages import features
 from tests.cluster.rig import PLAIN, SCRIPT, story
 from tests.cluster.test_serve import make, ready
@@ -89,7 +90,7 @@ class Workload:
         await self._alice.call(ops.REQUEUE_JOB, id=self._job())
 
     async def update(self) -> None:
-        request = r.UpdateRequest(command_id=self._alice.new_command_id(), nice=self._rng.randrange(9))
+        request = UpdateRequest(command_id=self._alice.new_command_id(), nice=self._rng.randrange(9))
         await self._alice.call(ops.UPDATE_JOB, request, id=self._job())
 
     async def licences(self) -> None:
@@ -106,7 +107,7 @@ class Workload:
 
     async def _submit(self, script: str, *, who: Client | None = None, **more: object) -> None:
         client = who or self._alice
-        request = r.SubmitRequest(
+        request = SubmitRequest(
             command_id=client.new_command_id(), script=script, time_limit_s=60, workdir=str(self._workdir), **more
         )  # type: ignore[arg-type]
         self._jobs.append((await client.call(ops.SUBMIT_JOB, request)).job_id)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from cluster.schemas.requests import SubmitRequest
+from cluster.schemas.job_fields import SubmitRequest
 from replica.grammar.directives import parse_request
 from tests.benchmarks import load, machine, processes, report
 from tests.benchmarks.forebay import ForebayCluster

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cluster.schemas import NO_DETAILS, JobDetailsView
 from cluster.system import format_instant
-from replica.model import NO_OPTIONS, Job
+from replica.model import NO_OPTIONS, Job, JobOptions
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND
+
+_OF_OPTIONS = tuple(name for name in JobDetailsView.__struct_fields__ if name in JobOptions.__struct_fields__)
 
 
 def job_words(state: State, job_id: int) -> str:
@@ -26,27 +30,17 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
     options, array = request.asked, request.array
     if options is NO_OPTIONS and array is None and job.interruptions is None and not request.deadline:
         return None
-    details = JobDetailsView(
-        nodes=options.nodes,
-        gid=options.gid or None,
-        account=options.account or None,
-        qos=options.qos or None,
-        licenses=tuple(f"{name}:{count}" for name, count in options.licenses),
-        reservation=options.reservation or None,
-        partition=options.partition or None,
-        nice=options.nice,
-        array_job_id=None if array is None else array.job,
-        array_task_id=None if array is None else array.task,
-        array_throttle=0 if array is None else array.throttle,
-        requeue=options.requeue,
-        restarts=before.requeues,
-        singleton=options.singleton,
-        dependency_any=options.any_of,
-        mail_types=options.mail_types,
-        mail_user=options.mail_user or None,
-        comment=options.comment or None,
-        deadline=format_instant(request.deadline),
-        suspend_time=format_instant(before.suspended_at),
-        suspended_s=before.suspended_us // MICROSECONDS_PER_SECOND,
-    )
+    own: dict[str, Any] = {name: value for name in _OF_OPTIONS if (value := getattr(options, name)) != ""}
+    if array is not None:
+        own |= {"array_job_id": array.job, "array_task_id": array.task, "array_throttle": array.throttle}
+    own |= {
+        "gid": options.gid or None,
+        "licenses": tuple(f"{name}:{count}" for name, count in options.licenses),
+        "dependency_any": options.any_of,
+        "restarts": before.requeues,
+        "deadline": format_instant(request.deadline),
+        "suspend_time": format_instant(before.suspended_at),
+        "suspended_s": before.suspended_us // MICROSECONDS_PER_SECOND,
+    }
+    details = JobDetailsView(**own)
     return None if details == NO_DETAILS else details

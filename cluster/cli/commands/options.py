@@ -1,7 +1,7 @@
 """What several commands share: options and arguments, and how records that a site keeps are listed and deleted."""
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -9,9 +9,11 @@ import msgspec
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.session import session
 from cluster.cli.text import show_json
-from cluster.schemas import Command, Operation
+from cluster.schemas import JOB_FIELDS, Command, Operation
 from replica.decide import parse_reference, shown_reference
 from replica.model import ArrayFault
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
@@ -42,6 +44,20 @@ class JobReference(click.ParamType):  # type: ignore[type-arg]
 
 
 JOB_ID = JobReference()
+
+
+def job_options(*, change: bool = False) -> Callable[[Decorated], Decorated]:
+    """Return what gives a command the options of JOB_FIELDS: of a submit, or (`change`) of those that may change."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for row in reversed(JOB_FIELDS):
+            text = row.change if change else row.help
+            if text is not None:
+                shape: dict[str, Any] = {"metavar": row.metavar} if row.metavar else {"is_flag": True, "default": None}
+                click.option(*row.options, row.field, help=text, **shape)(function)
+        return function
+
+    return decorate
 
 
 NAME = click.argument("name")

@@ -7,10 +7,10 @@ from typing import Final
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.commands.options import JSON_OPTION, job_options
 from cluster.cli.exits import NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
 from cluster.cli.session import exit_code_of, session
-from cluster.cli.submission import CommandLine, Prepared, located, prepare, read_bounded
+from cluster.cli.submission import Prepared, located, prepare, read_bounded
 from cluster.cli.text import note, present
 from cluster.client import ApiError, Client
 from cluster.schemas import JobView, SubmitRequest, instant_of
@@ -45,39 +45,14 @@ REQUEST_PLACES: Final = ("script", "--bb")
 
 @click.command("submit", no_args_is_help=True)
 @click.argument("script", metavar="SCRIPT")
-@click.option("--bb", metavar="TEXT", help='Burst-buffer request, e.g. "capacity=10GiB pool=fast".')
-@click.option("--bbf", metavar="FILE", help="File with #DW and #BB lines.")
-@click.option("-J", "--name", "--job-name", "name", metavar="NAME", help="Name of the job.  [default: the script's]")
-@click.option("-c", "--cpus", "--cpus-per-task", "cpus", metavar="N", help="CPUs on its node.  [default: 1]")
-@click.option(
-    "-t", "--time-limit", "--time", "time", metavar="TIME", help="E.g. 90, 1:00:00, 2-12.  [default: 1:00:00]"
-)
-@click.option("--priority", metavar="N", help="Larger goes first.")
-@click.option("--begin", metavar="TIME", help="Not before, e.g. 16:00, now+2hours, 2026-01-31T16:00:00.")
-@click.option("-d", "--dependency", metavar="KIND:JOB,…", help="What it waits for, e.g. afterok:12,singleton; ? is or.")
-@click.option("-N", "--nodes", metavar="N", help="1, or 0 to create or destroy persistent buffers only.  [default: 1]")
-@click.option("-a", "--array", metavar="TASKS", help="A job for each task, e.g. 1-10, 1-9:2, 1-10%3.")
-@click.option("-A", "--account", metavar="NAME", help="Account that it counts for.")
-@click.option("-q", "--qos", metavar="NAME", help="Quality of service.")
-@click.option("-L", "--licenses", metavar="NAME[:N],…", help="Licences that it needs while it runs.")
-@click.option("--reservation", metavar="NAME", help="Reservation that it may use.")
-@click.option("-p", "--partition", metavar="NAME", help="Where it runs.  [default: the default one]")
-@click.option("--nice", metavar="N", help="Larger goes later.")
-@click.option("--requeue/--no-requeue", default=None, help="Whether it may be run again after a failure of its node.")
-@click.option("--mail-type", metavar="TYPE,…", help="When to send mail, e.g. stage_out or all.")
-@click.option("--mail-user", metavar="ADDRESS", help="To whom.  [default: the user]")
-@click.option("--comment", metavar="TEXT", help="Kept with the job.")
-@click.option("--deadline", metavar="TIME", help="Dropped if it cannot be over by then.")
-@click.option("-H", "--hold", is_flag=True, help="Held until it is released.")
-@click.option("-D", "--chdir", metavar="DIR", help="Working directory.  [default: this one]")
-@click.option("-o", "--output", metavar="FILE", help="Standard output and error.  [default: forebay-%j.out]")
+@job_options()
 @click.option("--export", metavar="NAME=VALUE", multiple=True, help="A variable for the job; NAME alone copies it.")
 @click.option("--uid", "owner", metavar="USER", help="On behalf of this user (operators only).")
 @click.option("--command-id", metavar="ID", help="Repeat a submit whose outcome was unknown: it happens once.")
 @JSON_OPTION
 def submit(
-    script: str, owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...], hold: bool,
-    requeue: bool | None, **texts: str | None,
+    script: str, owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...],
+    **given: str | bool | None,
 ) -> None:  # fmt: skip
     """Submit a batch script, or - for standard input.
 
@@ -92,7 +67,8 @@ def submit(
     prepared = prepare(
         _read_script(script),
         script,
-        CommandLine(export=export, hold=hold, requeue=None if requeue is None else "yes" if requeue else "no", **texts),
+        given,
+        export,
         directory=Path.cwd(),
         environment=os.environ,
         now=current.clock.now(),
@@ -101,8 +77,7 @@ def submit(
         note(f"forebay: warning: {warning}")
 
     async def send(client: Client) -> JobView:
-        fields = prepared.submission._asdict()
-        request = SubmitRequest(command_id=command_id or client.new_command_id(), user=owner, **fields)
+        request = SubmitRequest(command_id=command_id or client.new_command_id(), user=owner, **prepared.fields)
         try:
             return await client.call(ops.SUBMIT_JOB, request)
         except ApiError as error:

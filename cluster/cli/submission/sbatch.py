@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input
+from cluster.schemas import JOB_FIELDS
 from replica.values import SCRIPT_BYTES_MAX
 
 MARK: Final = "#SBATCH"
@@ -32,34 +33,19 @@ class Option(NamedTuple):
     """What it says where no value is written, for those that may stand alone; never in the next word."""
 
 
-OPTIONS: Final = (
-    Option("name", "--job-name", "-J"),
-    Option("time", "--time", "-t"),
-    Option("bb", "--bb"),
-    Option("bbf", "--bbf"),
-    Option("begin", "--begin"),
-    Option("dependency", "--dependency", "-d"),
-    Option("chdir", "--chdir", "-D"),
-    Option("output", "--output", "-o"),
-    Option("priority", "--priority"),
-    Option("hold", "--hold", "-H", takes_value=False),
-    Option("cpus", "--cpus-per-task", "-c"),
-    Option("tasks", "--ntasks", "-n", only="1"),
-    Option("nodes", "--nodes", "-N"),
-    Option("array", "--array", "-a"),
-    Option("account", "--account", "-A"),
-    Option("qos", "--qos", "-q"),
-    Option("licenses", "--licenses", "-L"),
-    Option("reservation", "--reservation"),
-    Option("partition", "--partition", "-p"),
-    Option("nice", "--nice", alone="100"),
-    Option("requeue", "--requeue", takes_value=False, alone="yes"),
-    Option("requeue", "--no-requeue", takes_value=False, alone="no"),
-    Option("mail_type", "--mail-type"),
-    Option("mail_user", "--mail-user"),
-    Option("comment", "--comment"),
-    Option("deadline", "--deadline"),
-)
+def _options() -> Iterator[Option]:
+    for row in JOB_FIELDS:
+        if row.field == "requeue":
+            for long, said in zip(row.slurm, ("yes", "no"), strict=True):
+                yield Option(row.field, long, takes_value=False, alone=said)
+        else:
+            long, short = (*row.slurm, "")[:2]
+            is_switch = row.reads == "switch"
+            yield Option(row.field, long, short, takes_value=not is_switch, alone="yes" if is_switch else row.alone)
+    yield Option("tasks", "--ntasks", "-n", only="1")
+
+
+OPTIONS: Final = tuple(_options())
 
 _LONG: Final = {option.long: option for option in OPTIONS}
 _SHORT: Final = {option.short: option for option in OPTIONS if option.short}

@@ -18,6 +18,7 @@ from cluster.cli.text.tables import moment, run_time_s
 from cluster.cli.text.transfer import transfer_lines
 from cluster.eventloop import group_name, uid_of
 from cluster.schemas import (
+    JOB_FIELDS,
     NO_DETAILS,
     NO_VALUE,
     HistoryAnswer,
@@ -85,8 +86,9 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
     yield _pairs(WorkDir=job.workdir)
     if job.system_comment:
         yield f"SystemComment={_text(job.system_comment)}"
-    if more.comment:
-        yield f"Comment={_text(more.comment)}"
+    for row in JOB_FIELDS:
+        if row.label and getattr(more, row.field):
+            yield f"{row.label}={_text(getattr(more, row.field))}"
     yield _pairs(StdErr=job.output)
     yield "StdIn=/dev/null"
     yield _pairs(StdOut=job.output)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -10,7 +11,7 @@ from cluster.cli.exits import bad_input
 from cluster.cli.text.job import shown_node
 from cluster.cli.text.moments import format_duration, format_elapsed
 from cluster.cli.text.tables import job_number, run_time_s, state_code
-from cluster.schemas import NO_DETAILS, NO_VALUE, JobDetailsView, JobView, local_time
+from cluster.schemas import JOB_FIELDS, NO_DETAILS, NO_VALUE, JobDetailsView, JobView, local_time
 from replica.model import JobState
 from replica.values import Instant, plain
 
@@ -66,12 +67,17 @@ def nodes_or_reason(job: JobView) -> str:
     return shown_node(job)
 
 
+def _asked(field: str, job: JobView, now: Instant) -> str:
+    """Return what a job asked for in one of JOB_FIELDS."""
+    value = getattr(details_of(job), field)
+    return _or(",".join(value) if isinstance(value, tuple) else value)
+
+
 FIELDS: Final = {
     "i": Field("JOBID", lambda job, now: job_number(job)),
     "A": Field("JOBID", lambda job, now: str(job.job_id)),
     "F": Field("ARRAY_JOB_ID", lambda job, now: str(details_of(job).array_job_id or job.job_id)),
     "K": Field("ARRAY_TASK_ID", lambda job, now: _or(details_of(job).array_task_id, "N/A")),
-    "P": Field("PARTITION", lambda job, now: _or(details_of(job).partition)),
     "j": Field("NAME", lambda job, now: job.name),
     "u": Field("USER", lambda job, now: job.user),
     "t": Field("ST", lambda job, now: state_code(job.state)),
@@ -88,14 +94,9 @@ FIELDS: Final = {
     "e": Field("END_TIME", lambda job, now: _time(job.end_time)),
     "V": Field("SUBMIT_TIME", lambda job, now: _time(job.submit_time)),
     "Q": Field("PRIORITY", lambda job, now: str(0 if job.hold else job.priority)),
-    "a": Field("ACCOUNT", lambda job, now: _or(details_of(job).account)),
-    "q": Field("QOS", lambda job, now: _or(details_of(job).qos)),
     "E": Field("DEPENDENCY", lambda job, now: _dependency(job)),
-    "k": Field("COMMENT", lambda job, now: _or(details_of(job).comment)),
-    "W": Field("LICENSES", lambda job, now: ",".join(details_of(job).licenses) or NO_VALUE),
-    "v": Field("RESERVATION", lambda job, now: _or(details_of(job).reservation)),
     "Z": Field("WORK_DIR", lambda job, now: job.workdir),
-}
+} | {row.letter: Field(row.heading, partial(_asked, row.field)) for row in JOB_FIELDS if row.letter}
 """The letters of squeue that mean something here."""
 
 

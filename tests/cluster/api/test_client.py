@@ -4,6 +4,7 @@ from cluster.client import Client
 from cluster.config.config import Config
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
+from cluster.schemas.job_fields import SubmitRequest
 from replica.messages.commands import OperationDone
 from tests.cluster.rig import SCRIPT, Rig, story
 
@@ -18,7 +19,7 @@ async def test_every_method_of_the_client_gets_its_answer(config: Config) -> Non
         ):
             registration = r.RegisterRequest(command_id=agent.new_command_id(), instance="i", storage_id="s", cpus=2)
             assert (await agent.register("n1", registration)).revision > 0
-            submission = r.SubmitRequest(
+            submission = SubmitRequest(
                 command_id=alice.new_command_id(),
                 script=SCRIPT,
                 time_limit_s=60,

@@ -12,6 +12,7 @@ from cluster.api.render.events import _SENTENCES, as_json, event_name, kind_name
 from cluster.api.web.bodies import decode
 from cluster.api.web.problems import Problem
 from cluster.schemas import requests as r
+from cluster.schemas.job_fields import SubmitRequest
 from cluster.security.identity import Identity, Role
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -41,7 +42,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = st.sampled_from([*r.SubmitRequest.__struct_fields__, "walltime"])
+FIELDS = st.sampled_from([*SubmitRequest.__struct_fields__, "walltime"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -49,7 +50,7 @@ FIELDS = st.sampled_from([*r.SubmitRequest.__struct_fields__, "walltime"])
 def test_any_submission_becomes_a_command_or_a_problem_with_a_sentence(changes: dict[str, Any]) -> None:
     body = json.dumps({**GOOD, **changes}).encode()
     try:
-        command = wire.submit_job(decode(body, r.SubmitRequest), ALICE)
+        command = wire.submit_job(decode(body, SubmitRequest), ALICE)
     except Problem as problem:
         assert 400 <= problem.status < 500
         assert problem.view.sentence
@@ -62,7 +63,7 @@ def test_any_submission_becomes_a_command_or_a_problem_with_a_sentence(changes: 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_body_or_a_problem(data: bytes) -> None:
-    for kind in (r.SubmitRequest, r.BulkRequest, r.PollRequest, r.ReportsRequest):
+    for kind in (SubmitRequest, r.BulkRequest, r.PollRequest, r.ReportsRequest):
         try:
             decode(data, kind)
         except Problem as problem:

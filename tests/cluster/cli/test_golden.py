@@ -22,7 +22,8 @@ from cluster.cli.text.output import ROWS_STYLED_MAX, Listing, show, table
 from cluster.cli.text.squeue import STANDARD, Column, Field, in_order, line, read_format
 from cluster.cli.text.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
 from cluster.cli.text.transfer import drawing, job_transfers_text, receipt_text, transfers_table
-from cluster.schemas.jobs import JobDetailsView, JobView
+from cluster.schemas.job_fields import JobDetailsView
+from cluster.schemas.jobs import JobView
 from cluster.schemas.transfers import JobTransfersView
 from cluster.system.clock import parse_instant
 from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, WHY

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from cluster.cli.exits import ExitCode
-from cluster.schemas.jobs import BuffersAnswer, BufferView, JobDetailsView, JobsAnswer, JobView, WhyView
+from cluster.schemas.job_fields import JobDetailsView
+from cluster.schemas.jobs import BuffersAnswer, BufferView, JobsAnswer, JobView, WhyView
 from cluster.schemas.requests import PersistentCleared
 from cluster.schemas.transfers import TransfersAnswer
 from tests.cluster.cli.double import Double, forebay

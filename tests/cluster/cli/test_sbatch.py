@@ -48,7 +48,7 @@ def test_every_option_is_read_in_every_form(option: Option, line: str) -> None:
 
 @pytest.mark.parametrize("line", ["--hold", "-H", "  -H  ", "\t--hold # until tomorrow"])
 def test_a_flag_is_read_in_every_form(line: str) -> None:
-    assert read(f"#SBATCH {line}") == {"hold": ""}
+    assert read(f"#SBATCH {line}") == {"hold": "yes"}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_flag_is_read_in_every_form(line: str) -> None:
     [
         ("--nice", {"nice": "100"}),
         ("--nice=-5", {"nice": "-5"}),
-        ("--nice -t 10", {"nice": "100", "time": "10"}),
+        ("--nice -t 10", {"nice": "100", "time_limit_s": "10"}),
         ("--requeue", {"requeue": "yes"}),
         ("--no-requeue", {"requeue": "no"}),
         ("--requeue --no-requeue", {"requeue": "no"}),
@@ -73,12 +73,12 @@ def test_every_pair_of_options_may_share_a_line() -> None:
 
 
 def test_short_flags_and_options_combine_as_in_getopt() -> None:
-    assert read("#SBATCH -Ht10") == {"hold": "", "time": "10"}
-    assert read("#SBATCH -HJ night") == {"hold": "", "name": "night"}
+    assert read("#SBATCH -Ht10") == {"hold": "yes", "time_limit_s": "10"}
+    assert read("#SBATCH -HJ night") == {"hold": "yes", "name": "night"}
 
 
 def test_the_last_of_two_wins() -> None:
-    assert read("#SBATCH -t 1", "#SBATCH --time=2 -t3") == {"time": "3"}
+    assert read("#SBATCH -t 1", "#SBATCH --time=2 -t3") == {"time_limit_s": "3"}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_quotes_backslashes_and_comments_are_read_as_in_sbatch(line: str, value:
 def test_only_lines_before_the_first_command_are_read_and_later_ones_are_warned_of() -> None:
     script = "#!/bin/sh\n\n# text\n#SBATCH -t 1\n   \n  # indented\n#SBATCH -J a\necho\n#SBATCH -J b\n"
     options = read_options(script, "job.sh")
-    assert {field: setting.value for field, setting in options.settings.items()} == {"time": "1", "name": "a"}
+    assert {field: setting.value for field, setting in options.settings.items()} == {"time_limit_s": "1", "name": "a"}
     assert options.warnings == ("job.sh line 9: #SBATCH after the first command is not read; move it to the top",)
 
 

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from cluster.cli.exits import Failure
-from cluster.cli.submission.request import CommandLine, Prepared, located, parse_dependencies, parse_exports, prepare
+from cluster.cli.submission.readers import parse_dependencies
+from cluster.cli.submission.request import Prepared, located, parse_exports, prepare
+from cluster.schemas.job_fields import SubmitRequest
 from cluster.system.clock import parse_instant
 from replica.values.limits import (
     CPUS_MAX,
@@ -27,16 +30,23 @@ true
 """
 
 
-def prepared(script: str = "#!/bin/sh\ntrue\n", directory: Path = Path("/data/alice"), **given: Any) -> Prepared:
+def prepared(
+    script: str = "#!/bin/sh\ntrue\n", directory: Path = Path("/data/alice"), export: tuple[str, ...] = (), **given: Any
+) -> Prepared:
     return prepare(
         script.encode(),
         "dir/job.sh",
-        CommandLine(**given),
+        given,
+        export,
         directory=directory,
         environment={"LANG": "C"},
         now=NOW,
         zone=datetime.UTC,
     )
+
+
+def submitted(*arguments: Any, **given: Any) -> SubmitRequest:
+    return SubmitRequest(command_id="0" * 32, **prepared(*arguments, **given).fields)
 
 
 def refused(script: str = "#!/bin/sh\ntrue\n", **given: Any) -> Failure:
@@ -46,8 +56,10 @@ def refused(script: str = "#!/bin/sh\ntrue\n", **given: Any) -> Failure:
 
 
 def test_a_plain_script_gets_the_defaults() -> None:
-    found = prepared().submission
-    assert found._asdict() == {
+    found = submitted()
+    assert asdict(found) == {
+        "command_id": "0" * 32,
+        "user": None,
         "script": "#!/bin/sh\ntrue\n",
         "name": "job.sh",
         "time_limit_s": 3_600,
@@ -80,7 +92,7 @@ def test_a_plain_script_gets_the_defaults() -> None:
 
 def test_the_script_says_what_the_command_line_does_not(tmp_path: Path) -> None:
     (tmp_path / "more.bb").write_text("#DW jobdw capacity=1GiB\n")
-    found = prepared(ALL, tmp_path).submission
+    found = submitted(ALL, tmp_path)
     assert found.name == "script"
     assert found.time_limit_s == 600
     assert found.bb == "capacity=1GiB"
@@ -94,11 +106,13 @@ def test_the_script_says_what_the_command_line_does_not(tmp_path: Path) -> None:
 def test_the_command_line_wins_field_by_field(tmp_path: Path) -> None:
     (tmp_path / "more.bb").write_text("script")
     (tmp_path / "mine.bb").write_text("mine")
-    found = prepared(
-        ALL, tmp_path, name="mine", time="20", bb="capacity=2GiB", bbf="mine.bb", begin="now", dependency="afterany:2",
-        chdir="/elsewhere", output="mine.out", priority="6", cpus="3", hold=True, export=("A=1", "LANG"),
-    ).submission  # fmt: skip
-    assert found == found._replace(
+    found = submitted(
+        ALL, tmp_path, name="mine", time_limit_s="20", bb="capacity=2GiB", bbf="mine.bb", begin_at="now",
+        dependencies="afterany:2", workdir="/elsewhere", output="mine.out", priority="6", cpus="3", hold=True,
+        export=("A=1", "LANG"),
+    )  # fmt: skip
+    assert found == replace(
+        found,
         name="mine", time_limit_s=1_200, bb="capacity=2GiB", bbf="mine", begin_at=None, dependencies=("afterany:2",),
         workdir="/elsewhere", output="mine.out", priority=6, cpus=3, hold=True, environment={"A": "1", "LANG": "C"},
     )  # fmt: skip
@@ -106,14 +120,14 @@ def test_the_command_line_wins_field_by_field(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "nodes"), [("1", 1), ("0", 0), ("1-4", 1), ("0-0", 0), ("01", 1)])
 def test_a_node_count_is_a_number_or_a_range_with_one_in_it(text: str, nodes: int) -> None:
-    assert prepared(f"#!/bin/sh\n#SBATCH -N {text}\n").submission.nodes == nodes
+    assert submitted(f"#!/bin/sh\n#SBATCH -N {text}\n").nodes == nodes
 
 
 def test_slurms_options_may_stand_in_the_script() -> None:
-    found = prepared(
+    found = submitted(
         "#!/bin/sh\n#SBATCH -N0 -a 1-3%2 -A proj -q high -L m:2,n --nice --no-requeue\n"
         "#SBATCH --mail-type=ALL --mail-user=alan --comment='a b' -p debug --reservation=r -d singleton,afterok:01_02\n"
-    ).submission
+    )
     assert (found.nodes, found.array, found.account, found.qos, found.licenses) == (
         0,
         "1-3%2",
@@ -127,18 +141,18 @@ def test_slurms_options_may_stand_in_the_script() -> None:
 
 
 def test_hold_in_the_script_holds() -> None:
-    assert prepared("#!/bin/sh\n#SBATCH -H\n").submission.hold
+    assert submitted("#!/bin/sh\n#SBATCH -H\n").hold
 
 
 @pytest.mark.parametrize(
     ("given", "place", "remedy"),
     [
-        ({"time": "1:90"}, "--time-limit", "at most 59"),
+        ({"time_limit_s": "1:90"}, "--time-limit", "at most 59"),
         ({"cpus": "0"}, "--cpus", f"1 to {CPUS_MAX}"),
         ({"cpus": str(CPUS_MAX + 1)}, "--cpus", f"1 to {CPUS_MAX}"),
         ({"priority": "-1"}, "--priority", f"0 to {PRIORITY_MAX}"),
-        ({"begin": "soon"}, "--begin", "16:00"),
-        ({"dependency": "afterok"}, "--dependency", "afterok:42"),
+        ({"begin_at": "soon"}, "--begin", "16:00"),
+        ({"dependencies": "afterok"}, "--dependency", "afterok:42"),
         ({"bbf": "/no/such/file"}, "--bbf", "exists"),
         ({"nodes": "2"}, "--nodes", ""),
         ({"nodes": "1-0"}, "--nodes", "--nodes=1"),
@@ -148,7 +162,7 @@ def test_hold_in_the_script_holds() -> None:
         ({"nice": "x"}, "--nice", "whole number"),
         ({"nice": "9999999999"}, "--nice", "whole number"),
         ({"licenses": "a,,b"}, "--licenses", "one comma"),
-        ({"mail_type": "a,"}, "--mail-type", "one comma"),
+        ({"mail_types": "a,"}, "--mail-type", "one comma"),
         ({"deadline": "soon"}, "--deadline", "16:00"),
         ({"export": ("1A=2",)}, "--export", "NAME=VALUE"),
         ({"export": ("UNSET",)}, "--export", "UNSET=VALUE"),

@@ -12,7 +12,8 @@ from cluster.client import ApiError, Client
 from cluster.client import exchange as exchange_module
 from cluster.client.calls import REDIRECTS_MAX
 from cluster.schemas import operations as ops
-from cluster.schemas.requests import DrainRequest, PollRequest, SubmitRequest
+from cluster.schemas.job_fields import SubmitRequest
+from cluster.schemas.requests import DrainRequest, PollRequest
 from cluster.security.identity import Identity, Role
 from cluster.security.tls import TlsFiles, TlsRefused
 from cluster.system.address import Address

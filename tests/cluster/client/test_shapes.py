@@ -8,7 +8,8 @@ import pytest
 
 from cluster.schemas import accounts, burst, configuration, jobs, ledger, requests, transfers
 from cluster.schemas.base import View
-from cluster.schemas.requests import BulkRequest, CancelCommand, Report, ReportsRequest, SubmitCommand, SubmitRequest
+from cluster.schemas.job_fields import SubmitRequest
+from cluster.schemas.requests import BulkRequest, CancelCommand, Report, ReportsRequest, SubmitCommand
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.jobs import JobState
 

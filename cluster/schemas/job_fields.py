@@ -1,0 +1,224 @@
+"""What people can say of a job: one table of it, the bodies that say it, and the details that show it.
+
+A field that people can set is one of JobOptions and, where it may change, of JobChange (`replica.model.requests`); it
+is one of SubmitRequest, UpdateRequest and JobDetailsView here, and a row of JOB_FIELDS. By the same name everywhere it
+is read, copied, shown and changed with nothing more to write. What its value may be: `replica.decide.checks`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from cluster.schemas.base import Command, Number
+from replica.values import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
+
+NODES_ASKED_MAX = 2**31 - 1
+"""Nodes that a request may name; how many there can be is for the controller to say."""
+
+TEXT_CHARACTERS_MAX = 4_096
+"""One text of a change, characters: longer than any name, comment or address may be."""
+
+OPTION_CHARACTERS_MAX = 4096
+"""The text of one option that lists much, characters: an array of 1,000 tasks named one by one."""
+
+MAIL_TYPES_MAX = 16
+"""Types of mail that one job names, count: more than there are."""
+
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
+
+Reads = Literal[
+    "text", "directory", "directives", "duration", "moment", "names", "dependencies",
+    "cpus", "priority", "nice", "nodes", "array", "switch",
+]  # fmt: skip
+"""How the text that people write is read: the readers of `cluster.cli.submission.readers`."""
+
+
+class JobField(msgspec.Struct, frozen=True):
+    """One thing that people can say of a job: its name in requests, and what it is called where they write and look."""
+
+    field: str
+    options: tuple[str, ...]
+    """On the command line; a refusal names the first long one as its place."""
+    slurm: tuple[str, ...]
+    """In `#SBATCH` lines: the long one, and the short one where there is one."""
+    metavar: str
+    help: str
+    reads: Reads = "text"
+    change: str | None = None
+    """What `job update` says of it; None: it cannot be changed."""
+    alone: str = ""
+    """What it says in an `#SBATCH` line without a value, where it may stand alone."""
+    label: str = ""
+    """Its name in `job show`, where it has a line of its own once it is set."""
+    letter: str = ""
+    heading: str = ""
+    """Its letter in a format of squeue, and the heading of its column."""
+
+
+JOB_FIELDS = (
+    JobField("bb", ("--bb",), ("--bb",), "TEXT", 'Burst-buffer request, e.g. "capacity=10GiB pool=fast".',
+             change="Burst-buffer request instead of all that it asked for."),
+    JobField("bbf", ("--bbf",), ("--bbf",), "FILE", "File with #DW and #BB lines.", "directives",
+             change="The same in a file."),
+    JobField("name", ("-J", "--name", "--job-name"), ("--job-name", "-J"), "NAME",
+             "Name of the job.  [default: the script's]", change="Name of the job."),
+    JobField("cpus", ("-c", "--cpus", "--cpus-per-task"), ("--cpus-per-task", "-c"), "N",
+             "CPUs on its node.  [default: 1]", "cpus"),
+    JobField("time_limit_s", ("-t", "--time-limit", "--time"), ("--time", "-t"), "TIME",
+             "E.g. 90, 1:00:00, 2-12.  [default: 1:00:00]", "duration", change="Only an operator raises it."),
+    JobField("priority", ("--priority",), ("--priority",), "N", "Larger goes first.", "priority",
+             change="Only an operator raises it."),
+    JobField("begin_at", ("--begin",), ("--begin",), "TIME",
+             "Not before, e.g. 16:00, now+2hours, 2026-01-31T16:00:00.", "moment", change="Not before, or now."),
+    JobField("dependencies", ("-d", "--dependency"), ("--dependency", "-d"), "KIND:JOB,…",
+             "What it waits for, e.g. afterok:12,singleton; ? is or.", "dependencies",
+             change="What it waits for; an empty one for nothing."),
+    JobField("nodes", ("-N", "--nodes"), ("--nodes", "-N"), "N",
+             "1, or 0 to create or destroy persistent buffers only.  [default: 1]", "nodes"),
+    JobField("array", ("-a", "--array"), ("--array", "-a"), "TASKS", "A job for each task, e.g. 1-10, 1-9:2, 1-10%3.",
+             "array"),
+    JobField("account", ("-A", "--account"), ("--account", "-A"), "NAME", "Account that it counts for.",
+             change="Account that it counts for; an empty one for none.", letter="a", heading="ACCOUNT"),
+    JobField("qos", ("-q", "--qos"), ("--qos", "-q"), "NAME", "Quality of service.",
+             change="Quality of service; an empty one for none.", letter="q", heading="QOS"),
+    JobField("licenses", ("-L", "--licenses"), ("--licenses", "-L"), "NAME[:N],…",
+             "Licences that it needs while it runs.", "names",
+             change="Licences that it needs; an empty one for none.", letter="W", heading="LICENSES"),
+    JobField("reservation", ("--reservation",), ("--reservation",), "NAME", "Reservation that it may use.",
+             change="Reservation that it may use; an empty one for none.", letter="v", heading="RESERVATION"),
+    JobField("partition", ("-p", "--partition"), ("--partition", "-p"), "NAME",
+             "Where it runs.  [default: the default one]",
+             change="Where it runs; an empty one for the default.", letter="P", heading="PARTITION"),
+    JobField("nice", ("--nice",), ("--nice",), "N", "Larger goes later.", "nice",
+             change="Only an operator makes it negative.", alone="100"),
+    JobField("requeue", ("--requeue/--no-requeue",), ("--requeue", "--no-requeue"), "",
+             "Whether it may be run again after a failure of its node.", "switch",
+             change="Whether it may be run again after a failure of its node."),
+    JobField("mail_types", ("--mail-type",), ("--mail-type",), "TYPE,…", "When to send mail, e.g. stage_out or all.",
+             "names", change="When to send mail."),
+    JobField("mail_user", ("--mail-user",), ("--mail-user",), "ADDRESS", "To whom.  [default: the user]",
+             change="To whom; an empty one for the user."),
+    JobField("comment", ("--comment",), ("--comment",), "TEXT", "Kept with the job.", change="Kept with the job.",
+             label="Comment", letter="k", heading="COMMENT"),
+    JobField("deadline", ("--deadline",), ("--deadline",), "TIME", "Dropped if it cannot be over by then.", "moment",
+             change="Dropped if it cannot be over by then; an empty one for none."),
+    JobField("hold", ("-H", "--hold"), ("--hold", "-H"), "", "Held until it is released.", "switch"),
+    JobField("workdir", ("-D", "--chdir"), ("--chdir", "-D"), "DIR", "Working directory.  [default: this one]",
+             "directory"),
+    JobField("output", ("-o", "--output"), ("--output", "-o"), "FILE",
+             "Standard output and error.  [default: forebay-%j.out]"),
+)  # fmt: skip
+"""All of them, in the order in which help shows them."""
+
+
+class SubmitRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs. `bb` is the text of --bb, `bbf` the contents of a --bbf file."""
+
+    script: str
+    time_limit_s: Number
+    workdir: str
+    name: str | None = None
+    bb: str | None = None
+    bbf: str | None = None
+    cpus: Number = 1
+    priority: Number | None = None
+    begin_at: str | None = None
+    """ISO 8601 with a zone: the job is not eligible before."""
+    deadline: str | None = None
+    """ISO 8601 with a zone: the job is dropped if it cannot have run by then."""
+    dependencies: tuple[str, ...] = ()
+    """Such as `afterok:12`, `afterburstbuffer:12` or `singleton`; all must hold."""
+    dependency_any: bool = False
+    """One of the dependencies is enough (`?`)."""
+    output: str | None = None
+    environment: dict[str, str] = {}
+    hold: bool = False
+    user: str | None = None
+    """Operators only: on whose behalf."""
+    nodes: Annotated[int, msgspec.Meta(ge=0, le=NODES_ASKED_MAX)] = 1
+    """0: a job that only creates or destroys persistent buffers (`-N0`)."""
+    array: Annotated[str, msgspec.Meta(max_length=OPTION_CHARACTERS_MAX)] | None = None
+    """Such as `1-10:2%3`: tasks, and how many of them may go at once."""
+    account: str | None = None
+    qos: str | None = None
+    licenses: Annotated[tuple[str, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] = ()
+    """Such as `matlab:2` or `matlab`, which is one of them."""
+    reservation: str | None = None
+    partition: str | None = None
+    nice: Number = 0
+    """Larger goes later."""
+    requeue: bool = True
+    """Whether the job may be requeued after a failure that is not its own."""
+    mail_types: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAIL_TYPES_MAX)] = ()
+    """Such as `stage_out` or `all`."""
+    mail_user: str | None = None
+    comment: str | None = None
+
+
+class UpdateRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/update: what is null, or left out, stays as it is."""
+
+    name: Text | None = None
+    time_limit_s: Number | None = None
+    priority: Number | None = None
+    nice: Number | None = None
+    begin_at: Text | None = None
+    """ISO 8601 with a zone; empty: at once."""
+    deadline: Text | None = None
+    """ISO 8601 with a zone; empty: none any more."""
+    dependencies: Annotated[tuple[Text, ...], msgspec.Meta(max_length=DEPENDENCIES_MAX + 1)] | None = None
+    """Such as `afterok:12` or `singleton`, all of them; empty: none any more."""
+    dependency_any: bool = False
+    """Whether one of these dependencies is enough."""
+    account: Text | None = None
+    qos: Text | None = None
+    reservation: Text | None = None
+    partition: Text | None = None
+    """Empty, as for the three before it: none any more, or the default one."""
+    licenses: Annotated[tuple[Text, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] | None = None
+    comment: Text | None = None
+    requeue: bool | None = None
+    mail_types: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAIL_TYPES_MAX)] | None = None
+    mail_user: Text | None = None
+    bb: str | None = None
+    bbf: str | None = None
+    """What it asks of burst buffers instead of all that it asked for: the text of --bb, what a --bbf file holds."""
+
+
+class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
+    """More of one job. Null in JobView where all of it is as it is here by default."""
+
+    nodes: int = 1
+    """0: the job runs no script, and only creates or destroys persistent buffers."""
+    gid: int | None = None
+    account: str | None = None
+    qos: str | None = None
+    licenses: tuple[str, ...] = ()
+    """Such as `matlab:2`."""
+    reservation: str | None = None
+    partition: str | None = None
+    nice: int = 0
+    array_job_id: int | None = None
+    array_task_id: int | None = None
+    array_throttle: int = 0
+    """How many tasks of the array may go at once; 0: all."""
+    requeue: bool = True
+    restarts: int = 0
+    """How often the job was requeued."""
+    singleton: bool = False
+    dependency_any: bool = False
+    """Whether one of its dependencies is enough."""
+    mail_types: tuple[str, ...] = ()
+    mail_user: str | None = None
+    comment: str | None = None
+    deadline: str | None = None
+    """When it must have ended."""
+    suspend_time: str | None = None
+    """Since when it is suspended; null if it is not."""
+    suspended_s: int = 0
+    """For how long it was suspended before, whole seconds."""
+
+
+NO_DETAILS = JobDetailsView()
