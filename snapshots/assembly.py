@@ -224,10 +224,10 @@ class Assembly:
 def _receipts(records: Iterable[tuple[bytes, Receipt]], breathe: Callable[[], None]) -> Receipts:
     receipts, left = Receipts(), iter(records)
     while step := list(islice(left, MAP_STEP_RECORDS)):
-        draft = receipts.mutate()
+        builder = receipts.mutate()
         for command_id, receipt in step:
-            draft.add(command_id, receipt)
-        receipts = draft.finish()
+            builder.add(command_id, receipt)
+        receipts = builder.finish()
         breathe()
     return receipts
 

@@ -12,7 +12,7 @@ from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
 from cluster.schemas import operations as ops
 from cluster.server import AppliedLog, Step, TimeTravelBusy, settled_at
 from cluster.system import format_instant
-from replica.fold import settle_entry
+from replica.fold import apply_entry
 from replica.messages import Entry, JobSubmitted, jobs_of
 from replica.model import Dependency
 from replica.scheduler import depended_on, dependency_met
@@ -121,7 +121,7 @@ def _rows(step: Step, job_id: int, *, names: bool) -> list[HistoryRow]:
     rows: list[HistoryRow] = []
     state = step.before
     for position, entry in enumerate(batch.entries):
-        state = settle_entry(state, entry, batch.at)
+        state = apply_entry(state, entry, batch.at)
         rows.extend(_entry_rows(state, entry, settled_at(step.applied, position), job_id, batch.at, names=names))
     return rows
 

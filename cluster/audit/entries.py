@@ -13,7 +13,7 @@ CONFIGURATION = "configuration"
 """Who is a member from this entry on, and who asked for that."""
 
 VOID = "void"
-"""A batch that the fence refused everywhere: it was decided on another revision, and changed nothing."""
+"""A batch that the check of its base refused everywhere: it was decided on another revision, and changed nothing."""
 
 
 def entry_view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
@@ -55,7 +55,7 @@ def entry_view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
 
 
 def is_void(index: int, batch: Batch, ledger: Ledger) -> bool:
-    """Say whether the fence refused this batch: another entry settled the revisions that it would have."""
+    """Whether the check of its base refused this batch: another entry settled the revisions that it would have."""
     if not batch.entries:
         return False
     try:

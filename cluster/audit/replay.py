@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from replica.fold import settle, settle_entry
+from replica.fold import apply_batch, apply_entry
 from replica.messages import Batch, ReleaseNeeded
 from replica.state import EMPTY, State, check, state_digest
 from replica.values import LedgerViolation, Revision
@@ -76,7 +76,7 @@ class _Replay:
         self.index, self.digest = entry.index, entry.digest
 
     def _settle(self, batch: Batch) -> None:
-        after = settle(self.state, batch)
+        after = apply_batch(self.state, batch)
         if after is None:
             self.void_batches += 1
             return
@@ -84,7 +84,7 @@ class _Replay:
         if self.at_revision is not None and after.revision > self.at_revision:
             # The moment lies inside this batch: only its first entries had been settled then.
             for record in batch.entries[: self.at_revision - batch.base]:
-                self.state = settle_entry(self.state, record, batch.at)
+                self.state = apply_entry(self.state, record, batch.at)
             return
         self.state = after
 

@@ -4,7 +4,7 @@ Lifecycle: `open_storage` rebuilds the state from snapshot and ledger; `start` b
 committed entry comes to `apply`, once and in order; `stop` ends it. The controller is the machine that consensus
 drives, and the face that the API asks: for the state, for proof that it is current, and for a command to be settled.
 
-What happens to an entry: decode, check the base and apply (`settle`), chain (`record_applied`), swap the State
+What happens to an entry: decode, check the base and apply (`apply_batch`), chain (`record_applied`), swap the State
 reference, notify who waits. None of it may fail for an entry that a correct leader made; whatever does stops the
 replica (law 10).
 """
@@ -34,7 +34,7 @@ from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
 from cluster.server.time_travel import TimeTravel
 from cluster.system import Clock
-from replica.fold import settle
+from replica.fold import apply_batch
 from replica.messages import Batch, FoundCluster, Request, SubmitJob
 from replica.state import State
 from snapshots import Image, SnapshotStore
@@ -279,7 +279,7 @@ class Controller:
         else:
             batch, after = read_batch(data), before
             if batch is not None:
-                settled = settle(before, batch)
+                settled = apply_batch(before, batch)
                 void = settled is None
                 after = before if settled is None else settled
         configuration = read_configuration(data)

@@ -101,16 +101,16 @@ class Waiter(msgspec.Struct, frozen=True):
 class InFlight:
     """A batch that was proposed: what it was decided on and comes to, and who waits for it."""
 
-    __slots__ = ("batch", "data", "first", "index", "last", "term", "tentative", "waiters")
+    __slots__ = ("batch", "data", "first", "index", "last", "term", "speculative", "waiters")
 
-    def __init__(self, tentative: SpeculativeState, batch: Batch, data: bytes, waiters: list[Waiter]) -> None:
+    def __init__(self, speculative: SpeculativeState, batch: Batch, data: bytes, waiters: list[Waiter]) -> None:
         self.index = 0
         self.term = 0
-        self.tentative = tentative
+        self.speculative = speculative
         self.batch = batch
         self.data = data
         self.first = Revision(batch.base + 1)
-        self.last = Revision(tentative.revision)
+        self.last = Revision(speculative.revision)
         self.waiters = waiters
 
     def by_hurry(self) -> tuple[list[Waiter], list[Waiter]]:
@@ -121,7 +121,7 @@ class InFlight:
     @property
     def after(self) -> State:
         """The state after it. Made when it is asked for first: by then the batch is on its way to the others."""
-        return self.tentative.state()
+        return self.speculative.state()
 
 
 def resolve(answer: Asker, settled: Settled) -> None:

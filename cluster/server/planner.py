@@ -1,7 +1,9 @@
-"""The leader's scheduling index (`replica.scheduler`), kept in step with the tentative state: what makes a pass cheap.
+"""The leader's scheduling index (`replica.scheduler`), kept in step with the speculative state: what makes a pass
+cheap.
 
-It follows each batch as it is decided, so it is always the index of the newest tentative state. What it was built on is
-dropped with the batches in flight: then it is built anew, a portion a turn, since 100,000 jobs take most of a second.
+It follows each batch as it is decided, so it is always the index of the newest speculative state. What it was built on
+is dropped with the batches in flight: then it is built anew, a portion a turn, since 100,000 jobs take most of a
+second.
 """
 
 from __future__ import annotations

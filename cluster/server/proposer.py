@@ -3,10 +3,10 @@
 Theory of operation
 ===================
 
-Commands wait in one bounded queue. The pump takes as many as fit, decides them in order against the *tentative* state
+Commands wait in one bounded queue. The pump takes as many as fit, decides them in order against the *speculative* state
 (the applied state and everything that is in flight), and proposes them as one batch (law 5). Up to
 `BATCHES_IN_FLIGHT_MAX` batches are under way at once: while they travel, the queue collects the next one, so batches
-grow with the load and a lonely command never waits for company. When the entry is applied, its waiters are notified; an
+grow with the load and a single command never waits for company. When the entry is applied, its waiters are notified; an
 answer never precedes the commit (law 4).
 
 A pass of the scheduler follows whatever was decided. While other batches are under way it ends the batch. A batch that
@@ -191,13 +191,13 @@ class Proposer:
     def precomputed(self, before: State, data: bytes) -> tuple[Batch, State] | None:
         """Return the batch in `data` and the state after it, if it is the next one in flight, decided on `before`.
 
-        It was folded entry by entry while it was decided; on this very state and for these very bytes `settle` would
-        come to the same, so the leader need not fold twice. None for anything else: then settle it.
+        It was folded entry by entry while it was decided; on this very state and for these very bytes `apply_batch`
+        would come to the same, so the leader need not fold twice. None for anything else: then settle it.
         """
         if not self._in_flight:
             return None
         head = self._in_flight[0]
-        if head.tentative.base is not before or (head.data is not data and head.data != data):
+        if head.speculative.base is not before or (head.data is not data and head.data != data):
             return None
         return head.batch, head.after
 
@@ -312,7 +312,7 @@ class Proposer:
     def _pass_behind(self, flight: InFlight) -> None:
         """Have the pass that belongs to a batch that left without it; whoever waits for the batch waits for both."""
         self._unpassed = None
-        self._planner.closed(flight.tentative)
+        self._planner.closed(flight.speculative)
         batch = SpeculativeState(flight.after, Instant(max(self._clock.now(), flight.batch.at)))
         if (entry := self._pass(batch, True)) is not None:
             batch.add(entry)

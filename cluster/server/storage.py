@@ -18,7 +18,7 @@ import msgspec
 
 from cluster.config import FIRST_START_NAME, Config
 from cluster.server.applied_log import read_batch, read_configuration
-from replica.fold import settle
+from replica.fold import apply_batch
 from replica.messages import ReleaseNeeded
 from replica.state import EMPTY, State
 from snapshots import Image, SnapshotStore
@@ -338,7 +338,7 @@ def _replay(
                 raise _refused(Condition.LEDGER_DAMAGED, place, name)
             batch = read_batch(entry.data)
             if batch is not None:
-                following = settle(state, batch)
+                following = apply_batch(state, batch)
                 state = state if following is None else following
             configuration = read_configuration(entry.data)
             if configuration is not None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from cluster.server.applied_log import READ_ENTRIES, Applied, AppliedLog
-from replica.fold import settle, settle_entry
+from replica.fold import apply_batch, apply_entry
 from replica.state import EMPTY, State
 from replica.values import LedgerViolation, Revision
 from snapshots import SnapshotRefused, SnapshotStore, load_snapshot
@@ -141,7 +141,7 @@ class TimeTravel:
                     raise RevisionNotHeld(f"entries {index + 1} to {applied.index - 1} are not held by this replica")
                 before = state
                 if applied.batch is not None and not applied.void:
-                    following = settle(state, applied.batch)
+                    following = apply_batch(state, applied.batch)
                     if following is None:
                         raise LedgerViolation(f"entry {applied.index} was settled once and is void now")
                     state = following
@@ -222,7 +222,7 @@ def _within(step: Step, revision: int) -> State:
     for entry in batch.entries:
         if state.revision >= revision:
             break
-        state = settle_entry(state, entry, batch.at)
+        state = apply_entry(state, entry, batch.at)
     return state
 
 

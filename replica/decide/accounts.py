@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.decide.checks import Unfit, require
+from replica.decide.checks import Rejected, require
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -178,7 +178,7 @@ CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
 
 
 def admitted(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
-    """Return the request with the site's default account and QOS filled in; Unfit where `jobs` such are refused."""
+    """Return the request with the site's default account and QOS filled in; Rejected where `jobs` such are refused."""
     options = request.asked
     if not _asks(options) and state.scheduling_rules == DEFAULT_RULES:
         return request
@@ -207,7 +207,7 @@ def _asks(options: JobOptions) -> bool:
 
 
 def check_admission(state: Facts, user: str, options: JobOptions, jobs: int) -> None:
-    """Raise Unfit where jobs may not have these options; `jobs` of them come to the QOS anew."""
+    """Raise Rejected where jobs may not have these options; `jobs` of them come to the QOS anew."""
     require(_admission_refusal(state, user, options, jobs))
 
 
@@ -258,7 +258,7 @@ def _denied(place: str, sentence: str) -> Refusal:
 
 
 def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int) -> None:
-    """Raise Unfit where a QOS with deny_on_limit refuses a job that one of its limits forbids by itself."""
+    """Raise Rejected where a QOS with deny_on_limit refuses a job that one of its limits forbids by itself."""
     qos = state.qos.get(request.asked.qos) if request.asked.qos else None
     scheduling_class = scheduling_class_of(request)
     if qos is None or scheduling_class is None or not qos.deny_on_limit:
@@ -268,7 +268,7 @@ def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: in
         return
     verdict = over.verdict
     figures = ", ".join(f"{name} {value}" for name, value in verdict.figures)
-    raise Unfit(
+    raise Rejected(
         RefusalCode.LIMIT_EXCEEDED,
         f"{verdict.reason}: {verdict.sentence} ({figures})",
         "ask for less, or use another QOS",

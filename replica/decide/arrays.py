@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.checks import Unfit
+from replica.decide.checks import Rejected
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import AfterTask, ArrayFault, ArrayTask, Dependency, JobRequest, compressed, parse_tasks
@@ -23,7 +23,7 @@ DEFAULT_OUTPUT = "forebay-%A_%a.out"
 
 
 def check_array(state: Facts, command: c.SubmitJob) -> None:
-    """Raise Unfit for what a submit says of arrays and cannot be."""
+    """Raise Rejected for what a submit says of arrays and cannot be."""
     tasks, throttle = command.tasks, command.throttle
     if command.request.array is not None:
         raise _invalid("which array a task belongs to is decided by the controller", "leave it out")
@@ -40,7 +40,7 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
     if command.request.asked.nodes == 0:
         raise _invalid("a job of zero nodes cannot be an array", "leave --array out, or ask for nodes")
     if len(state.unfinished) + len(tasks) > limits.JOBS_UNFINISHED_MAX:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"{len(tasks)} tasks and the jobs that are not over yet are more than {limits.JOBS_UNFINISHED_MAX}",
             "wait until some are over, or submit fewer tasks",
@@ -48,15 +48,15 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
         )
 
 
-def _invalid(sentence: str, remedy: str) -> Unfit:
-    return Unfit(RefusalCode.INVALID_FIELD, sentence, remedy, "array")
+def _invalid(sentence: str, remedy: str) -> Rejected:
+    return Rejected(RefusalCode.INVALID_FIELD, sentence, remedy, "array")
 
 
 def array_submitted(
     command: c.SubmitJob, array: int, resolved: Callable[[JobRequest, int], e.JobSubmitted]
 ) -> e.JobSubmitted:
-    """Return the event that the submit of an array leads to; Unfit. `resolved` is asked for each task that differs from
-    the first one by its paths.
+    """Return the event that the submit of an array leads to; Rejected. `resolved` is asked for each task that differs
+    from the first one by its paths.
     """
     request, tasks = command.request, command.tasks
     if not request.output:
@@ -93,8 +93,8 @@ def array_submitted(
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def _too_large(sentence: str) -> Unfit:
-    return Unfit(
+def _too_large(sentence: str) -> Rejected:
+    return Rejected(
         RefusalCode.LIMIT_EXCEEDED,
         f"the array is too large: {sentence}",
         f"at most {limits.ARRAY_ENTRY_BYTES_MAX} bytes; submit fewer tasks, or stage whole directories",
@@ -105,7 +105,7 @@ def _too_large(sentence: str) -> Unfit:
 def dependencies_resolved(
     state: Facts, asked: tuple[Dependency, ...], after_tasks: tuple[AfterTask, ...]
 ) -> tuple[Dependency, ...]:
-    """Return the dependencies with those on arrays and on tasks of them resolved; Unfit for unknown ones."""
+    """Return the dependencies with those on arrays and on tasks of them resolved; Rejected for unknown ones."""
     found: list[Dependency] = []
     for dependency in asked:
         if dependency.job in state.arrays:
@@ -121,8 +121,8 @@ def dependencies_resolved(
     return tuple(found)
 
 
-def _unknown(word: str, job: str) -> Unfit:
-    return Unfit(
+def _unknown(word: str, job: str) -> Rejected:
+    return Rejected(
         RefusalCode.UNKNOWN_DEPENDENCY,
         f"{word}:{job}: there is no job {job}",
         "forebay job list shows the jobs",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica.decide.checks import Unfit, check_beneath, check_inside, expand, require
+from replica.decide.checks import Rejected, check_beneath, check_inside, expand, require
 from replica.messages import commands as c
 from replica.model import (
     NATIVE,
@@ -37,7 +37,7 @@ _OF_ONE_TASK = re.compile("%[aj]")
 
 
 def buffer_resolved(state: Facts, actor: c.Actor, request: JobRequest, *, of_array: bool) -> JobRequest:
-    """Return the request with what it asks of buffers decided, but for the paths; Unfit where it cannot be had."""
+    """Return the request with what it asks of buffers decided, but for the paths; Rejected where it cannot be had."""
     if is_ordinary(request) and all(pool.unit is PoolUnit.BYTES for pool in state.pools.values()):
         return request
     asked = request.buffer
@@ -48,7 +48,7 @@ def buffer_resolved(state: Facts, actor: c.Actor, request: JobRequest, *, of_arr
     units = _units(state, asked, asked.units)
     creates = tuple(_with_units(state, record) for record in asked.creates)
     if asked.swap_bytes and _unit(state, asked.pool, _pool_place(asked)) is not PoolUnit.BYTES:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_CAPACITY,
             "swap is asked of a pool that does not count bytes",
             "name a pool that does",
@@ -78,14 +78,14 @@ def space_resolved(
     state: Facts, request: JobRequest, asked: BufferRequest, job_id: int
 ) -> tuple[BufferRequest, str, int]:
     """Return what a job asks of buffers with its paths decided, the pool, and what it would hold there (bytes, or units
-    where the pool counts those); Unfit.
+    where the pool counts those); Rejected.
     """
     asked = _expanded(state, request, asked, job_id)
     return asked, *_granted(state, asked, asked.swap_bytes * max(1, request.asked.nodes))
 
 
 def check_buffer_user(state: Facts, user: str) -> None:
-    """Raise Unfit for a user whom AllowUsers or DenyUsers keeps from buffers."""
+    """Raise Rejected for a user whom AllowUsers or DenyUsers keeps from buffers."""
     require(buffer_user_refusal(state.site, user))
 
 
@@ -124,7 +124,7 @@ def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
 def _check_nodes(request: JobRequest) -> None:
     nodes, asked = request.asked.nodes, request.buffer
     if nodes > 1 or nodes < 0:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_FIELD,
             f"the job asks for {nodes} nodes; a job of Forebay runs on one",
             "ask for one node, or for none to create or destroy persistent buffers only",
@@ -133,7 +133,7 @@ def _check_nodes(request: JobRequest) -> None:
     if nodes:
         return
     if asked is None:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_FIELD,
             "Node count specification invalid",
             "only a job that creates or destroys persistent buffers may have no nodes",
@@ -142,7 +142,7 @@ def _check_nodes(request: JobRequest) -> None:
     own = asked.capacity_bytes or asked.stage_in or asked.stage_out or asked.uses or asked.swap_bytes or asked.lists
     commands = asked.stage_in_command or asked.stage_out_command or asked.directives_kind == "lua"
     if own or commands or not (asked.creates or asked.destroys):
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             "a job of no nodes may only create or destroy persistent buffers",
             "ask for a node, or leave the job's own buffer out",
@@ -163,11 +163,11 @@ def _check_persistent(state: Facts, actor: c.Actor, asked: BufferRequest) -> Non
 
 
 def _check_carried_out(state: Facts, asked: BufferRequest) -> None:
-    """Raise Unfit for what the grammar reads and Forebay's own agents do not do: such a job would run without it."""
+    """Raise Rejected for what the grammar reads and Forebay's own agents do not do: such a job would run without it."""
     if state.site.provider != NATIVE:
         return
     if asked.swap_bytes:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             "swap is not set up by the provider native: Linux gives swap to everything on a node, and nodes are shared",
             "leave it out, and ask for the memory that the job needs",
@@ -194,12 +194,12 @@ def _choices(asked: BufferRequest) -> Iterator[tuple[TransferChoice, str]]:
 
 
 def _check_backend(state: Facts, backend: str, place: str) -> None:
-    """Raise Unfit for a backend that the site does not allow."""
+    """Raise Rejected for a backend that the site does not allow."""
     allowed = state.transfer_rules.backends
     if backend in allowed:
         return
     what = "a command that stages" if backend == "command" else f"backend={backend}"
-    raise Unfit(
+    raise Rejected(
         RefusalCode.INVALID_DIRECTIVE,
         f"{what} is not allowed on this cluster",
         f"use one of {', '.join(allowed)}, or have an operator add {backend} to the backends of transfers",
@@ -207,10 +207,10 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
     )
 
 
-def _over_total(state: Facts, size: int, pool: Pool, place: str) -> Unfit:
+def _over_total(state: Facts, size: int, pool: Pool, place: str) -> Rejected:
     unit = pool.unit
     most = format_amount(pool.usable_bytes, unit)
-    return Unfit(
+    return Rejected(
         RefusalCode.CAPACITY_OVER_TOTAL,
         f"{format_amount(size, unit)} is more than pool {pool.name} has in all, {most}",
         f"ask for at most {most}, or for another pool",
@@ -241,16 +241,16 @@ def _with_units(state: Facts, record: CreatePersistent) -> CreatePersistent:
 
 
 def decided_units(written: str, unit: PoolUnit, place: str) -> str:
-    """Return what a capacity counts, from how it was `written` and what its pool counts; Unfit where they differ."""
+    """Return what a capacity counts, from how it was `written` and what its pool counts; Rejected where they differ."""
     if written == "count" and unit is not PoolUnit.NODES:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_CAPACITY,
             f"the capacity is a number of nodes (N), and its pool counts {_counts(unit)}",
             "write it without N, or name a pool of nodes",
             place,
         )
     if written == "bytes" and unit is not PoolUnit.BYTES:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_CAPACITY,
             f"the capacity is a size in bytes, and its pool counts {_counts(unit)}",
             "write a number without a suffix" + (" or with N" if unit is PoolUnit.NODES else ""),
@@ -267,7 +267,7 @@ def _decided_list(state: Facts, request: JobRequest, transfer: ListTransfer, *, 
     """Return a list with its symbols replaced and its paths checked, as those of the other transfers are."""
     job_id, place = state.next_job, transfer.place
     if of_array and _OF_ONE_TASK.search(transfer.source + transfer.destination):
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             "the tasks of an array share their lists, so %a and %j mean nothing in them",
             "stage a directory for each task, or leave them out",
@@ -312,7 +312,7 @@ def _granted(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[str, 
     pool = pool_of(state, asked.pool, pool_place)
     granted = round_up(asked.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
     if granted > SIZE_BYTES_MAX:
-        raise Unfit(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
+        raise Rejected(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
     if granted > pool.usable_bytes and not state.site.hold_oversized:
         raise _over_total(state, asked.capacity_bytes + swap_bytes, pool, capacity_place)
     return pool.name, granted
@@ -323,12 +323,12 @@ def pool_of(state: Facts, name: str, place: str) -> Pool:
         pool = state.pools.get(name)
         if pool is None:
             listed = ", ".join(sorted(state.pools)) or "there are none"
-            raise Unfit(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", f"use one of: {listed}", place)
+            raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", f"use one of: {listed}", place)
         return pool
     for pool in state.pools.values():
         if pool.is_default:
             return pool
-    raise Unfit(
+    raise Rejected(
         RefusalCode.NO_DEFAULT_POOL,
         "the request names no pool, and there is no default pool",
         f"add pool=, one of: {', '.join(sorted(state.pools))}",

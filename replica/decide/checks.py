@@ -1,6 +1,6 @@
 """Checks of what is asked of a job, each once: a submit makes them of all of it, an update of what is to change.
 
-A check raises Unfit; whoever decides the command catches it once, and answers with the refusal in it.
+A check raises Rejected; whoever decides the command catches it once, and answers with the refusal in it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replica.values import (
 Found = TypeVar("Found")
 
 
-class Unfit(Exception):
+class Rejected(Exception):
     """What is asked of a job is refused; carries the refusal out of the checks."""
 
     def __init__(self, code: RefusalCode, sentence: str, remedy: str, place: str) -> None:
@@ -39,17 +39,17 @@ class Unfit(Exception):
 
 
 def require(found: Found | Refusal) -> Found:
-    """Return what a check of another room has found; Unfit if it is a refusal."""
+    """Return what a check of another room has found; Rejected if it is a refusal."""
     if isinstance(found, Refusal):
-        raise Unfit(found.code, found.sentence, found.remedy, found.place)
+        raise Rejected(found.code, found.sentence, found.remedy, found.place)
     return found
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise Unfit for what cannot be the name of a job or of a user."""
+    """Raise Rejected for what cannot be the name of a job or of a user."""
     fault = name_fault(name)
     if fault is not None:
-        raise Unfit(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
+        raise Rejected(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
 
 
 _RANGES = {
@@ -61,20 +61,22 @@ _RANGES = {
 
 
 def check_number(field: str, number: int) -> None:
-    """Raise Unfit for a time limit, CPUs or a priority outside of what a job may ask for."""
+    """Raise Rejected for a time limit, CPUs or a priority outside of what a job may ask for."""
     least, most = _RANGES[field]
     if not least <= number <= most:
-        raise Unfit(RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field)
+        raise Rejected(RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field)
 
 
 def check_options(options: JobOptions) -> None:
-    """Raise Unfit for an option whose value can never be. Whether accounts and such exist is asked elsewhere."""
+    """Raise Rejected for an option whose value can never be. Whether accounts and such exist is asked elsewhere."""
     fault = name_fault(options.partition) if options.partition else None
     if fault is not None:
-        raise Unfit(RefusalCode.INVALID_FIELD, f"the partition {fault}", "write the name of a partition", "partition")
+        raise Rejected(
+            RefusalCode.INVALID_FIELD, f"the partition {fault}", "write the name of a partition", "partition"
+        )
     unknown = [word for word in options.mail_types if word.strip().lower() not in MAIL_TYPES]
     if unknown:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_FIELD,
             f"the mail type {unknown[0][:48]!r} is unknown",
             f"use some of {', '.join(MAIL_TYPES)}",
@@ -85,13 +87,15 @@ def check_options(options: JobOptions) -> None:
         ("comment", options.comment, MESSAGE_CHARACTERS_MAX),
     ):
         if len(text) > most:
-            raise Unfit(
+            raise Rejected(
                 RefusalCode.LIMIT_EXCEEDED, f"{field} has {len(text)} characters", f"write at most {most}", field
             )
         if any(ord(character) < 32 or ord(character) == 127 for character in text):
-            raise Unfit(RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field)
+            raise Rejected(
+                RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field
+            )
     if options.mail_user.startswith("-") or " " in options.mail_user:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_FIELD,
             f"{options.mail_user[:48]!r} is no address",
             "write a user or an address",
@@ -100,9 +104,9 @@ def check_options(options: JobOptions) -> None:
 
 
 def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
-    """Raise Unfit for too many dependencies, or one on a job that is not there."""
+    """Raise Rejected for too many dependencies, or one on a job that is not there."""
     if len(dependencies) > limits.DEPENDENCIES_MAX:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are more than {limits.DEPENDENCIES_MAX} dependencies",
             "depend on fewer jobs",
@@ -110,7 +114,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
         )
     for dependency in dependencies:
         if dependency.job not in state.jobs and not dependency.kind.of_array:
-            raise Unfit(
+            raise Rejected(
                 RefusalCode.UNKNOWN_DEPENDENCY,
                 f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
                 "forebay job list shows the jobs",
@@ -119,7 +123,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
 
 
 def expand(text: str, request: JobRequest, job_id: int, place: str) -> str:
-    """Return `text` with the job's symbols replaced; Unfit for one that means nothing here."""
+    """Return `text` with the job's symbols replaced; Rejected for one that means nothing here."""
     array = request.array
     try:
         return expand_symbols(
@@ -132,7 +136,7 @@ def expand(text: str, request: JobRequest, job_id: int, place: str) -> str:
             array_task=0 if array is None else array.task,
         )
     except UnknownSymbol as symbol:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             f"{text!r} has the symbol {symbol}, which means nothing here",
             "use %% %A %d %j %u %x, and %a in an array",
@@ -141,12 +145,12 @@ def expand(text: str, request: JobRequest, job_id: int, place: str) -> str:
 
 
 def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
-    """Raise Unfit unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
+    """Raise Rejected unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
     descriptor.
     """
     fault = path_fault(path)
     if fault is not None:
-        raise Unfit(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
+        raise Rejected(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
     expanded = expand_roots(roots, user)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     for root in expanded:
@@ -154,7 +158,7 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
         if parts[: len(root_parts)] == root_parts:
             return
     listed = ", ".join(expanded) if expanded else f"none: the site has set no {key}"
-    raise Unfit(
+    raise Rejected(
         RefusalCode.PATH_NOT_ALLOWED,
         f"{path!r} is outside what user {user} may touch",
         f"use a path beneath one of {listed}",
@@ -163,9 +167,9 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
 
 
 def check_inside(path: str, place: str) -> None:
-    """Raise Unfit for a path in a buffer that leads out of it."""
+    """Raise Rejected for a path in a buffer that leads out of it."""
     fault = path_fault("/" + split_inside(path)[1])
     if fault is not None:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
         )

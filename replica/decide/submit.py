@@ -1,7 +1,7 @@
 """Submitting a job or a job array: one pipeline from what is asked to one event.
 
 The record is checked, then what it asks of buffers is resolved, the array, the partition, the account, and last of all
-the paths and the space. What is refused is raised as Unfit anywhere on the way, and answered here.
+the paths and the space. What is refused is raised as Rejected anywhere on the way, and answered here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replica.decide.buffer_request import (
     space_resolved,
 )
 from replica.decide.checks import (
-    Unfit,
+    Rejected,
     check_beneath,
     check_dependencies,
     check_name,
@@ -41,8 +41,8 @@ def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSu
     """Return the event that a submit leads to, with everything in it decided; or why it is refused."""
     try:
         return _submitted(state, actor, command)
-    except Unfit as unfit:
-        return unfit.refusal
+    except Rejected as refused:
+        return refused.refusal
 
 
 def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted:
@@ -123,14 +123,14 @@ def _output(state: Facts, request: JobRequest, job_id: int) -> str:
 
 def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     if actor.role is c.ActorRole.USER and request.user != actor.name:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.PERMISSION_DENIED,
             f"{actor} may not submit for user {request.user!r}",
             "submit as yourself",
             "user",
         )
     if request.user == "root" and not state.site.allow_root:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.ROOT_NOT_ALLOWED,
             "User root can not allocate burst buffers",
             "submit as another user, or set allow_root in the policy",
@@ -139,27 +139,27 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     check_name("user", request.user)
     check_name("name", request.name)
     if not request.script.startswith("#!"):
-        raise Unfit(
+        raise Rejected(
             RefusalCode.INVALID_FIELD,
             "the script does not say what runs it",
             "start its first line with #!, for example #!/bin/bash",
             "script line 1, column 1",
         )
     if len(request.script.encode("utf-8", "surrogatepass")) > limits.SCRIPT_BYTES_MAX:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"the script is longer than {limits.SCRIPT_BYTES_MAX} bytes",
             "put its data into files and stage them in",
             "script",
         )
     if "\0" in request.script:
-        raise Unfit(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
+        raise Rejected(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
     check_number("time_limit_s", request.time_limit_s)
     check_number("cpus", request.cpus)
     check_number("priority", request.priority)
     largest = max((node.cpus for node in state.nodes.values()), default=request.cpus)
     if request.cpus > largest:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"the job needs {request.cpus} CPUs, and no node has more than {largest}",
             f"ask for at most {largest}",
@@ -168,14 +168,14 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     _check_environment(request)
     check_dependencies(state, request.dependencies)
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
         )
 
 
 def _check_environment(request: JobRequest) -> None:
     if len(request.environment) > limits.ENVIRONMENT_VARIABLES_MAX:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are more than {limits.ENVIRONMENT_VARIABLES_MAX} variables",
             "export fewer",
@@ -185,9 +185,9 @@ def _check_environment(request: JobRequest) -> None:
     for name, value in request.environment:
         size += len(name.encode("utf-8", "surrogatepass")) + len(value.encode("utf-8", "surrogatepass"))
         if not name or "=" in name or "\0" in name + value:
-            raise Unfit(RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment")
+            raise Rejected(RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment")
     if size > limits.ENVIRONMENT_BYTES_MAX:
-        raise Unfit(
+        raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"the environment is longer than {limits.ENVIRONMENT_BYTES_MAX} bytes",
             "export less",

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from replica.decide.accounts import check_admission, check_limits
 from replica.decide.arrays import dependencies_resolved
 from replica.decide.buffer_request import buffer_resolved, check_buffer_user, space_resolved
-from replica.decide.checks import Unfit, check_dependencies, check_name, check_number, check_options, require
+from replica.decide.checks import Rejected, check_dependencies, check_name, check_number, check_options, require
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -54,8 +54,8 @@ def updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: 
         return Refusal(RefusalCode.WRONG_STATE, sentence, "only jobs that wait can be changed", "job")
     try:
         return _updated(state, actor, job, command, jobs)
-    except Unfit as unfit:
-        return unfit.refusal
+    except Rejected as refused:
+        return refused.refusal
 
 
 def _updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events:
@@ -99,7 +99,7 @@ def _resolved(state: Facts, command: c.UpdateJob) -> JobChange:
 
 
 def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> None:
-    """Raise Unfit for what of the change only an operator may do."""
+    """Raise Rejected for what of the change only an operator may do."""
     if actor.role is c.ActorRole.OPERATOR:
         return
     if change.time_limit_s is not None and change.time_limit_s > request.time_limit_s:
@@ -110,8 +110,8 @@ def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> 
         raise _denied("nice", "only an operator may set a negative nice value")
 
 
-def _denied(place: str, sentence: str) -> Unfit:
-    return Unfit(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
+def _denied(place: str, sentence: str) -> Rejected:
+    return Rejected(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
 
 
 def _check_change(state: Facts, change: JobChange) -> None:
@@ -126,20 +126,20 @@ def _check_change(state: Facts, change: JobChange) -> None:
 
 
 def _check_circle(state: Facts, job: Job, after: JobRequest) -> None:
-    """Raise Unfit for a job that would wait for itself, directly or by way of others."""
+    """Raise Rejected for a job that would wait for itself, directly or by way of others."""
     seen: set[int] = set()
     waiting = list(_awaited(state, job.id, after, job.id, after))
     while waiting:
         other = waiting.pop()
         if other == job.id:
             sentence = f"job {job.id} would wait for itself, directly or by way of others"
-            raise Unfit(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
+            raise Rejected(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
         if other in seen:
             continue
         seen.add(other)
         if len(seen) > DEPENDENCY_CHAIN_MAX:
             sentence = f"the job would wait, by way of others, for more than {DEPENDENCY_CHAIN_MAX} jobs"
-            raise Unfit(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
+            raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
         waiting.extend(_awaited(state, other, state.jobs[other].request, job.id, after))
 
 
@@ -176,19 +176,19 @@ def _request_changed(
     if state.site.provider != NATIVE:
         # Its script says what the provider does, and that does not change.
         sentence = "Requested operation not supported on this system"
-        raise Unfit(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
+        raise Rejected(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
     buffer = state.buffers.get(job.id)
     if after.array is not None:
         sentence = "the tasks of an array share what they ask of burst buffers"
-        raise Unfit(RefusalCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
+        raise Rejected(RefusalCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
     if buffer is not None and buffer.state is not BufferState.PENDING:
         sentence = f"the buffer of job {job.id} is {buffer.state.word}: what it asks for can no longer be changed"
-        raise Unfit(RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb")
+        raise Rejected(RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb")
     asked = buffer_resolved(state, actor, replace(after, buffer=command.buffer), of_array=False).buffer
     assert asked is not None  # what is resolved was asked for
     if asked.creates or asked.destroys or asked.uses or asked.lists:
         sentence = "persistent buffers and lists (type=list) cannot be asked for of a job that is there already"
-        raise Unfit(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
+        raise Rejected(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
     check_buffer_user(state, after.user)
     asked, pool, granted = space_resolved(state, after, asked, job.id)
     same = buffer is not None and job.request.buffer == asked and (buffer.pool, buffer.granted_bytes) == (pool, granted)

@@ -1,3 +1,3 @@
 """What each event does to a state, by noun."""
 
-from replica.fold.settle import SpeculativeState, is_new, receipt_for, settle, settle_entry
+from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, is_new, receipt_for

@@ -28,49 +28,49 @@ def _without(records: immutables.Map[str, V], name: str, what: str) -> immutable
     return records.delete(name)
 
 
-def _account_set(draft: StateBuilder, event: e.AccountSet) -> None:
-    draft.accounts = draft.accounts.set(event.account.name, with_members_sorted(event.account))
+def _account_set(builder: StateBuilder, event: e.AccountSet) -> None:
+    builder.accounts = builder.accounts.set(event.account.name, with_members_sorted(event.account))
 
 
-def _account_deleted(draft: StateBuilder, event: e.AccountDeleted) -> None:
-    draft.accounts = _without(draft.accounts, event.account, "account")
-    draft.consumed = usage.without(draft.consumed, "a", event.account)
+def _account_deleted(builder: StateBuilder, event: e.AccountDeleted) -> None:
+    builder.accounts = _without(builder.accounts, event.account, "account")
+    builder.consumed = usage.without(builder.consumed, "a", event.account)
 
 
-def _qos_set(draft: StateBuilder, event: e.QosSet) -> None:
-    draft.qos = draft.qos.set(event.qos.name, event.qos)
+def _qos_set(builder: StateBuilder, event: e.QosSet) -> None:
+    builder.qos = builder.qos.set(event.qos.name, event.qos)
 
 
-def _qos_deleted(draft: StateBuilder, event: e.QosDeleted) -> None:
-    draft.qos = _without(draft.qos, event.qos, "QOS")
-    draft.consumed = usage.without(draft.consumed, "q", event.qos)
+def _qos_deleted(builder: StateBuilder, event: e.QosDeleted) -> None:
+    builder.qos = _without(builder.qos, event.qos, "QOS")
+    builder.consumed = usage.without(builder.consumed, "q", event.qos)
 
 
-def _license_set(draft: StateBuilder, event: e.LicenseSet) -> None:
-    draft.licenses = draft.licenses.set(event.license.name, event.license)
+def _license_set(builder: StateBuilder, event: e.LicenseSet) -> None:
+    builder.licenses = builder.licenses.set(event.license.name, event.license)
 
 
-def _license_deleted(draft: StateBuilder, event: e.LicenseDeleted) -> None:
-    draft.licenses = _without(draft.licenses, event.license, "licence")
+def _license_deleted(builder: StateBuilder, event: e.LicenseDeleted) -> None:
+    builder.licenses = _without(builder.licenses, event.license, "licence")
 
 
-def _reservation_set(draft: StateBuilder, event: e.ReservationSet) -> None:
-    draft.reservations = draft.reservations.set(event.reservation.name, event.reservation)
+def _reservation_set(builder: StateBuilder, event: e.ReservationSet) -> None:
+    builder.reservations = builder.reservations.set(event.reservation.name, event.reservation)
 
 
-def _reservation_started(draft: StateBuilder, event: e.ReservationStarted) -> None:
-    reservation = draft.reservations.get(event.reservation)
+def _reservation_started(builder: StateBuilder, event: e.ReservationStarted) -> None:
+    reservation = builder.reservations.get(event.reservation)
     if reservation is None:
         raise LedgerViolation(f"the reservation {event.reservation!r} began, which does not exist")
-    draft.reservations = draft.reservations.set(reservation.name, replace(reservation, active=True))
+    builder.reservations = builder.reservations.set(reservation.name, replace(reservation, active=True))
 
 
-def _reservation_gone(draft: StateBuilder, event: e.ReservationEnded | e.ReservationDeleted) -> None:
-    draft.reservations = _without(draft.reservations, event.reservation, "reservation")
+def _reservation_gone(builder: StateBuilder, event: e.ReservationEnded | e.ReservationDeleted) -> None:
+    builder.reservations = _without(builder.reservations, event.reservation, "reservation")
 
 
-def _scheduling_rules_set(draft: StateBuilder, event: e.SchedulingRulesSet) -> None:
-    draft.scheduling_rules = event.rules
+def _scheduling_rules_set(builder: StateBuilder, event: e.SchedulingRulesSet) -> None:
+    builder.scheduling_rules = event.rules
 
 
 SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
@@ -88,28 +88,28 @@ SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
 }
 
 
-def measure(draft: StateBuilder, buffer: Buffer, stage: Stage, moved_bytes: int) -> None:
+def measure(builder: StateBuilder, buffer: Buffer, stage: Stage, moved_bytes: int) -> None:
     """Add an operation that has just succeeded to what is measured; `buffer` is as it was while it was under way."""
-    rates = rates_of(draft.rates.get(buffer.pool), buffer.pool)
-    took_us = draft.at - buffer.changed_at
+    rates = rates_of(builder.rates.get(buffer.pool), buffer.pool)
+    took_us = builder.at - buffer.changed_at
     if stage is Stage.STAGE_IN:
         rates = replace(rates, stage_in=rates.stage_in.with_one(took_us, moved_bytes, buffer.granted_bytes))
     elif stage is Stage.STAGE_OUT:
         rates = replace(rates, stage_out=rates.stage_out.with_one(took_us, moved_bytes, buffer.granted_bytes))
     else:
         rates = replace(rates, teardown=rates.teardown.with_one(took_us, moved_bytes, buffer.granted_bytes))
-    draft.rates = draft.rates.set(buffer.pool, rates)
+    builder.rates = builder.rates.set(buffer.pool, rates)
 
 
-def _partition_set(draft: StateBuilder, event: e.PartitionSet) -> None:
-    draft.partitions = draft.partitions.set(event.partition.name, event.partition)
+def _partition_set(builder: StateBuilder, event: e.PartitionSet) -> None:
+    builder.partitions = builder.partitions.set(event.partition.name, event.partition)
 
 
-def _partition_deleted(draft: StateBuilder, event: e.PartitionDeleted) -> None:
-    if event.partition not in draft.partitions:
+def _partition_deleted(builder: StateBuilder, event: e.PartitionDeleted) -> None:
+    if event.partition not in builder.partitions:
         raise LedgerViolation(f"an event is about partition {event.partition!r}, which does not exist")
-    draft.partitions = draft.partitions.delete(event.partition)
+    builder.partitions = builder.partitions.delete(event.partition)
 
 
-def _usage_reset(draft: StateBuilder, event: e.UsageReset) -> None:
-    draft.consumed = usage.without(draft.consumed, event.whose, event.name)
+def _usage_reset(builder: StateBuilder, event: e.UsageReset) -> None:
+    builder.consumed = usage.without(builder.consumed, event.whose, event.name)

@@ -14,76 +14,76 @@ from replica.state import StateBuilder
 from replica.values import Instant, LedgerViolation
 
 
-def _cluster_founded(draft: StateBuilder, event: e.ClusterFounded) -> None:
-    draft.cluster_id = event.cluster_id
-    draft.name = event.name
-    draft.site = event.site
-    features.check_level(event.feature_level, "", revision=draft.revision)
-    draft.feature_level = event.feature_level
+def _cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
+    builder.cluster_id = event.cluster_id
+    builder.name = event.name
+    builder.site = event.site
+    features.check_level(event.feature_level, "", revision=builder.revision)
+    builder.feature_level = event.feature_level
     for pool in event.pools:
-        draft.pools = draft.pools.set(pool.name, pool)
+        builder.pools = builder.pools.set(pool.name, pool)
 
 
-def _pool_set(draft: StateBuilder, event: e.PoolSet) -> None:
-    draft.pools = draft.pools.set(event.pool.name, event.pool)
+def _pool_set(builder: StateBuilder, event: e.PoolSet) -> None:
+    builder.pools = builder.pools.set(event.pool.name, event.pool)
 
 
-def _site_configured(draft: StateBuilder, event: e.SiteConfigured) -> None:
-    draft.site = replace(event.site, revision=draft.revision)
+def _site_configured(builder: StateBuilder, event: e.SiteConfigured) -> None:
+    builder.site = replace(event.site, revision=builder.revision)
 
 
-def _pool_removed(draft: StateBuilder, event: e.PoolRemoved) -> None:
-    if event.pool not in draft.pools:
+def _pool_removed(builder: StateBuilder, event: e.PoolRemoved) -> None:
+    if event.pool not in builder.pools:
         raise LedgerViolation(f"pool {event.pool!r} was removed, and there is none")
-    if draft.held_bytes.get(event.pool, 0):
+    if builder.held_bytes.get(event.pool, 0):
         raise LedgerViolation(f"pool {event.pool!r} was removed while something of it is held")
-    draft.pools = draft.pools.delete(event.pool)
-    if event.pool in draft.rates:
-        draft.rates = draft.rates.delete(event.pool)
+    builder.pools = builder.pools.delete(event.pool)
+    if event.pool in builder.rates:
+        builder.rates = builder.rates.delete(event.pool)
 
 
-def _node_registered(draft: StateBuilder, event: e.NodeRegistered) -> None:
-    known = draft.nodes.get(event.node)
+def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
+    known = builder.nodes.get(event.node)
     node = Node(
         name=event.node,
         cpus=event.cpus,
         instance=event.instance,
         storage_id=event.storage_id,
-        registered_at=Instant(draft.at),
+        registered_at=Instant(builder.at),
         drained=known is not None and known.drained,
         reason=known.reason if known is not None and known.drained else "",
     )
-    draft.nodes = draft.nodes.set(event.node, node)
+    builder.nodes = builder.nodes.set(event.node, node)
 
 
-def _node_drained(draft: StateBuilder, event: e.NodeDrained) -> None:
-    draft.nodes = draft.nodes.set(event.node, replace(draft.node(event.node), drained=True, reason=event.reason))
+def _node_drained(builder: StateBuilder, event: e.NodeDrained) -> None:
+    builder.nodes = builder.nodes.set(event.node, replace(builder.node(event.node), drained=True, reason=event.reason))
 
 
-def _node_resumed(draft: StateBuilder, event: e.NodeResumed) -> None:
-    draft.nodes = draft.nodes.set(event.node, replace(draft.node(event.node), drained=False, reason=""))
+def _node_resumed(builder: StateBuilder, event: e.NodeResumed) -> None:
+    builder.nodes = builder.nodes.set(event.node, replace(builder.node(event.node), drained=False, reason=""))
 
 
-def _node_went_down(draft: StateBuilder, event: e.NodeWentDown) -> None:
-    node = draft.node(event.node)
+def _node_went_down(builder: StateBuilder, event: e.NodeWentDown) -> None:
+    node = builder.node(event.node)
     reason = node.reason if node.drained else event.reason
-    draft.nodes = draft.nodes.set(event.node, replace(node, down=True, reason=reason))
+    builder.nodes = builder.nodes.set(event.node, replace(node, down=True, reason=reason))
 
 
-def _node_came_back(draft: StateBuilder, event: e.NodeCameBack) -> None:
-    node = draft.node(event.node)
+def _node_came_back(builder: StateBuilder, event: e.NodeCameBack) -> None:
+    node = builder.node(event.node)
     reason = node.reason if node.drained else ""
-    draft.nodes = draft.nodes.set(event.node, replace(node, down=False, reason=reason))
+    builder.nodes = builder.nodes.set(event.node, replace(node, down=False, reason=reason))
     for job_id in event.jobs:
-        draft.change(job_id, None, order_at=Instant(draft.at))
+        builder.change(job_id, None, order_at=Instant(builder.at))
 
 
-def fold_raised(draft: Levelled, event: e.FeatureLevelRaised) -> None:
+def fold_raised(builder: Levelled, event: e.FeatureLevelRaised) -> None:
     """Fold a raise of the level. ReleaseNeeded for a level that this release does not know."""
-    if event.level != draft.feature_level + 1 or not draft.feature_level:
-        raise LedgerViolation(f"the feature level was raised from {draft.feature_level} to {event.level}")
-    check_level(event.level, event.release, revision=draft.revision)
-    draft.feature_level = event.level
+    if event.level != builder.feature_level + 1 or not builder.feature_level:
+        raise LedgerViolation(f"the feature level was raised from {builder.feature_level} to {event.level}")
+    check_level(event.level, event.release, revision=builder.revision)
+    builder.feature_level = event.level
 
 
 CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {

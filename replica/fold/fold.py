@@ -20,16 +20,16 @@ from replica.values import Instant, LedgerViolation
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:
     """Return the state after `events`, which happened at `at`. Raises LedgerViolation for what no ledger can hold."""
-    draft = StateBuilder(state)
-    draft.at = at
-    fold_into(draft, events)
-    return draft.finish()
+    builder = StateBuilder(state)
+    builder.at = at
+    fold_into(builder, events)
+    return builder.finish()
 
 
-def fold_into(draft: StateBuilder, events: Iterable[e.Event]) -> None:
-    """Fold `events` onto a draft."""
+def fold_into(builder: StateBuilder, events: Iterable[e.Event]) -> None:
+    """Fold `events` onto a builder."""
     for event in events:
-        _FOLDS[type(event)](draft, event)
+        _FOLDS[type(event)](builder, event)
 
 
 _FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
@@ -44,14 +44,14 @@ _FOLDS |= {e.MailSent: fold_sent, e.MailDropped: fold_dropped}
 _FOLDS |= {kind: owing(_FOLDS[kind]) for kind in OWING}
 
 
-def since(level: int, fold: Callable[[_Draft, Any], None]) -> Callable[[_Draft, Any], None]:
+def since(level: int, fold: Callable[[_Builder, Any], None]) -> Callable[[_Builder, Any], None]:
     """Return the fold of an event that came with `level`: below it no ledger can hold the event."""
 
-    def fold_at_level(draft: _Draft, event: Any) -> None:
-        fold(draft, event)
-        if draft.feature_level < level:
+    def fold_at_level(builder: _Builder, event: Any) -> None:
+        fold(builder, event)
+        if builder.feature_level < level:
             raise LedgerViolation(
-                f"{type(event).__name__} came with feature level {level}, and the cluster is at {draft.feature_level}"
+                f"{type(event).__name__} came with feature level {level}, and the cluster is at {builder.feature_level}"
             )
 
     return fold_at_level
@@ -60,4 +60,4 @@ def since(level: int, fold: Callable[[_Draft, Any], None]) -> Callable[[_Draft, 
 _FOLDS |= {kind: since(kind.since_level, _FOLDS[kind]) for kind in e.EVENTS if kind.since_level > 1}
 
 
-_Draft = TypeVar("_Draft", bound=Levelled)
+_Builder = TypeVar("_Builder", bound=Levelled)

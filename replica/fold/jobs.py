@@ -29,10 +29,10 @@ from replica.state import StateBuilder, shared_buffer_request, shared_request
 from replica.values import NEVER, Instant, LedgerViolation
 
 
-def _job_submitted(draft: StateBuilder, event: e.JobSubmitted) -> None:
+def _job_submitted(builder: StateBuilder, event: e.JobSubmitted) -> None:
     request, array = shared_request(event.request), event.array  # once for all tasks: they have it in common as it is
     if array is None:
-        _new_job(draft, event, event.job, request)
+        _new_job(builder, event, event.job, request)
         return
     for number, task in enumerate(array.tasks):
         own = replace(request, array=ArrayTask(event.job, task, array.throttle))
@@ -41,15 +41,15 @@ def _job_submitted(draft: StateBuilder, event: e.JobSubmitted) -> None:
         if array.transfers and own.buffer is not None:
             stage_in, stage_out = array.transfers[number]
             own = replace(own, buffer=replace(own.buffer, stage_in=stage_in, stage_out=stage_out))
-        _new_job(draft, event, event.job + number, own)
-    draft.arrays[event.job] = immutables.Map({task: event.job + number for number, task in enumerate(array.tasks)})
+        _new_job(builder, event, event.job + number, own)
+    builder.arrays[event.job] = immutables.Map({task: event.job + number for number, task in enumerate(array.tasks)})
 
 
-def _new_job(draft: StateBuilder, event: e.JobSubmitted, job_id: int, request: JobRequest) -> None:
-    if job_id != draft.next_job:
-        raise LedgerViolation(f"job {job_id} was submitted while {draft.next_job} was next")
-    draft.next_job = job_id + 1
-    at = Instant(draft.at)
+def _new_job(builder: StateBuilder, event: e.JobSubmitted, job_id: int, request: JobRequest) -> None:
+    if job_id != builder.next_job:
+        raise LedgerViolation(f"job {job_id} was submitted while {builder.next_job} was next")
+    builder.next_job = job_id + 1
+    at = Instant(builder.at)
     job = Job(
         id=job_id,
         request=request,
@@ -59,7 +59,7 @@ def _new_job(draft: StateBuilder, event: e.JobSubmitted, job_id: int, request: J
         eligible_at=at if request.begin_at <= at else NEVER,
         held_at=at if event.hold else NEVER,
     )
-    draft.put(job, None if request.buffer is None else _new_buffer(job, event.pool, event.granted_bytes, at))
+    builder.put(job, None if request.buffer is None else _new_buffer(job, event.pool, event.granted_bytes, at))
 
 
 def _new_buffer(job: Job, pool: str, granted_bytes: int, at: Instant) -> Buffer:
@@ -73,90 +73,90 @@ def _new_buffer(job: Job, pool: str, granted_bytes: int, at: Instant) -> Buffer:
     )
 
 
-def _job_held(draft: StateBuilder, event: e.JobHeld) -> None:
-    job = draft.job(event.job)
-    draft.change(
+def _job_held(builder: StateBuilder, event: e.JobHeld) -> None:
+    job = builder.job(event.job)
+    builder.change(
         event.job,
         None,
         hold=Hold.ADMIN if job.hold is Hold.ADMIN else event.hold,  # what an operator holds, only one releases
-        held_at=Instant(draft.at),
-        comment=commented(job.comment, event.comment, Instant(draft.at)),
+        held_at=Instant(builder.at),
+        comment=commented(job.comment, event.comment, Instant(builder.at)),
         interruptions=interrupted(job, held_because=event.reason) if event.reason else job.interruptions,
     )
 
 
-def _job_released(draft: StateBuilder, event: e.JobReleased) -> None:
-    released = interrupted(draft.job(event.job), held_because="", pre_run_failures=0)
-    draft.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0, interruptions=released)
+def _job_released(builder: StateBuilder, event: e.JobReleased) -> None:
+    released = interrupted(builder.job(event.job), held_because="", pre_run_failures=0)
+    builder.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0, interruptions=released)
 
 
-def _buffer_allocated(draft: StateBuilder, event: e.BufferAllocated) -> None:
+def _buffer_allocated(builder: StateBuilder, event: e.BufferAllocated) -> None:
     if event.passed:
-        first = draft.job(event.passed)
+        first = builder.job(event.passed)
         promised_at = event.promised_at if first.promised_at == NEVER else first.promised_at
-        draft.change(first.id, None, passed=first.passed + event.counted, promised_at=promised_at)
-    job, buffer = draft.job(event.job), draft.buffers.get(event.job)
+        builder.change(first.id, None, passed=first.passed + event.counted, promised_at=promised_at)
+    job, buffer = builder.job(event.job), builder.buffers.get(event.job)
     if buffer is None:
         raise LedgerViolation(f"job {event.job} has no buffer to allocate")
-    draft.put(
-        replace(job, node=event.node, attempt=event.attempt, order_at=Instant(draft.at), failures=0, message=""),
-        replace(draft.moved(buffer, BufferInput.ALLOCATED), node=event.node, created_at=Instant(draft.at)),
+    builder.put(
+        replace(job, node=event.node, attempt=event.attempt, order_at=Instant(builder.at), failures=0, message=""),
+        replace(builder.moved(buffer, BufferInput.ALLOCATED), node=event.node, created_at=Instant(builder.at)),
     )
 
 
-def _staged_in(draft: StateBuilder, event: e.StagedIn) -> None:
-    measure(draft, draft.buffers[event.job], Stage.STAGE_IN, event.size_bytes)
-    buffer = draft.moved(draft.buffers[event.job], BufferInput.STAGED_IN)
-    draft.put(
-        replace(draft.job(event.job), failures=0, message="", order_at=NEVER),
+def _staged_in(builder: StateBuilder, event: e.StagedIn) -> None:
+    measure(builder, builder.buffers[event.job], Stage.STAGE_IN, event.size_bytes)
+    buffer = builder.moved(builder.buffers[event.job], BufferInput.STAGED_IN)
+    builder.put(
+        replace(builder.job(event.job), failures=0, message="", order_at=NEVER),
         replace(buffer, staged_in_bytes=event.size_bytes, staged_in_files=event.files),
     )
 
 
-def _stage_failed(draft: StateBuilder, event: e.StageFailed) -> None:
-    job = draft.job(event.job)
-    draft.change(
+def _stage_failed(builder: StateBuilder, event: e.StageFailed) -> None:
+    job = builder.job(event.job)
+    builder.change(
         event.job,
         BufferInput.TEARDOWN_FAILED if event.stage is Stage.TEARDOWN else BufferInput.STAGE_FAILED,
         failures=job.failures + 1,
         message=event.reason,
-        comment=commented(job.comment, event.comment, Instant(draft.at)),
+        comment=commented(job.comment, event.comment, Instant(builder.at)),
         retry_at=event.retry_at,
         stuck=event.retry_at == NEVER,
         interruptions=interrupted(job, operation=event.operation),
     )
 
 
-def _stage_retried(draft: StateBuilder, event: e.StageRetried) -> None:
-    draft.change(
+def _stage_retried(builder: StateBuilder, event: e.StageRetried) -> None:
+    builder.change(
         event.job,
         BufferInput.STAGE_RETRIED,
         attempt=event.attempt,
         retry_at=NEVER,
         stuck=False,
-        order_at=Instant(draft.at),
+        order_at=Instant(builder.at),
     )
 
 
-def _run_ordered(draft: StateBuilder, event: e.RunOrdered) -> None:
-    draft.change(
+def _run_ordered(builder: StateBuilder, event: e.RunOrdered) -> None:
+    builder.change(
         event.job,
         BufferInput.RUN_ORDERED,
         state=JobState.CONFIGURING,
         node=event.node,
         attempt=event.attempt,
-        order_at=Instant(draft.at),
+        order_at=Instant(builder.at),
         message="",
     )
 
 
-def _run_started(draft: StateBuilder, event: e.RunStarted) -> None:
-    draft.change(event.job, BufferInput.RUN_STARTED, state=JobState.RUNNING, started_at=Instant(draft.at))
+def _run_started(builder: StateBuilder, event: e.RunStarted) -> None:
+    builder.change(event.job, BufferInput.RUN_STARTED, state=JobState.RUNNING, started_at=Instant(builder.at))
 
 
-def _run_ended(draft: StateBuilder, event: e.RunEnded) -> None:
-    job = draft.job(event.job)
-    draft.change(
+def _run_ended(builder: StateBuilder, event: e.RunEnded) -> None:
+    job = builder.job(event.job)
+    builder.change(
         event.job,
         BufferInput.RUN_ENDED,
         state=event.result if job.request.buffer is None else JobState.STAGE_OUT,
@@ -164,19 +164,19 @@ def _run_ended(draft: StateBuilder, event: e.RunEnded) -> None:
         exit_code=event.exit_code,
         signal=event.signal,
         attempt=event.attempt,
-        order_at=NEVER if job.request.buffer is None else Instant(draft.at),
-        ended_at=Instant(draft.at),
+        order_at=NEVER if job.request.buffer is None else Instant(builder.at),
+        ended_at=Instant(builder.at),
         message=event.message,
         comment=event.message or job.comment,
     )
 
 
-def _stage_out_started(draft: StateBuilder, event: e.StageOutStarted) -> None:
-    draft.change(
+def _stage_out_started(builder: StateBuilder, event: e.StageOutStarted) -> None:
+    builder.change(
         event.job,
         BufferInput.STAGE_OUT_STARTED,
         attempt=event.attempt,
-        order_at=Instant(draft.at),
+        order_at=Instant(builder.at),
         failures=0,
         retry_at=NEVER,
         stuck=False,
@@ -184,102 +184,106 @@ def _stage_out_started(draft: StateBuilder, event: e.StageOutStarted) -> None:
     )
 
 
-def _staged_out(draft: StateBuilder, event: e.StagedOut) -> None:
-    measure(draft, draft.buffers[event.job], Stage.STAGE_OUT, event.size_bytes)
-    buffer = draft.buffers[event.job]
-    draft.put(draft.job(event.job), replace(buffer, staged_out_bytes=event.size_bytes, staged_out_files=event.files))
+def _staged_out(builder: StateBuilder, event: e.StagedOut) -> None:
+    measure(builder, builder.buffers[event.job], Stage.STAGE_OUT, event.size_bytes)
+    buffer = builder.buffers[event.job]
+    builder.put(
+        builder.job(event.job), replace(buffer, staged_out_bytes=event.size_bytes, staged_out_files=event.files)
+    )
 
 
-def _teardown_started(draft: StateBuilder, event: e.TeardownStarted) -> None:
-    job = draft.job(event.job)
+def _teardown_started(builder: StateBuilder, event: e.TeardownStarted) -> None:
+    job = builder.job(event.job)
     over = event.result in ENDED
-    buffer = draft.moved(draft.buffers[event.job], BufferInput.TEARDOWN_STARTED)
-    draft.put(
+    buffer = builder.moved(builder.buffers[event.job], BufferInput.TEARDOWN_STARTED)
+    builder.put(
         replace(
             job,
             state=event.result,
             attempt=event.attempt,
-            order_at=Instant(draft.at),
+            order_at=Instant(builder.at),
             failures=0,
             retry_at=NEVER,
             stuck=False,
             message="",
-            ended_at=Instant(draft.at) if over and job.ended_at == NEVER else job.ended_at,
+            ended_at=Instant(builder.at) if over and job.ended_at == NEVER else job.ended_at,
         ),
         replace(buffer, hurry=event.hurry),
     )
 
 
-def _torn_down(draft: StateBuilder, event: e.TornDown) -> None:
-    measure(draft, draft.buffers[event.job], Stage.TEARDOWN, 0)
-    draft.change(event.job, BufferInput.TORN_DOWN, failures=0, retry_at=NEVER, stuck=False, order_at=NEVER, message="")
+def _torn_down(builder: StateBuilder, event: e.TornDown) -> None:
+    measure(builder, builder.buffers[event.job], Stage.TEARDOWN, 0)
+    builder.change(
+        event.job, BufferInput.TORN_DOWN, failures=0, retry_at=NEVER, stuck=False, order_at=NEVER, message=""
+    )
 
 
-def _cancel_requested(draft: StateBuilder, event: e.CancelRequested) -> None:
-    job = draft.job(event.job)
-    draft.change(event.job, None, cancelled=True, hurry=job.hurry or event.hurry)
+def _cancel_requested(builder: StateBuilder, event: e.CancelRequested) -> None:
+    job = builder.job(event.job)
+    builder.change(event.job, None, cancelled=True, hurry=job.hurry or event.hurry)
 
 
-def _job_cancelled(draft: StateBuilder, event: e.JobCancelled) -> None:
-    draft.change(
+def _job_cancelled(builder: StateBuilder, event: e.JobCancelled) -> None:
+    builder.change(
         event.job,
         BufferInput.ABANDONED,
         state=JobState.CANCELLED,
         result=JobState.CANCELLED,
         cancelled=True,
-        ended_at=Instant(draft.at),
+        ended_at=Instant(builder.at),
         message="",
     )
 
 
-def _job_purged(draft: StateBuilder, event: e.JobPurged) -> None:
-    if event.job not in draft.finished:
+def _job_purged(builder: StateBuilder, event: e.JobPurged) -> None:
+    if event.job not in builder.finished:
         raise LedgerViolation(f"job {event.job} was purged though it is not over")
-    job = draft.job(event.job)
-    del draft.jobs[event.job]
-    del draft.finished[event.job]
-    if event.job in draft.buffers:
-        del draft.buffers[event.job]
-    if event.job in draft.transfers:
-        del draft.transfers[event.job]
+    job = builder.job(event.job)
+    del builder.jobs[event.job]
+    del builder.finished[event.job]
+    if event.job in builder.buffers:
+        del builder.buffers[event.job]
+    if event.job in builder.transfers:
+        del builder.transfers[event.job]
     array = job.request.array
     if array is not None:
-        tasks = draft.arrays[array.job].delete(array.task)
+        tasks = builder.arrays[array.job].delete(array.task)
         if tasks:
-            draft.arrays[array.job] = tasks
+            builder.arrays[array.job] = tasks
         else:
-            del draft.arrays[array.job]
+            del builder.arrays[array.job]
 
 
-def _allocation_revoked(draft: StateBuilder, event: e.AllocationRevoked) -> None:
-    job = draft.job(event.job)
+def _allocation_revoked(builder: StateBuilder, event: e.AllocationRevoked) -> None:
+    job = builder.job(event.job)
     revocations = job.interrupted.revocations + (event.beneficiary > 0)
-    draft.change(event.job, BufferInput.ALLOCATION_REVOKED, interruptions=interrupted(job, revocations=revocations))
+    builder.change(event.job, BufferInput.ALLOCATION_REVOKED, interruptions=interrupted(job, revocations=revocations))
 
 
-def _job_requeued(draft: StateBuilder, event: e.JobRequeued) -> None:
-    job = draft.job(event.job)
-    buffer = draft.moved(draft.buffers[event.job], BufferInput.REQUEUED)
-    draft.put(
+def _job_requeued(builder: StateBuilder, event: e.JobRequeued) -> None:
+    job = builder.job(event.job)
+    buffer = builder.moved(builder.buffers[event.job], BufferInput.REQUEUED)
+    builder.put(
         replace(job, node="", failures=0, order_at=NEVER),
         replace(buffer, node="", hurry=False, staged_in_bytes=0, staged_in_files=0),
     )
 
 
-def _job_became_eligible(draft: StateBuilder, event: e.JobBecameEligible) -> None:
-    draft.change(event.job, None, eligible_at=Instant(draft.at))
+def _job_became_eligible(builder: StateBuilder, event: e.JobBecameEligible) -> None:
+    builder.change(event.job, None, eligible_at=Instant(builder.at))
 
 
-def _deadline_missed(draft: StateBuilder, event: e.DeadlineMissed) -> None:
-    draft.change(event.job, None, late=True)
+def _deadline_missed(builder: StateBuilder, event: e.DeadlineMissed) -> None:
+    builder.change(event.job, None, late=True)
 
 
-def _operation_queued(draft: StateBuilder, event: e.OperationQueued) -> None:
-    draft.change(event.job, None, order_at=NEVER)
+def _operation_queued(builder: StateBuilder, event: e.OperationQueued) -> None:
+    builder.change(event.job, None, order_at=NEVER)
 
 
-def _operation_ordered(draft: StateBuilder, event: e.OperationOrdered) -> None:
-    draft.change(event.job, None, order_at=Instant(draft.at))
+def _operation_ordered(builder: StateBuilder, event: e.OperationOrdered) -> None:
+    builder.change(event.job, None, order_at=Instant(builder.at))
 
 
 JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
@@ -313,30 +317,30 @@ JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
 # ---- folding partitions, consumption, and changes of waiting jobs
 
 
-def _waiting(draft: StateBuilder, job_id: int) -> Job:
-    job = draft.job(job_id)
+def _waiting(builder: StateBuilder, job_id: int) -> Job:
+    job = builder.job(job_id)
     if job.state is not JobState.PENDING:
         raise LedgerViolation(f"job {job_id} was changed though it does not wait")
     return job
 
 
-def _job_updated(draft: StateBuilder, event: e.JobUpdated) -> None:
-    job, change, at = _waiting(draft, event.job), event.change, Instant(draft.at)
+def _job_updated(builder: StateBuilder, event: e.JobUpdated) -> None:
+    job, change, at = _waiting(builder, event.job), event.change, Instant(builder.at)
     if change.name is not None:
-        draft.rename(job, change.name)
+        builder.rename(job, change.name)
     changed = replace(job, request=shared_request(requested(job.request, change)))
     if change.begin_at is not None:
         changed = replace(changed, eligible_at=at if change.begin_at <= at else NEVER)
     if change.deadline is not None or change.time_limit_s is not None:
         changed = replace(changed, late=False)  # whether it still is, the next pass says
-    buffer = draft.buffers.get(job.id)
+    buffer = builder.buffers.get(job.id)
     if event.buffer is not None:
         if buffer is not None and buffer.state is not BufferState.PENDING:
             raise LedgerViolation(f"the request of job {job.id} was changed though its buffer is {buffer.state.word}")
         asked = shared_buffer_request(event.buffer)
         changed = replace(changed, request=replace(changed.request, buffer=asked))
         buffer = _new_buffer(changed, event.pool, event.granted_bytes, at)
-    draft.put(changed, buffer)
+    builder.put(changed, buffer)
 
 
 CHANGE_FOLDS: Mapping[type, Callable[[StateBuilder, Any], None]] = {

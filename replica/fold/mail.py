@@ -14,19 +14,19 @@ from replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Insta
 def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """Return the fold of an event of a job that also notes the mail that is owed because of it."""
 
-    def fold_and_owe(draft: StateBuilder, event: Any) -> None:
-        before: Job | None = draft.jobs.get(event.job)
-        fold(draft, event)
+    def fold_and_owe(builder: StateBuilder, event: Any) -> None:
+        before: Job | None = builder.jobs.get(event.job)
+        fold(builder, event)
         if before is None or before.request.options is None or not before.request.options.mail_types:
             return
-        if len(draft.mails) >= MAILS_OWED_MAX:
+        if len(builder.mails) >= MAILS_OWED_MAX:
             return
         # As it is afterwards: a requeue is said once, when it is asked for.
-        after: Job | None = draft.jobs.get(event.job)
+        after: Job | None = builder.jobs.get(event.job)
         requeueing = after is not None and after.interrupted.requeueing
-        mail = mail_of(event, before, Instant(draft.at), requeueing=requeueing)
+        mail = mail_of(event, before, Instant(builder.at), requeueing=requeueing)
         if mail is not None:
-            draft.mails = draft.mails.set(mail.key, mail)
+            builder.mails = builder.mails.set(mail.key, mail)
 
     return fold_and_owe
 
@@ -104,16 +104,16 @@ OWING: tuple[type, ...] = (
 # Settling it ----------------------------------------------------------------------------------------------------------
 
 
-def fold_sent(draft: StateBuilder, event: e.MailSent) -> None:
+def fold_sent(builder: StateBuilder, event: e.MailSent) -> None:
     """The mail is no longer owed."""
-    _settle(draft, event.mail)
+    _settle(builder, event.mail)
 
 
-def fold_dropped(draft: StateBuilder, event: e.MailDropped) -> None:
+def fold_dropped(builder: StateBuilder, event: e.MailDropped) -> None:
     """The mail is given up."""
-    _settle(draft, event.mail)
+    _settle(builder, event.mail)
 
 
-def _settle(draft: StateBuilder, key: str) -> None:
-    if key in draft.mails:
-        draft.mails = draft.mails.delete(key)
+def _settle(builder: StateBuilder, key: str) -> None:
+    if key in builder.mails:
+        builder.mails = builder.mails.delete(key)

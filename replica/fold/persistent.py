@@ -12,24 +12,24 @@ from replica.values import Instant, LedgerViolation
 # Persistent buffers -------------------------------------------------------------------------------------------------
 
 
-def _persistent(draft: StateBuilder, name: str) -> PersistentBuffer:
+def _persistent(builder: StateBuilder, name: str) -> PersistentBuffer:
     try:
-        return draft.persistent[name]
+        return builder.persistent[name]
     except KeyError:
         raise LedgerViolation(f"an event names the persistent buffer {name!r}, which does not exist") from None
 
 
-def _stepped(draft: StateBuilder, name: str, happening: BufferInput) -> BufferState:
+def _stepped(builder: StateBuilder, name: str, happening: BufferInput) -> BufferState:
     try:
-        return step(_persistent(draft, name).state, happening)
+        return step(_persistent(builder, name).state, happening)
     except IllegalTransition as error:
         raise LedgerViolation(f"persistent buffer {name!r}: {error}") from None
 
 
-def _persistent_reserved(draft: StateBuilder, event: e.PersistentReserved) -> None:
-    if event.name in draft.persistent:
+def _persistent_reserved(builder: StateBuilder, event: e.PersistentReserved) -> None:
+    if event.name in builder.persistent:
         raise LedgerViolation(f"space was reserved for the persistent buffer {event.name!r}, which exists")
-    at = Instant(draft.at)
+    at = Instant(builder.at)
     buffer = PersistentBuffer(
         name=event.name,
         user=event.user,
@@ -40,29 +40,29 @@ def _persistent_reserved(draft: StateBuilder, event: e.PersistentReserved) -> No
         type=event.kind,
         state=step(BufferState.PENDING, BufferInput.CREATION_STARTED),
         node=event.node,
-        job=draft.job(event.job).id,
+        job=builder.job(event.job).id,
         created_at=at,
         changed_at=at,
     )
-    draft.persistent = draft.persistent.set(event.name, buffer)
-    draft.hold(event.pool, buffer.held_bytes)
+    builder.persistent = builder.persistent.set(event.name, buffer)
+    builder.hold(event.pool, buffer.held_bytes)
 
 
-def _persistent_created(draft: StateBuilder, event: e.PersistentCreated) -> None:
-    state = _stepped(draft, event.name, BufferInput.CREATED)
-    buffer = replace(_persistent(draft, event.name), state=state, changed_at=Instant(draft.at))
-    draft.persistent = draft.persistent.set(event.name, buffer)
+def _persistent_created(builder: StateBuilder, event: e.PersistentCreated) -> None:
+    state = _stepped(builder, event.name, BufferInput.CREATED)
+    buffer = replace(_persistent(builder, event.name), state=state, changed_at=Instant(builder.at))
+    builder.persistent = builder.persistent.set(event.name, buffer)
 
 
-def _persistent_deletion_started(draft: StateBuilder, event: e.PersistentDeletionStarted) -> None:
-    state = _stepped(draft, event.name, BufferInput.DELETION_STARTED)
-    buffer = _persistent(draft, event.name)
-    deleting = replace(buffer, state=state, job=event.job, hurry=event.hurry, changed_at=Instant(draft.at))
-    draft.persistent = draft.persistent.set(event.name, deleting)
+def _persistent_deletion_started(builder: StateBuilder, event: e.PersistentDeletionStarted) -> None:
+    state = _stepped(builder, event.name, BufferInput.DELETION_STARTED)
+    buffer = _persistent(builder, event.name)
+    deleting = replace(buffer, state=state, job=event.job, hurry=event.hurry, changed_at=Instant(builder.at))
+    builder.persistent = builder.persistent.set(event.name, deleting)
 
 
-def _persistent_deleted(draft: StateBuilder, event: e.PersistentDeleted) -> None:
-    _stepped(draft, event.name, BufferInput.DELETED)
-    buffer = _persistent(draft, event.name)
-    draft.hold(buffer.pool, -buffer.held_bytes)
-    draft.persistent = draft.persistent.delete(event.name)
+def _persistent_deleted(builder: StateBuilder, event: e.PersistentDeleted) -> None:
+    _stepped(builder, event.name, BufferInput.DELETED)
+    buffer = _persistent(builder, event.name)
+    builder.hold(buffer.pool, -buffer.held_bytes)
+    builder.persistent = builder.persistent.delete(event.name)

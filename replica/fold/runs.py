@@ -19,18 +19,18 @@ from replica.values import NEVER, Instant
 # Failures --------------------------------------------------------------------------------------------------
 
 
-def _pre_run_failed(draft: StateBuilder, event: e.PreRunFailed) -> None:
-    job = draft.job(event.job)
-    draft.change(
+def _pre_run_failed(builder: StateBuilder, event: e.PreRunFailed) -> None:
+    job = builder.job(event.job)
+    builder.change(
         event.job,
         BufferInput.ALLOCATION_REVOKED,
-        comment=commented(job.comment, event.comment, Instant(draft.at)),
+        comment=commented(job.comment, event.comment, Instant(builder.at)),
         interruptions=interrupted(job, pre_run_failures=job.interrupted.pre_run_failures + 1, operation="pre_run"),
     )
 
 
-def _buffer_cleared(draft: StateBuilder, event: e.BufferCleared) -> None:
-    draft.change(
+def _buffer_cleared(builder: StateBuilder, event: e.BufferCleared) -> None:
+    builder.change(
         event.job,
         BufferInput.CLEARED,
         failures=0,
@@ -38,36 +38,36 @@ def _buffer_cleared(draft: StateBuilder, event: e.BufferCleared) -> None:
         stuck=False,
         order_at=NEVER,
         message="",
-        comment=commented(draft.job(event.job).comment, event.reason, Instant(draft.at)),
+        comment=commented(builder.job(event.job).comment, event.reason, Instant(builder.at)),
     )
 
 
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def _job_suspended(draft: StateBuilder, event: e.JobSuspended) -> None:
-    suspended = interrupted(draft.job(event.job), suspended_at=Instant(draft.at))
-    draft.change(event.job, BufferInput.SUSPENDED, state=JobState.SUSPENDED, interruptions=suspended)
+def _job_suspended(builder: StateBuilder, event: e.JobSuspended) -> None:
+    suspended = interrupted(builder.job(event.job), suspended_at=Instant(builder.at))
+    builder.change(event.job, BufferInput.SUSPENDED, state=JobState.SUSPENDED, interruptions=suspended)
 
 
-def _job_resumed(draft: StateBuilder, event: e.JobResumed) -> None:
-    job = draft.job(event.job)
+def _job_resumed(builder: StateBuilder, event: e.JobResumed) -> None:
+    job = builder.job(event.job)
     before = job.interrupted
-    since = draft.at - before.suspended_at if before.suspended_at != NEVER else 0
+    since = builder.at - before.suspended_at if before.suspended_at != NEVER else 0
     resumed = interrupted(job, suspended_at=NEVER, suspended_us=before.suspended_us + since)
-    draft.change(event.job, BufferInput.RESUMED, state=JobState.RUNNING, interruptions=resumed)
+    builder.change(event.job, BufferInput.RESUMED, state=JobState.RUNNING, interruptions=resumed)
 
 
-def _requeue_requested(draft: StateBuilder, event: e.RequeueRequested) -> None:
-    job = draft.job(event.job)
-    comment = commented(job.comment, event.reason, Instant(draft.at))
-    draft.change(event.job, None, comment=comment, interruptions=interrupted(job, requeueing=True))
+def _requeue_requested(builder: StateBuilder, event: e.RequeueRequested) -> None:
+    job = builder.job(event.job)
+    comment = commented(job.comment, event.reason, Instant(builder.at))
+    builder.change(event.job, None, comment=comment, interruptions=interrupted(job, requeueing=True))
 
 
-def _run_requeued(draft: StateBuilder, event: e.RunRequeued) -> None:
-    job = draft.job(event.job)
+def _run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
+    job = builder.job(event.job)
     requeues = job.interrupted.requeues + 1
-    draft.change(
+    builder.change(
         event.job,
         None,
         state=JobState.PENDING,
@@ -86,12 +86,12 @@ def _run_requeued(draft: StateBuilder, event: e.RunRequeued) -> None:
     )
 
 
-def _operations_restarted(draft: StateBuilder, event: e.OperationsRestarted) -> None:
-    draft.change(
+def _operations_restarted(builder: StateBuilder, event: e.OperationsRestarted) -> None:
+    builder.change(
         event.job,
         BufferInput.RESTARTED,
         attempt=event.attempt,
-        order_at=Instant(draft.at),
+        order_at=Instant(builder.at),
         failures=0,
         retry_at=NEVER,
         stuck=False,

@@ -15,15 +15,15 @@ from replica.values import Instant
 NO_TRANSFERS = JobTransfers()
 
 
-def _rules_set(draft: StateBuilder, event: e.TransferRulesSet) -> None:
-    draft.transfer_rules = event.rules
+def _rules_set(builder: StateBuilder, event: e.TransferRulesSet) -> None:
+    builder.transfer_rules = event.rules
     # They are part of the configuration, so a change that is based on an older one is refused.
-    draft.site = replace(draft.site, revision=draft.revision)
+    builder.site = replace(builder.site, revision=builder.revision)
 
 
-def _recorded(draft: StateBuilder, event: e.TransferRecorded) -> None:
-    known = draft.transfers.get(draft.job(event.job).id, NO_TRANSFERS)
-    draft.transfers[event.job] = JobTransfers(_kept((*known.receipts, event.receipt)))
+def _recorded(builder: StateBuilder, event: e.TransferRecorded) -> None:
+    known = builder.transfers.get(builder.job(event.job).id, NO_TRANSFERS)
+    builder.transfers[event.job] = JobTransfers(_kept((*known.receipts, event.receipt)))
 
 
 def _kept(receipts: tuple[TransferReceipt, ...]) -> tuple[TransferReceipt, ...]:
@@ -34,10 +34,10 @@ def _kept(receipts: tuple[TransferReceipt, ...]) -> tuple[TransferReceipt, ...]:
     return receipts[:gone] + receipts[gone + 1 :]
 
 
-def _checkpointed(draft: StateBuilder, event: e.TransferCheckpointed) -> None:
-    known = draft.transfers.get(draft.job(event.job).id, NO_TRANSFERS)
-    checkpoint = replace(event.checkpoint, at=Instant(draft.at))
-    draft.transfers[event.job] = replace(known, checkpoint=checkpoint)
+def _checkpointed(builder: StateBuilder, event: e.TransferCheckpointed) -> None:
+    known = builder.transfers.get(builder.job(event.job).id, NO_TRANSFERS)
+    checkpoint = replace(event.checkpoint, at=Instant(builder.at))
+    builder.transfers[event.job] = replace(known, checkpoint=checkpoint)
 
 
 TRANSFER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {

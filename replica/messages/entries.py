@@ -1,4 +1,4 @@
-"""What one Raft entry holds, and the fence that lets two would-be leaders be harmless (laws 1, 4, 6)."""
+"""What one Raft entry holds, and the base that lets two would-be leaders be harmless (laws 1, 4, 6)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from replica.model import (
     usage_of,
 )
 from replica.state.derived import is_finished, move
-from replica.state.receipts import ReceiptsDraft
+from replica.state.receipts import ReceiptsBuilder
 from replica.state.state import State
 from replica.values import Instant, LedgerViolation
 
@@ -85,7 +85,7 @@ class StateBuilder:
     # Mutations.
     jobs: immutables.MapMutation[int, Job]
     buffers: immutables.MapMutation[int, Buffer]
-    receipts: ReceiptsDraft
+    receipts: ReceiptsBuilder
     transfers: immutables.MapMutation[int, JobTransfers]
     using: immutables.MapMutation[str, immutables.Map[int, bool]]
     held_bytes: immutables.MapMutation[str, int]
@@ -106,7 +106,7 @@ class StateBuilder:
         self.at: int = state.at
 
     def finish(self) -> State:
-        """Return the next State; the draft must not be used afterwards. A map that was not touched is the base's."""
+        """Return the next State; the builder must not be used afterwards. A map that was not touched is the base's."""
         self._drop_receipts()
         taken = self.__dict__
         changes = {name: taken[name] for name in _TAKEN if name in taken}
@@ -277,14 +277,15 @@ class StateBuilder:
 
 
 class _Taken:
-    """A field of a draft, taken from its base when it is looked at first, and an attribute like any other from then."""
+    """A field of a builder, taken from its base when it is looked at first, and an attribute like any other from
+    then."""
 
     def __init__(self, name: str, take: Callable[[Any], Any]) -> None:
         self._name = name
         self._take = take
 
-    def __get__(self, draft: StateBuilder, owner: type[StateBuilder]) -> Any:
-        found = draft.__dict__[self._name] = self._take(getattr(draft._base, self._name))
+    def __get__(self, builder: StateBuilder, owner: type[StateBuilder]) -> Any:
+        found = builder.__dict__[self._name] = self._take(getattr(builder._base, self._name))
         return found
 
 

@@ -44,10 +44,10 @@ class Receipts:
     def __init__(self, receipts: Iterable[tuple[bytes, Receipt]] = ()) -> None:
         """Hold `receipts`, (id, receipt) with rising revisions. LedgerViolation if they are not, or an id repeats."""
         self._set((), 0, 0, 0)
-        draft = ReceiptsDraft(self)
+        builder = ReceiptsBuilder(self)
         for command_id, receipt in receipts:
-            draft.add(command_id, receipt)
-        made = draft.finish()
+            builder.add(command_id, receipt)
+        made = builder.finish()
         self._set(made._layers, 0, 0, made._total)
 
     def _set(self, layers: tuple[_Layer, ...], skipped: int, first: int, total: int) -> None:
@@ -95,9 +95,9 @@ class Receipts:
                 yield command_id, layer.by_id[command_id]
             skipped = 0
 
-    def mutate(self) -> ReceiptsDraft:
-        """Return a draft of the next ones."""
-        return ReceiptsDraft(self)
+    def mutate(self) -> ReceiptsBuilder:
+        """Return a builder of the next ones."""
+        return ReceiptsBuilder(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Receipts) and len(self) == len(other) and list(self.items()) == list(other.items())
@@ -108,7 +108,7 @@ class Receipts:
         return f"Receipts({list(self.items())!r})"
 
 
-class ReceiptsDraft:
+class ReceiptsBuilder:
     """Receipts being added to and dropped from: what a StateBuilder of the state holds."""
 
     __slots__ = ("_absent", "_added", "_base", "_first", "_ids", "_layer", "_newest", "_skipped", "_total")
@@ -201,7 +201,7 @@ class ReceiptsDraft:
         return Dropped(greatest, revision)
 
     def finish(self) -> Receipts:
-        """Return the next Receipts; the draft must not be used afterwards."""
+        """Return the next Receipts; the builder must not be used afterwards."""
         layers = [*self._base._layers[self._layer :]]
         if self._ids:
             layers.append(_Layer(self._added, self._ids))

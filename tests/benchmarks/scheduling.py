@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from replica.decide.decide import decide, is_by_key
+from replica.fold.apply import SpeculativeState
 from replica.fold.fold import fold
-from replica.fold.settle import SpeculativeState
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e

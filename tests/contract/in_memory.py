@@ -26,7 +26,7 @@ from cluster.server.applied_log import Applied, AppliedLog
 from cluster.server.liveness import Liveness, OrderWatch, TransferTotals
 from cluster.server.pending import Asker, Settled, resolve
 from cluster.server.time_travel import Step
-from replica.fold.settle import receipt_for, settle
+from replica.fold.apply import apply_batch, receipt_for
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.scheduler.index import SchedulingIndex
@@ -144,7 +144,7 @@ class InMemory(World):
         data = encode_batch(Batch(Revision(before.revision), self.at, (entry,)))
         # Through the bytes of the ledger: what cannot be read back as it was is seen.
         batch = decode_batch(data)
-        after = settle(before, batch)
+        after = apply_batch(before, batch)
         assert after is not None
         self.state = after
         self._entries += 1

@@ -24,7 +24,7 @@ import msgspec
 from click.testing import CliRunner
 
 from cluster.audit.commands import audit
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages.entries import Batch
 from replica.messages.events import Event
@@ -90,7 +90,7 @@ def make(root: Path) -> dict[str, object]:
     by_data = {encode_batch(batch): batch for batch in batches}
     for entry in entries:
         batch = by_data.get(entry.data)
-        state = state if batch is None else settle(state, batch) or state
+        state = state if batch is None else apply_batch(state, batch) or state
         states.append(state)
     last = len(entries)
     digest = b""

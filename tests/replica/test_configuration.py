@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.decide.configuration import differences, file_text, wanted_of, written_value
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.grammar.burst_buffer_conf import Setting, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, find_key
 from replica.messages import commands as c
@@ -272,7 +272,7 @@ def test_replicas_and_snapshots_carry_the_configuration() -> None:
     world = applied(FILE + "BurstBufferType=burst_buffer/datawarp\n")
     state: State = EMPTY
     for batch in world.ledger:
-        following = settle(state, batch)
+        following = apply_batch(state, batch)
         assert following is not None
         state = following
     assert state.site == world.state.site and state_digest(state) == state_digest(world.state)

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from replica.decide.decide import decide
+from replica.fold.apply import SpeculativeState, apply_entry
 from replica.fold.fold import fold, since
-from replica.fold.settle import SpeculativeState, settle_entry
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
@@ -123,7 +123,7 @@ def test_a_level_above_the_known_one_stops_the_replica_at_its_revision_and_names
         raised(world, level, (("r1", level),))
     before = world.state
     with pytest.raises(ReleaseNeeded) as stopped:
-        settle_entry(before, entry_that_raises(known + 1, "7.1.0"), world.at)
+        apply_entry(before, entry_that_raises(known + 1, "7.1.0"), world.at)
     assert str(stopped.value) == (
         f"revision {before.revision + 1}: the cluster has feature level {known + 1}, and this release knows levels up "
         f"to {known}; start release 7.1.0 or a later one, on the same directory: nothing in it was changed"
@@ -135,10 +135,10 @@ def test_a_level_above_the_known_one_stops_the_replica_at_its_revision_and_names
 def test_a_release_that_is_too_old_stops_where_the_present_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world = founded()
     event = entry_that_raises(2, features.release_of(2))
-    assert settle_entry(world.state, event, world.at).feature_level == 2
+    assert apply_entry(world.state, event, world.at).feature_level == 2
     monkeypatch.setattr(features, "FEATURE_LEVEL_KNOWN", 1)
     with pytest.raises(ReleaseNeeded, match=f"start release {features.release_of(2)} or a later one"):
-        settle_entry(world.state, event, world.at)
+        apply_entry(world.state, event, world.at)
 
 
 def test_a_stop_in_the_middle_of_a_batch_leaves_what_was_settled_before_as_it_was() -> None:
@@ -176,7 +176,7 @@ def test_an_event_that_came_with_a_level_is_folded_from_that_level_on_and_never_
         feature_level = 2
         revision = 9
 
-    fold_at_3 = since(3, lambda draft, event: folded.append(draft.feature_level))
+    fold_at_3 = since(3, lambda builder, event: folded.append(builder.feature_level))
     with pytest.raises(LedgerViolation, match="PoolSet came with feature level 3, and the cluster is at 2"):
         fold_at_3(Level(), e.PoolSet(founded().state.pools["fast"]))
     Level.feature_level = 3

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch
@@ -162,7 +162,7 @@ class Histories(RuleBasedStateMachine):
         for batch in world.ledger:
             decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=Batch)
             assert decoded == batch
-            following = settle(replayed, decoded)
+            following = apply_batch(replayed, decoded)
             assert following is not None
             replayed = following
             for event in (event for entry in batch.entries for event in entry.events):
@@ -231,7 +231,7 @@ def world_spec() -> object:
 
 
 def test_a_command_id_is_for_one_command_of_one_actor() -> None:
-    from replica.fold.settle import receipt_for
+    from replica.fold.apply import receipt_for
     from replica.values.errors import RefusalCode
 
     world = World()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replica.decide.reports import settling_events
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.jobs import JobState
@@ -164,7 +164,7 @@ def test_each_run_of_a_job_has_a_mail_of_its_own_and_each_try_of_a_mail_the_same
     # Folding the same ledger again, as another replica does, gives the same mail.
     state = EMPTY
     for batch in world.ledger:
-        following = settle(state, batch)
+        following = apply_batch(state, batch)
         assert following is not None
         state = following
     assert state.mails == world.state.mails

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from replica.decide.decide import decide
 from replica.decide.pools import overcommitted_bytes, pool_users
+from replica.fold.apply import apply_batch
 from replica.fold.fold import fold
-from replica.fold.settle import settle
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -295,7 +295,7 @@ class LivePools(RuleBasedStateMachine):
     def commit(self, entry: object) -> None:
         assert isinstance(entry, Entry)
         world, before = self.world, self.world.state
-        following = settle(before, Batch(Revision(before.revision), world.at, (entry,)))
+        following = apply_batch(before, Batch(Revision(before.revision), world.at, (entry,)))
         assert following is not None and check(following) == []
         kinds = {type(event) for event in entry.events}
         if kinds & {e.PoolSet, e.PoolRemoved}:

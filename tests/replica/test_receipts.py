@@ -32,20 +32,20 @@ def test_receipts_in_layers_are_a_dict_that_drops_its_oldest_at_every_step(steps
     receipts, revision = Receipts(), 0
     held: list[tuple[Receipts, dict[bytes, Receipt]]] = []
     for batch in steps:
-        draft = receipts.mutate()
+        builder = receipts.mutate()
         for step in batch:
             revision += step
-            draft.add(_id(revision), _receipt(revision))
+            builder.add(_id(revision), _receipt(revision))
             model[_id(revision)] = _receipt(revision)
             for known in range(max(0, revision - 2 * kept), revision + 2):
-                assert draft.get(_id(known)) == model.get(_id(known))
-                assert (_id(known) in draft) == (_id(known) in model)
-            assert len(draft) == len(model)
+                assert builder.get(_id(known)) == model.get(_id(known))
+                assert (_id(known) in builder) == (_id(known) in model)
+            assert len(builder) == len(model)
         gone = [model.pop(oldest).revision for oldest in list(model)[: max(0, len(model) - kept)]]
-        assert draft.drop_beyond(kept) == ((_id(gone[-1]), gone[-1]) if gone else None)
+        assert builder.drop_beyond(kept) == ((_id(gone[-1]), gone[-1]) if gone else None)
         for known in range(max(0, revision - 3 * kept), revision + 2):
-            assert draft.get(_id(known)) == model.get(_id(known))
-        receipts = draft.finish()
+            assert builder.get(_id(known)) == model.get(_id(known))
+        receipts = builder.finish()
         held.append((receipts, dict(model)))
     for state, expected in held:
         # Older ones stay as they were, whatever was merged and dropped since.
@@ -58,14 +58,14 @@ def test_receipts_in_layers_are_a_dict_that_drops_its_oldest_at_every_step(steps
 
 
 def test_the_greatest_id_that_was_dropped_is_told_wherever_it_stood() -> None:
-    draft = Receipts(
+    builder = Receipts(
         (_id(number), _receipt(place)) for place, number in enumerate([7, 90, 8, 3, 50, 4], start=1)
     ).mutate()
-    draft.add(_id(60), _receipt(7))
-    assert draft.drop_beyond(4) == (_id(90), 3)
-    assert draft.drop_beyond(4) is None
-    assert draft.drop_beyond(1) == (_id(50), 6)
-    assert list(draft.finish()) == [_id(60)]
+    builder.add(_id(60), _receipt(7))
+    assert builder.drop_beyond(4) == (_id(90), 3)
+    assert builder.drop_beyond(4) is None
+    assert builder.drop_beyond(1) == (_id(50), 6)
+    assert list(builder.finish()) == [_id(60)]
 
 
 def test_layers_stay_few_and_no_full_one_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +73,11 @@ def test_layers_stay_few_and_no_full_one_is_copied(monkeypatch: pytest.MonkeyPat
     receipts, revision = Receipts(), 0
     full: list[object] = []
     for size in [1, 1, 7, 1, 30, 2, 1, 1, 64, 3] * 40:
-        draft = receipts.mutate()
+        builder = receipts.mutate()
         for _ in range(size):
             revision += 1
-            draft.add(_id(revision), _receipt(revision))
-        receipts = draft.finish()
+            builder.add(_id(revision), _receipt(revision))
+        receipts = builder.finish()
         sizes = [len(layer.ids) for layer in receipts._layers]
         small = [size for size in sizes if size < 64]
         assert len(small) <= 8 and sizes[len(sizes) - len(small) :] == small
@@ -100,22 +100,22 @@ def test_layers_stay_few_and_no_full_one_is_copied(monkeypatch: pytest.MonkeyPat
 def test_a_second_receipt_for_an_id_or_one_out_of_order_is_no_ledgers(
     known: list[int], command_id: bytes, revision: int, sentence: str, in_one_batch: bool
 ) -> None:
-    draft = Receipts().mutate()
+    builder = Receipts().mutate()
     for number in known:
-        draft.add(_id(number), _receipt(number))
+        builder.add(_id(number), _receipt(number))
     if not in_one_batch:
-        draft = draft.finish().mutate()
+        builder = builder.finish().mutate()
     with pytest.raises(LedgerViolation, match=sentence):
-        draft.add(command_id, _receipt(revision))
-    assert [receipt.revision for _, receipt in draft.finish().items()] == known
+        builder.add(command_id, _receipt(revision))
+    assert [receipt.revision for _, receipt in builder.finish().items()] == known
 
 
 def test_an_id_that_was_dropped_may_come_again_and_has_its_new_place() -> None:
-    draft = Receipts((_id(number), _receipt(number)) for number in (1, 2, 3)).mutate()
-    assert draft.drop_beyond(2) == (_id(1), 1)
-    assert draft.get(_id(1)) is None and draft.get(_id(1), "none") == "none"
-    draft.add(_id(1), _receipt(4))
-    receipts = draft.finish()
+    builder = Receipts((_id(number), _receipt(number)) for number in (1, 2, 3)).mutate()
+    assert builder.drop_beyond(2) == (_id(1), 1)
+    assert builder.get(_id(1)) is None and builder.get(_id(1), "none") == "none"
+    builder.add(_id(1), _receipt(4))
+    receipts = builder.finish()
     assert [receipt.revision for _, receipt in receipts.items()] == [2, 3, 4]
     assert receipts[_id(1)].revision == 4
     with pytest.raises(KeyError):
@@ -126,9 +126,9 @@ def test_states_with_equal_receipts_are_equal_however_they_were_layered() -> Non
     once = Receipts((_id(number), _receipt(number)) for number in range(1, 40))
     singly = Receipts()
     for number in range(1, 40):
-        draft = singly.mutate()
-        draft.add(_id(number), _receipt(number))
-        singly = draft.finish()
+        builder = singly.mutate()
+        builder.add(_id(number), _receipt(number))
+        singly = builder.finish()
     assert once == singly and msgspec.to_builtins(list(once.items())) == msgspec.to_builtins(list(singly.items()))
     assert once != Receipts()
     with pytest.raises(TypeError):

@@ -166,7 +166,7 @@ def test_a_hold_a_deadline_and_a_begin_time_are_never_overwritten_by_a_later_gat
 
 
 def test_1_stage_state_is_in_the_ledger_so_a_new_leader_has_it() -> None:
-    from replica.fold.settle import settle
+    from replica.fold.apply import apply_batch
     from replica.state.state import EMPTY
 
     world = World({"fast": 100})
@@ -174,7 +174,7 @@ def test_1_stage_state_is_in_the_ledger_so_a_new_leader_has_it() -> None:
     world.submit("capacity=30")
     replayed = EMPTY
     for batch in world.ledger:
-        following = settle(replayed, batch)
+        following = apply_batch(replayed, batch)
         assert following is not None
         replayed = following
     assert state_digest(replayed) == state_digest(world.state)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.decide.decide import decide, is_by_key
-from replica.fold.settle import SpeculativeState, receipt_for, settle, settle_entry
+from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, receipt_for
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -104,7 +104,7 @@ def entry_of(request: c.Request, decision: Decision) -> Entry:
 
 @settings(max_examples=150, deadline=None)
 @given(asked=st.lists(REQUESTS, max_size=25), wholes=st.sets(st.integers(0, 25)))
-def test_one_draft_for_all_is_the_same_as_a_state_for_each(
+def test_one_builder_for_all_is_the_same_as_a_state_for_each(
     asked: list[tuple[c.Command, c.Actor]], wholes: set[int]
 ) -> None:
     base = World().state
@@ -119,17 +119,17 @@ def test_one_draft_for_all_is_the_same_as_a_state_for_each(
         assert decided == decide(single, request, at)
         entry = entry_of(request, decided)
         batch.add(entry)
-        single = settle_entry(single, entry, at)
+        single = apply_entry(single, entry, at)
         assert batch.revision == single.revision
         if command_id:
             assert receipt_for(batch.facts, command_id) == receipt_for(single, command_id)
     assert batch.state() == single
-    assert settle(base, Batch(base.revision, at, tuple(batch.entries))) == (single if asked else base_at(base, at))
+    assert apply_batch(base, Batch(base.revision, at, tuple(batch.entries))) == (single if asked else base_at(base, at))
 
 
 def base_at(base: State, at: Instant) -> State:
     """An empty batch changes nothing."""
-    found = settle(base, Batch(base.revision, at, ()))
+    found = apply_batch(base, Batch(base.revision, at, ()))
     assert found is not None
     return found
 
@@ -147,10 +147,10 @@ def test_an_entry_that_cannot_be_folded_leaves_nothing_behind_even_of_its_first_
         batch.add(broken)
     assert batch.entries == [good]
     assert batch.facts.jobs[job].hold is Hold.USER
-    assert batch.state() == settle_entry(base, good, at)
+    assert batch.state() == apply_entry(base, good, at)
 
 
-def test_what_walks_over_jobs_is_not_decided_on_a_draft() -> None:
+def test_what_walks_over_jobs_is_not_decided_on_a_builder() -> None:
     batch = SpeculativeState(World().state, Instant(World().at))
     batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_pass", ()))
     command = c.RunSchedulingPass()

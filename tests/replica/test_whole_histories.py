@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -149,7 +149,7 @@ class WholeHistories(Histories):
                     assert cleared or event.name in destroys or event.name not in there
                 elif isinstance(event, e.PersistentDeleted):
                     there.discard(event.name)
-            following = settle(state, msgspec.structs.replace(batch))
+            following = apply_batch(state, msgspec.structs.replace(batch))
             assert following is not None
             state = following
         assert there == set(state.persistent)

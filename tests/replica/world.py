@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replica.decide.decide import decide
-from replica.fold.settle import receipt_for, settle
+from replica.fold.apply import apply_batch, receipt_for
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
@@ -109,7 +109,7 @@ class World:
 
     def commit(self, entry: Entry) -> None:
         batch = Batch(Revision(self.state.revision), self.at, (entry,))
-        following = settle(self.state, batch)
+        following = apply_batch(self.state, batch)
         assert following is not None
         self.state = following
         self.ledger.append(batch)

@@ -18,7 +18,7 @@ from cluster.cli.text.squeue import STANDARD, Field, in_order, line, read_format
 from cluster.mail.text import subject_of
 from cluster.schemas.burst import burst_text
 from cluster.schemas.jobs import JobView
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
@@ -52,7 +52,7 @@ class Stage(World):
     def commit(self, entry: Entry) -> None:
         # As World does, but a pool may shrink below what is in use here.
         batch = Batch(Revision(self.state.revision), self.at, (entry,))
-        following = settle(self.state, batch)
+        following = apply_batch(self.state, batch)
         assert following is not None
         self.state = following
         self.ledger.append(batch)

@@ -22,7 +22,7 @@ from cluster.server.applied_log import read_batch
 from cluster.server.controller import Controller
 from cluster.server.pending import NotLeading, Settled
 from cluster.server.proposer import Proposer
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.state.state import EMPTY, State
 from snapshots import restore as restore_module
 from tests.simulation.bugs_of_members import PLANTS_OF_MEMBERS
@@ -205,7 +205,7 @@ def applied_twice() -> list[Any]:
                     batch, base=state.revision, entries=tuple(msgspec.structs.replace(e, id=b"") for e in batch.entries)
                 )
                 with suppress(Exception):
-                    state = settle(state, batch) or state
+                    state = apply_batch(state, batch) or state
         return (state, *rest)
 
     return [
@@ -318,7 +318,7 @@ def fence_skipped() -> list[Any]:
     """A batch is folded whatever revision it was decided on (law 4)."""
 
     def fold_anyway(state: State, batch: Any) -> State | None:
-        return settle(state, msgspec.structs.replace(batch, base=state.revision, at=max(batch.at, state.at)))
+        return apply_batch(state, msgspec.structs.replace(batch, base=state.revision, at=max(batch.at, state.at)))
 
     return [patch.object(controller_module, "settle", fold_anyway), patch.object(storage_module, "settle", fold_anyway)]
 

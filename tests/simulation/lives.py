@@ -45,15 +45,15 @@ class Lives:
         """Whether a script that was ordered as attempt `earlier` may be run again as `later`."""
         return self._runs.get((job, earlier)) != self._runs.get((job, later))
 
-    def fold(self, draft: StateBuilder, event: e.Event, index: int) -> None:
+    def fold(self, builder: StateBuilder, event: e.Event, index: int) -> None:
         """Fold an event of entry `index`, and check what it does."""
         self.kinds[type(event).__name__] += 1
         jobs = e.jobs_of(event)
-        former = [(draft.jobs.get(job), draft.buffers.get(job)) for job in jobs]
-        persistent = draft.persistent
-        fold_into(draft, (event,))
+        former = [(builder.jobs.get(job), builder.buffers.get(job)) for job in jobs]
+        persistent = builder.persistent
+        fold_into(builder, (event,))
         for job, (job_before, before) in zip(jobs, former, strict=True):
-            after, job_after = draft.buffers.get(job), draft.jobs.get(job)
+            after, job_after = builder.buffers.get(job), builder.jobs.get(job)
             if before is not None and after is not None and before.state != after.state:
                 if (before.state, after.state) not in LEGAL:
                     self._violate(f"entry {index}: job {job} goes from {before.state.word} to {after.state.word}")
@@ -68,9 +68,9 @@ class Lives:
                 # Its agent ends what it has begun, and begins again as the next attempt (restart-policy slurm).
                 self._begun[job] += 1
                 self._runs[job, event.attempt] = self._begun[job]
-        if draft.persistent is not persistent:
-            for name in {*persistent, *draft.persistent}:
-                self._check_persistent(name, persistent.get(name), draft.persistent.get(name), index)
+        if builder.persistent is not persistent:
+            for name in {*persistent, *builder.persistent}:
+                self._check_persistent(name, persistent.get(name), builder.persistent.get(name), index)
         self._check_once(event, index)
 
     def _check_once(self, event: e.Event, index: int) -> None:

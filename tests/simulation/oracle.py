@@ -296,7 +296,7 @@ class Oracle:
 
 
 def _receipts_kept() -> int:
-    kept: int = vars(importlib.import_module("replica.fold.settle"))[
+    kept: int = vars(importlib.import_module("replica.fold.apply"))[
         "RECEIPTS_MAX"
     ]  # the world binds it to another number
     return kept

@@ -43,7 +43,7 @@ from tests.simulation.network import Network, SimLinks
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicas import SimReplica
 
-settle_module: Final = importlib.import_module("replica.fold.settle")
+settle_module: Final = importlib.import_module("replica.fold.apply")
 """The face of the room has the function of the same name."""
 
 CLUSTER_ID: Final = "5a" * 16

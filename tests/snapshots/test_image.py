@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.messages import features
 from replica.messages.entries import Batch
 from replica.messages.features import ReleaseNeeded
@@ -80,7 +80,7 @@ def test_the_empty_state_comes_back() -> None:
 def test_image_plus_suffix_equals_the_full_fold_at_every_cut(ledger: list[Batch]) -> None:
     folds = [EMPTY]
     for batch in ledger:
-        following = settle(folds[-1], batch)
+        following = apply_batch(folds[-1], batch)
         assert following is not None
         folds.append(following)
     for cut, state in enumerate(folds):
@@ -88,7 +88,7 @@ def test_image_plus_suffix_equals_the_full_fold_at_every_cut(ledger: list[Batch]
         assert resumed == state
         for batch in ledger[cut:]:
             assert resumed is not None
-            resumed = settle(resumed, batch)
+            resumed = apply_batch(resumed, batch)
         assert resumed == folds[-1]
         assert resumed is not None and state_digest(resumed) == state_digest(folds[-1])
 

@@ -174,7 +174,7 @@ async def test_a_report_whose_receipt_is_used_up_while_it_waits_is_sent_again_an
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proposer knows the commands under way, `_report_id` only those that were applied."""
-    monkeypatch.setattr(importlib.import_module("replica.fold.settle"), "RECEIPTS_MAX", 16)
+    monkeypatch.setattr(importlib.import_module("replica.fold.apply"), "RECEIPTS_MAX", 16)
     async with Rig(config) as rig:
         await register(rig)
         await rig.submit(script="#!/bin/sh\n")

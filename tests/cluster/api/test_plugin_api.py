@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.schemas.operations import OPERATIONS
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.grammar.lexer import DirectiveRefused
@@ -49,7 +49,7 @@ def test_load_state_gives_every_answer_that_was_given_before() -> None:
     job = here.submit(BB)
     state = EMPTY
     for batch in here.ledger:
-        following = settle(state, batch)
+        following = apply_batch(state, batch)
         assert following is not None
         state = following
     assert burst_of(state) == burst_of(here.state)

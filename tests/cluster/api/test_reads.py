@@ -9,7 +9,7 @@ from cluster.api.metrics import SYNCS_KEPT_MAX
 from cluster.api.render.jobs import job_view
 from cluster.api.render.reasons import Verdicts
 from cluster.config.config import Config
-from replica.fold.settle import settle_entry
+from replica.fold.apply import apply_entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.state.state import EMPTY, State
 from replica.views.jobs import reason_of
@@ -94,7 +94,7 @@ async def test_the_state_at_every_revision_is_what_folding_the_ledger_to_it_give
                 if applied.batch is None:
                     continue
                 for entry in applied.batch.entries:
-                    folded = settle_entry(folded, entry, applied.batch.at)
+                    folded = apply_entry(folded, entry, applied.batch.at)
                     assert await rig.controller.time_travel.state_at(folded.revision) == folded
             assert folded == rig.controller.state
             await rig.restart()

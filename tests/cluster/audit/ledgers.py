@@ -10,7 +10,7 @@ import msgspec
 from click.testing import CliRunner, Result
 
 from cluster.audit.commands import audit
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.messages.entries import Batch
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
@@ -85,7 +85,7 @@ def make(directory: Path) -> Made:
     by_data = {encode_batch(batch): batch for batch in batches}
     for entry in entries:
         batch = by_data.get(entry.data)
-        state = state if batch is None else settle(state, batch) or state
+        state = state if batch is None else apply_batch(state, batch) or state
         states.append(state)
     with Environment.open(
         directory / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True

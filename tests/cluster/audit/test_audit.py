@@ -9,7 +9,7 @@ import pytest
 from cluster.audit.entries import BATCH, CONFIGURATION, NO_OP, VOID
 from cluster.cli.exits import ExitCode
 from cluster.schemas.ledger import LedgerEntryView, SnapshotView
-from replica.fold.settle import settle, settle_entry
+from replica.fold.apply import apply_batch, apply_entry
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
 from snapshots.finalize import write_snapshot
@@ -49,7 +49,7 @@ def test_the_replay_of_every_revision_is_the_state_at_that_moment(made: Made) ->
     state = EMPTY
     for batch in lived():
         for record in batch.entries:
-            state = settle_entry(state, record, batch.at)
+            state = apply_entry(state, record, batch.at)
             found = typed("ledger", "replay", "--data", made.directory, "--at", state.revision, "--json")
             assert msgspec.json.decode(found.stdout)["state_digest"] == state_digest(state).hex()
     assert state == made.state
@@ -59,10 +59,10 @@ def test_a_revision_inside_a_batch_can_be_replayed(tmp_path: Path) -> None:
     batches = lived()
     state = EMPTY
     for batch in batches[:4]:
-        state = settle(state, batch) or state
+        state = apply_batch(state, batch) or state
     records = tuple(record for batch in batches[4:6] for record in batch.entries)
     merged = msgspec.structs.replace(batches[4], entries=records, at=batches[4].at)
-    middle = settle_entry(state, records[0], merged.at)
+    middle = apply_entry(state, records[0], merged.at)
     with Environment.open(
         tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
     ) as environment:

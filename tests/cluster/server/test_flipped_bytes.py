@@ -24,7 +24,7 @@ from cluster.config.new_site import Founding, found
 from cluster.server.storage import StorageRefused, member_note, note_forgotten, open_storage
 from cluster.system.clock import SystemClock
 from replica.decide.decide import decide
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Batch
 from replica.messages.entries import Entry as Settled
@@ -60,7 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, str]:
     outcome = decide(EMPTY, Request(b"", CONTROLLER, command), Instant(1))
     batch = Batch(Revision(0), Instant(1), (Settled(b"", CONTROLLER, "found_cluster", outcome.events),))  # type: ignore[union-attr]
     data = encode_batch(batch)
-    after = settle(EMPTY, batch)
+    after = apply_batch(EMPTY, batch)
     assert after is not None
     journal.set_term(3, "r1#2")
     journal.append([Entry(1, 1, b"\x00"), Entry(2, 1, data), *(Entry(index, 2, b"\x00") for index in range(3, 60))])

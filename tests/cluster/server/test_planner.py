@@ -9,7 +9,7 @@ from cluster.server import planner as planning
 from cluster.server.planner import Planner
 from cluster.system.clock import ManualClock
 from replica.decide.decide import decide
-from replica.fold.settle import SpeculativeState
+from replica.fold.apply import SpeculativeState
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages.entries import Accepted, Entry

@@ -13,7 +13,7 @@ from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
 from cluster.system.clock import ManualClock, SystemClock
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
@@ -676,7 +676,7 @@ async def test_what_the_leader_foresaw_is_what_settling_its_entries_comes_to(
             if precomputed is not None:
                 batch, after = precomputed
                 decoded = decode_batch(data)
-                settled = settle(before, decoded)
+                settled = apply_batch(before, decoded)
                 assert decoded == batch
                 assert settled == after
                 assert settled is not None and state_digest(settled) == state_digest(after)

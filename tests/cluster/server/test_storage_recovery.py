@@ -25,7 +25,7 @@ from cluster.server.storage import (
 )
 from cluster.system.clock import SystemClock
 from replica.decide.decide import decide
-from replica.fold.settle import settle
+from replica.fold.apply import apply_batch
 from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Accepted, Batch
 from replica.messages.entries import Entry as Settled
@@ -66,7 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     outcome = decide(EMPTY, Request(b"", CONTROLLER, command), Instant(1))
     assert isinstance(outcome, Accepted)
     batch = Batch(Revision(0), Instant(1), (Settled(b"", CONTROLLER, "found_cluster", outcome.events),))
-    after = settle(EMPTY, batch)
+    after = apply_batch(EMPTY, batch)
     assert after is not None
     storage = open_storage(config, "r1")
     journal = storage.journal

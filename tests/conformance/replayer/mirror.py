@@ -7,8 +7,8 @@ event gives the state, reason and buffer state that a listing at that very momen
 from pathlib import Path
 from typing import NamedTuple
 
+from replica.fold.apply import apply_entry
 from replica.fold.fold import fold_into
-from replica.fold.settle import settle_entry
 from replica.messages.entries import Batch
 from replica.model.jobs import Hold
 from replica.state.builder import StateBuilder
@@ -82,12 +82,12 @@ class Mirror:
         at_s = batch.at / 1_000_000
         for entry in batch.entries:
             for count in range(1, len(entry.events)):
-                draft = StateBuilder(self.state)
-                draft.at = batch.at
-                draft.revision += 1
-                fold_into(draft, entry.events[:count])
-                self._record(draft.finish(), at_s)
-            self.state = settle_entry(self.state, entry, batch.at)
+                builder = StateBuilder(self.state)
+                builder.at = batch.at
+                builder.revision += 1
+                fold_into(builder, entry.events[:count])
+                self._record(builder.finish(), at_s)
+            self.state = apply_entry(self.state, entry, batch.at)
             for event in entry.events:
                 if type(event).__name__ == "BufferAllocated":
                     self.setups.append(event.job)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Settling: the fence, and what one agreed batch does to the state (laws 1, 4, 6)."""
+"""What one agreed batch does to the state: the check of its base, its entries, their receipts (laws 1, 4, 6)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from replica.state import Facts, State, StateBuilder
 from replica.values import RECEIPTS_MAX, Instant, LedgerViolation, Refusal, RefusalCode, Revision
 
 
-def settle(state: State, batch: Batch) -> State | None:
-    """Return the state after the batch, or None where the fence refuses it: it was decided on another revision.
+def apply_batch(state: State, batch: Batch) -> State | None:
+    """Return the state after the batch, or None where the check of its base refuses it: it was decided on another
+    revision.
 
     Every replica refuses the same batches, so two would-be leaders are harmless. Raises LedgerViolation for a batch
     whose clock goes backwards or whose events no ledger can hold.
@@ -18,17 +19,17 @@ def settle(state: State, batch: Batch) -> State | None:
         return None
     if batch.at < state.at:
         raise LedgerViolation(f"the clock of revision {batch.base} goes back from {state.at} to {batch.at}")
-    draft = StateBuilder(state)
+    builder = StateBuilder(state)
     for entry in batch.entries:
-        _settle_entry(draft, entry, batch.at)
-    return draft.finish()
+        _apply_entry(builder, entry, batch.at)
+    return builder.finish()
 
 
-def settle_entry(state: State, entry: Entry, at: Instant) -> State:
-    """Return the state after one entry: what a proposer's tentative state goes through while it builds a batch."""
-    draft = StateBuilder(state)
-    _settle_entry(draft, entry, at)
-    return draft.finish()
+def apply_entry(state: State, entry: Entry, at: Instant) -> State:
+    """Return the state after one entry: what a proposer's speculative state goes through while it builds a batch."""
+    builder = StateBuilder(state)
+    _apply_entry(builder, entry, at)
+    return builder.finish()
 
 
 class SpeculativeState:
@@ -47,54 +48,54 @@ class SpeculativeState:
         self.entries: list[Entry] = []
         self._reached = base
         self._settled = 0
-        """Entries that are settled in `_reached`; the others are on the draft."""
-        self._draft: StateBuilder | None = None
+        """Entries that are settled in `_reached`; the others are on the builder."""
+        self._builder: StateBuilder | None = None
 
     @property
     def facts(self) -> Facts:
         """What is true after the entries so far; valid until the next one is added."""
-        if self._draft is None:
+        if self._builder is None:
             return self._reached
-        return self._draft
+        return self._builder
 
     @property
     def revision(self) -> int:
         """The revision after the entries so far."""
-        return self._reached.revision if self._draft is None else self._draft.revision
+        return self._reached.revision if self._builder is None else self._builder.revision
 
     def add(self, entry: Entry) -> int:
         """Settle one more entry; return the job that it made or concerns, 0 for none.
 
         Raises what folding raises; then the entry was not added and nothing is changed.
         """
-        if self._draft is None:
-            self._draft = StateBuilder(self._reached)
+        if self._builder is None:
+            self._builder = StateBuilder(self._reached)
         try:
-            job = _settle_entry(self._draft, entry, self.at)
+            job = _apply_entry(self._builder, entry, self.at)
         except BaseException:
-            # A part of its events may be on the draft: begin again from what was whole.
-            self._draft = StateBuilder(self._reached)
+            # A part of its events may be on the builder: begin again from what was whole.
+            self._builder = StateBuilder(self._reached)
             for settled in self.entries[self._settled :]:
-                _settle_entry(self._draft, settled, self.at)
+                _apply_entry(self._builder, settled, self.at)
             raise
         self.entries.append(entry)
         return job
 
     def state(self) -> State:
         """Return the State after the entries so far."""
-        if self._draft is not None:
-            self._reached, self._draft = self._draft.finish(), None
+        if self._builder is not None:
+            self._reached, self._builder = self._builder.finish(), None
             self._settled = len(self.entries)
         return self._reached
 
 
-def _settle_entry(draft: StateBuilder, entry: Entry, at: Instant) -> int:
-    draft.at = at
-    draft.revision += 1
-    fold_into(draft, entry.events)
+def _apply_entry(builder: StateBuilder, entry: Entry, at: Instant) -> int:
+    builder.at = at
+    builder.revision += 1
+    fold_into(builder, entry.events)
     job = _job_concerned(entry)
     if entry.id:
-        draft.settle(entry.id, Receipt(Revision(draft.revision), job, entry.refusal, entry.digest), RECEIPTS_MAX)
+        builder.settle(entry.id, Receipt(Revision(builder.revision), job, entry.refusal, entry.digest), RECEIPTS_MAX)
     return job
 
 
