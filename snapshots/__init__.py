@@ -5,21 +5,3 @@ from snapshots.image import Image, ImageRefused
 from snapshots.receive import Receiver
 from snapshots.restore import PoolSummary, SnapshotRefused, Summary, inspect, load_snapshot
 from snapshots.store import Skipped, SnapshotStore, Stored
-
-__all__ = [
-    "Image",
-    "ImageRefused",
-    "PoolSummary",
-    "Receiver",
-    "Skipped",
-    "SnapshotAbandoned",
-    "SnapshotFailed",
-    "SnapshotName",
-    "SnapshotRefused",
-    "SnapshotStore",
-    "Stored",
-    "Summary",
-    "inspect",
-    "load_snapshot",
-    "write_snapshot",
-]

@@ -31,9 +31,9 @@ from wal.configuration import (
     unknown,
 )
 from wal.environment import MAP_SIZE_BYTES, Environment
-from wal.failures import BrokenInvariant, Condition, StorageFailed
+from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
 from wal.history_backfill import Handed, NotThisHistory, fill, hand_over
 from wal.journal import Journal
-from wal.ledger import Gap, Ledger, LedgerBroken, LedgerEntry, Verified
-from wal.records import ENTRY_MAX_BYTES, Entry
-from wal.recovery import TABLE, RecoveryRefused, may_have_run
+from wal.ledger import Ledger, LedgerBroken, LedgerEntry, Verified
+from wal.records import ENTRY_MAX_BYTES, Entry, Gap
+from wal.recovery import may_have_run

@@ -14,19 +14,6 @@ from replica.messages import EVENTS, Batch, Entry, FeatureLevelRaised, ReleaseNe
 from replica.values import Instant, Revision
 from wal.records import ENTRY_MAX_BYTES
 
-__all__ = [
-    "NO_OP",
-    "CodecError",
-    "Kind",
-    "batch_of_encoded",
-    "decode_batch",
-    "encode_batch",
-    "encode_entry",
-    "is_earlier_form",
-    "kind_of",
-    "revision_after",
-]
-
 
 class Kind(IntEnum):
     """What an entry is, by its first byte; wire numbers, append-only, never reused."""

@@ -147,7 +147,7 @@ def refusal(directory: Path, error: Exception) -> RecoveryRefused:
     if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError) or code in (errno.EISDIR, errno.EINVAL):
         wrong = _wrong_with_readers(directory / READERS_FILE, error)
         if wrong is not None:
-            return RecoveryRefused(Condition.READERS_FILE_UNUSABLE, f"{directory / READERS_FILE} ({wrong})")
+            return RecoveryRefused(Condition.TABLE_OF_READERS_UNUSABLE, f"{directory / READERS_FILE} ({wrong})")
     # lmdb has classes for some of the system's errors, and says which one it was.
     if code in _NO_DAMAGE or isinstance(error, lmdb.ReadersFullError):
         return RecoveryRefused(Condition.CANNOT_BE_OPENED, f"{directory / DATA_FILE} ({error})")

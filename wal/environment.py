@@ -13,15 +13,13 @@ import lmdb
 from wal import directory as directories
 from wal import meta_pages, records
 from wal import tables as tables_of
-from wal.directory import LOCK_FILE, Files, Lock
+from wal.directory import Files, Lock
 from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
 from wal.records import TABLES, Identity, LogMark
-from wal.sync_log import DiskStore, LogStore, SyncLog, is_used, make_log, open_log
+from wal.sync_log import DiskStore, SyncLog, is_used, make_log, open_log
 
 if TYPE_CHECKING:
     from lmdb import _Database
-
-__all__ = ["DATA_FILE", "LOCK_FILE", "MAP_SIZE_BYTES", "BrokenInvariant", "Environment", "StorageFailed"]
 
 MAP_SIZE_BYTES: Final = 16 << 30
 """Default bound of the data file: address space, not disk, until it is used; years of history for most sites."""
@@ -115,7 +113,7 @@ class Environment:
 
     @classmethod
     def prepared(
-        cls, directory: Path, environment: lmdb.Environment, identity: Identity, store: LogStore, *, create: bool
+        cls, directory: Path, environment: lmdb.Environment, identity: Identity, store: DiskStore, *, create: bool
     ) -> Self:
         """Make or check what is in an LMDB environment that is open for writing, and open its sync log.
 

@@ -17,8 +17,6 @@ from wal.rows import Applied, Changes
 from wal.suffix import RECENT_MAX_BYTES, Lag, Suffix, TermRuns
 from wal.sync_log import RECORD_MAX_BYTES
 
-__all__ = ["ENTRY_MAX_BYTES", "Entry", "Journal"]
-
 HINTS_MAX_ROWS: Final = 16_384
 """Applied rows buffered before they are written unasked, so that replaying a long journal has bounded memory."""
 

@@ -11,8 +11,6 @@ from wal.environment import Environment
 from wal.read_view import ReadView
 from wal.records import ChainRow, Damaged, Entry, Gap
 
-__all__ = ["Gap", "Ledger", "LedgerBroken", "LedgerEntry", "Verified"]
-
 STEP_MAX_ENTRIES: Final = 256
 STEP_MAX_BYTES: Final = 8 << 20
 """What one read transaction reads: LMDB cannot reuse pages while one is open, so none waits for its caller."""

@@ -12,23 +12,9 @@ from typing import NamedTuple, NoReturn
 
 from wal import meta_pages, records, sync_log
 from wal.environment import Environment
-from wal.failures import DATA_FILE, LOG_FILE, OTHERWISE_REPLACE, REPLACE, TABLE, Action, Condition, RecoveryRefused, Row
+from wal.failures import DATA_FILE, LOG_FILE, OTHERWISE_REPLACE, REPLACE, Action, Condition, RecoveryRefused
 from wal.records import ChainRow, Damaged, Entry, HardState, Marks
 from wal.replay import Contradiction, Replayed, replay
-
-__all__ = [
-    "TABLE",
-    "Action",
-    "Checked",
-    "Condition",
-    "RecoveryRefused",
-    "Row",
-    "check",
-    "may_have_run",
-    "read_chain",
-    "render",
-    "replay_log",
-]
 
 _DONE = {
     Action.CREATE: "begins without data",
@@ -102,9 +88,10 @@ def read_chain(env: Environment, index: int) -> ChainRow:
 def render() -> str:
     """Return the table as a document shows it."""
     lines = ["| | what is found | what the replica does | what the operator does |", "|---|---|---|---|"]
-    for condition, row in TABLE.items():
+    for condition in Condition:
+        row = condition.value
         remedy = row.remedy.replace(OTHERWISE_REPLACE, "replace it").replace(REPLACE, "Replace it")
-        lines.append(f"| {condition.value} | {row.sign} | {_DONE[row.action]}: {row.reason} | {remedy} |")
+        lines.append(f"| {condition.title} | {row.sign} | {_DONE[row.action]}: {row.reason} | {remedy} |")
     return "\n".join([*lines, "", f"Replace it: {OTHERWISE_REPLACE}."])
 
 
@@ -146,7 +133,7 @@ def _check_entries(env: Environment, hard: HardState, marks: Marks, on_entry: Ca
                 entry = records.unpack_entry(key, value)
             except Damaged as error:
                 applied = expected <= marks.applied_index
-                condition = Condition.ENTRY_DAMAGED_APPLIED if applied else Condition.ENTRY_DAMAGED_TAIL
+                condition = Condition.APPLIED_ENTRY_DAMAGED if applied else Condition.TAIL_ENTRY_DAMAGED
                 _refuse(env, condition, f"table entries, index {expected} ({error})")
             if not term <= entry.term <= hard.term:
                 _refuse(

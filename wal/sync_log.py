@@ -12,7 +12,7 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from wal import records, sectors
 from wal.failures import LOG_FILE, BrokenInvariant, Condition, RecoveryRefused
@@ -29,45 +29,71 @@ READ_BYTES: Final = 1 << 20
 """What is read at a time."""
 
 
-class LogFile(Protocol):
+class DiskFile:
     """The calls on the file of the log, in one place so that a simulated disk can stand behind them. Raise OSError."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
     def read(self, limit_bytes: int) -> bytes:
         """All of it, but not more than this."""
-        ...
+        pieces, offset = [], 0
+        while piece := os.pread(self._descriptor, min(READ_BYTES, limit_bytes - offset), offset):
+            pieces.append(piece)
+            offset += len(piece)
+        return b"".join(pieces)
 
     def write(self, data: bytes, offset: int) -> None:
         """Write all of `data` there."""
-        ...
+        written = os.pwrite(self._descriptor, data, offset)
+        if written != len(data):
+            raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}: {written} of {len(data)} bytes were written")
 
     def sync(self) -> None:
         """Return when what was written is durable."""
-        ...
+        os.fdatasync(self._descriptor)
 
     def close(self) -> None:
         """Let go of the file."""
-        ...
+        os.close(self._descriptor)
 
 
-class LogStore(Protocol):
-    """Where a replica's log is made and found. Raise OSError."""
+class DiskStore:
+    """Where a replica's log is made and found: the directory with this descriptor. Raises OSError."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of a new log."""
-        ...
+    size_bytes: Final = LOG_BYTES
+    """Size of a new log."""
+
+    def __init__(self, directory: int, *, readonly: bool = False) -> None:
+        self._directory = directory
+        self._readonly = readonly
 
     def make(self, first_block: bytes) -> None:
         """Make a log that begins with this block, durably; one that is there already is replaced."""
-        ...
+        with suppress(FileNotFoundError):
+            os.unlink(LOG_FILE, dir_fd=self._directory)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = DiskFile(os.open(LOG_FILE, flags, mode=0o600, dir_fd=self._directory))
+        try:
+            file.write(first_block.ljust(self.size_bytes, b"\0"), 0)
+            file.sync()
+        finally:
+            file.close()
+        self.sync_directory()
 
-    def open(self) -> LogFile:
+    def open(self) -> DiskFile:
         """Open the log."""
-        ...
+        flags = os.O_RDONLY if self._readonly else os.O_RDWR
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(LOG_FILE, flags, dir_fd=self._directory)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return DiskFile(descriptor)
 
     def sync_directory(self) -> None:
         """Return when the names of the files are durable."""
-        ...
+        os.fsync(self._directory)
 
 
 class Record:
@@ -75,7 +101,7 @@ class Record:
 
     __slots__ = ("_file", "data", "offset")
 
-    def __init__(self, file: LogFile, data: bytes, offset: int) -> None:
+    def __init__(self, file: DiskFile, data: bytes, offset: int) -> None:
         self._file, self.data, self.offset = file, data, offset
 
     def commit(self) -> None:
@@ -87,7 +113,7 @@ class Record:
 class SyncLog:
     """The log of one replica. Nothing is added before `begin` says of which generation it is."""
 
-    def __init__(self, file: LogFile, path: Path, identity: Identity, size_bytes: int) -> None:
+    def __init__(self, file: DiskFile, path: Path, identity: Identity, size_bytes: int) -> None:
         self.path: Final = path
         self._file = file
         self._identity = records.pack_identity(identity)
@@ -109,7 +135,7 @@ class SyncLog:
             raise RecoveryRefused(Condition.SYNC_LOG_UNREADABLE, f"{self.path} ({error})") from error
         if len(content) != self._size_bytes:
             place = f"{self.path} ({len(content)} of {self._size_bytes} bytes can be read)"
-            raise RecoveryRefused(Condition.SYNC_LOG_WRONG_SIZE, place)
+            raise RecoveryRefused(Condition.SYNC_LOG_OF_ANOTHER_SIZE, place)
         try:
             return sectors.read(content, self._identity, generation)
         except sectors.LogForeign as error:
@@ -154,68 +180,7 @@ class SyncLog:
         self._file.close()
 
 
-class DiskFile:
-    """A LogFile on a real disk."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def read(self, limit_bytes: int) -> bytes:
-        pieces, offset = [], 0
-        while piece := os.pread(self._descriptor, min(READ_BYTES, limit_bytes - offset), offset):
-            pieces.append(piece)
-            offset += len(piece)
-        return b"".join(pieces)
-
-    def write(self, data: bytes, offset: int) -> None:
-        written = os.pwrite(self._descriptor, data, offset)
-        if written != len(data):
-            raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}: {written} of {len(data)} bytes were written")
-
-    def sync(self) -> None:
-        os.fdatasync(self._descriptor)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-class DiskStore:
-    """A LogStore in the directory with this descriptor."""
-
-    def __init__(self, directory: int, *, readonly: bool = False) -> None:
-        self._directory = directory
-        self._readonly = readonly
-
-    @property
-    def size_bytes(self) -> int:
-        return LOG_BYTES
-
-    def make(self, first_block: bytes) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(LOG_FILE, dir_fd=self._directory)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = DiskFile(os.open(LOG_FILE, flags, mode=0o600, dir_fd=self._directory))
-        try:
-            file.write(first_block.ljust(self.size_bytes, b"\0"), 0)
-            file.sync()
-        finally:
-            file.close()
-        self.sync_directory()
-
-    def open(self) -> DiskFile:
-        flags = os.O_RDONLY if self._readonly else os.O_RDWR
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(LOG_FILE, flags, dir_fd=self._directory)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        return DiskFile(descriptor)
-
-    def sync_directory(self) -> None:
-        os.fsync(self._directory)
-
-
-def make_log(store: LogStore, directory: Path, identity: Identity) -> None:
+def make_log(store: DiskStore, directory: Path, identity: Identity) -> None:
     """Make the log of a replica that has promised nothing with one. Raises RecoveryRefused."""
     try:
         store.make(sectors.first_block(records.pack_identity(identity), store.size_bytes))
@@ -223,7 +188,7 @@ def make_log(store: LogStore, directory: Path, identity: Identity) -> None:
         raise RecoveryRefused(Condition.SYNC_LOG_NOT_MADE, f"{directory / LOG_FILE} ({error})") from error
 
 
-def is_used(store: LogStore, directory: Path) -> bool:
+def is_used(store: DiskStore, directory: Path) -> bool:
     """Whether there is a log that something was ever added to: one that was only made is zeros after its first block.
 
     Raises RecoveryRefused if that cannot be seen.
@@ -244,7 +209,7 @@ def is_used(store: LogStore, directory: Path) -> bool:
         file.close()
 
 
-def open_log(store: LogStore, directory: Path, identity: Identity, size_bytes: int) -> SyncLog:
+def open_log(store: DiskStore, directory: Path, identity: Identity, size_bytes: int) -> SyncLog:
     """Open the log that LMDB speaks of. Raises RecoveryRefused."""
     try:
         return SyncLog(store.open(), directory / LOG_FILE, identity, size_bytes)

@@ -59,7 +59,7 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
     except Damaged as error:
         raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}format ({error})") from error
     if version == records.FORMAT_OF_A_STEP:
-        raise RecoveryRefused(Condition.FORMAT_OF_A_STEP, f"{place}format")
+        raise RecoveryRefused(Condition.FORMAT_OF_A_CONSTRUCTION_STEP, f"{place}format")
     if version != records.FORMAT_VERSION:
         raise RecoveryRefused(
             Condition.FORMAT_UNKNOWN, f"{place}format (it is {version}; this release reads {records.FORMAT_VERSION})"

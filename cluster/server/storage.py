@@ -23,7 +23,6 @@ from replica.messages import ReleaseNeeded
 from replica.state import EMPTY, State
 from snapshots import Image, SnapshotStore
 from wal import (
-    TABLE,
     CodecError,
     Condition,
     Environment,
@@ -58,7 +57,8 @@ REPLAY_STEP_ENTRIES = 1024
 class StorageRefused(Exception):
     """What this replica has cannot be used as it is; the sentence names the place and the remedy.
 
-    `condition` is the row of `wal.recovery.TABLE`; None for what is not damage, such as a mark that cannot be made.
+    `condition` is what the recovery table (`wal.Condition`) has for it; None for what is not damage, such as a mark
+    that cannot be made.
     """
 
     def __init__(self, sentence: str, condition: Condition | None = None) -> None:
@@ -207,9 +207,8 @@ def _refuse_if_of_another_id(error: RecoveryRefused, directory: Path, note: Path
 
 def _refused(condition: Condition, place: str, name: str) -> StorageRefused:
     """Return the refusal that the recovery table has for this condition, with the replica's name in its remedy."""
-    row = TABLE[condition]
-    remedy = row.remedy.replace("NAME", name)
-    return StorageRefused(f"{place}: {condition.value}: {row.reason}. {remedy}.", condition)
+    remedy = condition.value.remedy.replace("NAME", name)
+    return StorageRefused(f"{place}: {condition.title}: {condition.value.reason}. {remedy}.", condition)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def test_an_audit_of_a_directory_of_a_step_says_with_what_to_read_it(tmp_path: P
     unpack(tmp_path, step)
     with pytest.raises(RecoveryRefused) as refused:
         Environment.open_readonly(tmp_path / "r1" / "wal")
-    assert refused.value.condition is Condition.FORMAT_OF_A_STEP
+    assert refused.value.condition is Condition.FORMAT_OF_A_CONSTRUCTION_STEP
     words = ("ledger", "dump", "--data", str(tmp_path / "r1"))
     result = CliRunner().invoke(audit, words, env={"FOREBAY_CONFIG": None})
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "the tree that wrote it" in result.stderr

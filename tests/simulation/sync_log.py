@@ -18,7 +18,7 @@ SIZES_BLOCKS = (4, 24, 64)
 
 
 class SimLog:
-    """A LogStore and its LogFile. What was written is read at once, and durable after `sync`."""
+    """Stands in for a DiskStore and its DiskFile. What was written is read at once, and durable after `sync`."""
 
     def __init__(self, disk: SimDisk) -> None:
         self._disk = disk
@@ -54,7 +54,7 @@ class SimLog:
                 self._syncs.clear()  # LMDB has all of it
         return self._valid[1]
 
-    # LogStore
+    # DiskStore
 
     def make(self, first_block: bytes) -> None:
         disk = self._disk
@@ -82,7 +82,7 @@ class SimLog:
         self._disk.step("syncing the journal's directory")
         self._disk.work(self._disk.sync_s)
 
-    # LogFile
+    # DiskFile
 
     def read(self, limit_bytes: int) -> bytes:
         assert self.content is not None

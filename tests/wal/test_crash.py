@@ -81,7 +81,7 @@ def _made(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "condition"), [(7, Condition.ENTRY_DAMAGED_APPLIED), (32, Condition.ENTRY_DAMAGED_TAIL)]
+    ("index", "condition"), [(7, Condition.APPLIED_ENTRY_DAMAGED), (32, Condition.TAIL_ENTRY_DAMAGED)]
 )
 def test_a_bit_that_flips_in_the_file_is_found_at_the_start(tmp_path: Path, index: int, condition: Condition) -> None:
     _made(tmp_path)

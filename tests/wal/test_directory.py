@@ -182,7 +182,7 @@ def test_a_table_of_readers_that_was_overwritten_while_a_reader_has_it_open_is_n
             file.write(content)
         with pytest.raises(RecoveryRefused) as refused:
             open_env(tmp_path, create=False)
-        assert refused.value.condition is Condition.READERS_FILE_UNUSABLE
+        assert refused.value.condition is Condition.TABLE_OF_READERS_UNUSABLE
         assert str(tmp_path / READERS_FILE) in str(refused.value)
     finally:
         process.kill()

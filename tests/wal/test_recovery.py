@@ -27,10 +27,9 @@ from tests.wal.logs import (
 from tests.wal.support import CLUSTER, MAP_SIZE_BYTES, REPLICA, apply, edit, entry, fill, open_env, opened
 from wal import Environment, Journal, RecoveryRefused, records
 from wal.environment import DATA_FILE
-from wal.failures import READERS_FILE
+from wal.failures import READERS_FILE, Action, Condition
 from wal.ledger import Ledger
 from wal.records import CHAIN, ENTRIES, STATE, ChainRow, HardState, Marks
-from wal.recovery import TABLE, Action, Condition
 from wal.replay import pack
 from wal.sectors import BLOCK_BYTES, SECTOR_BYTES
 
@@ -199,7 +198,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     Condition.DIRECTORY_UNUSABLE: [lambda directory: directory.write_text("a file") and None],
     Condition.HELD_BY_ANOTHER_PROCESS: [],
     Condition.CANNOT_BE_OPENED: [data_file_behind_a_link],
-    Condition.READERS_FILE_UNUSABLE: [readers_file_is_a_directory],
+    Condition.TABLE_OF_READERS_UNUSABLE: [readers_file_is_a_directory],
     Condition.DATA_FILE_MISSING: [data_file_lost(None), data_file_lost(b""), data_file_never_written],
     Condition.DATA_FILE_UNREADABLE: [
         lambda directory: (directory.mkdir(), (directory / DATA_FILE).write_bytes(b"x" * 9000)) and None,
@@ -209,7 +208,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
     Condition.META_PAGES_DISAGREE: [meta_page_flipped(bit) for bit in (0, 2, 3, 4, 40, 63)],
     Condition.TABLE_MISSING: [dropped_table],
     Condition.FORMAT_UNKNOWN: [put(STATE, records.FORMAT_KEY, records.pack_format(2))],
-    Condition.FORMAT_OF_A_STEP: [
+    Condition.FORMAT_OF_A_CONSTRUCTION_STEP: [
         put(STATE, records.FORMAT_KEY, records.pack_number(records.FORMAT_KEY, version)) for version in (1, 2)
     ],
     Condition.IDENTITY_DAMAGED: [
@@ -242,8 +241,8 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         marks(base_index=10, applied_index=10, commit_index=10),
     ],
     Condition.COMMIT_BEYOND_LAST: [marks(commit_index=10)],
-    Condition.ENTRY_DAMAGED_APPLIED: [flipped(ENTRIES, key(5), bit) for bit in range(0, 500, 37)],
-    Condition.ENTRY_DAMAGED_TAIL: [
+    Condition.APPLIED_ENTRY_DAMAGED: [flipped(ENTRIES, key(5), bit) for bit in range(0, 500, 37)],
+    Condition.TAIL_ENTRY_DAMAGED: [
         *[flipped(ENTRIES, key(9), bit) for bit in range(0, 500, 37)],
         flipped(ENTRIES, key(6)),
         put(ENTRIES, key(9), b"short"),
@@ -289,7 +288,7 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         replaced(lambda path: path.symlink_to("away")),
         replaced(os.mkfifo),
     ],
-    Condition.SYNC_LOG_WRONG_SIZE: [
+    Condition.SYNC_LOG_OF_ANOTHER_SIZE: [
         replaced(lambda path: path.touch()),
         log_edited(lambda content, at: content.pop()),
         log_edited(lambda content, at: content.append(0)),
@@ -336,18 +335,18 @@ ELSEWHERE = {
 
 
 def test_every_condition_has_a_row_and_every_row_is_made_for_real() -> None:
-    assert set(TABLE) == set(Condition) > set(DAMAGE)
+    assert set(Condition) > set(DAMAGE)
     assert [condition for condition, ways in DAMAGE.items() if not ways] == [*ELSEWHERE]
     assert all(condition.name in (ROOT / path).read_text() for condition, path in ELSEWHERE.items())
-    assert all(row.sign and row.reason and row.remedy for row in TABLE.values())
+    assert all(all(condition.value) for condition in Condition)
 
 
 @pytest.mark.parametrize(
     ("condition", "damage"),
     [
-        pytest.param(condition, way, id=f"{condition.value}-{number}")
+        pytest.param(condition, way, id=f"{condition.title}-{number}")
         for condition, ways in DAMAGE.items()
-        if TABLE[condition].action is Action.REFUSE
+        if condition.value.action is Action.REFUSE
         for number, way in enumerate(ways)
     ],
 )
@@ -361,9 +360,7 @@ def test_what_is_not_safe_to_repair_is_refused_by_name(
             pass
         assert refused.value.condition is condition
         sentence = str(refused.value)
-        assert (
-            str(directory) in sentence and TABLE[condition].reason in sentence and TABLE[condition].remedy in sentence
-        )
+        assert str(directory) in sentence and condition.value.reason in sentence and condition.value.remedy in sentence
 
 
 _EMPTY = Condition.DIRECTORY_EMPTY
@@ -371,7 +368,7 @@ _EMPTY = Condition.DIRECTORY_EMPTY
 
 @pytest.mark.parametrize("condition", [Condition.FIRST_START, Condition.CREATION_UNFINISHED])
 def test_what_never_promised_anything_is_made_new(tmp_path: Path, condition: Condition) -> None:
-    assert TABLE[condition].action is Action.CREATE
+    assert condition.value.action is Action.CREATE
     for number, damage in enumerate(DAMAGE[condition]):
         directory = tmp_path / f"wal-{number}"
         damage(directory)
@@ -382,7 +379,7 @@ def test_what_never_promised_anything_is_made_new(tmp_path: Path, condition: Con
 
 
 def test_a_torn_tail_is_cut_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    assert TABLE[Condition.TRANSACTION_UNFINISHED].action is Action.CUT
+    assert Condition.TRANSACTION_UNFINISHED.value.action is Action.CUT
     unfinished_transaction(tmp_path)
     with opened(tmp_path, create=False) as journal:
         assert journal.last_index == 9 and journal.entry(9) == entry(9, 2)
@@ -414,7 +411,7 @@ def test_a_transaction_of_which_only_some_pages_arrived_is_as_if_it_never_began(
 
 
 def test_a_hint_that_lags_behind_is_caught_up_by_applying_again(tmp_path: Path) -> None:
-    assert TABLE[Condition.HINT_BEHIND].action is Action.CONTINUE
+    assert Condition.HINT_BEHIND.value.action is Action.CONTINUE
     for number, damage in enumerate(DAMAGE[Condition.HINT_BEHIND]):
         directory = tmp_path / f"wal-{number}"
         damage(directory)
@@ -432,7 +429,7 @@ def test_a_damaged_tail_entry_above_the_commit_hint_may_be_acknowledged_and_is_n
     with open_env(tmp_path, create=False) as env:
         with pytest.raises(RecoveryRefused) as refused:
             Journal(env)
-        assert refused.value.condition is Condition.ENTRY_DAMAGED_TAIL
+        assert refused.value.condition is Condition.TAIL_ENTRY_DAMAGED
         with env.read() as transaction:
             assert transaction.get(key(9), db=env.table(ENTRIES)) is not None
 
@@ -464,7 +461,7 @@ def test_an_audit_of_a_file_that_ends_too_early_is_refused_where_reading_would_k
 
 
 def test_a_sync_of_which_a_sector_did_not_arrive_is_cut_and_what_was_synced_before_is_there(tmp_path: Path) -> None:
-    assert TABLE[Condition.SYNC_UNFINISHED].action is Action.CUT
+    assert Condition.SYNC_UNFINISHED.value.action is Action.CUT
     for number, damage in enumerate(DAMAGE[Condition.SYNC_UNFINISHED]):
         directory = tmp_path / f"wal-{number}"
         damage(directory)
@@ -499,7 +496,7 @@ def test_what_is_left_of_a_cut_sync_is_not_completed_by_a_later_one(tmp_path: Pa
 
 
 def test_records_of_a_generation_that_is_over_are_not_added_again(tmp_path: Path) -> None:
-    assert TABLE[Condition.GENERATION_OVER].action is Action.CONTINUE
+    assert Condition.GENERATION_OVER.value.action is Action.CONTINUE
     checkpoint_survived_by_its_log(tmp_path)
     with opened(tmp_path, create=False) as journal:
         journal.truncate_from(11)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wal.recovery import TABLE, Action, Condition
+from wal.failures import Action, Condition
 
 HERE = Path(__file__).parent
 BESIDE = HERE.parent / "cluster" / "server" / "test_storage_recovery.py"
@@ -36,12 +36,12 @@ def _named() -> tuple[set[str], set[str]]:
     return in_tests, anywhere
 
 
-@pytest.mark.parametrize("condition", Condition, ids=lambda condition: condition.value)
+@pytest.mark.parametrize("condition", Condition, ids=lambda condition: condition.title)
 def test_every_row_of_the_recovery_table_has_a_test_that_names_it(condition: Condition) -> None:
     in_tests, anywhere = _named()
     assert condition.name in anywhere, (
-        f"make {condition.value!r} for real in test_recovery.py, or in test_storage_recovery.py"
+        f"make {condition.title!r} for real in test_recovery.py, or in test_storage_recovery.py"
     )
-    if TABLE[condition].action is not Action.REFUSE:
+    if condition.value.action is not Action.REFUSE:
         # Refusals are made by one test over all ways; what is repaired must be looked at, condition by condition.
-        assert condition.name in in_tests, f"a test must say what happens after {condition.value!r}"
+        assert condition.name in in_tests, f"a test must say what happens after {condition.title!r}"

@@ -41,8 +41,7 @@ from tests.wal.test_recovery import ELSEWHERE
 from wal import Entry, RecoveryRefused, records
 from wal.codec import encode_batch
 from wal.environment import LOCK_FILE
-from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE
-from wal.recovery import TABLE, Action, Condition
+from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Action, Condition
 
 Damage = Callable[[Config], None]
 
@@ -221,7 +220,7 @@ REPAIRED: dict[Condition, list[tuple[Damage, int]]] = {
         (lambda config: (config.wal_directory("r1") / LOCK_FILE).unlink(), 10),
         (lambda config: (config.wal_directory("r1") / LOCK_FILE).write_bytes(b"\xff" * 99) and None, 10),
     ],
-    Condition.READERS_FILE_ALTERED: [
+    Condition.TABLE_OF_READERS_ALTERED: [
         (lambda config: (config.wal_directory("r1") / READERS_FILE).unlink(), 10),
         (lambda config: (config.wal_directory("r1") / READERS_FILE).write_bytes(b"\xff" * 8192) and None, 10),
     ],
@@ -238,7 +237,7 @@ REPAIRED: dict[Condition, list[tuple[Damage, int]]] = {
         (of_another_cluster, 30),
         (both(flip), 40),
     ],
-    Condition.SNAPSHOT_NOT_OF_LEDGER: [(of_another_history, 30), (ahead, 10)],
+    Condition.SNAPSHOT_NOT_OF_THIS_LEDGER: [(of_another_history, 30), (ahead, 10)],
 }
 """What a start goes on after, with the number of entries that it must fold: from the newest snapshot it is 10."""
 
@@ -246,18 +245,18 @@ REPAIRED: dict[Condition, list[tuple[Damage, int]]] = {
 def test_every_row_of_the_table_is_made_for_real_here_or_in_the_tests_of_the_journal() -> None:
     alone = {Condition.HAS_RUN, Condition.SNAPSHOT_NEEDED, Condition.SNAPSHOT_UNFINISHED, Condition.DISK_FULL}
     here = {*REFUSED, *REPAIRED, *alone}
-    assert {*DAMAGE_OF_JOURNAL, *here} == set(TABLE)
+    assert {*DAMAGE_OF_JOURNAL, *here} == set(Condition)
     # Nothing is pushed from one module to the other: what the journal's tests leave out is here, or where they say.
     assert {condition for condition, ways in DAMAGE_OF_JOURNAL.items() if not ways} == {*ELSEWHERE}
     assert all(ways for ways in (*REFUSED.values(), *REPAIRED.values()))
-    assert {TABLE[condition].action for condition in REFUSED} == {Action.REFUSE}
-    assert {TABLE[condition].action for condition in REPAIRED} == {Action.CONTINUE}
+    assert {condition.value.action for condition in REFUSED} == {Action.REFUSE}
+    assert {condition.value.action for condition in REPAIRED} == {Action.CONTINUE}
 
 
 @pytest.mark.parametrize(
     ("condition", "damage"),
     [
-        pytest.param(condition, way, id=f"{condition.value}-{number}")
+        pytest.param(condition, way, id=f"{condition.title}-{number}")
         for condition, ways in REFUSED.items()
         for number, way in enumerate(ways)
     ],
@@ -277,14 +276,14 @@ def test_what_cannot_be_used_is_refused_by_name_as_often_as_it_is_started(
             assert condition is Condition.SNAPSHOTS_UNUSABLE
         if condition in (Condition.DIRECTORY_EMPTY, Condition.SNAPSHOTS_UNUSABLE):
             continue  # their sentences say more than the table's row
-        assert condition.value in sentence and TABLE[condition].reason in sentence
-        assert TABLE[condition].remedy.replace("NAME", "r1") in sentence
+        assert condition.title in sentence and condition.value.reason in sentence
+        assert condition.value.remedy.replace("NAME", "r1") in sentence
 
 
 @pytest.mark.parametrize(
     ("condition", "damage", "replayed"),
     [
-        pytest.param(condition, way, replayed, id=f"{condition.value}-{number}")
+        pytest.param(condition, way, replayed, id=f"{condition.title}-{number}")
         for condition, ways in REPAIRED.items()
         for number, (way, replayed) in enumerate(ways)
     ],
@@ -298,7 +297,7 @@ def test_what_is_no_loss_is_passed_over_and_the_state_is_what_it_was(
     try:
         assert (storage.state, storage.index, storage.replayed) == (site.state, 40, replayed)
         assert (storage.identity, storage.journal.last_index) == (IDENTITY, LAST)
-        if condition in (Condition.SNAPSHOT_DAMAGED, Condition.SNAPSHOT_NOT_OF_LEDGER):
+        if condition in (Condition.SNAPSHOT_DAMAGED, Condition.SNAPSHOT_NOT_OF_THIS_LEDGER):
             bad = storage.snapshots.skipped[0]
             assert f"{bad.path} is passed over" in caplog.text and bad.sentence in caplog.text
             newest = storage.snapshots.newest()
@@ -310,7 +309,7 @@ def test_what_is_no_loss_is_passed_over_and_the_state_is_what_it_was(
         assert storage.ledger.verify().entries == 40
     finally:
         storage.close()
-    if condition is Condition.READERS_FILE_ALTERED:
+    if condition is Condition.TABLE_OF_READERS_ALTERED:
         # Looked at when LMDB has closed it: closing it a second time lets go of LMDB's own locks on it.
         assert (config.wal_directory("r1") / READERS_FILE).read_bytes()[:4] == b"\xde\xc0\xef\xbe"
 
@@ -339,7 +338,7 @@ def test_h08_a_corrupt_snapshot_at_the_start_is_reported_and_the_older_one_serve
 def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
     config: Config, site: Site, what: Callable[[Path], None]
 ) -> None:
-    row = TABLE[Condition.SNAPSHOT_NEEDED]
+    row = Condition.SNAPSHOT_NEEDED.value
     assert row.action is Action.REFUSE
     path = snapshot(config, GAP_TO, "r2")
     kept = path.read_bytes()
@@ -360,7 +359,7 @@ def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
 def test_what_a_dead_process_left_of_a_snapshot_is_removed_or_kept_as_far_as_it_is_sound(
     config: Config, site: Site
 ) -> None:
-    assert TABLE[Condition.SNAPSHOT_UNFINISHED].action is Action.CUT
+    assert Condition.SNAPSHOT_UNFINISHED.value.action is Action.CUT
     directory, whole = config.snapshot_directory("r1"), snapshot(config, NEWER).read_bytes()
     saving = directory / f".{SnapshotName(39, 2)}{TEMPORARY_SUFFIX}"
     saving.write_bytes(whole[:-40])
@@ -393,7 +392,7 @@ except StorageFailed as error:
 
 
 def test_a_start_on_a_full_disk_ends_with_the_remedy_and_loses_nothing(config: Config, site: Site) -> None:
-    row = TABLE[Condition.DISK_FULL]
+    row = Condition.DISK_FULL.value
     assert row.action is Action.REFUSE
     words = [sys.executable, "-c", FULL_DISK, str(config.file), str(config.storage.directory), "200"]
     for _ in range(2):
@@ -450,7 +449,7 @@ def only(kept: str) -> Damage:
 
 @pytest.mark.parametrize("kept", ["wal/*", f"wal/{DATA_FILE}", f"wal/{LOG_FILE}", "snapshots/*", "member"])
 def test_nobody_can_say_of_a_replica_that_has_run_that_it_never_has(config: Config, kept: str) -> None:
-    row = TABLE[Condition.HAS_RUN]
+    row = Condition.HAS_RUN.value
     assert row.action is Action.REFUSE
     only(kept)(config)
     home = config.storage.directory / "r1"
