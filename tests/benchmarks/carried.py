@@ -10,13 +10,13 @@ import msgspec
 
 from cluster.agent.files.durable import open_directory
 from cluster.agent.files.paths import Target, identity_of
-from cluster.agent.transfer.copying.rate_limit import Pace, Stopped
-from cluster.agent.transfer.planning.context import Context
-from cluster.agent.transfer.planning.fence import Claimant, claim, tidy
-from cluster.agent.transfer.records.options import Item, Kind, Options
-from cluster.agent.transfer.records.progress import SharedCounters
-from cluster.agent.transfer.records.workspace import Workspace
+from cluster.agent.transfer.fence import Claimant, claim, tidy
+from cluster.agent.transfer.options import Item, Kind, Options
+from cluster.agent.transfer.progress import SharedCounters
+from cluster.agent.transfer.rate_limit import Pace, Stopped
 from cluster.agent.transfer.transfer import run_transfer
+from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 
 EXIT_ENDED = 143

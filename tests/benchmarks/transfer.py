@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
-from cluster.agent.transfer.copying.rate_limit import Control
-from cluster.agent.transfer.records.options import Options, Verify, chunk_bytes_of
-from cluster.agent.transfer.records.progress import Counters, SharedCounters
+from cluster.agent.transfer.options import Options, Verify, chunk_bytes_of
+from cluster.agent.transfer.progress import Counters, SharedCounters
+from cluster.agent.transfer.rate_limit import Control
 from tests.benchmarks.carried import EXIT_ENDED, Wanted
 from tests.benchmarks.processes import ServerFailed
 from tests.repo.tree import ROOT

@@ -8,7 +8,7 @@ steps/JOB/    one run of one script (cluster.agent.script_run)
 outbox/       results that the controller has not acknowledged
 spare/        room for results and locks when the disk is full (cluster.agent.files.reserve_files)
 leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.worker.orphans)
-transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.records.workspace)
+transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.workspace)
 receipts/JOB.ATTEMPT.STAGE  a line for each file that was moved
 """
 

@@ -1,6 +1,11 @@
 """Moving data so that what arrives is what was there: the library that a worker of the agent uses (see DESIGN.md)."""
 
-from cluster.agent.transfer.backends.programs import (
+from cluster.agent.transfer import fence, workspace
+from cluster.agent.transfer.digests import hasher
+from cluster.agent.transfer.errors import Paused, Receipt, TransferFailed, file_message, root_cause
+from cluster.agent.transfer.fence import Claimant, Fenced, FenceFailed
+from cluster.agent.transfer.options import Algorithm, Item, Kind, Options, Verify
+from cluster.agent.transfer.programs import (
     NO_LIMIT_S,
     POLL_S,
     IoWatch,
@@ -8,16 +13,9 @@ from cluster.agent.transfer.backends.programs import (
     end_descendants,
     last_words,
 )
-from cluster.agent.transfer.copying.rate_limit import UNLIMITED, Control, Pace, Stopped
-from cluster.agent.transfer.planning import fence
-from cluster.agent.transfer.planning.context import Context, nothing
-from cluster.agent.transfer.planning.fence import Claimant, Fenced, FenceFailed
-from cluster.agent.transfer.rechecking import Difference, recheck
-from cluster.agent.transfer.records import workspace
-from cluster.agent.transfer.records.digests import hasher
-from cluster.agent.transfer.records.errors import Paused, Receipt, TransferFailed, file_message, root_cause
-from cluster.agent.transfer.records.options import Algorithm, Item, Kind, Options, Verify
-from cluster.agent.transfer.records.progress import PHASES, Counters, Rate, SharedCounters
-from cluster.agent.transfer.records.receipts import Place, raw_lines, read_lines, read_places
-from cluster.agent.transfer.records.workspace import RECEIPTS, STAGES, Workspace
+from cluster.agent.transfer.progress import PHASES, Counters, Rate, SharedCounters, nothing
+from cluster.agent.transfer.rate_limit import UNLIMITED, Control, Pace, Stopped
+from cluster.agent.transfer.receipts import Difference, Place, raw_lines, read_lines, read_places, recheck
 from cluster.agent.transfer.transfer import resumable, run_transfer
+from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.workspace import RECEIPTS, STAGES, Workspace

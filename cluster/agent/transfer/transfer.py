@@ -13,25 +13,48 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import is_disk_full, is_local
-from cluster.agent.transfer import backends
-from cluster.agent.transfer.copying.file_copy import MODE_BITS
-from cluster.agent.transfer.copying.rate_limit import Stopped
-from cluster.agent.transfer.copying.transfer_state import POLL_RECORDS, TransferState
-from cluster.agent.transfer.planning.batch_directories import discard_all
-from cluster.agent.transfer.planning.context import Context
-from cluster.agent.transfer.planning.plan import STEP_RECORDS, earlier, plan
-from cluster.agent.transfer.planning.record_paths import RecordPaths, discard, is_there, make_directory
-from cluster.agent.transfer.records.errors import Paused, Receipt, TransferFailed, root_cause
-from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record
-from cluster.agent.transfer.records.options import Item, Options
-from cluster.agent.transfer.records.receipts import Summed, with_rows, write_lines
-from cluster.agent.transfer.records.status_table import EMPTY, Copied, RecordsFailed, State, StatusTable, write_header
-from cluster.agent.transfer.records.workspace import Workspace
+from cluster.agent.transfer import helpers
+from cluster.agent.transfer.errors import Paused, Receipt, TransferFailed, root_cause
+from cluster.agent.transfer.fence import discard_all
+from cluster.agent.transfer.file_copy import MODE_BITS
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
+from cluster.agent.transfer.moving import move_by
+from cluster.agent.transfer.options import Item, Options
+from cluster.agent.transfer.plan import STEP_RECORDS, earlier, plan
+from cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
+from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.receipts import Summed, with_rows, write_lines
+from cluster.agent.transfer.record_paths import RecordPaths, discard, is_there, make_directory
+from cluster.agent.transfer.status_table import EMPTY, Copied, RecordsFailed, State, StatusTable, write_header
+from cluster.agent.transfer.transfer_state import POLL_RECORDS, Context, TransferState
+from cluster.agent.transfer.workspace import Workspace
 from cluster.system import sync_file_system
+
+NATIVE = "native"
+
+
+def _copy_all(transfer: TransferState) -> None:
+    """Copy every pending file by the backend of its item. TransferFailed names the one that cannot be; Fenced."""
+    for name in dict.fromkeys(item.backend for item in transfer.items):
+        if name != NATIVE:
+            move_by(transfer, _backend_of(transfer, name))
+    helpers.copy_all(transfer)
+
+
+def _backend_of(transfer: TransferState, name: str) -> Backend:
+    """Return the backend of a name. TransferFailed if there is none."""
+    if name == "rsync":
+        return Rsync(sparse=transfer.options.sparse)
+    if name == "rclone":
+        return Rclone()
+    if name == "template":
+        return Template(transfer.options.template)
+    raise TransferFailed(f"{name!r} is no backend of this release; use native, rsync, rclone or template")
+
 
 COPYING: Final = 2
 COMMITTING: Final = 4
-"""Phases in the counters (cluster.agent.transfer.records.progress.PHASES)."""
+"""Phases in the counters (cluster.agent.transfer.progress.PHASES)."""
 
 _PASSING: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ECONNRESET})
 """What the kernel says of storage that may be back soon. Not that it is full: what is half done would fill it."""
@@ -118,7 +141,7 @@ class _Transfer:
         )
         if not planned.header.complete:
             _make_directories(transfer, planned.directories)
-            backends.copy_all(transfer)
+            _copy_all(transfer)
             transfer.tell(transfer.counters._replace(phase=COMMITTING))
             _finish_directories(transfer, planned.directories)
             try:

@@ -1,7 +1,7 @@
 """The staging directories of one transfer: one in each destination directory, claimed before anything is moved.
 
 All of them are claimed at the beginning and kept until the end, so that a late agent which goes on from one destination
-to the next finds a newer attempt in each (cluster.agent.transfer.planning.fence).
+to the next finds a newer attempt in each (cluster.agent.transfer.fence).
 """
 
 from __future__ import annotations

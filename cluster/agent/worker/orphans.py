@@ -1,7 +1,7 @@
 """Where a transfer may leave temporary files if it is killed, so that they are removed whoever dies.
 
 `leftovers/JOB` is there while a transfer of the job may have left something in a destination: a line of JSON that says
-whose it is and which directories have a staging directory in them (transfer/planning/fence), durable before the
+whose it is and which directories have a staging directory in them (transfer/fence), durable before the
 worker starts. Whoever removes does so as the job's user and beneath the roots of the order: the line is not trusted
 further than the order was.
 

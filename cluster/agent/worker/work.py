@@ -24,7 +24,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     progress: int
     """Descriptor of the shared counters."""
     control: int = -1
-    """Descriptor of what the transfer may do now (transfer/copying/rate_limit); -1: it does not move data."""
+    """Descriptor of what the transfer may do now (transfer/rate_limit); -1: it does not move data."""
     lock: int = -1
     """Descriptor of the lock operations/JOB: whoever may still write for the job keeps it open."""
     cluster: str = ""

@@ -14,16 +14,15 @@ from typing import Final
 import msgspec
 import pytest
 
-from cluster.agent.transfer.copying import copier, helpers
-from cluster.agent.transfer.copying.rate_limit import Control
-from cluster.agent.transfer.planning import fence, record_paths
-from cluster.agent.transfer.records.progress import SharedCounters
+from cluster.agent.transfer import fence, helpers, record_paths
+from cluster.agent.transfer.progress import SharedCounters
+from cluster.agent.transfer.rate_limit import Control
 from cluster.agent.worker import claims, worker
 from cluster.agent.worker.work import Work
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order
 
-MODULES: Final = {str(module.__file__) for module in (claims, copier, fence, record_paths, helpers)}
+MODULES: Final = {str(module.__file__) for module in (claims, fence, record_paths, helpers)}
 
 Line = tuple[str, int]
 

@@ -7,7 +7,7 @@ import pytest
 from cluster.agent.files.paths import PathRefused
 from cluster.agent.files.removal import RemovalFailed
 from cluster.agent.processes.accounts import AccountRefused
-from cluster.agent.transfer.records.errors import ReadBackFailed, TransferFailed
+from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
 from cluster.agent.worker.worker import is_final
 
 GOES_AWAY = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR, errno.ESTALE, errno.EBUSY)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.planning import fence
-from cluster.agent.transfer.planning.fence import Claimant, Fenced, FenceFailed, claim, sweep, tidy
+from cluster.agent.transfer import fence
+from cluster.agent.transfer.fence import Claimant, Fenced, FenceFailed, claim, sweep, tidy
 
 A, B = "a" * 32, "b" * 32
 

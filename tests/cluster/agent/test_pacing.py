@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer.copying.rate_limit import BURST_S, POLL_S, STEP_BYTES_MIN, UNLIMITED, Control, Pace, Stopped
-from cluster.agent.transfer.records.errors import Paused
-from cluster.agent.transfer.records.progress import Counters, SharedCounters
+from cluster.agent.transfer.errors import Paused
+from cluster.agent.transfer.progress import Counters, SharedCounters
+from cluster.agent.transfer.rate_limit import BURST_S, POLL_S, STEP_BYTES_MIN, UNLIMITED, Control, Pace, Stopped
 from cluster.system.clock import ManualClock, SystemClock
 
 

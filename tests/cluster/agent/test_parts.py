@@ -29,7 +29,7 @@ from cluster.agent.messages import failure
 from cluster.agent.processes.accounts import Account, AccountRefused, account_for
 from cluster.agent.processes.environment import environment_of, output_path
 from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
-from cluster.agent.transfer.records.progress import Rate
+from cluster.agent.transfer.progress import Rate
 from cluster.schemas.command_ids import instant_of
 from cluster.system.clock import ManualClock, SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.agent.rate_governor import DEMAND_BYTES_S_MIN, Claim, RateGovernor, fill, share_out
-from cluster.agent.transfer.copying.rate_limit import UNLIMITED, Control
-from cluster.agent.transfer.records.progress import Counters, SharedCounters
+from cluster.agent.transfer.progress import Counters, SharedCounters
+from cluster.agent.transfer.rate_limit import UNLIMITED, Control
 from replica.model.transfers import RateShares
 
 # Bytes per second: what is smaller than any normal number has no tenth digit to be compared.

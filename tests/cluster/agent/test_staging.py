@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from cluster.agent.files.durable import open_directory
 from cluster.agent.files.paths import identity_of
-from cluster.agent.transfer.copying.rate_limit import Control
-from cluster.agent.transfer.planning import walking
-from cluster.agent.transfer.planning.context import Context
-from cluster.agent.transfer.records.errors import TransferFailed
-from cluster.agent.transfer.records.progress import SharedCounters
-from cluster.agent.transfer.records.workspace import Workspace
+from cluster.agent.transfer import plan
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.progress import SharedCounters
+from cluster.agent.transfer.rate_limit import Control
+from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.worker.claims import claimant_of
 from cluster.agent.worker.orphans import tag
 from cluster.agent.worker.staging import TransferRun, stage_in, stage_out
@@ -330,7 +330,7 @@ def test_the_agents_own_directory_is_nobodys_source_or_destination(tmp_path: Pat
 
 
 def test_a_tree_that_is_too_deep_is_refused_by_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walking, "DIRECTORY_DEPTH_MAX", 3)
+    monkeypatch.setattr(plan, "DIRECTORY_DEPTH_MAX", 3)
     (bench.outside / "1" / "2" / "3" / "4").mkdir(parents=True)
     with pytest.raises(TransferFailed, match="1/2/3/4 lies more than 3 directories deep"):
         bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "1"), "$DW_JOB_STRIPED"))

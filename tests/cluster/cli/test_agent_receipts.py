@@ -12,11 +12,11 @@ import pytest
 from click.testing import Result
 
 from cluster.agent.files.durable import open_directory
-from cluster.agent.transfer.planning.context import Context
-from cluster.agent.transfer.records.errors import Receipt
-from cluster.agent.transfer.records.options import Algorithm, Options
-from cluster.agent.transfer.records.workspace import Workspace
+from cluster.agent.transfer.errors import Receipt
+from cluster.agent.transfer.options import Algorithm, Options
 from cluster.agent.transfer.transfer import run_transfer
+from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.workspace import Workspace
 from cluster.cli.exits import ExitCode
 from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock

@@ -22,7 +22,7 @@ import msgspec
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation
 from cluster.agent.processes.accounts import Mode
-from cluster.agent.transfer.records.progress import Counters
+from cluster.agent.transfer.progress import Counters
 from cluster.agent.worker.work import Outcome
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from cluster.agent.files.durable import open_directory
 from cluster.agent.files.paths import Identity, Target
-from cluster.agent.transfer.planning.context import Context, Pacer, Unpaced, nothing
-from cluster.agent.transfer.records.errors import Receipt
-from cluster.agent.transfer.records.options import Item, Kind, Options
-from cluster.agent.transfer.records.progress import Counters
-from cluster.agent.transfer.records.receipts import Line, read_lines
-from cluster.agent.transfer.records.workspace import Workspace
+from cluster.agent.transfer.errors import Receipt
+from cluster.agent.transfer.options import Item, Kind, Options
+from cluster.agent.transfer.progress import Counters
+from cluster.agent.transfer.receipts import Line, read_lines
 from cluster.agent.transfer.transfer import run_transfer
+from cluster.agent.transfer.transfer_state import Context, Pacer, Unpaced, nothing
+from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 
 TAG = ".forebay-7-0123abcd"

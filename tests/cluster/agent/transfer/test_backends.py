@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.transfer.copying.rate_limit import Stopped
-from cluster.agent.transfer.planning.record_paths import part_name
-from cluster.agent.transfer.records.errors import ReadBackFailed, TransferFailed
-from cluster.agent.transfer.records.options import Kind, Options, Verify
+from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
+from cluster.agent.transfer.options import Kind, Options, Verify
+from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.record_paths import part_name
 from cluster.system.processes import all_pids, environment_variables
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant, tree_of
 

@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 
 from cluster.agent.files import removal
 from cluster.agent.files.durable import open_directory
-from cluster.agent.transfer.copying import file_copy, small
-from cluster.agent.transfer.copying import transfer_state as transfer
-from cluster.agent.transfer.planning import batch_directories, fence
-from cluster.agent.transfer.planning.batch_directories import BatchDirectory
-from cluster.agent.transfer.planning.fence import BATCH_SUFFIX, Claimant, Fenced
-from cluster.agent.transfer.records.errors import TransferFailed
-from cluster.agent.transfer.records.options import Item, Options, Verify
-from cluster.agent.transfer.records.status_table import State, StatusTable
+from cluster.agent.transfer import fence, file_copy, small
+from cluster.agent.transfer import transfer_state as transfer
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.fence import BATCH_SUFFIX, BatchDirectory, Claimant, Fenced
+from cluster.agent.transfer.options import Item, Options, Verify
+from cluster.agent.transfer.status_table import State, StatusTable
 from cluster.system import processes
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.rig import TAG, Rig, plant, tree_of
@@ -283,7 +281,7 @@ def test_a_shelf_that_is_being_removed_cannot_take_a_place_with_what_is_left_of_
             tried.append(shown)
             really(directory, shown=shown)
 
-        monkeypatch.setattr("cluster.agent.transfer.planning.fence.empty_directory", half_way)
+        monkeypatch.setattr("cluster.agent.transfer.fence.empty_directory", half_way)
         with claimed(rig, 4):
             assert tried and os.listdir(place) == []
         batch_directory.close()
@@ -332,7 +330,7 @@ def test_shelves_that_the_same_attempt_left_are_emptied_before_they_are_used(rig
             assert os.listdir(batch_directory.opened()) == []
             os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
             batch_directory.close()
-        batch_directories.discard_all(item.staging)
+        fence.discard_all(item.staging)
         assert os.listdir(item.staging) == []
 
 

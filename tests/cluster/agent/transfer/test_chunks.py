@@ -11,11 +11,11 @@ import pytest
 import xxhash
 
 from cluster.agent.files import kernel
-from cluster.agent.transfer.copying import chunks, large
-from cluster.agent.transfer.copying.chunks import Pouring
-from cluster.agent.transfer.records.digests import combine
-from cluster.agent.transfer.records.errors import TransferFailed, root_cause
-from cluster.agent.transfer.records.options import Kind, Options, Verify
+from cluster.agent.transfer import large
+from cluster.agent.transfer.digests import combine
+from cluster.agent.transfer.errors import TransferFailed, root_cause
+from cluster.agent.transfer.large import Pouring
+from cluster.agent.transfer.options import Kind, Options, Verify
 from tests.cluster.agent.transfer.rig import SMALL, Rig
 
 CHUNK_BYTES = 8192
@@ -58,7 +58,7 @@ def test_a_large_file_arrives_whole_with_the_digest_of_its_chunks_whatever_its_l
 ) -> None:
     if not past_the_cache:
         monkeypatch.setattr(large, "open_direct", lambda *_: None)
-    monkeypatch.setattr(chunks, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(large, "BLOCK_BYTES", 4096)
     for size_bytes in (16384, 16385, 16384 + 4095, 5 * CHUNK_BYTES - 1, 5 * CHUNK_BYTES, 5 * CHUNK_BYTES + 513):
         data = pattern(size_bytes)
         found = carried(disk, data, options_of(streams=streams))

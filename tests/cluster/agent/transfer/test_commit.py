@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.agent.files.durable import open_directory
-from cluster.agent.transfer.copying import file_copy
-from cluster.agent.transfer.planning import record_paths
-from cluster.agent.transfer.planning.fence import Fenced
-from cluster.agent.transfer.records.errors import Paused, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.records.options import Kind, Options
-from cluster.agent.transfer.records.status_table import Flag
+from cluster.agent.transfer import file_copy, record_paths
+from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
+from cluster.agent.transfer.fence import Fenced
+from cluster.agent.transfer.options import Kind, Options
+from cluster.agent.transfer.status_table import Flag
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant, tree_of
 
 
@@ -105,7 +104,7 @@ def test_what_may_not_be_replaced_is_refused_by_name_and_stays(
     # It appears between the look and the rename.
     monkeypatch.setattr(file_copy, "check_target", lambda *_, **__: None)
     for module in ("small", "large"):
-        monkeypatch.setattr(f"cluster.agent.transfer.copying.{module}.check_target", lambda *_, **__: None)
+        monkeypatch.setattr(f"cluster.agent.transfer.{module}.check_target", lambda *_, **__: None)
     if without_the_call:
         monkeypatch.setattr(file_copy, "_libc", _Without())
     with pytest.raises(TransferFailed, match="destination/a exists already"):
@@ -199,7 +198,7 @@ def test_temporary_files_are_made_in_the_staging_directory_and_one_that_was_take
         return real(directory, part)
 
     for module in ("small", "large"):
-        monkeypatch.setattr(f"cluster.agent.transfer.copying.{module}.create_part", seen)
+        monkeypatch.setattr(f"cluster.agent.transfer.{module}.create_part", seen)
     item = rig.item(staging=descriptor)
     assert rig.carry([item]).files == 1
     assert names and list(staging.iterdir()) == []

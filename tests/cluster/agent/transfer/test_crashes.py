@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.records.options import Kind, Options
+from cluster.agent.transfer.options import Kind, Options
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.rig import Rig, plant, tree_of
 

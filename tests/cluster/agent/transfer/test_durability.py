@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.transfer import transfer
-from cluster.agent.transfer.copying import small
-from cluster.agent.transfer.records import status_table
-from cluster.agent.transfer.records.options import Options
-from cluster.agent.transfer.records.status_table import HEADER_BYTES, ROW_BYTES, State
+from cluster.agent.transfer import small, status_table, transfer
+from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.status_table import HEADER_BYTES, ROW_BYTES, State
 from tests.cluster.agent.transfer.rig import Rig, plant, tree_of
 
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "rename", "mkdir", "fchmod")
@@ -109,7 +107,7 @@ def test_no_name_is_given_before_its_data_and_nothing_is_promised_before_both_ar
     if not replace:
         # The call that does not replace is the C library's: the link in its place is seen no better.
         monkeypatch.setattr(
-            "cluster.agent.transfer.copying.file_copy._rename_without_replacing",
+            "cluster.agent.transfer.file_copy._rename_without_replacing",
             lambda staging, part, directory, name: os.rename(part, name, src_dir_fd=staging, dst_dir_fd=directory),
         )
     plant(rig.source, {"d": {f"f{number}": b"x" * number for number in range(files)}, "large": bytes(20000)})

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from cluster.agent.transfer.planning.walking import Walk
-from cluster.agent.transfer.records import extras
-from cluster.agent.transfer.records.extras import Attribute, Extra
-from cluster.agent.transfer.records.manifest import Manifest, ManifestWriter, Record
-from cluster.agent.transfer.records.options import Options, chunks_of
+from cluster.agent.transfer import manifest
+from cluster.agent.transfer.manifest import Attribute, Extra, Manifest, ManifestWriter, Record
+from cluster.agent.transfer.options import Options, chunks_of
+from cluster.agent.transfer.plan import Walk
 from tests.cluster.agent.transfer.rig import SMALL, Rig, tree_of
 
 PAGE = 65536
@@ -86,8 +85,8 @@ def test_the_manifest_has_the_map_of_a_sparse_file(rig: Rig, segments: int) -> N
 def test_of_too_many_attributes_or_segments_a_number_and_a_digest_are_kept(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "SEGMENTS_MAX", 2)
-    monkeypatch.setattr(extras, "ATTRIBUTES_MAX", 1)
+    monkeypatch.setattr(manifest, "SEGMENTS_MAX", 2)
+    monkeypatch.setattr(manifest, "ATTRIBUTES_MAX", 1)
     seen = set()
     for segments in (3, 4):
         sparse(rig.source / "f", segments)
@@ -104,15 +103,15 @@ def test_of_too_many_attributes_or_segments_a_number_and_a_digest_are_kept(
             )
             seen.add((extra.segments_digest, extra.attributes_digest))
     assert len(seen) == 4
-    monkeypatch.setattr(extras, "SEGMENTS_WALKED_MAX", 3)
+    monkeypatch.setattr(manifest, "SEGMENTS_WALKED_MAX", 3)
     extra = walked(rig)[b"f"].extra
     assert extra is not None and extra.segments_count == 3
 
 
 def test_a_frame_of_files_with_all_that_they_may_have_can_be_read_again() -> None:
     full = Extra(
-        attributes=tuple(Attribute(b"user." + b"n" * 250, 64, b"v" * 64) for _ in range(extras.ATTRIBUTES_MAX)),
-        segments=tuple(2**62 + number for number in range(2 * extras.SEGMENTS_MAX)),
+        attributes=tuple(Attribute(b"user." + b"n" * 250, 64, b"v" * 64) for _ in range(manifest.ATTRIBUTES_MAX)),
+        segments=tuple(2**62 + number for number in range(2 * manifest.SEGMENTS_MAX)),
     )
     descriptor = os.memfd_create("manifest")
     writer = ManifestWriter(descriptor)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.records import receipts, status_table
-from cluster.agent.transfer.records.options import Options
-from cluster.agent.transfer.records.status_table import RecordsFailed, StatusTable
+from cluster.agent.transfer import receipts, status_table
+from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.status_table import RecordsFailed, StatusTable
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 TREE: dict[str, object] = {

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer.planning import walking
-from cluster.agent.transfer.planning.walking import Walk, order_of
-from cluster.agent.transfer.records.errors import TransferFailed
-from cluster.agent.transfer.records.manifest import (
+from cluster.agent.transfer import plan
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.manifest import (
     DIRECTORY,
     FILE,
     ODD,
@@ -22,7 +21,8 @@ from cluster.agent.transfer.records.manifest import (
     Record,
     digest_of_file,
 )
-from cluster.agent.transfer.records.options import CHUNKS_MAX, Kind, Options, chunk_bytes_of, chunks_of
+from cluster.agent.transfer.options import CHUNKS_MAX, Kind, Options, chunk_bytes_of, chunks_of
+from cluster.agent.transfer.plan import Walk, order_of
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant
 
 
@@ -129,10 +129,10 @@ def test_a_link_in_a_tree_fails_the_walk_by_name_or_is_left_out_as_was_asked(rig
 
 def test_a_tree_too_deep_or_a_directory_too_full_is_refused_by_name(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     (rig.source / "1" / "2" / "3").mkdir(parents=True)
-    monkeypatch.setattr(walking, "DIRECTORY_DEPTH_MAX", 3)
+    monkeypatch.setattr(plan, "DIRECTORY_DEPTH_MAX", 3)
     with pytest.raises(TransferFailed, match="1/2/3 lies more than 3 directories deep"):
         list(Walk([rig.item()], Options()).records())
-    monkeypatch.setattr(walking, "DIRECTORY_ENTRIES_MAX", 0)
+    monkeypatch.setattr(plan, "DIRECTORY_ENTRIES_MAX", 0)
     with pytest.raises(TransferFailed, match="source has more than 0 entries"):
         list(Walk([rig.item()], Options()).records())
 

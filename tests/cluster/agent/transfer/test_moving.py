@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.agent.transfer import transfer
-from cluster.agent.transfer.records.options import Kind, Options
+from cluster.agent.transfer.options import Kind, Options
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 

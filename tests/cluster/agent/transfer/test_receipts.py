@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.rechecking import Difference, recheck
-from cluster.agent.transfer.records.digests import combine, hasher
-from cluster.agent.transfer.records.errors import TransferFailed
-from cluster.agent.transfer.records.options import Options, Verify
-from cluster.agent.transfer.records.receipts import LEFT_OUT_NAMED_MAX, read_lines
+from cluster.agent.transfer.digests import combine, hasher
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.options import Options, Verify
+from cluster.agent.transfer.receipts import LEFT_OUT_NAMED_MAX, Difference, read_lines, recheck
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 LARGE = os.urandom(20001)

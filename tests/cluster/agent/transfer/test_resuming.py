@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from cluster.agent.files.durable import open_directory
-from cluster.agent.transfer.copying.rate_limit import Stopped
-from cluster.agent.transfer.planning.context import nothing
-from cluster.agent.transfer.records import workspace as workspace_module
-from cluster.agent.transfer.records.errors import Paused, TransferFailed
-from cluster.agent.transfer.records.manifest import Record
-from cluster.agent.transfer.records.options import Kind, Options
-from cluster.agent.transfer.records.status_table import Chunks, ChunkState
-from cluster.agent.transfer.records.workspace import RECEIPTS, TRANSFERS, Workspace, forget, prune_receipts, recorded
+from cluster.agent.transfer import workspace as workspace_module
+from cluster.agent.transfer.errors import Paused, TransferFailed
+from cluster.agent.transfer.manifest import Record
+from cluster.agent.transfer.options import Kind, Options
+from cluster.agent.transfer.progress import nothing
+from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.status_table import Chunks, ChunkState
 from cluster.agent.transfer.transfer import resumable
+from cluster.agent.transfer.workspace import RECEIPTS, TRANSFERS, Workspace, forget, prune_receipts, recorded
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 CHUNK = 4096
@@ -205,7 +205,7 @@ def test_what_is_durable_is_not_even_read_again(rig: Rig, monkeypatch: pytest.Mo
     end_in_the_large_file(rig, Paused())
     believe_what_was_copied(rig)
     read: list[int] = []
-    monkeypatch.setattr("cluster.agent.transfer.copying.chunks.digest_of", lambda *_: read.append(1) or b"")
+    monkeypatch.setattr("cluster.agent.transfer.large.digest_of", lambda *_: read.append(1) or b"")
     receipt = rig.carry(options=ONE)
     assert (rig.destination / "large").read_bytes() == LARGE
     assert receipt.resumed_bytes >= 2 * CHUNK and read == []

@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
-from cluster.agent.transfer.copying import file_copy, helpers, small, transfer_state
-from cluster.agent.transfer.copying.rate_limit import Stopped
-from cluster.agent.transfer.copying.small import SmallFiles
-from cluster.agent.transfer.records.errors import Paused, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.records.options import Options, Verify
+from cluster.agent.transfer import file_copy, helpers, small, transfer_state
+from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
+from cluster.agent.transfer.options import Options, Verify
+from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.small import SmallFiles
 from cluster.agent.worker.worker import is_final
 from cluster.system.processes import descendants, sync_file_system
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer.planning.context import nothing
-from cluster.agent.transfer.rechecking import recheck
-from cluster.agent.transfer.records.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.records.options import Kind, Options, Verify
-from cluster.agent.transfer.records.receipts import read_lines
+from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
+from cluster.agent.transfer.options import Kind, Options, Verify
+from cluster.agent.transfer.progress import nothing
+from cluster.agent.transfer.receipts import read_lines, recheck
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 names = st.text(alphabet="ab.é \n$-", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
@@ -148,15 +147,15 @@ def test_what_a_large_file_grew_to_is_held_against_the_limit_before_it_takes_roo
     assert set(tree_of(rig.destination)) <= {"a"} and not rig.parts()
 
 
-@pytest.mark.parametrize(("size", "module"), [(3, "small"), (20000, "chunks")])
+@pytest.mark.parametrize(("size", "module"), [(3, "small"), (20000, "large")])
 def test_what_does_not_read_back_as_it_was_written_is_refused_by_name_and_not_put_in_place(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, size: int, module: str
 ) -> None:
     (rig.source / "result").write_bytes(bytes(size))
     (rig.destination / "result").write_bytes(b"old")
     options = Options(chunk_bytes=4096, large_bytes=16384, verify=Verify.READ_BACK)
-    monkeypatch.setattr(f"cluster.agent.transfer.copying.{module}.digest_on_disk", lambda *_: b"another digest")
-    monkeypatch.setattr("cluster.agent.transfer.copying.large.open_direct", lambda *_: None)
+    monkeypatch.setattr(f"cluster.agent.transfer.{module}.digest_on_disk", lambda *_: b"another digest")
+    monkeypatch.setattr("cluster.agent.transfer.large.open_direct", lambda *_: None)
     with pytest.raises(ReadBackFailed, match="destination/result does not hold what was read from .*source/result"):
         rig.carry(options=options)
     assert tree_of(rig.destination) == {"result": b"old"}

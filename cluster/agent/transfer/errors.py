@@ -7,7 +7,7 @@ import stat
 import msgspec
 
 from cluster.agent.files import kind_of
-from cluster.agent.transfer.records.options import Algorithm
+from cluster.agent.transfer.options import Algorithm
 
 
 class TransferFailed(Exception):

@@ -12,7 +12,10 @@ from typing import Final, NamedTuple
 
 from cluster.agent.files import READ_FLAGS, is_local, write_all
 from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer.copying.file_copy import (
+from cluster.agent.transfer.digests import digest_of_bytes, digest_on_disk, hasher
+from cluster.agent.transfer.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed
+from cluster.agent.transfer.fence import BATCH_DIRECTORY_FILES_MIN, BatchDirectory
+from cluster.agent.transfer.file_copy import (
     check_target,
     check_unchanged,
     create_part,
@@ -20,16 +23,12 @@ from cluster.agent.transfer.copying.file_copy import (
     publish,
     set_metadata,
 )
-from cluster.agent.transfer.copying.rate_limit import Stopped
-from cluster.agent.transfer.copying.tally import Tally
-from cluster.agent.transfer.copying.transfer_state import Shown, TransferState, directory_of
-from cluster.agent.transfer.planning.batch_directories import BATCH_DIRECTORY_FILES_MIN, BatchDirectory
-from cluster.agent.transfer.planning.record_paths import RecordPaths, discard
-from cluster.agent.transfer.records.digests import digest_of_bytes, digest_on_disk, hasher
-from cluster.agent.transfer.records.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed
-from cluster.agent.transfer.records.manifest import Record
-from cluster.agent.transfer.records.options import Verify
-from cluster.agent.transfer.records.status_table import Copied, State
+from cluster.agent.transfer.manifest import Record
+from cluster.agent.transfer.options import Verify
+from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.record_paths import RecordPaths, discard
+from cluster.agent.transfer.status_table import Copied, State
+from cluster.agent.transfer.transfer_state import Shown, Tally, TransferState, directory_of
 from cluster.system import sync_file_system
 
 READ_BYTES: Final = 1024 * 1024

@@ -63,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sparse: bool = True
     """Whether holes stay holes."""
     template: str = ""
-    """The site's command line for the backend of that name (cluster.agent.transfer.backends.tools)."""
+    """The site's command line for the backend of that name (cluster.agent.transfer.programs)."""
     leave_out_links: bool = False
     """Whether links in a tree are left out with a line in the receipt, as devices, pipes and sockets always are,
     instead of failing the transfer."""
@@ -111,8 +111,8 @@ class Item(NamedTuple):
     destination_barred: Identity | None = None
     staging: int = -1
     """The open directory, on the destination's file system, that temporary files are made in, and that a newer attempt
-    takes away (cluster.agent.transfer.planning.fence); -1: they are made beside the destination."""
+    takes away (cluster.agent.transfer.fence); -1: they are made beside the destination."""
     backend: str = "native"
-    """What moves it (cluster.agent.transfer.backends)."""
+    """What moves it (cluster.agent.transfer.transfer)."""
     move: bool = False
     """Whether its sources are removed: each only when everything is durable at the destination, and unchanged since."""

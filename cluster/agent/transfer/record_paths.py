@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from cluster.agent.files import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
-from cluster.agent.transfer.planning.batch_directories import BatchDirectory
-from cluster.agent.transfer.records.errors import TransferFailed, file_message, os_message
-from cluster.agent.transfer.records.manifest import DIRECTORY, Record
-from cluster.agent.transfer.records.options import Item, Kind
-from cluster.agent.transfer.records.status_table import Copied
+from cluster.agent.transfer.errors import TransferFailed, file_message, os_message
+from cluster.agent.transfer.fence import BatchDirectory
+from cluster.agent.transfer.manifest import DIRECTORY, Record
+from cluster.agent.transfer.options import Item, Kind
+from cluster.agent.transfer.status_table import Copied
 
 PART_SUFFIX: Final = b".part"
 

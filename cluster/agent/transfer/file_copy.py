@@ -13,9 +13,9 @@ import stat
 from typing import Final
 
 from cluster.agent.files import READ_FLAGS, XATTR_CLASS, kind_of
-from cluster.agent.transfer.records.errors import SourceChanged, TransferFailed, oddity
-from cluster.agent.transfer.records.options import Options
-from cluster.agent.transfer.records.status_table import Flag
+from cluster.agent.transfer.errors import SourceChanged, TransferFailed, oddity
+from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.status_table import Flag
 
 PART_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FLAGS: Final = PART_FLAGS | os.O_CREAT | os.O_EXCL

@@ -21,6 +21,10 @@ PHASES: Final = ("", "planning", "copying", "verifying", "committing")
 """What a transfer is busy with, by its number in the counters."""
 
 
+def nothing(*_: object) -> None:
+    """Do nothing: what a context has where nobody wants to be told."""
+
+
 class Counters(NamedTuple):
     """Files and bytes of an operation; totals are 0 while they are not known.
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import blake3
 import xxhash
 
-from cluster.agent.transfer.records.options import Algorithm
+from cluster.agent.transfer.options import Algorithm
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes read at once when only a digest is wanted."""

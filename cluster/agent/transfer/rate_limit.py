@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from cluster.agent.transfer.records.errors import Paused
-from cluster.agent.transfer.records.progress import SharedCounters
+from cluster.agent.transfer.errors import Paused
+from cluster.agent.transfer.progress import SharedCounters
 from cluster.system import Clock
 
 UNLIMITED: Final = -1

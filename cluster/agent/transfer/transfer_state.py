@@ -1,23 +1,156 @@
-"""What copying needs at hand: the manifest and what is still to be done of it, rows, marks, places, counters.
+"""State of a transfer: what whoever runs it gives, and what copying needs at hand.
 
-It is used as it is after a fork: everything in it is a file that processes share, or constant."""
+That is the manifest and what is still to be done of it, rows, marks, places, counters. It is used as
+it is after a fork: everything in it is a file that processes share, or constant."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
 
 from cluster.agent.files import join
-from cluster.agent.transfer.planning.context import Context
-from cluster.agent.transfer.planning.fence import Fenced, is_removed
-from cluster.agent.transfer.planning.record_paths import RecordPaths
-from cluster.agent.transfer.records.errors import TransferFailed, os_message
-from cluster.agent.transfer.records.manifest import DIRECTORY, FILE, Manifest, Record, Totals
-from cluster.agent.transfer.records.options import Item, Options, chunk_bytes_again
-from cluster.agent.transfer.records.progress import Counters
-from cluster.agent.transfer.records.status_table import Chunks, RecordsFailed, State, StatusTable
+from cluster.agent.transfer.errors import TransferFailed, os_message
+from cluster.agent.transfer.fence import Fenced, is_removed
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record, Totals
+from cluster.agent.transfer.options import Item, Options, chunk_bytes_again
+from cluster.agent.transfer.progress import Counters, nothing
+from cluster.agent.transfer.record_paths import RecordPaths
+from cluster.agent.transfer.status_table import Chunks, RecordsFailed, State, StatusTable
+from cluster.agent.transfer.workspace import Workspace
+from cluster.system import Clock
+
+
+class Moved(msgspec.Struct, array_like=True, gc=False):
+    """What was done since it was told the last time; negative where it has to be done again. Bytes, and counts."""
+
+    files: int = 0
+    size_bytes: int = 0
+    """Of what is at hand now, resumed or not."""
+    written_bytes: int = 0
+    """That went to the disk."""
+    resumed_bytes: int = 0
+    retries: int = 0
+    durable_bytes: int = 0
+    """That no other attempt has to move again."""
+    steps: int = 0
+    """Signs of life that move nothing."""
+    path: bytes = b""
+    """The file that it is at; empty: as before."""
+
+
+class Tally:
+    """Sums up, for all threads of a process; `tell` is called by one of them."""
+
+    def __init__(self, tell: Callable[[Moved], None]) -> None:
+        """Begin with nothing; `tell` is given the sums."""
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._sums = Moved()
+
+    def add(
+        self,
+        *,
+        files: int = 0,
+        size_bytes: int = 0,
+        written_bytes: int = 0,
+        resumed_bytes: int = 0,
+        retries: int = 0,
+        durable_bytes: int = 0,
+        steps: int = 0,
+    ) -> None:
+        """Count."""
+        with self._lock:
+            sums = self._sums
+            sums.files += files
+            sums.size_bytes += size_bytes
+            sums.written_bytes += written_bytes
+            sums.resumed_bytes += resumed_bytes
+            sums.retries += retries
+            sums.durable_bytes += durable_bytes
+            sums.steps += steps
+
+    def at(self, path: bytes) -> None:
+        """Say which file it is at."""
+        self._sums.path = path
+
+    def tell(self) -> None:
+        """Pass on what was counted; whatever the other side raises ends the copying."""
+        with self._lock:
+            sums, self._sums = self._sums, Moved()
+        if sums != Moved():
+            self._tell(sums)
+
+
+class Pacer(Protocol):
+    """What holds a transfer down to a rate, and ends it (cluster.agent.transfer.rate_limit.Pace)."""
+
+    def take(self, size_bytes: int, /) -> None:
+        """Return when so many bytes more may be moved."""
+        ...
+
+    def check(self) -> None:
+        """Raise what ends the transfer, if it is to end."""
+        ...
+
+    def step_bytes(self, most: int, /) -> int:
+        """Return how much to move at once, `most` at most."""
+        ...
+
+    def end(self, error: type[BaseException], /) -> None:
+        """Have `check` raise this from now on, in this process: for the handler of a signal."""
+        ...
+
+
+class Unpaced:
+    """No limit, and no end from outside but by `end`."""
+
+    _ended: type[BaseException] | None = None
+
+    def take(self, size_bytes: int, /) -> None:
+        """Return at once."""
+        self.check()
+
+    def check(self) -> None:
+        """Raise what it was ended with."""
+        if self._ended is not None:
+            raise self._ended
+
+    def step_bytes(self, most: int, /) -> int:
+        """Return all of it."""
+        return most
+
+    def end(self, error: type[BaseException], /) -> None:
+        """Have `check` raise this from now on."""
+        self._ended = error
+
+
+def _beside(item: Item) -> int:
+    return item.staging
+
+
+class Context(NamedTuple):
+    """Context of a transfer, given by whoever runs it."""
+
+    tag: str
+    """What temporary names begin with, such as `.forebay-7-0123abcd`."""
+    workspace: Workspace
+    clock: Clock
+    progress: Callable[[Counters], None] = nothing
+    """Told in the main process how far it is."""
+    at: Callable[[bytes], None] = nothing
+    """Told which file is being moved."""
+    pace: Pacer = Unpaced()
+    claim: Callable[[Item], int] = _beside
+    """Asked once for each item's staging directory (Item.staging), before the first temporary file: not before it is
+    known that the sources are there, since it makes directories at the destination."""
+    planned: Callable[[Sequence[tuple[int, int]]], None] = nothing
+    """Told the files and bytes of each item before anything is copied; what it raises ends the transfer."""
+
 
 SMALL_BATCH_FILES: Final = 4096
 SMALL_BATCH_FILES_MIN: Final = 256
