@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 import blake3
 import xxhash
@@ -15,16 +15,8 @@ READ_BYTES: Final = 1024 * 1024
 """Bytes read at once when only a digest is wanted."""
 
 
-class Hasher(Protocol):
-    """What takes a digest."""
-
-    def update(self, data: bytes | bytearray | memoryview, /) -> object:
-        """Take more bytes."""
-        ...
-
-    def digest(self) -> bytes:
-        """Return the digest of what was taken."""
-        ...
+Hasher = xxhash.xxh3_128 | blake3.blake3
+"""What takes a digest."""
 
 
 def hasher(algorithm: Algorithm) -> Hasher:

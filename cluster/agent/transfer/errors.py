@@ -16,10 +16,13 @@ class TransferFailed(Exception):
     Its `__cause__` tells whether trying again is of use (cluster.agent.worker.worker.is_final).
     """
 
-    item: int | None = None
-    """The item that it was about, its place in what `carry` was given."""
     receipt: Receipt | None = None
     """What had been done by then."""
+
+    def __init__(self, message: str, item: int | None = None) -> None:
+        """`item` is what it is about, its place in what `run_transfer` was given."""
+        super().__init__(message)
+        self.item = item
 
 
 class ReadBackFailed(TransferFailed):

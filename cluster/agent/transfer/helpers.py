@@ -389,8 +389,7 @@ def _raise(failure: _Failure) -> NoReturn:
             raise Fenced(message)
         case "os":
             raise OSError(failure.number, message)
-    error = ReadBackFailed(message) if failure.kind == "read_back" else TransferFailed(message)
-    error.item = failure.item
+    error = (ReadBackFailed if failure.kind == "read_back" else TransferFailed)(message, failure.item)
     if failure.number:
         raise error from OSError(failure.number, failure.cause)
     match failure.cause:
@@ -421,7 +420,7 @@ def copy_all(transfer: TransferState) -> None:
         if helpers is not None:
             _together(transfer, itertools.chain(first, batches), helpers)
             return
-    with Copier(transfer, lambda moved: advance(transfer, moved)) as copier:
+    with Copier(transfer, transfer.advance) as copier:
         for batch in itertools.chain(first, batches):
             copier.copy(batch)
         copier.finish()
@@ -450,20 +449,5 @@ def _together(transfer: TransferState, batches: Iterator[Batch], helpers: Helper
 
 def _take(transfer: TransferState, helpers: Helpers) -> None:
     for moved in helpers.wait():
-        advance(transfer, moved)
+        transfer.advance(moved)
     transfer.context.pace.check()
-
-
-def advance(transfer: TransferState, moved: Moved) -> None:
-    """Tell what was done. TransferFailed if more was copied than may be."""
-    if moved.path:
-        transfer.context.at(moved.path)
-    transfer.advance(
-        files=moved.files,
-        size_bytes=moved.size_bytes,
-        written_bytes=moved.written_bytes,
-        resumed_bytes=moved.resumed_bytes,
-        retries=moved.retries,
-        durable_bytes=moved.durable_bytes,
-        steps=moved.steps,
-    )

@@ -36,7 +36,7 @@ from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.options import Verify
 from cluster.agent.transfer.record_paths import RecordPaths, discard
 from cluster.agent.transfer.status_table import Chunks, ChunkState, Copied, Flag, State, StatusRow
-from cluster.agent.transfer.transfer_state import Tally, TransferState
+from cluster.agent.transfer.transfer_state import Moved, Tally, TransferState
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 """Bytes that a stream reads, digests and writes at once: measured, 1 MiB costs more calls, and more gains nothing."""
@@ -198,7 +198,7 @@ class Pouring:
         size_bytes = sum(end - begin for begin, end in map(self._range, numbers))
         with self._lock:
             self.durable_bytes += size_bytes
-        self._tally.add(durable_bytes=size_bytes)
+        self._tally.add(Moved(durable_bytes=size_bytes))
 
     # One chunk.
 
@@ -212,7 +212,7 @@ class Pouring:
         if state is ChunkState.DURABLE or (state is ChunkState.COPIED and self._is_there(number, begin, end)):
             with self._lock:
                 self.moved_bytes += end - begin
-            self._tally.add(size_bytes=end - begin, resumed_bytes=end - begin)
+            self._tally.add(Moved(size_bytes=end - begin, resumed_bytes=end - begin))
             if state is ChunkState.DURABLE:
                 self._keep([number])
             return
@@ -313,7 +313,7 @@ class Pouring:
     def _count(self, size_bytes: int, written_bytes: int) -> None:
         with self._lock:
             self.moved_bytes += size_bytes
-        self._tally.add(size_bytes=size_bytes, written_bytes=written_bytes)
+        self._tally.add(Moved(size_bytes=size_bytes, written_bytes=written_bytes))
 
     # Holes.
 
@@ -374,7 +374,7 @@ class Pouring:
         if self._stopping.is_set():
             raise _Abandoned
         self._transfer.context.pace.check()
-        self._tally.add(steps=1)
+        self._tally.add(Moved(steps=1))
 
 
 def _start(threads: list[threading.Thread]) -> int:
@@ -422,7 +422,7 @@ def copy_file(transfer: TransferState, record: Record, paths: RecordPaths, tally
             return
         except (SourceChanged, ReadBackFailed):
             transfer.slots.tried(record.index)
-            tally.add(size_bytes=-attempt.moved_bytes, durable_bytes=-attempt.durable_bytes, retries=1)
+            tally.add(Moved(size_bytes=-attempt.moved_bytes, durable_bytes=-attempt.durable_bytes, retries=1))
             if tried == COPY_TRIES_MAX:
                 raise
 
@@ -460,14 +460,14 @@ class _Attempt:
             raise failure.__cause__ from None
         finally:
             quietly_close((reading, writing))
-        transfer.slots.ready(record.index, copied)
+        transfer.slots.mark(record.index, State.READY, copied)
         if not transfer.options.replace:
             transfer.slots.sync()
         publish(staging, part, directory, name, self._shown, replace=transfer.options.replace)
         os.fsync(directory)
-        transfer.slots.done(record.index, copied)
+        transfer.slots.mark(record.index, State.DONE, copied)
         transfer.slots.sync()
-        self._tally.add(files=1, durable_bytes=record.size - self.durable_bytes)
+        self._tally.add(Moved(files=1, durable_bytes=record.size - self.durable_bytes))
         self._tally.tell()
 
     def _plan_again(self, status: os.stat_result, staging: int, part: bytes) -> Record:
@@ -476,7 +476,7 @@ class _Attempt:
         TransferFailed if there is no room for what it has grown to.
         """
         transfer, planned = self._transfer, self._record
-        transfer.check_limit(transfer.totals.size_bytes - planned.size + status.st_size)
+        transfer.check_limit(transfer.header.size_bytes - planned.size + status.st_size)
         self._start_over(staging, part)
         self._chunks = transfer.chunks(planned, status.st_size)
         self._record = msgspec.structs.replace(
@@ -530,7 +530,7 @@ class _Attempt:
                 if way is not Way.CLONED or options.verify >= Verify.DIGEST:
                     pouring.run()
                 else:
-                    self._tally.add(size_bytes=record.size)
+                    self._tally.add(Moved(size_bytes=record.size))
             finally:
                 self.moved_bytes, self.durable_bytes = pouring.moved_bytes, pouring.durable_bytes
             check_unchanged(reading, status)

@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from cluster.agent.files import READ_FLAGS, XATTR_CLASS
+from cluster.agent.transfer.digests import hasher
 
 VALUE_BYTES: Final = 64
 """Values of attributes up to this length are kept as they are, bytes; of longer ones their digest is."""
@@ -144,6 +145,9 @@ _INDEX_BITS: Final = 10
 
 _LENGTH: Final = struct.Struct("<I")
 
+MANIFEST_DIGEST: Final = "xxh3-128"
+"""What the digest of a manifest is taken with, against accidents."""
+
 FILE: Final = 0
 DIRECTORY: Final = 1
 ODD: Final = 2
@@ -182,6 +186,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Whether the source has holes."""
         return self.data_bytes < self.size
 
+    def lies_in(self, directory: Record) -> bool:
+        """Whether it comes beneath a directory of the same item."""
+        beneath = not directory.path or self.path.startswith(directory.path + b"/")
+        return self.item == directory.item and beneath
+
     def is_as(self, other: Record) -> bool:
         """Whether the source did not change between two polls at it; a device may have another number after a boot."""
         return (self.kind, self.size, self.mtime_ns, self.ctime_ns, self.inode) == (
@@ -203,7 +212,7 @@ class Totals(NamedTuple):
     size_bytes: int = 0
     chunks: int = 0
     manifest_bytes: int = 0
-    digest: bytes = b""
+    manifest_digest: bytes = b""
 
 
 class ManifestWriter:
@@ -215,7 +224,7 @@ class ManifestWriter:
         self._encoder = msgspec.msgpack.Encoder()
         self._frame: list[Record] = []
         self._frame_bytes = 0
-        self._digest = xxhash.xxh3_128()
+        self._digest = hasher(MANIFEST_DIGEST)
         self._at = 0
         self.records = self.files = self.directories = self.left_out = self.size_bytes = self.chunks = 0
 
@@ -316,15 +325,3 @@ class Manifest:
             if not inside:
                 raise OSError(errno.EIO, "the manifest of a transfer is damaged")
             at += inside
-
-
-def digest_of_file(descriptor: int, size_bytes: int) -> bytes:
-    """Return the digest that `ManifestWriter.seal` gave of an open manifest, if it is whole. OSError."""
-    digest, at = xxhash.xxh3_128(), 0
-    while at < size_bytes:
-        data = os.pread(descriptor, min(BLOCK_BYTES, size_bytes - at), at)
-        if not data:
-            break
-        digest.update(data)
-        at += len(data)
-    return digest.digest()

@@ -17,9 +17,9 @@ from cluster.agent.transfer.file_copy import check_target, check_unchanged, open
 from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.options import Algorithm, Item, Kind, Verify
 from cluster.agent.transfer.programs import Backend, Job, run_program
-from cluster.agent.transfer.record_paths import RecordPaths, enter, failed, part_name
-from cluster.agent.transfer.status_table import Copied, Flag
-from cluster.agent.transfer.transfer_state import Batch, TransferState
+from cluster.agent.transfer.record_paths import RecordPaths, enter, part_name
+from cluster.agent.transfer.status_table import Copied, Flag, State
+from cluster.agent.transfer.transfer_state import Batch, Moved, TransferState
 from cluster.system import sync_file_system
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -181,14 +181,14 @@ def _digest(transfer: TransferState, record: Record, descriptor: int, *, on_disk
     algorithm: Algorithm = transfer.options.algorithm
     take = digest_on_disk if on_disk else digest_of
     if not record.is_large:
-        transfer.advance(steps=1)
+        transfer.advance(Moved(steps=1))
         return take(descriptor, algorithm)
     size = os.fstat(descriptor).st_size
     chunk_bytes = transfer.chunks(record, size).chunk_bytes
     digests = []
     for offset in range(0, size, chunk_bytes):
         transfer.context.pace.check()
-        transfer.advance(steps=1 + chunk_bytes // READ_BYTES)
+        transfer.advance(Moved(steps=1 + chunk_bytes // READ_BYTES))
         digests.append(take(descriptor, algorithm, offset, chunk_bytes))
     return combine(algorithm, chunk_bytes, digests)
 
@@ -299,7 +299,7 @@ class _Mover:
             self._put_in_place(good)
             if not bad:
                 return
-            transfer.advance(retries=len(bad))
+            transfer.advance(Moved(retries=len(bad)))
             left = bad
         raise self._wrong(left[0], wrong)
 
@@ -314,7 +314,7 @@ class _Mover:
         else:
             sync_file_system(scratch.descriptor)
         for record, copied in good:
-            transfer.slots.ready(record.index, copied)
+            transfer.slots.mark(record.index, State.READY, copied)
         if not transfer.options.replace:
             transfer.slots.sync()
         for record, _ in good:
@@ -324,8 +324,8 @@ class _Mover:
                 raise self._failed(record, error) from error
         self._sync_directories(good)
         for record, copied in good:
-            transfer.slots.done(record.index, copied)
-            transfer.advance(files=1, size_bytes=copied.size)
+            transfer.slots.mark(record.index, State.DONE, copied)
+            transfer.advance(Moved(files=1, size_bytes=copied.size, written_bytes=copied.size))
         transfer.slots.sync()
 
     def _sync_directories(self, good: Sequence[Checked]) -> None:
@@ -362,7 +362,7 @@ class _Mover:
 
     def _failed(self, record: Record, error: OSError | TransferFailed | PathRefused) -> Exception:
         if isinstance(error, PathRefused):
-            return failed(error, record.item)
+            return TransferFailed(str(error), record.item)
         return self._transfer.failed(record, error)
 
     def _wrong(self, record: Record, wrong: Exception | None) -> Exception:
@@ -375,6 +375,4 @@ class _Mover:
             if isinstance(wrong, ReadBackFailed)
             else f"{self._backend.name} said that it was done, but did not copy {source}: {wrong}"
         )
-        found = ReadBackFailed(os_message)
-        found.item = record.item
-        return found
+        return ReadBackFailed(os_message, record.item)

@@ -11,29 +11,29 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import xxhash
 
 from cluster.agent.files import PathRefused, Target, is_disk_full, join, opened, opened_parent
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
+from cluster.agent.transfer.digests import digest_of
 from cluster.agent.transfer.errors import TransferFailed, file_message, oddity
 from cluster.agent.transfer.manifest import (
     DIRECTORY,
     FILE,
+    MANIFEST_DIGEST,
     ODD,
     Manifest,
     ManifestWriter,
     Record,
-    Totals,
-    digest_of_file,
     extra_of,
 )
 from cluster.agent.transfer.options import Item, Kind, Options, chunks_of
 from cluster.agent.transfer.progress import Counters
 from cluster.agent.transfer.receipts import with_rows
-from cluster.agent.transfer.record_paths import RecordPaths, discard, enter, is_there
+from cluster.agent.transfer.record_paths import RecordPaths, discard, enter, is_there, remove_left
 from cluster.agent.transfer.status_table import (
     EMPTY,
     ITEMS_NAMED_BYTES_MAX,
@@ -48,7 +48,7 @@ from cluster.agent.transfer.status_table import (
     reserve,
     write_header,
 )
-from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.transfer_state import Context, Planned
 from cluster.agent.transfer.workspace import Files, Workspace
 from cluster.system import boot_id
 
@@ -74,10 +74,8 @@ class Walk:
                 error.item = number
                 raise
             except PathRefused as error:
-                failed = TransferFailed(str(error))
-                failed.item = number
                 # What the kernel said of the path, if it did, decides whether another try is of use.
-                raise failed from error
+                raise TransferFailed(str(error), number) from error
 
     def _file(self, item: Item) -> Iterator[Record]:
         with opened_parent(_kept(item), forbidden=item.source_barred) as (directory, name):
@@ -189,21 +187,6 @@ PLANNING: Final = 1
 """The phase in the counters (cluster.agent.transfer.progress.PHASES)."""
 
 
-class Planned(NamedTuple):
-    """What there is to do, and the open files that say so."""
-
-    files: Files
-    header: Header
-    totals: Totals
-    amounts: tuple[tuple[int, int], ...]
-    """Files and bytes of each item."""
-    resumed_files: int
-    resumed_bytes: int
-    same_boot: bool
-    directories: Sequence[int]
-    """The places of their records in the manifest."""
-
-
 class _OwnDiskFull(Exception):
     """The agent's disk does not take the records."""
 
@@ -218,7 +201,7 @@ def earlier(items: Sequence[Item], options: Options, workspace: Workspace) -> tu
             and header.items_digest == _digest_of(items)
             and header.shape == _shape(options)
             and os.fstat(files.manifest).st_size == header.manifest_bytes
-            and digest_of_file(files.manifest, header.manifest_bytes) == header.manifest_digest
+            and digest_of(files.manifest, MANIFEST_DIGEST, 0, header.manifest_bytes) == header.manifest_digest
         ):
             found.append((number, header))
     return max(found, key=lambda pair: pair[1].sequence, default=None)
@@ -250,23 +233,13 @@ def plan(items: Sequence[Item], options: Options, context: Context) -> Planned:
 
 
 def _as_it_was(files: Files, header: Header, items: int) -> Planned:
-    totals = Totals(
-        header.records,
-        header.files,
-        header.directories,
-        header.left_out,
-        header.size_bytes,
-        header.chunks,
-        header.manifest_bytes,
-        header.manifest_digest,
-    )
     amounts = [(0, 0)] * items
     for record in Manifest(files.manifest, header.manifest_bytes).records():
         if record.kind == FILE:
             count, size_bytes = amounts[record.item]
             amounts[record.item] = count + 1, size_bytes + record.size
     same_boot = header.boot == boot_id()
-    return Planned(files, header, totals, tuple(amounts), header.files, header.size_bytes, same_boot, ())
+    return Planned(files, header, tuple(amounts), header.files, header.size_bytes, same_boot, ())
 
 
 class _Planning:
@@ -339,20 +312,12 @@ class _Planning:
                 items_digest=_digest_of(self._items),
                 boot=self._boot,
                 shape=_shape(self._options),
-                records=totals.records,
-                files=totals.files,
-                directories=totals.directories,
-                left_out=totals.left_out,
-                size_bytes=totals.size_bytes,
-                manifest_bytes=totals.manifest_bytes,
-                manifest_digest=totals.digest,
-                chunks=totals.chunks,
+                **totals._asdict(),
             )
             write_header(self._new.control, header)
         return Planned(
             self._new,
             header,
-            totals,
             tuple(self._amounts),
             self._resumed_files,
             self._resumed_bytes,
@@ -426,15 +391,7 @@ class _Planning:
 
     def _remove_gone_directories(self, record: Record | None) -> None:
         """Remove the directories that are gone from the source and that the record does not lie in any more."""
-        while self._gone and (record is None or not _lies_in(record, self._gone[-1])):
-            gone = self._gone.pop()
-            with contextlib.suppress(OSError, TransferFailed):
-                directory, name = self._paths.destination(gone)
-                os.rmdir(name, dir_fd=directory)
-
-
-def _lies_in(record: Record, directory: Record) -> bool:
-    return record.item == directory.item and record.path.startswith(directory.path + b"/")
+        remove_left(self._gone, record, self._paths.destination)
 
 
 @contextlib.contextmanager

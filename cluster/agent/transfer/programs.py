@@ -31,13 +31,14 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple
 
 from cluster.agent.files import write_all
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.transfer_state import Pacer, TransferState, Unpaced
+from cluster.agent.transfer.rate_limit import Pace
+from cluster.agent.transfer.transfer_state import Moved, TransferState
 from cluster.providers import guard
 from cluster.system import become_subreaper, descendants, send
 from replica.model import template_fault, template_words
@@ -65,42 +66,31 @@ class Call(NamedTuple):
     """What it reads on its standard input."""
 
 
-class Backend(Protocol):
+class Backend:
     """Such a program."""
 
-    @property
-    def name(self) -> str:
-        """As it is configured, and as receipts name it."""
-        ...
-
-    @property
-    def at_once(self) -> bool:
-        """Whether it copies a whole item at once: a directory with all that is in it, instead of files that are
-        named."""
-        ...
+    name: ClassVar[str]
+    """As it is configured, and as receipts name it."""
+    at_once: ClassVar[bool] = False
+    """Whether it copies a whole item at once: a directory with all that is in it, instead of files that are named."""
 
     def fault(self, name: bytes) -> str | None:
         """Return why it cannot be told of a file, in words that follow `its name `; None if it can."""
-        ...
+        return None
 
     def call(self, job: Job) -> Call:
         """Return what is to be run; its working directory is `job.source`. TransferFailed if it cannot be."""
-        ...
+        raise NotImplementedError
 
 
-class Rsync:
+class Rsync(Backend):
     """Tells rsync every name, ended by a zero byte, so that any name goes."""
 
     name = "rsync"
-    at_once = False
 
     def __init__(self, *, sparse: bool = True) -> None:
         """`sparse`: holes stay holes."""
         self._sparse = sparse
-
-    def fault(self, name: bytes) -> str | None:
-        """Return None: every name can be told."""
-        return None
 
     def call(self, job: Job) -> Call:
         """Return how rsync is run."""
@@ -126,11 +116,10 @@ class Rsync:
         return Call((b"rsync", *options, b"./", b"/proc/self/fd/%d/" % job.scratch), stdin)
 
 
-class Rclone:
+class Rclone(Backend):
     """Tells rclone the names, one a line."""
 
     name = "rclone"
-    at_once = False
 
     def fault(self, name: bytes) -> str | None:
         """Return why rclone cannot be told of a file: it reads names by lines, and as UTF-8."""
@@ -163,7 +152,7 @@ class Rclone:
         )
 
 
-class Template:
+class Template(Backend):
     """Runs what the site configured."""
 
     name = "template"
@@ -177,10 +166,6 @@ class Template:
                 f"the site's program for transfers cannot be run: its command line {fault}; set TransferTemplate"
             )
         self._words = [os.fsencode(word) for word in template_words(template)]
-
-    def fault(self, name: bytes) -> str | None:
-        """Return None: the program finds the names itself."""
-        return None
 
     def call(self, job: Job) -> Call:
         """Return what is to be run for one item."""
@@ -225,7 +210,7 @@ def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> 
             timeout_s=NO_LIMIT_S,
             clock=transfer.context.clock,
             keep=(job.source, job.scratch, stdin),
-            poll=IoWatch(lambda: transfer.advance(steps=1), transfer.context.pace).poll,
+            poll=IoWatch(lambda: transfer.advance(Moved(steps=1)), transfer.context.pace).poll,
             poll_s=POLL_S,
         )
         left = end_descendants()
@@ -322,10 +307,10 @@ class _Io(NamedTuple):
 class IoWatch:
     """Told of a program from time to time (`poll`, for guard.run); says that it lives, and holds it to the pace."""
 
-    def __init__(self, alive: Callable[[], None], pace: Pacer | None = None) -> None:
+    def __init__(self, alive: Callable[[], None], pace: Pace) -> None:
         """`alive` is told of every look that found it further than the one before."""
         self._alive = alive
-        self._pace = pace or Unpaced()
+        self._pace = pace
         self._seen: dict[int, int] = {}
         # A process has in its count what those of its children did that it waited for, so that none is lost, and none
         # counted twice: the sum over all that live, this one among them, only grows.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from cluster.agent.files import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
 from cluster.agent.transfer.errors import TransferFailed, file_message, os_message
@@ -14,6 +14,8 @@ from cluster.agent.transfer.fence import BatchDirectory
 from cluster.agent.transfer.manifest import DIRECTORY, Record
 from cluster.agent.transfer.options import Item, Kind
 from cluster.agent.transfer.status_table import Copied
+
+_T = TypeVar("_T")
 
 PART_SUFFIX: Final = b".part"
 
@@ -23,38 +25,27 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class _Side:
     """The sources, or the destinations, of all items: one chain of open directories at a time."""
 
-    def __init__(self, create: bool) -> None:
-        self._create = create
+    def __init__(self, items: Sequence[Item], *, destination: bool) -> None:
+        self._items = items
+        self._is_destination = destination
         self._item = -1
         self._top = -1
         self._name = b""
         self._chain: list[tuple[bytes, int]] = []
         self._parent: bytes | None = None
 
-    def find(
-        self, number: int, kind: Kind, target: Target, barred: Identity | None, record: Record
-    ) -> tuple[int, bytes]:
+    def find(self, record: Record) -> tuple[int, bytes]:
         """Return an open directory and the record's name in it."""
-        if number != self._item:
-            self._change(number, kind, target, barred)
-        if kind is Kind.FILE:
+        self._change(record.item)
+        if self._items[record.item].kind is Kind.FILE:
             return self._top, self._name
         parent, _, name = record.path.rpartition(b"/")
-        if parent != self._parent:
-            self._parent = None
-            self._go(parent, target, barred)
-            self._parent = parent
-        return (self._chain[-1][1] if self._chain else self._top), name
+        return self._enter(parent), name
 
-    def directory(self, number: int, kind: Kind, target: Target, barred: Identity | None, path: bytes) -> int:
-        """Return an open directory of a tree: `path` is beneath the item."""
-        if number != self._item:
-            self._change(number, kind, target, barred)
-        if path != self._parent:
-            self._parent = None
-            self._go(path, target, barred)
-            self._parent = path
-        return self._chain[-1][1] if self._chain else self._top
+    def directory(self, record: Record) -> int:
+        """Return the open directory that a record of a tree is."""
+        self._change(record.item)
+        return self._enter(record.path)
 
     def above(self) -> tuple[int, bytes]:
         """Return what holds the directory that was found last, and its name there; only of one beneath the item."""
@@ -74,18 +65,36 @@ class _Side:
         self._item = self._top = -1
         self._parent = None
 
-    def _change(self, number: int, kind: Kind, target: Target, barred: Identity | None) -> None:
+    def _target(self, number: int) -> tuple[Target, Identity | None]:
+        item = self._items[number]
+        if self._is_destination:
+            return item.destination, item.destination_barred
+        return item.source, item.source_barred
+
+    def _change(self, number: int) -> None:
+        if number == self._item:
+            return
         self.close()
+        target, barred = self._target(number)
         mine = target._replace(anchor=os.dup(target.anchor))
-        if kind is Kind.FILE:
-            with opened_parent(mine, forbidden=barred, create=self._create) as (directory, name):
+        if self._items[number].kind is Kind.FILE:
+            with opened_parent(mine, forbidden=barred, create=self._is_destination) as (directory, name):
                 self._top, self._name = os.dup(directory), os.fsencode(name)
         else:
-            with opened(mine, forbidden=barred, create=self._create) as directory:
+            with opened(mine, forbidden=barred, create=self._is_destination) as directory:
                 self._top = os.dup(directory)
         self._item = number
 
-    def _go(self, path: bytes, target: Target, barred: Identity | None) -> None:
+    def _enter(self, path: bytes) -> int:
+        """Return the open directory beneath the item that a path leads to."""
+        if path != self._parent:
+            self._parent = None
+            self._go(path)
+            self._parent = path
+        return self._chain[-1][1] if self._chain else self._top
+
+    def _go(self, path: bytes) -> None:
+        target, barred = self._target(self._item)
         parts = path.split(b"/") if path else []
         common = 0
         while common < min(len(parts), len(self._chain)) and self._chain[common][0] == parts[common]:
@@ -107,33 +116,19 @@ class RecordPaths:
         self._tag = tag
         self._wholes: dict[int, bytes] = {}
         """What the path of each item begins with in the names of its temporary files."""
-        self._source = _Side(False)
-        self._destination = _Side(True)
+        self._source = _Side(items, destination=False)
+        self._destination = _Side(items, destination=True)
 
     def source(self, record: Record) -> tuple[int, bytes]:
         """Return the open directory that holds a record's source, and its name there; good until the next call.
 
         TransferFailed names what is in the way, with the record's item.
         """
-        item = self._items[record.item]
-        try:
-            return self._source.find(record.item, item.kind, item.source, item.source_barred, record)
-        except PathRefused as error:
-            raise failed(error, record.item) from error
-        except TransferFailed as error:
-            error.item = record.item
-            raise
+        return _found(self._source.find, record)
 
     def destination(self, record: Record) -> tuple[int, bytes]:
         """Return the open directory that the record goes to, and its name there; otherwise as `source`."""
-        item = self._items[record.item]
-        try:
-            return self._destination.find(record.item, item.kind, item.destination, item.destination_barred, record)
-        except PathRefused as error:
-            raise failed(error, record.item) from error
-        except TransferFailed as error:
-            error.item = record.item
-            raise
+        return _found(self._destination.find, record)
 
     def takes_place(self, record: Record, batch_directory: BatchDirectory) -> bool:
         """Give a batch directory the place of the directory that the record goes to: at once, or False.
@@ -166,16 +161,7 @@ class RecordPaths:
     def destination_directory(self, record: Record) -> int:
         """Return the open directory that a DIRECTORY record is at its destination."""
         assert record.kind == DIRECTORY
-        item = self._items[record.item]
-        try:
-            return self._destination.directory(
-                record.item, item.kind, item.destination, item.destination_barred, record.path
-            )
-        except PathRefused as error:
-            raise failed(error, record.item) from error
-        except TransferFailed as error:
-            error.item = record.item
-            raise
+        return _found(self._destination.directory, record)
 
     def close(self) -> None:
         """Close what is open."""
@@ -191,6 +177,16 @@ class RecordPaths:
         self.close()
 
 
+def _found(find: Callable[[Record], _T], record: Record) -> _T:
+    try:
+        return find(record)
+    except PathRefused as error:
+        raise TransferFailed(str(error), record.item) from error
+    except TransferFailed as error:
+        error.item = record.item
+        raise
+
+
 def is_there(paths: RecordPaths, record: Record, copied: Copied) -> bool:
     """Return whether the record's destination is what was put there."""
     try:
@@ -199,13 +195,6 @@ def is_there(paths: RecordPaths, record: Record, copied: Copied) -> bool:
     except (OSError, TransferFailed):
         return False
     return (status.st_size, status.st_mtime_ns, status.st_ino) == (copied.size, copied.mtime_ns, copied.inode)
-
-
-def failed(error: PathRefused, item: int) -> TransferFailed:
-    """Return the failure with the item that it is about."""
-    found = TransferFailed(str(error))
-    found.item = item
-    return found
 
 
 def enter(directory: int, name: bytes, shown: str, barred: Identity | None) -> int:
@@ -232,6 +221,20 @@ def make_directory(directory: int, name: bytes, shown: str) -> bool:
         return False
     except OSError as error:
         raise TransferFailed(f"the directory {shown} cannot be made: {os_message(error)}") from error
+
+
+def remove_left(directories: list[Record], record: Record | None, find: Callable[[Record], tuple[int, bytes]]) -> None:
+    """Remove the directories at the end of a list that a record does not lie in, as far as they are empty.
+
+    `find` returns the open directory that holds one, and its name there.
+    """
+    while directories and (record is None or not record.lies_in(directories[-1])):
+        gone = directories.pop()
+        if gone.path:
+            # Something may be in it that somebody else made, or an earlier attempt removed it.
+            with contextlib.suppress(OSError, TransferFailed):
+                directory, name = find(gone)
+                os.rmdir(name, dir_fd=directory)
 
 
 def part_name(tag: str, target: bytes) -> bytes:

@@ -28,7 +28,7 @@ from cluster.agent.transfer.options import Verify
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.record_paths import RecordPaths, discard
 from cluster.agent.transfer.status_table import Copied, State
-from cluster.agent.transfer.transfer_state import Shown, Tally, TransferState, directory_of
+from cluster.agent.transfer.transfer_state import Moved, Shown, Tally, TransferState, directory_of
 from cluster.system import sync_file_system
 
 READ_BYTES: Final = 1024 * 1024
@@ -269,12 +269,12 @@ class SmallFiles:
 
     def _tell(self) -> None:
         """Pass on what was written."""
-        self._tally.add(size_bytes=self._moved_bytes, written_bytes=self._moved_bytes)
+        self._tally.add(Moved(size_bytes=self._moved_bytes, written_bytes=self._moved_bytes))
         self._moved_bytes = 0
         self._tally.tell()
 
     def _again(self, record: Record, moved_bytes: int) -> None:
-        self._tally.add(size_bytes=-moved_bytes, retries=1)
+        self._tally.add(Moved(size_bytes=-moved_bytes, retries=1))
         self._tries[record.index] = self._transfer.slots.tried(record.index)
 
     def _is_grouped(self, device: int, staging: int, writing: int) -> bool:
@@ -365,7 +365,7 @@ class SmallFiles:
                     sync_file_system(descriptor)
                 except OSError as error:
                     raise Unfinished(record) from error
-        self._tally.add(steps=1)
+        self._tally.add(Moved(steps=1))
         self._tally.tell()
 
     def _sync_directories(self, placed: Sequence[_Written]) -> None:
@@ -386,7 +386,7 @@ class SmallFiles:
             self._keep(State.DONE, self._placed)
             self._transfer.slots.sync()
             durable_bytes = sum(written.copied.size for written in self._placed)
-            self._tally.add(files=len(self._placed), durable_bytes=durable_bytes)
+            self._tally.add(Moved(files=len(self._placed), durable_bytes=durable_bytes))
             self._tally.tell()
             self._placed = []
 
@@ -403,7 +403,7 @@ class SmallFiles:
                     found = digest_on_disk(descriptor, self._options.algorithm)
                 finally:
                     os.close(descriptor)
-                self._tally.add(steps=1)
+                self._tally.add(Moved(steps=1))
                 if found == again.copied.digest:
                     return again
                 if tried < COPY_TRIES_MAX:

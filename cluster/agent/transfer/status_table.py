@@ -201,17 +201,9 @@ class StatusTable:
         data = b"".join([_packed_fields(state, tries, copied) for tries, copied in files])
         _write(self._control, data, HEADER_BYTES + index * ROW_BYTES)
 
-    def started(self, index: int, inode: int) -> None:
-        """A large file has a temporary file."""
-        self.put(index, StatusRow(State.STARTED, self.get(index).tries, Copied(0, 0, inode)))
-
-    def ready(self, index: int, copied: Copied) -> None:
-        """The temporary file is whole and durable."""
-        self.put(index, StatusRow(State.READY, self.get(index).tries, copied))
-
-    def done(self, index: int, copied: Copied) -> None:
-        """The file is at its destination and durable there."""
-        self.put(index, StatusRow(State.DONE, self.get(index).tries, copied))
+    def mark(self, index: int, state: State, copied: Copied) -> None:
+        """Keep a state of a record, which does not change how often it was tried."""
+        self.put(index, StatusRow(state, self.get(index).tries, copied))
 
     def tried(self, index: int) -> int:
         """Count another try of a record, and return how many there were."""

@@ -17,16 +17,16 @@ from cluster.agent.transfer import helpers
 from cluster.agent.transfer.errors import Paused, Receipt, TransferFailed, root_cause
 from cluster.agent.transfer.fence import discard_all
 from cluster.agent.transfer.file_copy import MODE_BITS
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, Record
 from cluster.agent.transfer.moving import move_by
 from cluster.agent.transfer.options import Item, Options
 from cluster.agent.transfer.plan import STEP_RECORDS, earlier, plan
 from cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.receipts import Summed, with_rows, write_lines
-from cluster.agent.transfer.record_paths import RecordPaths, discard, is_there, make_directory
-from cluster.agent.transfer.status_table import EMPTY, Copied, RecordsFailed, State, StatusTable, write_header
-from cluster.agent.transfer.transfer_state import POLL_RECORDS, Context, TransferState
+from cluster.agent.transfer.record_paths import RecordPaths, discard, is_there, make_directory, remove_left
+from cluster.agent.transfer.status_table import EMPTY, Copied, RecordsFailed, State, write_header
+from cluster.agent.transfer.transfer_state import POLL_RECORDS, Context, Moved, TransferState
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system import sync_file_system
 
@@ -111,19 +111,10 @@ class _Transfer:
         context.planned(planned.amounts)
         if not claimed:
             self._claim()
-        transfer = TransferState(
-            self._items,
-            options,
-            context,
-            Manifest(planned.files.manifest, planned.header.manifest_bytes),
-            planned.totals,
-            StatusTable(planned.files.control),
-            planned.files.chunks,
-            same_boot=planned.same_boot,
-        )
-        if options.limit_bytes and planned.totals.size_bytes > options.limit_bytes:
+        transfer = TransferState(self._items, options, context, planned)
+        if options.limit_bytes and planned.header.size_bytes > options.limit_bytes:
             raise TransferFailed(
-                f"the transfers need {planned.totals.size_bytes} bytes, the buffer has {options.limit_bytes}; "
+                f"the transfers need {planned.header.size_bytes} bytes, the buffer has {options.limit_bytes}; "
                 "ask for more capacity or stage less"
             )
         self._transfer = transfer
@@ -135,7 +126,7 @@ class _Transfer:
                 resumed_bytes=planned.resumed_bytes,
                 durable_files=planned.resumed_files,
                 durable_bytes=planned.resumed_bytes,
-                steps=planned.totals.records,
+                steps=planned.header.records,
                 phase=COPYING,
             )
         )
@@ -177,7 +168,7 @@ class _Transfer:
             verify=self._options.verify.word,
             algorithm=self._options.algorithm,
             digest=summed.digest,
-            manifest_digest=f"xxh3-128:{transfer.totals.digest.hex()}",
+            manifest_digest=f"xxh3-128:{transfer.header.manifest_digest.hex()}",
             started_at=self._started_at,
             ended_at=int(self._context.clock.now()),
             lines_kept=kept,
@@ -208,8 +199,8 @@ class _Transfer:
 def _under_way(transfer: TransferState) -> set[int]:
     """Return the records that have temporary files: large ones, and what is left of a batch."""
     found: set[int] = set()
-    for base in range(0, transfer.totals.records, POLL_RECORDS):
-        states = transfer.slots.states(base, min(POLL_RECORDS, transfer.totals.records - base))
+    for base in range(0, transfer.header.records, POLL_RECORDS):
+        states = transfer.slots.states(base, min(POLL_RECORDS, transfer.header.records - base))
         if State.STARTED in states or State.READY in states:
             found.update(base + at for at, state in enumerate(states) if state in (State.STARTED, State.READY))
     return found
@@ -275,7 +266,7 @@ def _at(transfer: TransferState, paths: Sequence[int]) -> Iterator[Record]:
     for number, place in enumerate(paths):
         if number % STEP_RECORDS == 0:
             transfer.context.pace.check()
-            transfer.advance(steps=1)
+            transfer.advance(Moved(steps=1))
         yield transfer.manifest.at(place)
 
 
@@ -288,20 +279,10 @@ def remove_sources(transfer: TransferState) -> int:
     removed = 0
     directories: list[Record] = []
     with transfer.paths() as paths:
-
-        def leave(record: Record | None) -> None:
-            while directories and (record is None or not _lies_in(record, directories[-1])):
-                gone = directories.pop()
-                if gone.path:
-                    # Something may be in it that was not moved, or an earlier attempt removed it.
-                    with contextlib.suppress(OSError, TransferFailed):
-                        directory, name = paths.source(gone)
-                        os.rmdir(name, dir_fd=directory)
-
         for record, row in with_rows(transfer.manifest, transfer.slots):
             if not transfer.items[record.item].move:
                 continue
-            leave(record)
+            remove_left(directories, record, paths.source)
             try:
                 if record.kind == DIRECTORY:
                     directories.append(record)
@@ -315,7 +296,7 @@ def remove_sources(transfer: TransferState) -> int:
                 if not isinstance(root_cause(error), FileNotFoundError):
                     raise
                 removed += 1
-        leave(None)
+        remove_left(directories, None, paths.source)
     return removed
 
 
@@ -331,9 +312,3 @@ def _remove(paths: RecordPaths, record: Record, copied: Copied) -> int:
         return 0
     os.unlink(name, dir_fd=directory)
     return 1
-
-
-def _lies_in(record: Record, directory: Record) -> bool:
-    if record.item != directory.item:
-        return False
-    return not directory.path or record.path.startswith(directory.path + b"/")

@@ -9,19 +9,20 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
 from cluster.agent.files import join
 from cluster.agent.transfer.errors import TransferFailed, os_message
 from cluster.agent.transfer.fence import Fenced, is_removed
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record, Totals
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
 from cluster.agent.transfer.options import Item, Options, chunk_bytes_again
 from cluster.agent.transfer.progress import Counters, nothing
+from cluster.agent.transfer.rate_limit import Pace
 from cluster.agent.transfer.record_paths import RecordPaths
-from cluster.agent.transfer.status_table import Chunks, RecordsFailed, State, StatusTable
-from cluster.agent.transfer.workspace import Workspace
+from cluster.agent.transfer.status_table import Chunks, Header, RecordsFailed, State, StatusTable
+from cluster.agent.transfer.workspace import Files, Workspace
 from cluster.system import Clock
 
 
@@ -43,6 +44,9 @@ class Moved(msgspec.Struct, array_like=True, gc=False):
     """The file that it is at; empty: as before."""
 
 
+_COUNTS: Final = Moved.__struct_fields__[:-1]
+
+
 class Tally:
     """Sums up, for all threads of a process; `tell` is called by one of them."""
 
@@ -52,27 +56,11 @@ class Tally:
         self._lock = threading.Lock()
         self._sums = Moved()
 
-    def add(
-        self,
-        *,
-        files: int = 0,
-        size_bytes: int = 0,
-        written_bytes: int = 0,
-        resumed_bytes: int = 0,
-        retries: int = 0,
-        durable_bytes: int = 0,
-        steps: int = 0,
-    ) -> None:
-        """Count."""
+    def add(self, more: Moved) -> None:
+        """Count what was done."""
         with self._lock:
-            sums = self._sums
-            sums.files += files
-            sums.size_bytes += size_bytes
-            sums.written_bytes += written_bytes
-            sums.resumed_bytes += resumed_bytes
-            sums.retries += retries
-            sums.durable_bytes += durable_bytes
-            sums.steps += steps
+            for name in _COUNTS:
+                setattr(self._sums, name, getattr(self._sums, name) + getattr(more, name))
 
     def at(self, path: bytes) -> None:
         """Say which file it is at."""
@@ -86,49 +74,6 @@ class Tally:
             self._tell(sums)
 
 
-class Pacer(Protocol):
-    """What holds a transfer down to a rate, and ends it (cluster.agent.transfer.rate_limit.Pace)."""
-
-    def take(self, size_bytes: int, /) -> None:
-        """Return when so many bytes more may be moved."""
-        ...
-
-    def check(self) -> None:
-        """Raise what ends the transfer, if it is to end."""
-        ...
-
-    def step_bytes(self, most: int, /) -> int:
-        """Return how much to move at once, `most` at most."""
-        ...
-
-    def end(self, error: type[BaseException], /) -> None:
-        """Have `check` raise this from now on, in this process: for the handler of a signal."""
-        ...
-
-
-class Unpaced:
-    """No limit, and no end from outside but by `end`."""
-
-    _ended: type[BaseException] | None = None
-
-    def take(self, size_bytes: int, /) -> None:
-        """Return at once."""
-        self.check()
-
-    def check(self) -> None:
-        """Raise what it was ended with."""
-        if self._ended is not None:
-            raise self._ended
-
-    def step_bytes(self, most: int, /) -> int:
-        """Return all of it."""
-        return most
-
-    def end(self, error: type[BaseException], /) -> None:
-        """Have `check` raise this from now on."""
-        self._ended = error
-
-
 def _beside(item: Item) -> int:
     return item.staging
 
@@ -140,11 +85,11 @@ class Context(NamedTuple):
     """What temporary names begin with, such as `.forebay-7-0123abcd`."""
     workspace: Workspace
     clock: Clock
+    pace: Pace
     progress: Callable[[Counters], None] = nothing
     """Told in the main process how far it is."""
     at: Callable[[bytes], None] = nothing
     """Told which file is being moved."""
-    pace: Pacer = Unpaced()
     claim: Callable[[Item], int] = _beside
     """Asked once for each item's staging directory (Item.staging), before the first temporary file: not before it is
     known that the sources are there, since it makes directories at the destination."""
@@ -194,40 +139,38 @@ def directory_of(record: Record) -> tuple[int, bytes]:
     return record.item, record.path.rpartition(b"/")[0]
 
 
-def _is_in(record: Record, directory: tuple[int, bytes]) -> bool:
-    """Return whether a record comes beneath a directory."""
-    return record.item == directory[0] and record.path.startswith(directory[1] + b"/")
+class Planned(NamedTuple):
+    """What there is to do, and the open files that say so."""
+
+    files: Files
+    header: Header
+    amounts: tuple[tuple[int, int], ...]
+    """Files and bytes of each item."""
+    resumed_files: int
+    resumed_bytes: int
+    same_boot: bool
+    directories: Sequence[int]
+    """The places of their records in the manifest."""
 
 
 class TransferState:
     """State of a transfer that all its processes share."""
 
-    def __init__(
-        self,
-        items: Sequence[Item],
-        options: Options,
-        context: Context,
-        manifest: Manifest,
-        totals: Totals,
-        table: StatusTable,
-        chunks: int,
-        *,
-        same_boot: bool,
-    ) -> None:
-        """Take what was planned; `chunks` is the open table of chunks."""
+    def __init__(self, items: Sequence[Item], options: Options, context: Context, planned: Planned) -> None:
+        """Take what was planned."""
         self.items = items
         self.options = options
         self.context = context
-        self.manifest = manifest
-        self.totals = totals
-        self.slots = table
-        self.same_boot = same_boot
+        self.header = planned.header
+        self.manifest = Manifest(planned.files.manifest, planned.header.manifest_bytes)
+        self.slots = StatusTable(planned.files.control)
+        self.same_boot = planned.same_boot
         """Whether what was only written, not synced, when the checkpoint was made can still be there."""
-        self._chunks = chunks
+        self._chunks = planned.files.chunks
         self._apart = _are_apart(items)
         """Whether no two items go to the same directories."""
         self.written_bytes = 0
-        self.counters = Counters(files_total=totals.files, bytes_total=totals.size_bytes)
+        self.counters = Counters(files_total=self.header.files, bytes_total=self.header.size_bytes)
 
     def paths(self) -> RecordPaths:
         """Return a new finder of directories: one for each process or thread."""
@@ -239,7 +182,7 @@ class TransferState:
         states, base = b"", 0
         ahead = (-2, 0)
         chosen = [wanted(item) for item in self.items]
-        files_max = min(SMALL_BATCH_FILES, max(SMALL_BATCH_FILES_MIN, self.totals.files // SMALL_BATCHES))
+        files_max = min(SMALL_BATCH_FILES, max(SMALL_BATCH_FILES_MIN, self.header.files // SMALL_BATCHES))
         for at, record in self.manifest.located():
             if record.index >= base + len(states):
                 base = record.index
@@ -295,23 +238,23 @@ class TransferState:
             return set()
         taken = {record.index for record in chosen}
         found: set[tuple[int, bytes]] = set()
-        under_way: tuple[int, bytes] | None = None
+        under_way: Record | None = None
         # What follows the batch says whether its last directory ended in it.
         records = [*self.manifest.records(batch.place, batch.length + 1)]
         states = self.slots.states(records[0].index, len(records)) if records else b""
         for number, record in enumerate(records):
-            if under_way is not None and not _is_in(record, under_way):
-                found.add(under_way)
+            if under_way is not None and not record.lies_in(under_way):
+                found.add((under_way.item, under_way.path))
                 under_way = None
             if number == batch.length:
                 break
             if record.kind == DIRECTORY:
-                under_way = (record.item, record.path) if states[number] == State.MADE and record.path else None
+                under_way = record if states[number] == State.MADE and record.path else None
             elif under_way is not None and record.index not in taken and record.kind == FILE:
                 under_way = None
         else:
             if under_way is not None:
-                found.add(under_way)
+                found.add((under_way.item, under_way.path))
         return found
 
     def chunks(self, record: Record, size_bytes: int | None = None) -> Chunks:
@@ -333,56 +276,40 @@ class TransferState:
         """
         if isinstance(error, RecordsFailed):
             return error
-        item = self.items[record.item]
         if isinstance(error, TransferFailed):
             # Another one: raised from itself it would have no cause but itself.
-            again = type(error)(str(error))
-            again.item = record.item
-            return again
+            return type(error)(str(error), record.item)
         source, destination = self.shown(record)
-        if isinstance(error, FileNotFoundError) and item.staging >= 0 and is_removed(item.staging):
+        staging = self.items[record.item].staging
+        if isinstance(error, FileNotFoundError) and staging >= 0 and is_removed(staging):
             return Fenced(f"a newer attempt has taken over {destination}: this one may not write there any more")
-        failed = TransferFailed(f"{source} cannot be copied to {destination}: {os_message(error)}")
-        failed.item = record.item
-        return failed
+        return TransferFailed(f"{source} cannot be copied to {destination}: {os_message(error)}", record.item)
 
     def changed(self, record: Record, tries: int) -> TransferFailed:
         """Return what is said of a source that changed every time it was read."""
         source, _ = self.shown(record)
-        failed = TransferFailed(
-            f"{source} changed while it was copied, {tries} times; stage it when nobody writes to it"
+        return TransferFailed(
+            f"{source} changed while it was copied, {tries} times; stage it when nobody writes to it", record.item
         )
-        failed.item = record.item
-        return failed
 
-    def advance(
-        self,
-        *,
-        files: int = 0,
-        size_bytes: int = 0,
-        written_bytes: int | None = None,
-        resumed_bytes: int = 0,
-        retries: int = 0,
-        durable_bytes: int = 0,
-        steps: int = 0,
-    ) -> None:
-        """Add to the counters, in the main process; what is taken back (another try) is negative.
+    def advance(self, moved: Moved) -> None:
+        """Add to the counters, in the main process. TransferFailed if more was copied than may be.
 
-        `files` are durable at their destination, `durable_bytes` no other attempt has to move again. `size_bytes` has
-        what was resumed too; `written_bytes` are those that went to the disk (None: all but the resumed ones).
-        TransferFailed if more was copied than may be.
+        Files are durable at their destination.
         """
+        if moved.path:
+            self.context.at(moved.path)
         now = self.counters
-        self.written_bytes += size_bytes - resumed_bytes if written_bytes is None else written_bytes
+        self.written_bytes += moved.written_bytes
         self.tell(
             now._replace(
-                files_done=now.files_done + files,
-                bytes_done=now.bytes_done + size_bytes,
-                resumed_bytes=now.resumed_bytes + resumed_bytes,
-                retries=now.retries + retries,
-                durable_files=now.durable_files + files,
-                durable_bytes=now.durable_bytes + durable_bytes,
-                steps=now.steps + steps,
+                files_done=now.files_done + moved.files,
+                bytes_done=now.bytes_done + moved.size_bytes,
+                resumed_bytes=now.resumed_bytes + moved.resumed_bytes,
+                retries=now.retries + moved.retries,
+                durable_files=now.durable_files + moved.files,
+                durable_bytes=now.durable_bytes + moved.durable_bytes,
+                steps=now.steps + moved.steps,
             )
         )
         self.check_limit(self.counters.bytes_done)

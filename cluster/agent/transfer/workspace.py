@@ -97,23 +97,6 @@ def forget(home: int, job: int, stages: tuple[str, ...] = STAGES) -> None:
                         os.unlink(_name(job, stage, kind, number), dir_fd=transfers)
 
 
-def recorded(home: int, stage: str) -> list[int]:
-    """Return the jobs that have records of a transfer of this stage. OSError."""
-    try:
-        transfers = open_directory(TRANSFERS, dir_fd=home)
-    except FileNotFoundError:
-        return []
-    try:
-        suffix = f".{stage}.control.0"
-        return sorted(
-            int(name.removesuffix(suffix))
-            for name in os.listdir(transfers)
-            if name.endswith(suffix) and name.removesuffix(suffix).isdecimal()
-        )
-    finally:
-        os.close(transfers)
-
-
 def prune_receipts(home: int, files_max: int = RECEIPT_FILES_MAX, bytes_max: int = RECEIPT_BYTES_MAX) -> int:
     """Remove the oldest files of receipts until the others are within the bounds; return how many went. OSError."""
     try:

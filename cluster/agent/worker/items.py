@@ -138,11 +138,14 @@ def named(stage: str, source: str, destination: str) -> Iterator[None]:
     try:
         yield
     except (PathRefused, TransferFailed) as error:
-        raise TransferFailed(f"{stage} source={_short(source)} destination={_short(destination)}: {error}") from error
+        raise TransferFailed(f"{name_of(stage, source, destination)}: {error}") from error
     except OSError as error:
-        raise TransferFailed(
-            f"{stage} source={_short(source)} destination={_short(destination)}: {error.strerror}"
-        ) from error
+        raise TransferFailed(f"{name_of(stage, source, destination)}: {error.strerror}") from error
+
+
+def name_of(stage: str, source: str, destination: str) -> str:
+    """Return how messages name a transfer."""
+    return f"{stage} source={_short(source)} destination={_short(destination)}"
 
 
 def _short(path: str) -> str:

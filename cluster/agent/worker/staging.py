@@ -27,7 +27,7 @@ from cluster.agent.transfer import (
 )
 from cluster.agent.worker.claims import Claims
 from cluster.agent.worker.commands import Commands, held_in
-from cluster.agent.worker.items import Movement, RecordPaths, movements, named
+from cluster.agent.worker.items import Movement, RecordPaths, movements, name_of, named
 from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
@@ -257,16 +257,12 @@ def _run(
 
 def _named(order: Order, moves: Sequence[Movement], error: TransferFailed) -> TransferFailed:
     """Return the failure with the name of the transfer before it."""
-    if error.item is None:
-        failed = TransferFailed(str(error))
-    else:
+    message = str(error)
+    if error.item is not None:
         move = moves[error.item]
-        try:
-            with named(order.stage, move.source, move.destination):
-                raise error
-        except TransferFailed as found:
-            failed = TransferFailed(str(found))
-    failed.item, failed.receipt = error.item, error.receipt
+        message = f"{name_of(order.stage, move.source, move.destination)}: {message}"
+    failed = TransferFailed(message, error.item)
+    failed.receipt = error.receipt
     return failed
 
 

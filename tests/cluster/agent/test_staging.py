@@ -33,6 +33,7 @@ from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order
 from replica.model.transfers import LeftOut
+from tests.cluster.agent.transfer.rig import Unpaced
 
 STORAGE_ID = "0" * 32
 
@@ -65,7 +66,7 @@ class Bench:
     def run(self, stage: Callable[..., OperationDone], order: Order) -> OperationDone:
         buffer, home = open_directory(self.buffer), open_directory(self.home)
         workspace = Workspace.open(home, order.job, order.attempt, order.stage)
-        context = Context(tag(order.job, STORAGE_ID), workspace, SystemClock())
+        context = Context(tag(order.job, STORAGE_ID), workspace, SystemClock(), Unpaced())
         try:
             claimant = claimant_of("", order.job, order.attempt, STORAGE_ID)
             return stage(order, buffer, TransferRun(context, claimant), identity_of(home))

@@ -20,7 +20,7 @@ from cluster.agent.transfer.workspace import Workspace
 from cluster.cli.exits import ExitCode
 from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock
-from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant
+from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, Unpaced, plant
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import RECEIPT
 
@@ -48,7 +48,7 @@ def moved(
     workspace = Workspace.open(home, job, attempt, stage)
     try:
         options: Options = msgspec.structs.replace(SMALL, algorithm=algorithm)
-        return run_transfer([rig.item()], options, Context(TAG, workspace, SystemClock()))
+        return run_transfer([rig.item()], options, Context(TAG, workspace, SystemClock(), Unpaced()))
     finally:
         workspace.close()
         os.close(home)

@@ -11,10 +11,11 @@ from cluster.agent.files.durable import open_directory
 from cluster.agent.files.paths import Identity, Target
 from cluster.agent.transfer.errors import Receipt
 from cluster.agent.transfer.options import Item, Kind, Options
-from cluster.agent.transfer.progress import Counters
+from cluster.agent.transfer.progress import Counters, nothing
+from cluster.agent.transfer.rate_limit import Pace
 from cluster.agent.transfer.receipts import Line, read_lines
 from cluster.agent.transfer.transfer import run_transfer
-from cluster.agent.transfer.transfer_state import Context, Pacer, Unpaced, nothing
+from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 
@@ -22,6 +23,14 @@ TAG = ".forebay-7-0123abcd"
 
 SMALL = Options(chunk_bytes=4096, large_bytes=16384)
 """Files of 16 KiB count as large, so that a test of chunks costs nothing."""
+
+
+class Unpaced(Pace):
+    """No limit, and no end from outside but by `end`."""
+
+    def __init__(self) -> None:
+        """Begin with no agent that decides anything."""
+        self._ended = self._words = self._memory = None
 
 
 class Rig:
@@ -36,7 +45,7 @@ class Rig:
             made.mkdir()
         self._open: list[int] = []
         self.told: list[Counters] = []
-        self.pace: Pacer = Unpaced()
+        self.pace: Pace = Unpaced()
         self.planned: Callable[[], object] = nothing
         """Called between the walk and the copying."""
         self.attempt = 0

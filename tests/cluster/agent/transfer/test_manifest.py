@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.agent.transfer import plan
+from cluster.agent.transfer.digests import digest_of
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.manifest import (
     DIRECTORY,
@@ -19,7 +20,6 @@ from cluster.agent.transfer.manifest import (
     Manifest,
     ManifestWriter,
     Record,
-    digest_of_file,
 )
 from cluster.agent.transfer.options import CHUNKS_MAX, Kind, Options, chunk_bytes_of, chunks_of
 from cluster.agent.transfer.plan import Walk, order_of
@@ -59,7 +59,7 @@ def test_records_come_back_as_they_were_from_the_start_and_from_any_of_them(
         assert manifest.at(place) == written[at]
     assert (totals.records, totals.files) == (len(written), sum(1 for one in written if one.kind == FILE))
     assert totals.size_bytes == sum(one.size for one in written if one.kind == FILE)
-    assert digest_of_file(descriptor, totals.manifest_bytes) == totals.digest
+    assert digest_of(descriptor, "xxh3-128", 0, totals.manifest_bytes) == totals.manifest_digest
     os.close(descriptor)
 
 
@@ -72,7 +72,7 @@ def test_a_manifest_that_was_damaged_has_another_digest_and_one_that_was_cut_is_
     os.ftruncate(descriptor, totals.manifest_bytes - 1)
     with pytest.raises(OSError, match="damaged"):
         list(Manifest(descriptor, totals.manifest_bytes).records())
-    assert digest_of_file(descriptor, totals.manifest_bytes) != totals.digest
+    assert digest_of(descriptor, "xxh3-128", 0, totals.manifest_bytes) != totals.manifest_digest
     os.close(descriptor)
 
 

@@ -18,7 +18,7 @@ from cluster.agent.transfer.progress import nothing
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.status_table import Chunks, ChunkState
 from cluster.agent.transfer.transfer import resumable
-from cluster.agent.transfer.workspace import RECEIPTS, TRANSFERS, Workspace, forget, prune_receipts, recorded
+from cluster.agent.transfer.workspace import RECEIPTS, TRANSFERS, Workspace, forget, prune_receipts
 from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
 
 CHUNK = 4096
@@ -316,6 +316,11 @@ def test_where_no_file_can_be_made_for_them_the_records_are_in_memory(
         rig.carry()
 
 
+def recorded(rig: Rig, stage: str) -> list[int]:
+    """Return the jobs that have records of a transfer of this stage."""
+    return sorted(int(path.name.split(".")[0]) for path in (rig.home / TRANSFERS).glob(f"*.{stage}.control.0"))
+
+
 def test_the_records_belong_to_the_agent_alone_and_go_with_the_job(rig: Rig) -> None:
     plant(rig.source, {"a": b"a"})
     rig.carry()
@@ -323,9 +328,9 @@ def test_the_records_belong_to_the_agent_alone_and_go_with_the_job(rig: Rig) -> 
     files = [*(rig.home / TRANSFERS).iterdir(), *(rig.home / RECEIPTS).iterdir()]
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
     assert (rig.home / TRANSFERS).stat().st_mode & 0o077 == 0
-    assert recorded(home, "stage_out") == [7] and recorded(home, "stage_in") == []
+    assert recorded(rig, "stage_out") == [7] and recorded(rig, "stage_in") == []
     forget(home, 8)
-    assert recorded(home, "stage_out") == [7]
+    assert recorded(rig, "stage_out") == [7]
     forget(home, 7)
     assert list((rig.home / TRANSFERS).iterdir()) == [] and len(list((rig.home / RECEIPTS).iterdir())) == 1
     os.close(home)
@@ -333,7 +338,7 @@ def test_the_records_belong_to_the_agent_alone_and_go_with_the_job(rig: Rig) -> 
 
 def test_old_receipts_go_first_when_there_are_too_many(rig: Rig) -> None:
     home = open_directory(rig.home)
-    assert (prune_receipts(home), recorded(home, "stage_in")) == (0, [])
+    assert (prune_receipts(home)(rig, "stage_in")) == (0, [])
     forget(home, 7)
     receipts = rig.home / RECEIPTS
     receipts.mkdir()

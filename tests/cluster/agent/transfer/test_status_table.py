@@ -114,9 +114,9 @@ def test_marks_of_one_file_are_cleared_and_those_of_others_stay(file: int) -> No
 def test_tries_are_counted_and_kept_whatever_becomes_of_the_record(file: int) -> None:
     kept = StatusTable(file)
     assert [kept.tried(4), kept.tried(4)] == [1, 2]
-    kept.started(4, 99)
-    kept.ready(4, Copied(1, 2, 3))
-    kept.done(4, Copied(1, 2, 3))
+    kept.mark(4, State.STARTED, Copied(0, 0, 99))
+    kept.mark(4, State.READY, Copied(1, 2, 3))
+    kept.mark(4, State.DONE, Copied(1, 2, 3))
     assert kept.get(4) == StatusRow(State.DONE, 2, Copied(1, 2, 3))
     for _ in range(300):
         kept.tried(4)
