@@ -7,12 +7,11 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from cluster.agent.files import FileRefused, is_disk_full, write_all
+from cluster.agent.files import FileRefused, is_disk_full
 from cluster.agent.home import Bounds, End, GivenUp, Home, see_through, whereabouts
 from cluster.agent.limits import (
     LOCK_RETRY_S,
@@ -28,6 +27,7 @@ from cluster.agent.rate_governor import RateGovernor
 from cluster.agent.transfer import Control, Counters, SharedCounters
 from cluster.agent.worker import Orphans, Outcome, Work, orphans
 from cluster.providers import NO_LOCAL, Local
+from cluster.system import closing, write_all
 from replica.messages import OperationDone, OperationFailed
 from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 
@@ -306,7 +306,10 @@ class Operation:
                 node=self._node,
             )
             # In files and not pipes: nobody has to read while the other writes.
-            with _memory("forebay-work") as request, _memory("forebay-result") as answer:
+            with (
+                closing(os.memfd_create("forebay-work", os.MFD_CLOEXEC)) as request,
+                closing(os.memfd_create("forebay-result", os.MFD_CLOEXEC)) as answer,
+            ):
                 write_all(request, msgspec.json.encode(work))
                 os.lseek(request, 0, os.SEEK_SET)
                 worker = spawn(
@@ -399,13 +402,3 @@ def _result(code: int, data: bytes, order: Order) -> Outcome:
             return failure(f"the worker of {order.stage} gave no result that can be read: {error}")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     return failure(f"the worker of {order.stage} {how} before it had a result; the agent's log may say why")
-
-
-@contextlib.contextmanager
-def _memory(name: str) -> Iterator[int]:
-    """Give an anonymous file in memory."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from cluster.agent.files import BUFFERS, PathRefused, Target, inside_target, open_directory
+from cluster.agent.files import BUFFERS, PathRefused, Target, inside_target
 from cluster.agent.processes import persistent_variables
 from cluster.agent.transfer import (
     RECEIPTS,
@@ -25,6 +25,7 @@ from cluster.agent.transfer import (
     read_places,
     recheck,
 )
+from cluster.system import closing, open_directory
 
 ALGORITHMS: Final = ("xxh3-128", "blake3")
 
@@ -54,16 +55,11 @@ def kept(home: Path, job: int) -> list[Kept]:
 @contextlib.contextmanager
 def opened(home: Path, which: Kept) -> Iterator[int]:
     """Give the open file. OSError."""
-    receipts = open_directory(home / RECEIPTS)
-    try:
+    with closing(open_directory(home / RECEIPTS)) as receipts:
         name = f"{which.job}.{which.attempt}.{which.stage}"
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=receipts)
-    finally:
-        os.close(receipts)
-    try:
+    with closing(descriptor):
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def algorithm_of(digest: str) -> Algorithm:
@@ -124,7 +120,5 @@ def _anchor(home: Path, job: int, root: str) -> Target:
         buffer = open_directory(home / BUFFERS / str(job)) if match is None else open_directory("/")
     except OSError as error:
         raise PathRefused(f"the buffer of job {job} is not on this node: {error.strerror}") from error
-    try:
+    with closing(buffer):
         return inside_target(buffer, root, lakes)
-    finally:
-        os.close(buffer)

@@ -29,7 +29,7 @@ from cluster.agent.scripts import (
 )
 from cluster.agent.worker import PRE_RUN, paths_of
 from cluster.providers import Local
-from cluster.system import boot_id, start_time
+from cluster.system import boot_id, closing, start_time
 from replica.messages import OperationFailed, ScriptEnded
 from replica.model import JobState, Order
 
@@ -161,7 +161,7 @@ class ScriptRun:
         if lock is None:
             await self._watch(record)
             return None
-        try:
+        with closing(lock):
             ended = self._settled(record)
             if ended is None:
                 self._launch(record, lock)
@@ -169,8 +169,6 @@ class ScriptRun:
                 await asyncio.sleep(DISK_FULL_RETRY_S)
                 return None
             return ended
-        finally:
-            os.close(lock)
 
     def _settled(self, record: ScriptRecord) -> ScriptEnded | None:
         """With the lock held, return how the script ended, or None if it never began and is to be launched."""
@@ -216,8 +214,7 @@ class ScriptRun:
         return _node_fail(f"the script's supervisor died; its outcome is unknown{rest}")
 
     def _launch(self, record: ScriptRecord, lock: int) -> None:
-        report = record.open_report()
-        try:
+        with closing(record.open_report()) as report:
             # The child inherits the lock, so it is never free between the agent and the supervisor.
             self._child = spawn(
                 "cluster.agent.scripts.supervisor",
@@ -228,8 +225,6 @@ class ScriptRun:
                 stderr=report,
                 new_session=True,
             )
-        finally:
-            os.close(report)
 
     async def _watch(self, record: ScriptRecord) -> None:
         """Wait until the supervisor has ended."""

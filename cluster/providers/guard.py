@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX, OUTPUT_BYTES_MAX, RETURNED_BYTES_MAX, TERM_GRACE_S
-from cluster.system import Clock, descendants, die_with_parent, send, start_time
+from cluster.system import Clock, closing, descendants, die_with_parent, send, start_time
 
 EXIT_NO_CALL: Final = 126
 """Exit code of a child in which not even the call could be made, as shells give it."""
@@ -149,13 +149,6 @@ def pause(wait_s: float) -> None:
     signal.sigtimedwait(set(), wait_s)
 
 
-def answer(returned: int, data: bytes) -> None:
-    """Write what a call returns, in the call's own process."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(returned, rest) :]
-
-
 def how(code: int) -> str:
     """Return how a call ended, in words that follow its name: `was killed by signal 9`, `ended with code 3`."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -170,8 +163,7 @@ def _watch(
     poll_s: float,
 ) -> bool:
     """Read what the call says until it has ended; True if its time was up before that."""
-    handle = os.pidfd_open(child)
-    try:
+    with closing(os.pidfd_open(child)) as handle:
         deadline_s = clock.monotonic_s() + timeout_s
         poller = select.poll()
         poller.register(handle, select.POLLIN)
@@ -191,8 +183,6 @@ def _watch(
                 return False
             if poll is not None:
                 poll(child)
-    finally:
-        os.close(handle)
 
 
 def _finished(child: int, pipes: Sequence[_Pipe], before: Tree, timed_out: bool) -> Finished:

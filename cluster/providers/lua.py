@@ -17,7 +17,7 @@ from cluster.providers.commands import environment_for, log_output, timed_out
 from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
 from cluster.providers.lua_worker import Returned, call
 from cluster.providers.trust import ProgramRefused, read_trusted
-from cluster.system import Clock
+from cluster.system import Clock, write_all
 from replica.model import Provision
 from replica.values import SizeError, parse_size
 
@@ -198,7 +198,7 @@ class LuaProvider(Provider):
             os.environ.clear()
             os.environ.update(self._environment)
             answer = call(source, self._path, function, arguments, job_info)
-            guard.answer(returned, msgspec.json.encode(answer))
+            write_all(returned, msgspec.json.encode(answer))
             os._exit(0)
 
         try:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.system import all_pids, environment_variables, send, start_time
+from cluster.system import all_pids, closing, environment_variables, open_directory, send, start_time
 
 PREFIX: Final = "forebay-call-"
 
@@ -28,7 +28,6 @@ MARK: Final = "FOREBAY_OPERATION"
 """The variable by which the processes of a call are found: its value is the directory's name here."""
 
 _NAME: Final = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}", re.ASCII)
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -47,7 +46,7 @@ def private_directory() -> Iterator[str]:
 def _made() -> tuple[str, int]:
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX)
-        lock = os.open(path, _DIRECTORY)
+        lock = open_directory(path)
         if _locked(lock) and os.fstat(lock).st_nlink:
             return path, lock
         # Somebody who tidied up was faster: the directory is theirs, and will be gone.
@@ -57,19 +56,15 @@ def _made() -> tuple[str, int]:
 def remove_abandoned() -> None:
     """End what is left of calls of this account whose process was killed, and remove their directories."""
     with contextlib.suppress(OSError):
-        place = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as place:
             for name in os.listdir(place):
                 if _NAME.fullmatch(name):
                     with contextlib.suppress(OSError):
                         _remove(place, name)
-        finally:
-            os.close(place)
 
 
 def _remove(place: int, name: str) -> None:
-    directory = os.open(name, _DIRECTORY, dir_fd=place)
-    try:
+    with closing(open_directory(name, dir_fd=place)) as directory:
         status = os.fstat(directory)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700 or not _locked(directory):
             return
@@ -81,8 +76,6 @@ def _remove(place: int, name: str) -> None:
                 send(pid, signal.SIGKILL, still=partial(_is_of, name, pid))
             signal.sigtimedwait((), KILL_PAUSE_S)
         shutil.rmtree(name, dir_fd=place)
-    finally:
-        os.close(directory)
 
 
 def _is_of(name: str, pid: int) -> bool:

@@ -1,7 +1,8 @@
-"""What the cluster asks of the machine it runs on: clock, addresses, processes, users, listeners."""
+"""What the cluster asks of the machine it runs on: clock, addresses, descriptors, processes."""
 
 from cluster.system.address import Address, AddressError
 from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
+from cluster.system.descriptors import closing, open_directory, write_all
 from cluster.system.processes import (
     all_pids,
     become_subreaper,

@@ -8,7 +8,6 @@ import sys
 
 import msgspec
 
-from cluster.agent.files.durable import open_directory
 from cluster.agent.files.paths import Target, identity_of
 from cluster.agent.transfer.fence import Claimant, claim, tidy
 from cluster.agent.transfer.options import Item, Kind, Options
@@ -18,6 +17,7 @@ from cluster.agent.transfer.transfer import run_transfer
 from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
+from cluster.system.descriptors import open_directory
 
 EXIT_ENDED = 143
 """Exit code when the transfer was told to stop, as a worker's."""

@@ -6,10 +6,8 @@ from cluster.agent.files.durable import (
     FileRefused,
     is_disk_full,
     is_no_room,
-    open_directory,
     read_bounded,
     reserve,
-    write_all,
     write_durably,
 )
 from cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct

@@ -11,6 +11,7 @@ import os
 from typing import Final
 
 from cluster.agent.limits import FILE_BYTES_MAX, RESERVE_BYTES
+from cluster.system import closing, write_all
 
 TEMPORARY_SUFFIX: Final = ".new"
 """Ends the name of a file that is being written; one that is found at a start is what a crash left, and is removed."""
@@ -34,13 +35,6 @@ def is_disk_full(error: OSError) -> bool:
 def is_no_room(error: OSError) -> bool:
     """Return whether waiting helps: the disk, the memory or the table of open files is full."""
     return error.errno in _NO_ROOM
-
-
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, however many calls it takes."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
 
 
 def write_durably(
@@ -71,15 +65,14 @@ def write_durably(
 
 
 def _fill(directory: int, name: str, how: int, data: bytes, mode: int, owner: tuple[int, int] | None) -> None:
-    descriptor = os.open(name, os.O_WRONLY | how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
+    with closing(
+        os.open(name, os.O_WRONLY | how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    ) as descriptor:
         write_all(descriptor, data)
         if owner is not None:
             os.fchown(descriptor, *owner)
         os.fchmod(descriptor, mode)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def reserve(directory: int, name: str) -> None:
@@ -109,8 +102,3 @@ def read_bounded(directory: int, name: str) -> bytes | None:
     if len(data) > FILE_BYTES_MAX:
         raise FileRefused(f"{name} is longer than {FILE_BYTES_MAX} bytes: the agent did not write it; move it away")
     return data
-
-
-def open_directory(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> int:
-    """Return a descriptor of the directory; OSError if it is a link or no directory."""
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)

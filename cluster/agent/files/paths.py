@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from cluster.system import open_directory
 from replica.values import PATH_BYTES_MAX
 
 VARIABLES: Final = {
@@ -23,7 +24,6 @@ VARIABLES: Final = {
 }
 """The names that a buffer has in directives and in a job's environment, and where in the buffer each points."""
 
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 NEW_DIRECTORY_MODE: Final = 0o755
 """Directories made on the way to a destination, before the umask."""
@@ -115,14 +115,14 @@ def inside_target(buffer: int, path: str, persistent: Mapping[str, str] = Mappin
 
 def _inside(buffer: int, head: str, place: tuple[str, ...], parts: tuple[str, ...]) -> Target:
     try:
-        return Target(os.open(place[0], _DIRECTORY, dir_fd=buffer), head, parts)
+        return Target(open_directory(place[0], dir_fd=buffer), head, parts)
     except OSError as error:
         raise PathRefused(f"{head} does not exist in the buffer: {error.strerror}") from error
 
 
 def _persistent(directory: str, head: str, parts: tuple[str, ...]) -> Target:
     try:
-        return Target(os.open(directory, _DIRECTORY), head, parts)
+        return Target(open_directory(directory), head, parts)
     except PermissionError as error:
         raise PathRefused(
             f"{head} is a persistent buffer that this user may not use; its owner may let others"
@@ -167,7 +167,7 @@ def opened_parent(
 def _enter(directory: int, name: str, shown: str, *, create: bool) -> int:
     for made in (False, True):
         try:
-            return os.open(name, _DIRECTORY, dir_fd=directory)
+            return open_directory(name, dir_fd=directory)
         except FileNotFoundError as error:
             if not create or made:
                 raise PathRefused(f"{shown} does not exist") from error

@@ -11,9 +11,8 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
-from typing import Final
 
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+from cluster.system import closing, open_directory
 
 
 class RemovalFailed(Exception):
@@ -97,14 +96,9 @@ def _clear_subdirectory(top: int, directory: int, name: str, shown: str) -> bool
 @contextlib.contextmanager
 def _entered(parent: int, name: str) -> Iterator[int]:
     """Open a directory, first taking back the permissions that its owner denied himself."""
-    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
+    with closing(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as handle:
         with contextlib.suppress(PermissionError):
             os.chmod(f"/proc/self/fd/{handle}", 0o700)
-        descriptor = os.open(".", _DIRECTORY, dir_fd=handle)
-    finally:
-        os.close(handle)
-    try:
+        descriptor = open_directory(".", dir_fd=handle)
+    with closing(descriptor):
         yield descriptor
-    finally:
-        os.close(descriptor)

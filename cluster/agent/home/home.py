@@ -36,14 +36,13 @@ from cluster.agent.files import (
     ReserveFiles,
     identity_of,
     is_no_room,
-    open_directory,
     read_bounded,
     write_durably,
 )
 from cluster.agent.home.disk_full_retry import DiskFullRetry
 from cluster.agent.home.worker_watchdog import Hung
 from cluster.agent.processes import Mode
-from cluster.system import Clock, SystemClock
+from cluster.system import Clock, SystemClock, open_directory
 
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PRIVATE: Final = 0o700

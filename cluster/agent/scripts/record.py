@@ -22,16 +22,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cluster.agent.files import (
-    RESERVE_SUFFIX,
-    FileRefused,
-    open_directory,
-    read_bounded,
-    remove_tree,
-    reserve,
-    write_durably,
-)
+from cluster.agent.files import RESERVE_SUFFIX, FileRefused, read_bounded, remove_tree, reserve, write_durably
 from cluster.agent.processes import Account, Mode
+from cluster.system import closing, open_directory
 from replica.messages import ScriptEnded
 from replica.model import Order
 
@@ -172,8 +165,7 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account) -> ScriptRe
     prepared, name = f"{PREPARED_PREFIX}{job}", str(job)
     remove_tree(steps, prepared, shown=f"steps/{prepared}")
     os.mkdir(prepared, 0o700, dir_fd=steps)
-    directory = open_directory(prepared, dir_fd=steps)
-    try:
+    with closing(open_directory(prepared, dir_fd=steps)) as directory:
         write_durably(directory, "order.json", msgspec.json.encode(wanted))
         write_durably(
             directory,
@@ -189,8 +181,6 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account) -> ScriptRe
             os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
         # The user passes through to his script; everything else in here stays the agent's.
         os.fchmod(directory, 0o711 if account.switch else 0o700)
-    finally:
-        os.close(directory)
     if name in os.listdir(steps):
         raise FileExistsError(17, os.strerror(17), f"steps/{name}")
     os.rename(prepared, name, src_dir_fd=steps, dst_dir_fd=steps)

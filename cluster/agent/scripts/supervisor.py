@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import BUFFERS, STEPS, identity_of, is_no_room, open_directory, write_all
+from cluster.agent.files import BUFFERS, STEPS, identity_of, is_no_room
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes import (
@@ -29,7 +29,17 @@ from cluster.agent.processes import (
     environment_of,
 )
 from cluster.agent.scripts.record import RESUME, SUSPEND, ProcessName, ScriptOrder, ScriptRecord
-from cluster.system import SystemClock, become_subreaper, boot_id, descendants, die_with_parent, send, start_time
+from cluster.system import (
+    SystemClock,
+    become_subreaper,
+    boot_id,
+    descendants,
+    die_with_parent,
+    open_directory,
+    send,
+    start_time,
+    write_all,
+)
 from replica.messages import ScriptEnded
 from replica.model import JobState
 

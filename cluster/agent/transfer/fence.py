@@ -25,12 +25,11 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.agent.files import RemovalFailed, empty_directory, remove_tree
+from cluster.system import closing, open_directory
 
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE: Final = 0o700
 
 BATCH_SUFFIX: Final = ".shelf"
@@ -83,12 +82,9 @@ def claim(directory: int, shown: str, claimant: Claimant) -> int:
     Fenced if a newer one is there, or another agent's of the same attempt; FenceFailed or OSError if it cannot be made.
     """
     for _ in range(CLAIMS_MAX):
-        home = _open_home(directory, shown, claimant)
-        try:
+        with closing(_open_home(directory, shown, claimant)) as home:
             if _make(home, shown, claimant):
                 return _defend(home, shown, claimant)
-        finally:
-            os.close(home)
     raise FenceFailed(f"{shown}/{claimant.home} is removed as soon as it is made; end whoever does that")
 
 
@@ -112,7 +108,10 @@ def _make(home: int, shown: str, claimant: Claimant) -> bool:
 
 def _take_over(home: int, former: str, place: str) -> None:
     """Move what an earlier attempt left half done: the files and not their directory, which that one may have open."""
-    with _opened(home, former) as source, _opened(home, place) as destination:
+    with (
+        closing(open_directory(former, dir_fd=home)) as source,
+        closing(open_directory(place, dir_fd=home)) as destination,
+    ):
         for name in os.listdir(source):
             if not name.endswith((BATCH_SUFFIX, _GONE_SUFFIX)):
                 os.rename(name, name, src_dir_fd=source, dst_dir_fd=destination)
@@ -162,12 +161,10 @@ def sweep(directory: int, shown: str, claimant: Claimant) -> int:
     except FileNotFoundError:
         return 0
     removed = 0
-    try:
+    with closing(home):
         for attempt, owner in _present(home):
             if owner == claimant.owner and attempt <= claimant.attempt:
                 removed += _remove(home, f"{attempt}.{owner}", shown)
-    finally:
-        os.close(home)
     _remove_empty(directory, claimant.home)
     # Or a power cut brings it back when nobody looks for it any more.
     os.fsync(directory)
@@ -183,7 +180,7 @@ def _open_home(directory: int, shown: str, claimant: Claimant) -> int:
 def _open_private(directory: int, name: str, shown: str) -> int:
     """Open one of our directories; FenceFailed if somebody else could change what is in it."""
     try:
-        descriptor = os.open(name, _DIRECTORY, dir_fd=directory)
+        descriptor = open_directory(name, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise FenceFailed(f"{shown}/{name} is no directory; remove it, the name is Forebay's") from error
@@ -220,7 +217,7 @@ def _remove(home: int, place: str, shown: str) -> int:
     removed = 0
     for _ in range(REMOVALS_MAX):
         try:
-            with _opened(home, place) as descriptor:
+            with closing(open_directory(place, dir_fd=home)) as descriptor:
                 removed += _take_names(descriptor)
                 empty_directory(descriptor, shown=f"{shown}/{place}")
             os.rmdir(place, dir_fd=home)
@@ -247,7 +244,7 @@ def _take_names(staging: int) -> int:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(name, gone, src_dir_fd=staging, dst_dir_fd=staging)
         try:
-            with _opened(staging, gone) as inner:
+            with closing(open_directory(gone, dir_fd=staging)) as inner:
                 found += len(os.listdir(inner))
         except OSError:
             # A file, mostly; or its owner was quicker.
@@ -255,19 +252,10 @@ def _take_names(staging: int) -> int:
     return found
 
 
-@contextlib.contextmanager
-def _opened(directory: int, name: str) -> Iterator[int]:
-    descriptor = os.open(name, _DIRECTORY, dir_fd=directory)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def tidy(directory: int, claimant: Claimant) -> None:
     """Remove the staging directory if nothing is in it that the next attempt goes on with. OSError."""
     try:
-        with _opened(directory, claimant.home) as home:
+        with closing(open_directory(claimant.home, dir_fd=directory)) as home:
             _remove_empty(home, claimant.place)
     except FileNotFoundError:
         return
@@ -328,7 +316,7 @@ class BatchDirectory:
     def opened(self) -> int:
         """Return a descriptor of it, which is closed by `close`."""
         if self._descriptor < 0:
-            self._descriptor = os.open(self._name, _DIRECTORY, dir_fd=self._staging)
+            self._descriptor = open_directory(self._name, dir_fd=self._staging)
         return self._descriptor
 
     def close(self) -> None:

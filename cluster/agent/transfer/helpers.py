@@ -30,7 +30,7 @@ from cluster.agent.transfer.manifest import Record
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.small import SmallFiles, Unfinished
 from cluster.agent.transfer.transfer_state import Batch, Moved, Tally, TransferState
-from cluster.system import die_with_parent
+from cluster.system import closing, die_with_parent
 
 
 class Copier:
@@ -72,14 +72,6 @@ class Copier:
         """Close what is open."""
         self._small.close()
         self._paths.close()
-
-    def __enter__(self) -> Copier:
-        """Give itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close what is open."""
-        self.close()
 
     def _large(self, record: Record) -> None:
         try:
@@ -268,7 +260,7 @@ class Helpers:
         for helper in self._helpers.values():
             if not helper.pid:
                 continue
-            with contextlib.suppress(OSError), _held(helper.pid) as ended:
+            with contextlib.suppress(OSError), closing(os.pidfd_open(helper.pid)) as ended:
                 left_s = until_s - self._clock.monotonic_s()
                 if select.select([ended], [], [], max(0.0, left_s))[0]:
                     os.waitpid(helper.pid, 0)
@@ -284,16 +276,6 @@ class Helpers:
                 helper.pid = 0
             helper.channel.close()
         self._helpers.clear()
-
-
-@contextlib.contextmanager
-def _held(pid: int) -> Iterator[int]:
-    """Give a descriptor of a process, readable when it has ended."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _start(transfer: TransferState) -> _Helper:
@@ -337,7 +319,7 @@ def _be_helper(transfer: TransferState, channel: socket.socket, parent: int) -> 
 
 def _serve(transfer: TransferState, channel: socket.socket) -> None:
     decoder = msgspec.msgpack.Decoder(Batch)
-    with Copier(transfer, lambda moved: _send(channel, _Message(moved=moved))) as copier:
+    with contextlib.closing(Copier(transfer, lambda moved: _send(channel, _Message(moved=moved)))) as copier:
         while True:
             data = channel.recv(MESSAGE_BYTES_MAX)
             if not data:
@@ -420,7 +402,7 @@ def copy_all(transfer: TransferState) -> None:
         if helpers is not None:
             _together(transfer, itertools.chain(first, batches), helpers)
             return
-    with Copier(transfer, transfer.advance) as copier:
+    with contextlib.closing(Copier(transfer, transfer.advance)) as copier:
         for batch in itertools.chain(first, batches):
             copier.copy(batch)
         copier.finish()

@@ -20,9 +20,7 @@ from cluster.agent.transfer.programs import Backend, Job, run_program
 from cluster.agent.transfer.record_paths import RecordPaths, enter, part_name
 from cluster.agent.transfer.status_table import Copied, Flag, State
 from cluster.agent.transfer.transfer_state import Batch, Moved, TransferState
-from cluster.system import sync_file_system
-
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+from cluster.system import closing, open_directory, sync_file_system
 
 
 class Scratch:
@@ -41,7 +39,7 @@ class Scratch:
                 os.mkdir(self._name, 0o700, dir_fd=self._parent)
             except FileExistsError:
                 self.is_old = True
-            self.descriptor = os.open(self._name, _DIRECTORY, dir_fd=self._parent)
+            self.descriptor = open_directory(self._name, dir_fd=self._parent)
         except BaseException:
             os.close(self._parent)
             raise
@@ -114,9 +112,8 @@ def check(transfer: TransferState, record: Record, path: bytes, scratch: Scratch
     source, shown = transfer.shown(record)
     check_target(*paths.destination(record), shown, replace=options.replace)
     reading, status = open_source(*paths.source(record), source)
-    try:
-        writing = _open(scratch, path, status)
-        try:
+    with closing(reading):
+        with closing(_open(scratch, path, status)) as writing:
             size = os.fstat(writing).st_size
             check_unchanged(reading, status)
             if size != status.st_size:
@@ -135,20 +132,13 @@ def check(transfer: TransferState, record: Record, path: bytes, scratch: Scratch
             if os.fstat(writing).st_blocks * 512 < size:
                 flags |= Flag.SPARSE
             return Checked(record, Copied(size, status.st_mtime_ns, os.fstat(writing).st_ino, digest, flags))
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)
 
 
 def sync(path: bytes, scratch: Scratch) -> None:
     """Make one file durable. OSError."""
     with scratch.holding(path) as (directory, name):
-        descriptor = os.open(name, _READ, dir_fd=directory)
-        try:
+        with closing(os.open(name, _READ, dir_fd=directory)) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def place(transfer: TransferState, record: Record, path: bytes, scratch: Scratch, paths: RecordPaths) -> None:
@@ -203,7 +193,7 @@ def move_by(transfer: TransferState, backend: Backend) -> None:
     def wanted(item: Item) -> bool:
         return item.backend == backend.name
 
-    with transfer.paths() as paths:
+    with contextlib.closing(transfer.paths()) as paths:
         mover = _Mover(transfer, backend, paths)
         try:
             for batch in transfer.pending(wanted):

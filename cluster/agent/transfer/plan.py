@@ -50,7 +50,7 @@ from cluster.agent.transfer.status_table import (
 )
 from cluster.agent.transfer.transfer_state import Context, Planned
 from cluster.agent.transfer.workspace import Files, Workspace
-from cluster.system import boot_id
+from cluster.system import boot_id, closing
 
 
 class Walk:
@@ -100,12 +100,9 @@ class Walk:
                 continue
             shown_below = join(shown, (os.fsdecode(name),))
             if stat.S_ISDIR(status.st_mode):
-                inner = enter(directory, name, shown_below, item.source_barred)
-                try:
+                with closing(enter(directory, name, shown_below, item.source_barred)) as inner:
                     yield self._record(DIRECTORY, below, os.fstat(inner))
                     yield from self._inside(item, inner, below, shown_below, depth + 1)
-                finally:
-                    os.close(inner)
                 continue
             if stat.S_ISLNK(status.st_mode) and not self._options.leave_out_links:
                 # It stands for contents that whoever made it may miss. What is left out stands for none.

@@ -33,14 +33,13 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, NamedTuple
 
-from cluster.agent.files import write_all
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.rate_limit import Pace
 from cluster.agent.transfer.transfer_state import Moved, TransferState
 from cluster.providers import guard
-from cluster.system import become_subreaper, descendants, send
+from cluster.system import become_subreaper, closing, descendants, send, write_all
 from replica.model import template_fault, template_words
 
 
@@ -201,8 +200,7 @@ def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> 
             "install it here, or use another backend"
         )
     become_subreaper()
-    stdin = os.memfd_create("forebay-names", os.MFD_CLOEXEC)
-    try:
+    with closing(os.memfd_create("forebay-names", os.MFD_CLOEXEC)) as stdin:
         write_all(stdin, call.stdin)
         os.lseek(stdin, 0, os.SEEK_SET)
         ran = guard.run(
@@ -214,8 +212,6 @@ def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> 
             poll_s=POLL_S,
         )
         left = end_descendants()
-    finally:
-        os.close(stdin)
     if ran.code:
         raise ProgramFailed(f"{backend} {guard.how(ran.code)}{last_words(ran)}")
     if left:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -260,7 +261,8 @@ def recheck(
     Read from storage, not from memory. Sizes alone are compared where a receipt has no digest. `advanced` is called
     with the files and bytes that were checked since the last time. ValueError if the receipts are damaged, OSError.
     """
-    with RecordPaths([item._replace(source=item.destination) for item in items], "") as paths:
+    destinations = [item._replace(source=item.destination) for item in items]
+    with contextlib.closing(RecordPaths(destinations, "")) as paths:
         for number, line in enumerate(read_lines(receipts)):
             if line.kind == "file":
                 if line.item >= len(items):

@@ -14,12 +14,11 @@ from cluster.agent.transfer.fence import BatchDirectory
 from cluster.agent.transfer.manifest import DIRECTORY, Record
 from cluster.agent.transfer.options import Item, Kind
 from cluster.agent.transfer.status_table import Copied
+from cluster.system import open_directory
 
 _T = TypeVar("_T")
 
 PART_SUFFIX: Final = b".part"
-
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Side:
@@ -168,14 +167,6 @@ class RecordPaths:
         self._source.close()
         self._destination.close()
 
-    def __enter__(self) -> RecordPaths:
-        """Give itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close what is open."""
-        self.close()
-
 
 def _found(find: Callable[[Record], _T], record: Record) -> _T:
     try:
@@ -200,7 +191,7 @@ def is_there(paths: RecordPaths, record: Record, copied: Copied) -> bool:
 def enter(directory: int, name: bytes, shown: str, barred: Identity | None) -> int:
     """Return a descriptor of a subdirectory, never through a link; TransferFailed if it cannot be, or may not."""
     try:
-        inner = os.open(name, _DIRECTORY, dir_fd=directory)
+        inner = open_directory(name, dir_fd=directory)
     except OSError as error:
         raise TransferFailed(file_message(shown, error)) from error
     if barred is not None and identity_of(inner) == barred:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from cluster.agent.files import READ_FLAGS, is_local, write_all
+from cluster.agent.files import READ_FLAGS, is_local
 from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer.digests import digest_of_bytes, digest_on_disk, hasher
 from cluster.agent.transfer.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed
@@ -29,7 +29,7 @@ from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.record_paths import RecordPaths, discard
 from cluster.agent.transfer.status_table import Copied, State
 from cluster.agent.transfer.transfer_state import Moved, Shown, Tally, TransferState, directory_of
-from cluster.system import sync_file_system
+from cluster.system import closing, sync_file_system, write_all
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes read at once of what is not so small."""
@@ -396,13 +396,10 @@ class SmallFiles:
         try:
             for tried in range(1, COPY_TRIES_MAX + 1):
                 self._pace.check()
-                descriptor = os.open(again.part, READ_FLAGS, dir_fd=self._holder(again))
-                try:
+                with closing(os.open(again.part, READ_FLAGS, dir_fd=self._holder(again))) as descriptor:
                     if tried > 1:
                         os.fsync(descriptor)
                     found = digest_on_disk(descriptor, self._options.algorithm)
-                finally:
-                    os.close(descriptor)
                 self._tally.add(Moved(steps=1))
                 if found == again.copied.digest:
                     return again

@@ -181,7 +181,7 @@ class _Transfer:
             return
         for staging in {item.staging for item in transfer.items if item.staging >= 0}:
             discard_all(staging)
-        with contextlib.suppress(OSError), transfer.paths() as paths:
+        with contextlib.suppress(OSError), contextlib.closing(transfer.paths()) as paths:
             under_way = _under_way(transfer)
             if not under_way:
                 return
@@ -214,7 +214,7 @@ def _goes_away(error: BaseException) -> bool:
 
 def _make_directories(transfer: TransferState, directories: Sequence[int]) -> None:
     """Make all directories, so that whoever copies finds them."""
-    with transfer.paths() as paths:
+    with contextlib.closing(transfer.paths()) as paths:
         for record in _at(transfer, directories):
             _, shown = transfer.shown(record)
             made = transfer.slots.get(record.index).state is State.MADE
@@ -232,7 +232,7 @@ def _make_directories(transfer: TransferState, directories: Sequence[int]) -> No
 def _finish_directories(transfer: TransferState, directories: Sequence[int]) -> None:
     """Give directories that were made their permissions, and make all of them durable."""
     alone = len(directories) <= DIRECTORIES_SYNCED_ALONE_MAX
-    with transfer.paths() as paths:
+    with contextlib.closing(transfer.paths()) as paths:
         for record in _at(transfer, directories):
             descriptor = paths.destination_directory(record)
             try:
@@ -278,7 +278,7 @@ def remove_sources(transfer: TransferState) -> int:
     """
     removed = 0
     directories: list[Record] = []
-    with transfer.paths() as paths:
+    with contextlib.closing(transfer.paths()) as paths:
         for record, row in with_rows(transfer.manifest, transfer.slots):
             if not transfer.items[record.item].move:
                 continue

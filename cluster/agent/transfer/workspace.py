@@ -12,7 +12,8 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-from cluster.agent.files import is_disk_full, open_directory
+from cluster.agent.files import is_disk_full
+from cluster.system import closing, open_directory
 
 TRANSFERS: Final = "transfers"
 RECEIPTS: Final = "receipts"
@@ -103,7 +104,7 @@ def prune_receipts(home: int, files_max: int = RECEIPT_FILES_MAX, bytes_max: int
         receipts = open_directory(RECEIPTS, dir_fd=home)
     except FileNotFoundError:
         return 0
-    try:
+    with closing(receipts):
         kept: list[tuple[int, str, int]] = []
         for name in os.listdir(receipts):
             status = os.stat(name, dir_fd=receipts, follow_symlinks=False)
@@ -116,8 +117,6 @@ def prune_receipts(home: int, files_max: int = RECEIPT_FILES_MAX, bytes_max: int
                 os.unlink(name, dir_fd=receipts)
                 removed += 1
         return removed
-    finally:
-        os.close(receipts)
 
 
 def _name(job: int, stage: str, kind: str, generation: int) -> str:

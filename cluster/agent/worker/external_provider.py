@@ -19,12 +19,12 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import CALLS, open_directory, read_bounded, remove_tree, write_durably
+from cluster.agent.files import CALLS, read_bounded, remove_tree, write_durably
 from cluster.agent.messages import failure
 from cluster.agent.processes import AccountRefused, Mode, account_for, kill_job
 from cluster.agent.worker.work import Outcome, Work
 from cluster.providers import OperationError, Provider, Subject, log_to_stderr, provider_for
-from cluster.system import SystemClock, become_subreaper
+from cluster.system import SystemClock, become_subreaper, closing, open_directory
 from replica.messages import OperationDone
 from replica.model import Order
 
@@ -103,16 +103,12 @@ def _ids(user: str, accounts: Mode) -> tuple[int, int]:
 
 def _directory(work: Work) -> str:
     """Return where the files for this job's calls are; only the agent's account can look in."""
-    home = open_directory(work.home)
-    calls = open_directory(CALLS, dir_fd=home)
-    os.close(home)
+    calls = open_directory(os.path.join(work.home, CALLS))
     name = str(work.order.job)
-    try:
+    with closing(calls):
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, _PRIVATE, dir_fd=calls)
         os.close(open_directory(name, dir_fd=calls))
-    finally:
-        os.close(calls)
     return os.path.join(work.home, CALLS, name)
 
 
@@ -125,10 +121,8 @@ def paths_of(calls: int, job: int) -> tuple[tuple[str, str], ...]:
         directory = open_directory(str(job), dir_fd=calls)
     except FileNotFoundError:
         return ()
-    try:
+    with closing(directory):
         data = read_bounded(directory, ENVIRONMENT)
-    finally:
-        os.close(directory)
     return () if data is None else msgspec.json.decode(data, type=tuple[tuple[str, str], ...])
 
 
@@ -147,11 +141,8 @@ def _stage_in(work: Work, provider: Provider, subject: Subject, directory: str) 
     size = provider.real_size(subject, directory)
     # A job that runs no script has no environment, and no node for it.
     variables = () if subject.persistent_only else provider.paths(subject, directory)
-    place = open_directory(directory)
-    try:
+    with closing(open_directory(directory)) as place:
         write_durably(place, ENVIRONMENT, msgspec.json.encode(variables))
-    finally:
-        os.close(place)
     return OperationDone(size_bytes=size or 0)
 
 
@@ -181,11 +172,8 @@ def _teardown(work: Work, provider: Provider, subject: Subject, directory: str) 
     provider.teardown(subject, work.order.hurry, directory)
     home = open_directory(work.home)
     calls = open_directory(CALLS, dir_fd=home)
-    try:
+    with closing(calls), closing(home):
         forget(calls, work.order.job)
-    finally:
-        os.close(calls)
-        os.close(home)
     return OperationDone()
 
 

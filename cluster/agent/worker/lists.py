@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.agent.files import Identity, PathRefused, kind_of, opened_parent, outside_target, split
+from cluster.system import closing
 
 LIST_BYTES_MAX: Final = 32 * 1024 * 1024
 """A file that lists what to move, bytes: a third of a kilobyte for each of the lines that may be."""
@@ -49,12 +50,10 @@ def _content(roots: tuple[str, ...], path: str, barred: Identity) -> bytes:
             descriptor = os.open(name, _READ, dir_fd=directory)
         except FileNotFoundError as error:
             raise PathRefused(f"the list {path} does not exist") from error
-    try:
+    with closing(descriptor):
         _check_kind(os.fstat(descriptor).st_mode, path)
         with os.fdopen(os.dup(descriptor), "rb") as file:
             data = file.read(LIST_BYTES_MAX + 1)
-    finally:
-        os.close(descriptor)
     if len(data) > LIST_BYTES_MAX:
         raise PathRefused(f"the list {path} is longer than {LIST_BYTES_MAX} bytes; stage a directory instead")
     return data

@@ -9,9 +9,10 @@ import contextlib
 import os
 from typing import Final
 
-from cluster.agent.files import PERSISTENT, RemovalFailed, open_directory, remove_tree
+from cluster.agent.files import PERSISTENT, RemovalFailed, remove_tree
 from cluster.agent.processes import account_for
 from cluster.agent.worker.work import Work
+from cluster.system import closing, open_directory
 from replica.messages import OperationFailed
 from replica.values import name_fault
 
@@ -24,8 +25,7 @@ def carry_out(work: Work) -> OperationFailed | None:
     order = work.order
     if not (order.creates or order.destroys):
         return None
-    parent = open_directory(os.path.join(work.home, PERSISTENT))
-    try:
+    with closing(open_directory(os.path.join(work.home, PERSISTENT))) as parent:
         for unwanted in order.destroys:
             failed = _destroy(parent, unwanted.name)
             if failed is not None:
@@ -34,8 +34,6 @@ def carry_out(work: Work) -> OperationFailed | None:
             failed = _create(parent, wanted.name, work)
             if failed is not None:
                 return failed
-    finally:
-        os.close(parent)
     return None
 
 
@@ -54,14 +52,11 @@ def _create(parent: int, name: str, work: Work) -> OperationFailed | None:
         _check(name)
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
-        directory = open_directory(name, dir_fd=parent)
-        try:
+        with closing(open_directory(name, dir_fd=parent)) as directory:
             if account.switch:
                 os.fchown(directory, account.uid, account.gid)
             os.fchmod(directory, MODE)
             os.fsync(directory)
-        finally:
-            os.close(directory)
         os.fsync(parent)
     except ValueError as error:
         return OperationFailed(str(error), final=True, operation="create_persistent")

@@ -28,6 +28,7 @@ from cluster.agent.transfer import (
 from cluster.agent.worker.claims import Claims
 from cluster.agent.worker.commands import Commands, held_in
 from cluster.agent.worker.items import Movement, RecordPaths, movements, name_of, named
+from cluster.system import closing
 from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
@@ -172,11 +173,10 @@ def check_room(
     for name, needed_bytes in sorted(needed.items()):
         if not granted.get(name):
             continue
-        directory = os.open(persistent[f"DW_PERSISTENT_STRIPED_{name}"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
+        with closing(
+            os.open(persistent[f"DW_PERSISTENT_STRIPED_{name}"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        ) as directory:
             held_bytes = held_in(directory).size_bytes
-        finally:
-            os.close(directory)
         if held_bytes + needed_bytes > granted[name]:
             raise TransferFailed(
                 f"stage_in needs {_size(needed_bytes)} in the persistent buffer {name}, which has "

@@ -19,17 +19,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cluster.agent.files import (
-    BUFFERS,
-    Identity,
-    PathRefused,
-    RemovalFailed,
-    identity_of,
-    is_disk_full,
-    open_directory,
-    remove_tree,
-    write_all,
-)
+from cluster.agent.files import BUFFERS, Identity, PathRefused, RemovalFailed, identity_of, is_disk_full, remove_tree
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes import (
@@ -63,7 +53,7 @@ from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.persistent import carry_out
 from cluster.agent.worker.staging import TransferRun, receipt_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
-from cluster.system import SystemClock, die_with_parent, sync_file_system
+from cluster.system import SystemClock, die_with_parent, open_directory, sync_file_system, write_all
 from replica.messages import OperationDone
 
 EXIT_ENDED = 143

@@ -18,7 +18,7 @@ import pytest
 
 from cluster.agent.activities import Settings
 from cluster.agent.files import durable, reserve_files
-from cluster.agent.files.durable import open_directory, read_bounded, reserve, write_durably
+from cluster.agent.files.durable import read_bounded, reserve, write_durably
 from cluster.agent.files.reserve_files import ReserveFiles
 from cluster.agent.home.disk_full_retry import DiskFullRetry, GivenUp
 from cluster.agent.home.home import Home
@@ -32,6 +32,7 @@ from cluster.agent.service import Agent
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.files.durable import FileRefused, open_directory, read_bounded, write_durably
+from cluster.agent.files.durable import FileRefused, read_bounded, write_durably
 from cluster.agent.files.removal import RemovalFailed, remove_tree
 from cluster.agent.files.reserve_files import ReserveFiles
 from cluster.agent.home import outbox as outbox_module
@@ -32,6 +32,7 @@ from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
 from cluster.agent.transfer.progress import Rate
 from cluster.schemas.command_ids import instant_of
 from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted
 from replica.model.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX

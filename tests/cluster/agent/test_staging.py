@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.files.durable import open_directory
 from cluster.agent.files.paths import identity_of
 from cluster.agent.transfer import plan
 from cluster.agent.transfer.errors import TransferFailed
@@ -29,6 +28,7 @@ from cluster.agent.worker.orphans import tag
 from cluster.agent.worker.staging import TransferRun, stage_in, stage_out
 from cluster.agent.worker.work import Work
 from cluster.system.clock import SystemClock
+from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.agent.files.durable import open_directory
 from cluster.agent.transfer.errors import Receipt
 from cluster.agent.transfer.options import Algorithm, Options
 from cluster.agent.transfer.transfer import run_transfer
@@ -20,6 +19,7 @@ from cluster.agent.transfer.workspace import Workspace
 from cluster.cli.exits import ExitCode
 from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock
+from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, Unpaced, plant
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import RECEIPT

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import msgspec
 
-from cluster.agent.files.durable import write_all
 from cluster.agent.worker import worker
 from cluster.agent.worker.work import Outcome, Work
+from cluster.system.descriptors import write_all
 from replica.messages.commands import OperationDone, OperationFailed
 from tests.faults.tracing import Tracer
 from tests.faults.transfers.harness import Inconclusive, forget

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.agent.files.durable import open_directory
 from cluster.agent.files.paths import Identity, Target
 from cluster.agent.transfer.errors import Receipt
 from cluster.agent.transfer.options import Item, Kind, Options
@@ -18,6 +17,7 @@ from cluster.agent.transfer.transfer import run_transfer
 from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
+from cluster.system.descriptors import open_directory
 
 TAG = ".forebay-7-0123abcd"
 

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.agent.files import removal
-from cluster.agent.files.durable import open_directory
 from cluster.agent.transfer import fence, file_copy, small
 from cluster.agent.transfer import transfer_state as transfer
 from cluster.agent.transfer.errors import TransferFailed
@@ -22,6 +21,7 @@ from cluster.agent.transfer.fence import BATCH_SUFFIX, BatchDirectory, Claimant,
 from cluster.agent.transfer.options import Item, Options, Verify
 from cluster.agent.transfer.status_table import State, StatusTable
 from cluster.system import processes
+from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.rig import TAG, Rig, plant, tree_of
 

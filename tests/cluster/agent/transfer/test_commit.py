@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.files.durable import open_directory
 from cluster.agent.transfer import file_copy, record_paths
 from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
 from cluster.agent.transfer.fence import Fenced
 from cluster.agent.transfer.options import Kind, Options
 from cluster.agent.transfer.status_table import Flag
+from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant, tree_of
 
 

@@ -138,8 +138,8 @@ def test_a_tree_too_deep_or_a_directory_too_full_is_refused_by_name(rig: Rig, mo
 
 
 def test_the_agents_own_directory_is_not_walked(rig: Rig) -> None:
-    from cluster.agent.files.durable import open_directory
     from cluster.agent.files.paths import identity_of
+    from cluster.system.descriptors import open_directory
 
     (rig.source / "a" / "home").mkdir(parents=True)
     descriptor = open_directory(rig.source / "a" / "home")

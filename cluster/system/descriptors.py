@@ -1,0 +1,28 @@
+"""Descriptors of files and directories: opened without following a link, written whole, closed whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Give a descriptor, which is closed at the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_directory(path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None) -> int:
+    """Return a descriptor of the directory; OSError if it is a link or no directory."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of `data`, however many calls it takes."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
