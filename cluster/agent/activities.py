@@ -6,29 +6,25 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import cast
-
-import msgspec
 
 from cluster.agent.files import RemovalFailed
 from cluster.agent.home import GivenUp, Home, Outbox
 from cluster.agent.limits import (
     HUNG_MAX,
-    ORDER_AGE_S_MAX,
     ORPHAN_S,
     PROVIDER_WORKERS_MAX,
     WORKERS_MAX,
 )
 from cluster.agent.messages import failure, order_named, result_message
-from cluster.agent.operation import MOVING, Operation
-from cluster.agent.processes import Mode
+from cluster.agent.operation import MOVING, Operation, Settings
 from cluster.agent.rate_loop import RateLoop
 from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, Suspend, plan
 from cluster.agent.script_run import ProviderScriptRun, ScriptRun
 from cluster.agent.scripts import ScriptRecord, recorded_jobs, remove_record
 from cluster.agent.transfer import PHASES, Rate, workspace
 from cluster.agent.worker import SWEEP, jobs_with_orphans
-from cluster.providers import NO_LOCAL, Local
 from cluster.schemas import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.system import Clock
 from replica.messages import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
@@ -37,25 +33,10 @@ from replica.model import Order
 logger = logging.getLogger(__name__)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the configuration says about one agent."""
-
-    node: str
-    accounts: Mode
-    copy_rate_bytes_s: int = 0
-    kill_wait_s: float = 30.0
-    local: Local = NO_LOCAL
-    """Where this machine has the programs of the site's provider."""
-    cluster: str = ""
-    """The cluster's id."""
-    order_age_s_max: float = ORDER_AGE_S_MAX
-    """How long an order counts as standing since the agent asked for it."""
-
-
 class Activity:
     """Order being carried out; `task` is None for one that an earlier agent finished."""
 
-    def __init__(self, order: Order, work: Operation | ScriptRun | ProviderScriptRun | None) -> None:
+    def __init__(self, order: Order, work: Operation | ScriptRun | None) -> None:
         """Begin with an order and what carries it out."""
         self.order = order
         self.work = work
@@ -82,7 +63,7 @@ class Activity:
     def suspend(self, suspended: bool) -> None:
         """Have the script stand still, or go on."""
         self.suspended = suspended
-        if isinstance(self.work, ScriptRun | ProviderScriptRun):
+        if isinstance(self.work, ScriptRun):
             self.work.suspend(suspended)
 
 
@@ -219,15 +200,13 @@ class Activities:
         for activity in self._by_job.values():
             if activity.task is None or activity.task.done():
                 continue
-            if isinstance(activity.work, Operation) or (
-                isinstance(activity.work, ProviderScriptRun) and activity.work.preparing
-            ):
+            if isinstance(activity.work, Operation):
                 activity.unwanted.set()
-                if isinstance(activity.work, Operation):
-                    # What is half done is for the agent that comes next.
-                    activity.work.end(resuming=True)
-                else:
-                    activity.work.end()
+                # What is half done is for the agent that comes next.
+                activity.work.end(resuming=True)
+            elif isinstance(activity.work, ProviderScriptRun) and activity.work.preparing:
+                activity.unwanted.set()
+                activity.work.end()
             else:
                 activity.task.cancel()
             tasks.append(activity.task)
@@ -243,38 +222,13 @@ class Activities:
     # How
 
     def _begin(self, order: Order) -> None:
-        work: Operation | ScriptRun | ProviderScriptRun
-        settings = self._settings
-        if order.stage == RUN and order.provision is not None:
-            work = ProviderScriptRun(
-                self._home,
-                order,
-                settings.node,
-                settings.accounts,
-                settings.kill_wait_s,
-                settings.local,
-                lambda: self._outbox.add(order.job, order.attempt, RUN, ScriptStarted()),
-            )
-        elif order.stage == RUN:
-            work = ScriptRun(
-                self._home,
-                order,
-                settings.node,
-                settings.accounts,
-                settings.kill_wait_s,
-                lambda: self._outbox.add(order.job, order.attempt, RUN, ScriptStarted()),
-            )
+        work: Operation | ScriptRun
+        if order.stage == RUN:
+            run = ScriptRun if order.provision is None else ProviderScriptRun
+            started = partial(self._outbox.add, order.job, order.attempt, RUN, ScriptStarted())
+            work = run(self._home, order, self._settings, started)
         else:
-            work = Operation(
-                self._home,
-                order,
-                settings.accounts,
-                settings.copy_rate_bytes_s,
-                settings.local,
-                settings.node,
-                governor=self._rate_loop.governor,
-                cluster=settings.cluster,
-            )
+            work = Operation(self._home, order, self._settings, self._rate_loop.governor)
             if self._stand_until_s is not None:
                 work.stands_until(self._stand_until_s)
         logger.info("%s begins", order_named(order))
@@ -357,7 +311,7 @@ class Activities:
         """Forget an activity whose result nobody asks for."""
         order = activity.order
         logger.info("%s was ended: it is not wanted any more", order_named(order))
-        if isinstance(activity.work, ScriptRun | ProviderScriptRun):
+        if isinstance(activity.work, ScriptRun):
             self._remove_record(order.job)
         if self._by_job.get(order.job) is activity:
             del self._by_job[order.job]
@@ -401,15 +355,12 @@ class Activities:
         return self._clock.monotonic_s() - since_s >= ORPHAN_S
 
     async def _sweep_all(self, jobs: Iterable[int]) -> None:
-        settings = self._settings
         for job in jobs:
             if not self._is_orphan(job):
                 continue
             self._swept.add(job)
             order = Order(job=job, attempt=0, stage=SWEEP, user="", name="", workdir="")
-            self._sweep = Operation(
-                self._home, order, settings.accounts, settings.copy_rate_bytes_s, cluster=settings.cluster
-            )
+            self._sweep = Operation(self._home, order, self._settings)
             try:
                 await self._sweep.run()
             except OSError as error:

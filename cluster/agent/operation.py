@@ -16,6 +16,7 @@ from cluster.agent.home import Bounds, End, GivenUp, Home, see_through, whereabo
 from cluster.agent.limits import (
     LOCK_RETRY_S,
     LOCK_WAIT_S,
+    ORDER_AGE_S_MAX,
     PROVIDER_GRACE_S,
     RESULT_BYTES_MAX,
     SWEEP_TIMEOUT_S,
@@ -47,30 +48,30 @@ PROVIDER_SLACK_S: Final = 30
 """What a worker may take beside the time of its operations, seconds: less than the leader allows the whole stage."""
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the configuration says about one agent."""
+
+    node: str
+    accounts: Mode
+    copy_rate_bytes_s: int = 0
+    kill_wait_s: float = 30.0
+    local: Local = NO_LOCAL
+    """Where this machine has the programs of the site's provider."""
+    cluster: str = ""
+    """The cluster's id."""
+    order_age_s_max: float = ORDER_AGE_S_MAX
+    """How long an order counts as standing since the agent asked for it."""
+
+
 class Operation:
     """Worker of one order."""
 
-    def __init__(
-        self,
-        home: Home,
-        order: Order,
-        accounts: Mode,
-        copy_rate_bytes_s: int,
-        local: Local = NO_LOCAL,
-        node: str = "",
-        *,
-        governor: RateGovernor | None = None,
-        cluster: str = "",
-    ) -> None:
-        """Prepare; nothing is started yet. `governor` shares out what may be moved; `cluster` is the cluster's id."""
+    def __init__(self, home: Home, order: Order, settings: Settings, governor: RateGovernor | None = None) -> None:
+        """Prepare; nothing is started yet. `governor` shares out what may be moved."""
         self._home = home
         self._order = order
-        self._accounts: Mode = accounts
-        self._copy_rate_bytes_s = copy_rate_bytes_s
-        self._local = local
-        self._node = node
+        self._settings = settings
         self._governor = governor or RateGovernor()
-        self._cluster = cluster
         self._stands_until_s: float | None = None
         self._control: Control | None = None
         self._ending = asyncio.Event()
@@ -287,23 +288,20 @@ class Operation:
             control.stands_until_s = self._stands_until_s
         try:
             if order.stage in MOVING:
-                self._governor.begin(
-                    order.job, order.user, self._copy_rate_bytes_s, self._order.shares, control, counters
-                )
+                own_bytes_s = self._settings.copy_rate_bytes_s
+                self._governor.begin(order.job, order.user, own_bytes_s, self._order.shares, control, counters)
             work = Work(
                 order=order,
                 home=str(self._home.path),
                 storage_id=self._home.storage_id,
-                accounts=self._accounts,
-                copy_rate_bytes_s=self._copy_rate_bytes_s,
+                accounts=self._settings.accounts,
                 progress=progress,
                 control=control.descriptor,
-                lock=lock,
-                cluster=self._cluster,
+                cluster=self._settings.cluster,
                 left=left,
                 agent=os.getpid(),
-                local=self._local,
-                node=self._node,
+                local=self._settings.local,
+                node=self._settings.node,
             )
             # In files and not pipes: nobody has to read while the other writes.
             with (

@@ -16,8 +16,8 @@ from cluster.agent.files import STEPS, FileRefused, RemovalFailed, is_no_room
 from cluster.agent.home import GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
-from cluster.agent.operation import Operation
-from cluster.agent.processes import CANNOT_EXECUTE, AccountRefused, Mode, account_for, kill_job, spawn
+from cluster.agent.operation import Operation, Settings
+from cluster.agent.processes import CANNOT_EXECUTE, AccountRefused, account_for, kill_job, spawn
 from cluster.agent.scripts import (
     RESUME,
     SUSPEND,
@@ -28,7 +28,6 @@ from cluster.agent.scripts import (
     remove_record,
 )
 from cluster.agent.worker import PRE_RUN, paths_of
-from cluster.providers import Local
 from cluster.system import boot_id, closing, start_time
 from replica.messages import OperationFailed, ScriptEnded
 from replica.model import JobState, Order
@@ -39,27 +38,14 @@ logger = logging.getLogger(__name__)
 class ScriptRun:
     """Run of a job's script, this agent's or an earlier one's."""
 
-    def __init__(
-        self,
-        home: Home,
-        order: Order,
-        node: str,
-        accounts: Mode,
-        kill_wait_s: float,
-        on_started: Callable[[], None],
-        paths: tuple[tuple[str, str], ...] = (),
-    ) -> None:
-        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet.
-
-        `paths`: what a site's provider adds to the script's environment.
-        """
+    def __init__(self, home: Home, order: Order, settings: Settings, on_started: Callable[[], object]) -> None:
+        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet."""
         self._home = home
         self._order = order
-        self._node = node
-        self._accounts: Mode = accounts
-        self._kill_wait_s = kill_wait_s
+        self._settings = settings
         self._on_started = on_started
-        self._paths = paths
+        self._paths: tuple[tuple[str, str], ...] = ()
+        """What a site's provider adds to the script's environment."""
         self._ending = asyncio.Event()
         self._suspended: bool | None = None
         self._changed = asyncio.Event()
@@ -77,7 +63,7 @@ class ScriptRun:
             self._suspended = suspended
             self._changed.set()
 
-    async def run(self) -> ScriptEnded:
+    async def run(self) -> ScriptEnded | OperationFailed:
         """See the script through to its end and return it. Cancelling this leaves the script running."""
         try:
             await self._clear_older()
@@ -132,14 +118,14 @@ class ScriptRun:
             self._home.steps,
             ScriptOrder(
                 order=self._order,
-                node=self._node,
+                node=self._settings.node,
                 home=str(self._home.path),
                 storage_id=self._home.storage_id,
-                accounts=self._accounts,
-                kill_wait_s=self._kill_wait_s,
+                accounts=self._settings.accounts,
+                kill_wait_s=self._settings.kill_wait_s,
                 paths=self._paths,
             ),
-            account_for(self._accounts, self._order.user),
+            account_for(self._settings.accounts, self._order.user),
         ).close()
 
     async def _see_through(self, record: ScriptRecord) -> ScriptEnded:
@@ -205,9 +191,8 @@ class ScriptRun:
         leader = (process.pid, process.started) if process is not None and process.boot == boot_id() else None
         left: list[int] = []
         try:
-            left = kill_job(
-                self._home.marker(self._order.job), account_for(self._accounts, self._order.user).uid, leader=leader
-            )
+            account = account_for(self._settings.accounts, self._order.user)
+            left = kill_job(self._home.marker(self._order.job), account.uid, leader=leader)
         except AccountRefused as error:
             logger.warning("job %s: %s", self._order.job, error)
         rest = f"; processes {', '.join(map(str, left[:20]))} cannot be killed" if left else ""
@@ -304,74 +289,36 @@ def _node_fail(message: str) -> ScriptEnded:
     return ScriptEnded(JobState.NODE_FAIL, 0, 0, failure(message).message)
 
 
-class ProviderScriptRun:
+class ProviderScriptRun(ScriptRun):
     """Run of a job with an external provider: its operation pre_run, then the script."""
 
-    def __init__(
-        self,
-        home: Home,
-        order: Order,
-        node: str,
-        accounts: Mode,
-        kill_wait_s: float,
-        local: Local,
-        on_started: Callable[[], None],
-    ) -> None:
-        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet."""
-        self._home = home
-        self._order = order
-        self._node = node
-        self._accounts: Mode = accounts
-        self._kill_wait_s = kill_wait_s
-        self._on_started = on_started
-        before = msgspec.structs.replace(order, stage=PRE_RUN)
-        self._operation: Operation | None = Operation(home, before, accounts, 0, local, node)
-        self._step: ScriptRun | None = None
-        self._ended = False
-        self._suspended: bool | None = None
-
-    @property
-    def preparing(self) -> bool:
+    def __init__(self, home: Home, order: Order, settings: Settings, on_started: Callable[[], object]) -> None:
+        """Prepare; otherwise as ScriptRun."""
+        super().__init__(home, order, settings, on_started)
+        self._operation = Operation(home, msgspec.structs.replace(order, stage=PRE_RUN), settings)
+        self.preparing = True
         """Whether the script has not been handed over yet, so that ending this leaves nothing."""
-        return self._step is None
 
     def end(self) -> None:
         """Have it ended, whichever part it is in. `run` then returns how."""
-        self._ended = True
-        if self._step is not None:
-            self._step.end()
-        elif self._operation is not None:
-            self._operation.end()
-
-    def suspend(self, suspended: bool) -> None:
-        """Have the script stand still, or go on."""
-        self._suspended = suspended
-        if self._step is not None:
-            self._step.suspend(suspended)
+        super().end()
+        self._operation.end()
 
     async def run(self) -> ScriptEnded | OperationFailed:
         """See the run through and return how it ended. Cancelling this leaves a script running."""
         order = self._order
-        if not (order.started or self._ended or order.cancel or self._is_recorded()):
-            assert self._operation is not None
+        if not (order.started or self._ending.is_set() or order.cancel or self._is_recorded()):
             outcome = await self._operation.run()
             if outcome is None:
                 return ScriptEnded(JobState.CANCELLED)
             if isinstance(outcome, OperationFailed):
                 return outcome if outcome.operation else msgspec.structs.replace(outcome, operation=PRE_RUN)
-        self._operation = None
         try:
-            variables = paths_of(self._home.calls, order.job)
+            self._paths = paths_of(self._home.calls, order.job)
         except (FileRefused, msgspec.DecodeError) as error:
             return OperationFailed(f"what paths gave the job cannot be read: {error}", True, "paths")
-        self._step = ScriptRun(
-            self._home, order, self._node, self._accounts, self._kill_wait_s, self._on_started, variables
-        )
-        if self._ended:
-            self._step.end()
-        if self._suspended is not None:
-            self._step.suspend(self._suspended)
-        return await self._step.run()
+        self.preparing = False
+        return await super().run()
 
     def _is_recorded(self) -> bool:
         """Whether the script of this order was handed over already: then pre_run is over."""

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
-from cluster.agent.activities import Activities, Settings
+from cluster.agent.activities import Activities
 from cluster.agent.files import FileRefused
 from cluster.agent.home import AgentFailed, DiskFullRetry, GivenUp, Home, Outbox
 from cluster.agent.limits import (
@@ -25,6 +25,7 @@ from cluster.agent.limits import (
     POLL_WHILE_MOVING_S,
 )
 from cluster.agent.messages import named
+from cluster.agent.operation import Settings
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError
 from cluster.schemas import (

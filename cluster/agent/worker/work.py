@@ -19,14 +19,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The agent's directory, absolute."""
     storage_id: str
     accounts: Mode
-    copy_rate_bytes_s: int
-    """Bytes per second; 0 is no limit."""
     progress: int
     """Descriptor of the shared counters."""
     control: int = -1
     """Descriptor of what the transfer may do now (transfer/rate_limit); -1: it does not move data."""
-    lock: int = -1
-    """Descriptor of the lock operations/JOB: whoever may still write for the job keeps it open."""
     cluster: str = ""
     """The cluster's id: part of the names of staging directories in destinations that clusters share."""
     local: Local = NO_LOCAL

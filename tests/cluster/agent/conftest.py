@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.activities import Settings
 from cluster.agent.home.home import Home
+from cluster.agent.operation import Settings
 from cluster.agent.service import Agent
 from cluster.client import Client
 from cluster.config.config import Config

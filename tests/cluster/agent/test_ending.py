@@ -64,7 +64,6 @@ class Bench:
             home=str(self.home),
             storage_id="0123456789abcdef",
             accounts="own",
-            copy_rate_bytes_s=0,
             progress=self._progress,
             control=self._control.descriptor,
             agent=os.getpid(),

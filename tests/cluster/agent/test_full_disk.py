@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.activities import Settings
 from cluster.agent.files import durable, reserve_files
 from cluster.agent.files.durable import read_bounded, reserve, write_durably
 from cluster.agent.files.reserve_files import ReserveFiles
@@ -24,7 +23,7 @@ from cluster.agent.home.disk_full_retry import DiskFullRetry, GivenUp
 from cluster.agent.home.home import Home
 from cluster.agent.home.outbox import Outbox
 from cluster.agent.limits import DISK_FULL_WARNING_S, RESERVE_BYTES, RESERVE_FILES
-from cluster.agent.operation import Operation
+from cluster.agent.operation import Operation, Settings
 from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import ScriptRecord
 from cluster.agent.scripts.supervisor import insist
@@ -40,6 +39,8 @@ from replica.model.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
+
+OWN = Settings(node="n1", accounts="own", kill_wait_s=1.0)
 
 
 class Disk:
@@ -235,7 +236,7 @@ class Watching:
 async def running(home: Home, controller: Watching):  # type: ignore[no-untyped-def]
     """An agent at work."""
     stop = asyncio.Event()
-    task = asyncio.create_task(Agent(home, Settings(node="n1", accounts="own"), 2, controller, SystemClock()).run(stop))
+    task = asyncio.create_task(Agent(home, OWN, 2, controller, SystemClock()).run(stop))
     try:
         async with asyncio.timeout(30):
             yield task
@@ -297,7 +298,7 @@ def test_a_result_that_waits_for_room_does_not_keep_the_agent_from_ending_and_it
 
 async def prepared(home: Home, script: Order) -> None:
     """Make the record of a script while there is room."""
-    ScriptRun(home, script, "n1", "own", 1.0, lambda: None)._create()
+    ScriptRun(home, script, OWN, lambda: None)._create()
 
 
 async def until_ended(home: Home, job: int) -> None:
@@ -318,7 +319,7 @@ def test_a_script_that_finds_no_room_waits_and_is_cancelled_without_having_run_i
     async def story() -> None:
         script = order(7, "run", script=script_of("echo ran > ran"), workdir=str(tmp_path), roots=(str(tmp_path),))
         disk.full = True
-        steps = [ScriptRun(home, script, "n1", "own", 1.0, lambda: None) for _ in range(2)]
+        steps = [ScriptRun(home, script, OWN, lambda: None) for _ in range(2)]
         waiting = asyncio.create_task(steps[0].run())
         while not disk.refused:
             await asyncio.sleep(0.01)
@@ -344,7 +345,7 @@ def test_the_start_of_a_script_that_finds_no_room_is_reported_once_when_there_is
             raise OSError(errno.ENOSPC, "full")
 
     script = order(7, "run", script=script_of("sleep 0.1"), workdir=str(tmp_path), roots=(str(tmp_path),))
-    assert asyncio.run(ScriptRun(home, script, "n1", "own", 1.0, on_started).run()) == ScriptEnded(JobState.COMPLETED)
+    assert asyncio.run(ScriptRun(home, script, OWN, on_started).run()) == ScriptEnded(JobState.COMPLETED)
     assert len(told) == 3
 
 
@@ -358,7 +359,7 @@ def test_an_operation_takes_a_spare_file_for_its_lock_and_gives_it_back(
 
     opened = os.open
     monkeypatch.setattr(os, "open", opening)
-    assert asyncio.run(Operation(home, order(7, "teardown"), "own", 0).run()) == OperationDone()
+    assert asyncio.run(Operation(home, order(7, "teardown"), OWN).run()) == OperationDone()
     assert os.listdir(home.operations) == [] and len(home.reserve_files) == RESERVE_FILES
 
 

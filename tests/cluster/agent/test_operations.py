@@ -18,9 +18,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.activities import Settings
 from cluster.agent.home.home import Home
-from cluster.agent.operation import Operation
+from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes.accounts import Mode
 from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import ScriptRecord
@@ -45,6 +44,7 @@ class Node:
     def __init__(self, directory: Path, accounts: Mode) -> None:
         self.directory = directory
         self.accounts: Mode = accounts
+        self.settings = Settings(node="n1", accounts=accounts, kill_wait_s=1.0)
         self.home = Home(directory / "n1", accounts)
         self.work = directory / "work"
         self.work.mkdir()
@@ -59,13 +59,18 @@ class Node:
 
     def operate(self, stage: str, **fields: object) -> Outcome | None:
         async def story() -> Outcome | None:
-            return await Operation(self.home, self.order(stage, **fields), self.accounts, 0).run()
+            return await Operation(self.home, self.order(stage, **fields), self.settings).run()
 
         return asyncio.run(story())
 
     def step(self, script: str, **fields: object) -> ScriptRun:
         order = self.order("run", script=script, time_limit_s=30, **fields)
-        return ScriptRun(self.home, order, "n1", self.accounts, 1.0, lambda: self.started.append(order.job))
+        return ScriptRun(
+            self.home,
+            order,
+            self.settings,
+            lambda: self.started.append(order.job),
+        )
 
     def run(self, script: str, **fields: object) -> ScriptEnded:
         async def story() -> ScriptEnded:
@@ -215,8 +220,8 @@ def test_an_operation_waits_until_the_worker_of_an_earlier_agent_is_gone(node: N
     async def story() -> None:
         with (node.directory / "n1" / "operations" / "7").open("w") as former:
             fcntl.flock(former, fcntl.LOCK_EX)
-            waiting = Operation(node.home, node.order("stage_in"), "own", 0)
-            given_up = Operation(node.home, node.order("stage_in"), "own", 0)
+            waiting = Operation(node.home, node.order("stage_in"), Settings(node="n1", accounts="own"))
+            given_up = Operation(node.home, node.order("stage_in"), Settings(node="n1", accounts="own"))
             tasks = [asyncio.create_task(operation.run()) for operation in (waiting, given_up)]
             given_up.end()
             assert await tasks[1] is None

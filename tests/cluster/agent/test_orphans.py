@@ -16,7 +16,7 @@ import pytest
 
 from cluster.agent.files.durable import FileRefused
 from cluster.agent.home.home import Home
-from cluster.agent.operation import Operation
+from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes.accounts import Mode
 from cluster.agent.worker import orphans
 from cluster.agent.worker.orphans import Orphans, tag
@@ -52,7 +52,9 @@ class Place:
         return msgspec.convert(standard | fields, type=Order)
 
     def operate(self, stage: str, **fields: object) -> Outcome | None:
-        return asyncio.run(Operation(self.home, self.order(stage, **fields), self.accounts, 0).run())
+        return asyncio.run(
+            Operation(self.home, self.order(stage, **fields), Settings(node="n1", accounts=self.accounts)).run()
+        )
 
     def fill(self, size_bytes: int) -> None:
         """Let the buffer hold one file, two directories deep."""
@@ -96,7 +98,11 @@ def worker_of(parent: int) -> int | None:
 
 async def killed_stage_out(place: Place) -> Outcome | None:
     """Let a worker be killed while it copies, and return the result."""
-    running = asyncio.create_task(Operation(place.home, place.order("stage_out"), "own", SLOW_BYTES_S).run())
+    running = asyncio.create_task(
+        Operation(
+            place.home, place.order("stage_out"), Settings(node="n1", accounts="own", copy_rate_bytes_s=SLOW_BYTES_S)
+        ).run()
+    )
     while not parts_of(place.outside):
         await asyncio.sleep(0.01)
     worker = worker_of(os.getpid())

@@ -378,7 +378,6 @@ class Worker:
             home=str(bench.home),
             storage_id=STORAGE_ID,
             accounts="own",
-            copy_rate_bytes_s=0,
             progress=self._progress,
             control=self._control.descriptor,
             agent=os.getpid(),

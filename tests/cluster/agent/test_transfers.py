@@ -17,10 +17,10 @@ import pytest
 
 from cluster.agent import operation as operations
 from cluster.agent import rate_loop
-from cluster.agent.activities import Activities, Settings
+from cluster.agent.activities import Activities
 from cluster.agent.home.home import Home
 from cluster.agent.home.outbox import Outbox
-from cluster.agent.operation import Operation
+from cluster.agent.operation import Operation, Settings
 from cluster.agent.worker.work import Outcome
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached
@@ -57,7 +57,7 @@ class Node:
         return Order(**(standard | fields))  # type: ignore[arg-type]
 
     def operation(self, stage: str = "stage_out", **fields: object) -> Operation:
-        return Operation(self.home, self.order(stage, **fields), "own", 0, cluster="c" * 32)
+        return Operation(self.home, self.order(stage, **fields), Settings(node="n1", accounts="own", cluster="c" * 32))
 
     def operate(self, stage: str = "stage_out", **fields: object) -> Outcome | None:
         return asyncio.run(self.operation(stage, **fields).run())
@@ -405,7 +405,7 @@ def test_a_dead_mount_stops_neither_a_cancel_nor_the_agent_nor_the_jobs_of_other
         assert "a process of an earlier operation of job 7 has not ended: process " in waiting.message
         assert (node.striped / "data").exists()
         other = node.order("stage_in", job=8, transfers=())
-        assert isinstance(await Operation(node.home, other, "own", 0).run(), OperationDone)
+        assert isinstance(await Operation(node.home, other, Settings(node="n1", accounts="own")).run(), OperationDone)
         # A cancel is not kept waiting either.
         cancelled = node.operation(attempt=3)
         running = asyncio.create_task(cancelled.run())

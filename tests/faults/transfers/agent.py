@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import msgspec
 
-from cluster.agent.activities import Settings
 from cluster.agent.home.home import Home
+from cluster.agent.operation import Settings
 from cluster.agent.service import Agent
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas.requests import PollRequest, RegisterRequest, ReportsRequest

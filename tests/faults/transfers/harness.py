@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cluster.agent.home.home import Home
-from cluster.agent.operation import Operation
+from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes.accounts import Mode
 from cluster.agent.transfer.progress import Counters
 from cluster.agent.worker.work import Outcome
@@ -173,7 +173,7 @@ class Harness:
     ) -> Outcome | None:
         """Have an order carried out, and end it after a time if one is named; None if it was ended. What is done
         `beside` it is cancelled when it is over."""
-        operation = Operation(self.home, order, self.accounts, 0)
+        operation = Operation(self.home, order, Settings(node="n1", accounts=self.accounts))
         with self._worker():
             running = asyncio.ensure_future(operation.run())
             if beside is not None:
