@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from cluster.api.privacy import check_sight, only_user
 from cluster.api.service import AskedCommand, Call, Reply, Route, handles
 from cluster.api.web import Problem, bad
-from cluster.schemas import Command, Operation
+from cluster.schemas import Command, Operation, made_of
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant, parse_instant
@@ -103,21 +103,12 @@ delete_account = _deletes(ops.DELETE_ACCOUNT, c.DeleteAccount, _accounts)
 async def set_qos(call: Call[v.QosRequest]) -> Reply[v.QosAnswer]:
     body = call.body
     limits = _limits(body.limits, "limits")
-    record = Qos(call.params["name"], body.priority, limits, body.users, body.accounts, body.deny_on_limit)
-    return await _settled(call, c.SetQos(record), _qos)
+    return await _settled(call, c.SetQos(made_of(body, Qos, name=call.params["name"], limits=limits)), _qos)
 
 
 def _qos(state: State) -> v.QosAnswer:
     rows = tuple(
-        v.QosView(
-            name=record.name,
-            priority=record.priority,
-            limits=format_limits(record.limits),
-            users=record.users,
-            accounts=record.accounts,
-            deny_on_limit=record.deny_on_limit,
-        )
-        for _, record in sorted(state.qos.items())
+        made_of(record, v.QosView, limits=format_limits(record.limits)) for _, record in sorted(state.qos.items())
     )
     return v.QosAnswer(revision=state.revision, qos=rows)
 
@@ -133,7 +124,7 @@ async def set_license(call: Call[v.LicenseRequest]) -> Reply[v.LicensesAnswer]:
 
 def _licenses(state: State) -> v.LicensesAnswer:
     rows = tuple(
-        v.LicenseView(name=name, total=record.total, in_use=state.use.get(("licenses", "l", name, "", ""), 0))
+        made_of(record, v.LicenseView, in_use=state.use.get(("licenses", "l", name, "", ""), 0))
         for name, record in sorted(state.licenses.items())
     )
     return v.LicensesAnswer(revision=state.revision, licenses=rows)
@@ -160,13 +151,12 @@ async def set_reservation(call: Call[v.ReservationRequest]) -> Reply[v.Reservati
 
 def _reservations(state: State) -> v.ReservationsAnswer:
     rows = tuple(
-        v.ReservationView(
-            name=name,
+        made_of(
+            record,
+            v.ReservationView,
             state="ACTIVE" if record.active else "INACTIVE",
             start=format_instant(record.start_at) or "",
             end=format_instant(record.end_at) or "",
-            users=record.users,
-            accounts=record.accounts,
             burst_buffer=format_reserved(record.space),
             held_bytes=sum(state.use.get(("bb", "r", name, "", space.pool), 0) for space in record.space),
         )
@@ -181,16 +171,7 @@ delete_reservation = _deletes(ops.DELETE_RESERVATION, c.DeleteReservation, _rese
 
 @handles(ops.SET_SCHEDULING_RULES)
 async def set_scheduling_rules(call: Call[v.SchedulingRequest]) -> Reply[v.SchedulingAnswer]:
-    body = call.body
-    rules = SchedulingRules(
-        body.size_points_per_gib,
-        body.default_account,
-        body.default_qos,
-        body.accounts_required,
-        body.revocations_max,
-        body.revoke_after_s,
-    )
-    return await _settled(call, c.SetSchedulingRules(rules), _scheduling)
+    return await _settled(call, c.SetSchedulingRules(made_of(call.body, SchedulingRules)), _scheduling)
 
 
 def _scheduling(state: State) -> v.SchedulingAnswer:
@@ -208,14 +189,12 @@ def _scheduling(state: State) -> v.SchedulingAnswer:
         )
         for pool, rates in sorted(state.rates.items())
     )
-    return v.SchedulingAnswer(
+    return made_of(
+        rules,
+        v.SchedulingAnswer,
         revision=state.revision,
-        size_points_per_gib=rules.size_points_per_gib,
         default_account=rules.default_account or None,
         default_qos=rules.default_qos or None,
-        accounts_required=rules.accounts_required,
-        revocations_max=rules.revocations_max,
-        revoke_after_s=rules.revoke_after_s,
         rates=rates,
     )
 
@@ -241,10 +220,7 @@ async def estimate_job(call: Call[None]) -> Reply[v.EstimateView]:
         state=job.state.name,
         priority=effective_priority(state, job, state.buffers.get(job_id)),
         start=format_instant(found.start_at),
-        steps=tuple(
-            v.EstimateStep(what=step.what, until=format_instant(step.until), sentence=step.sentence)
-            for step in found.steps
-        ),
+        steps=tuple(made_of(step, v.EstimateStep, until=format_instant(step.until)) for step in found.steps),
     )
     return Reply(state.revision, view)
 
@@ -267,17 +243,15 @@ def _instant(text: str, place: str) -> Instant:
 async def set_partition(call: Call[v.PartitionRequest]) -> Reply[v.PartitionsAnswer]:
     body = call.body
     every = body.nodes.upper() == EVERY_NODE
-    record = Partition(
+    record = made_of(
+        body,
+        Partition,
         name=call.params["name"],
         nodes=() if every or not body.nodes else _nodes(body.nodes),
         every_node=every,
         state=PartitionState[body.state],
         is_default=body.default,
         max_time_s=_max_time_s(body.max_time_s),
-        min_nodes=body.min_nodes,
-        max_nodes=body.max_nodes,
-        users=body.users,
-        accounts=body.accounts,
     )
     return await _settled(call, c.SetPartition(record), _partitions)
 
@@ -308,18 +282,15 @@ delete_partition = _deletes(ops.DELETE_PARTITION, c.DeletePartition, _partitions
 def _view(state: State, partition: Partition) -> v.PartitionView:
     names = state.nodes if partition.every_node else partition.nodes
     up = [node for name in names if (node := state.nodes.get(name)) is not None and not node.down and not node.drained]
-    return v.PartitionView(
-        name=partition.name,
+    return made_of(
+        partition,
+        v.PartitionView,
         state=partition.state.name,
         default=partition.is_default,
         nodes=EVERY_NODE if partition.every_node else format_nodes(partition.nodes),
         nodes_up=len(up),
         cpus=sum(node.cpus for node in up),
         max_time_s=partition.max_time_s or None,
-        min_nodes=partition.min_nodes,
-        max_nodes=partition.max_nodes,
-        users=partition.users,
-        accounts=partition.accounts,
     )
 
 

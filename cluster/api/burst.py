@@ -22,6 +22,7 @@ from cluster.schemas import (
     BurstUseView,
     ProviderStatus,
     burst_text,
+    made_of,
 )
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
@@ -32,6 +33,12 @@ BUFFERS_LISTED_MAX = 10_000
 """Buffers in one list, count: the newest; what is left out is old and complete first."""
 
 FORMATS = ("json", "text")
+
+_PROGRAMS: Final = (
+    *("create_buffer", "destroy_buffer", "get_sys_state", "get_sys_status"),
+    *("start_stage_in", "start_stage_out", "stop_stage_in", "stop_stage_out"),
+)
+"""Fields that are null in the answer where nothing is configured."""
 
 PROVIDER_FAILED: Final = "provider_failed"
 """Code: the provider cannot be asked, or says that it failed."""
@@ -77,49 +84,23 @@ async def show_burst(call: Call[None]) -> Reply[BurstAnswer]:
 
 def burst_view(found: Burst, revision: int, uids: Mapping[str, int | None]) -> BurstAnswer:
     """Return the answer for what the State says, with the numbers of users as far as they are known."""
-    return BurstAnswer(
+    return made_of(
+        found,
+        BurstAnswer,
         revision=revision,
         name=found.provider,
         default_pool=next((pool.name for pool in found.pools if pool.is_default), None),
-        granularity=found.granularity,
-        pools=tuple(
-            BurstPoolView(
-                name=pool.name,
-                unit=pool.unit.word,
-                granularity=pool.granularity,
-                total=pool.total,
-                free=pool.free,
-                used=pool.used,
-                out_of_service=pool.out_of_service,
-                missing=pool.missing,
-                is_default=pool.is_default,
-            )
-            for pool in found.pools
-        ),
-        flags=found.flags,
-        stage_in_timeout_s=found.stage_in_timeout_s,
-        stage_out_timeout_s=found.stage_out_timeout_s,
-        validate_timeout_s=found.validate_timeout_s,
-        other_timeout_s=found.other_timeout_s,
-        allow_users=found.allow_users,
-        deny_users=found.deny_users,
-        create_buffer=found.create_buffer or None,
-        destroy_buffer=found.destroy_buffer or None,
-        get_sys_state=found.get_sys_state or None,
-        get_sys_status=found.get_sys_status or None,
-        start_stage_in=found.start_stage_in or None,
-        start_stage_out=found.start_stage_out or None,
-        stop_stage_in=found.stop_stage_in or None,
-        stop_stage_out=found.stop_stage_out or None,
+        pools=tuple(made_of(pool, BurstPoolView, unit=pool.unit.word) for pool in found.pools),
         buffers=tuple(_buffer(buffer, uids) for buffer in found.buffers),
-        uses=tuple(
-            BurstUseView(user=use.user, uid=uids.get(use.user), unit=use.unit.word, used=use.used) for use in found.uses
-        ),
+        uses=tuple(made_of(use, BurstUseView, uid=uids.get(use.user), unit=use.unit.word) for use in found.uses),
+        **{text: getattr(found, text) or None for text in _PROGRAMS},
     )
 
 
 def _buffer(buffer: BurstBuffer, uids: Mapping[str, int | None]) -> BurstBufferView:
-    return BurstBufferView(
+    return made_of(
+        buffer,
+        BurstBufferView,
         job_id=buffer.job or None,
         array_job_id=buffer.array_job or None,
         array_task_id=buffer.array_task if buffer.array_job else None,
@@ -127,10 +108,6 @@ def _buffer(buffer: BurstBuffer, uids: Mapping[str, int | None]) -> BurstBufferV
         create_time=format_instant(buffer.created_at),
         pool=buffer.pool or None,
         unit=buffer.unit.word,
-        size=buffer.size,
-        state=buffer.state,
-        buffer_state=buffer.buffer_state,
-        user=buffer.user,
         uid=uids.get(buffer.user),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from cluster.api.service import Call, Reply, handles
 from cluster.api.web import refused
 from cluster.schemas import configuration as v
+from cluster.schemas import made_of
 from cluster.schemas import operations as ops
 from replica.decide import (
     configuration_events,
@@ -40,14 +41,11 @@ async def compare_configuration(call: Call[v.CompareRequest]) -> Reply[v.Compare
         raise refused(events)
     if isinstance(wanted, Refusal):
         raise refused(wanted)
-    rows = tuple(
-        v.DifferenceView(key=row.key, before=row.before, after=row.after) for row in differences(state, wanted)
-    )
-    answer = v.CompareAnswer(
-        revision=state.revision,
+    answer = made_of(
+        state,
+        v.CompareAnswer,
         changed_revision=state.site.revision,
-        feature_level=state.feature_level,
-        differences=tuple(v.DifferenceView(key=row.key, before=row.before, after=row.after) for row in rows),
+        differences=tuple(made_of(row, v.DifferenceView) for row in differences(state, wanted)),
     )
     return Reply(state.revision, answer)
 
@@ -61,7 +59,7 @@ async def configure_site(call: Call[v.ConfigureRequest]) -> Reply[v.Configuratio
 
 
 def _settings(bodies: Iterable[v.SettingBody]) -> tuple[Setting, ...]:
-    return tuple(Setting(body.key, body.value, body.file, body.line, body.column) for body in bodies)
+    return tuple(made_of(body, Setting) for body in bodies)
 
 
 def _answer(state: State) -> v.ConfigurationAnswer:

@@ -7,7 +7,7 @@ from typing import Any
 from cluster.api.service import AskedCommand, Call, Reply, handles
 from cluster.api.web import Problem, bad, no_leader, outcome_unknown
 from cluster.consensus import ChangeRefused, Wanted
-from cluster.schemas import Command, FeatureLevelAnswer, MemberLevelView, MembersAnswer, TransferAnswer
+from cluster.schemas import Command, FeatureLevelAnswer, MemberLevelView, MembersAnswer, TransferAnswer, made_of
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.security import NAME_RULE, is_name
@@ -143,10 +143,8 @@ async def raise_feature_level(call: Call[r.FeatureLevelRequest]) -> Reply[Featur
 
 
 def _reply(state: State, members: tuple[MemberLevel, ...]) -> Reply[FeatureLevelAnswer]:
-    following = state.feature_level + 1
-    level = next((level for level in features.LEVELS if level.number == following), None)
-    if following > features.FEATURE_LEVEL_KNOWN:
-        level = None
+    following = range(state.feature_level + 1, features.FEATURE_LEVEL_KNOWN + 1)[:1]
+    level = next((level for level in features.LEVELS if level.number in following), None)
     view = FeatureLevelAnswer(
         revision=state.revision,
         feature_level=state.feature_level,
@@ -156,13 +154,7 @@ def _reply(state: State, members: tuple[MemberLevel, ...]) -> Reply[FeatureLevel
         next_brings="" if level is None else level.brings,
         may_be_raised=level is not None and all(member.known >= level.number for member in members),
         members=tuple(
-            MemberLevelView(
-                name=member.name,
-                id=member.id,
-                votes=member.votes,
-                known=None if member.known == UNHEARD else member.known,
-                version=member.version,
-            )
+            made_of(member, MemberLevelView, known=None if member.known == UNHEARD else member.known)
             for member in members
         ),
     )

@@ -8,7 +8,16 @@ from cluster.api import wire
 from cluster.api.render import node_jobs, node_view
 from cluster.api.service import NO_ID, AskedCommand, Call, Reply, handles
 from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
-from cluster.schemas import Command, NodesAnswer, NodeView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas import (
+    Command,
+    NodesAnswer,
+    NodeView,
+    PollAnswer,
+    RegisterAnswer,
+    ReportResult,
+    ReportsAnswer,
+    made_of,
+)
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import POLLS_MAX, Answer, Liveness, Transfer
@@ -72,28 +81,7 @@ async def poll_orders(call: Call[r.PollRequest]) -> Reply[PollAnswer]:
     now = controller.clock.now()
     controller.liveness.progressed(
         node,
-        (
-            Transfer(
-                row.job,
-                row.attempt,
-                node,
-                row.stage,
-                row.files_done,
-                row.files_total,
-                row.bytes_done,
-                row.bytes_total,
-                row.rate_bytes_s,
-                now,
-                directories_done=row.directories_done,
-                retries=row.retries,
-                resumed_files=row.resumed_files,
-                resumed_bytes=row.resumed_bytes,
-                phase=row.phase,
-                file=row.file,
-                waiting=row.waiting,
-            )
-            for row in body.progress
-        ),
+        (made_of(row, Transfer, node=node, updated_at=now) for row in body.progress),
         state,
     )
     wait_s = min(body.wait_s, controller.liveness.poll_wait_s_max)

@@ -23,6 +23,7 @@ from cluster.schemas import (
     TransfersAnswer,
     TransferState,
     TransferView,
+    made_of,
 )
 from cluster.schemas import operations as ops
 from cluster.server import TimeTravelBusy, Transfer, settled_at
@@ -41,6 +42,9 @@ RECEIPTS_LISTED_MAX = 1_000
 """Receipts of one job in one answer, count: a job that is retried for ever has more; the newest are shown."""
 
 NO_SHARES = RateShares()
+
+_SAID = {*Transfer.__struct_fields__} & {*TransferView.__struct_fields__} - {"attempt", "node", "stage"}
+"""How far a transfer is, as an agent says it and an answer shows it under the same names."""
 
 
 @handles(ops.LIST_TRANSFERS)
@@ -140,7 +144,7 @@ def transfers_of(call: Call[Any], state: State, job_id: int) -> JobTransfersView
         checkpoint=None if known.checkpoint is None else _checkpoint_view(known.checkpoint),
         receipts=tuple(receipt_view(job_id, job.node, receipt, names=names) for receipt in known.receipts),
         not_exported=tuple(
-            NotExportedView(path=one.path if names else "(private)", why=one.why, lost=one.lost)
+            made_of(one, NotExportedView, path=one.path if names else "(private)")
             for one in not_exported(state, job_id)
         ),
     )
@@ -199,68 +203,32 @@ def _said_view(call: Call[Any], state: State, said: Transfer) -> TransferView:
 def _with_said(call: Call[Any], state: State, view: TransferView, said: Transfer) -> TransferView:
     left = said.bytes_total - said.bytes_done
     known = left >= 0 and said.bytes_total and said.rate_bytes_s > 0
-    return msgspec.structs.replace(
-        view,
-        files_done=said.files_done,
-        files_total=said.files_total,
-        bytes_done=said.bytes_done,
-        bytes_total=said.bytes_total,
-        rate_bytes_s=said.rate_bytes_s,
-        updated_time=format_instant(said.updated_at),
-        directories_done=said.directories_done,
-        retries=said.retries,
-        resumed_files=said.resumed_files,
-        resumed_bytes=said.resumed_bytes,
-        phase=said.phase,
-        file=said.file if owns(call, state, said.job) else "",
-        waiting=said.waiting,
-        time_left_s=round(left / said.rate_bytes_s, 3) if known else None,
-    )
+    changed = {
+        **{name: getattr(said, name) for name in _SAID},
+        "updated_time": format_instant(said.updated_at),
+        "file": said.file if owns(call, state, said.job) else "",
+        "time_left_s": round(left / said.rate_bytes_s, 3) if known else None,
+    }
+    return msgspec.structs.replace(view, **changed)
 
 
 def receipt_view(job_id: int, node: str, receipt: TransferReceipt, *, names: bool) -> ReceiptView:
     """Return a receipt; `names`: with what was left out by name."""
-    return ReceiptView(
+    return made_of(
+        receipt,
+        ReceiptView,
         job_id=job_id,
         node=node,
         stage=receipt.stage.word,
-        attempt=receipt.attempt,
-        complete=receipt.complete,
-        backends=receipt.backends,
-        files=receipt.files,
-        directories=receipt.directories,
-        links=receipt.links,
-        size_bytes=receipt.size_bytes,
-        written_bytes=receipt.written_bytes,
-        resumed_files=receipt.resumed_files,
-        resumed_bytes=receipt.resumed_bytes,
-        retries=receipt.retries,
-        removed_files=receipt.removed_files,
-        left_out=receipt.left_out,
-        left_out_first=tuple(LeftOutView(path=one.path, reason=one.reason) for one in receipt.left_out_first)
-        if names
-        else (),
-        stripped=receipt.stripped,
-        verify=receipt.verify,
-        algorithm=receipt.algorithm,
-        digest=receipt.digest,
-        manifest_digest=receipt.manifest_digest,
+        left_out_first=tuple(made_of(one, LeftOutView) for one in receipt.left_out_first) if names else (),
         start_time=format_instant(receipt.started_at),
         end_time=format_instant(receipt.ended_at),
     )
 
 
 def _checkpoint_view(checkpoint: TransferCheckpoint) -> CheckpointView:
-    return CheckpointView(
-        stage=checkpoint.stage.word,
-        attempt=checkpoint.attempt,
-        files=checkpoint.files,
-        size_bytes=checkpoint.size_bytes,
-        files_total=checkpoint.files_total,
-        total_bytes=checkpoint.total_bytes,
-        manifest_digest=checkpoint.manifest_digest,
-        time=format_instant(checkpoint.at),
-    )
+    stage, time = checkpoint.stage.word, format_instant(checkpoint.at)
+    return made_of(checkpoint, CheckpointView, stage=stage, time=time)
 
 
 def _said(call: Call[Any], state: State) -> dict[int, Transfer]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cluster.api.web import Problem, bad
-from cluster.schemas import SubmitRequest, UpdateRequest
+from cluster.schemas import SubmitRequest, UpdateRequest, made_of
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
@@ -166,7 +166,6 @@ def _shared(record: type[msgspec.Struct], request: type[msgspec.Struct]) -> tupl
 
 
 _OF_JOB, _OF_OPTIONS = _shared(JobRequest, SubmitRequest), _shared(JobOptions, SubmitRequest)
-_OF_CHANGE = _shared(JobChange, UpdateRequest)
 
 
 def _said(request: SubmitRequest | UpdateRequest, names: tuple[str, ...]) -> dict[str, Any]:
@@ -326,16 +325,15 @@ def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFA
     elif request.dependency_any:
         raise bad("it is said how to read dependencies, and not which", "name them all", "dependencies")
     reading = _read_alone(request, site)
-    change = JobChange(
-        **_said(request, _OF_CHANGE)
-        | {
-            "begin_at": None if request.begin_at is None else _instant(request.begin_at or None, "begin_at"),
-            "deadline": None if request.deadline is None else _instant(request.deadline or None, "deadline"),
-            "dependencies": dependencies,
-            "singleton": singleton,
-            "any_of": None if texts is None else request.dependency_any,
-            "licenses": None if request.licenses is None else _licenses(request.licenses),
-        }
+    change = made_of(
+        request,
+        JobChange,
+        begin_at=None if request.begin_at is None else _instant(request.begin_at or None, "begin_at"),
+        deadline=None if request.deadline is None else _instant(request.deadline or None, "deadline"),
+        dependencies=dependencies,
+        singleton=singleton,
+        any_of=None if texts is None else request.dependency_any,
+        licenses=None if request.licenses is None else _licenses(request.licenses),
     )
     return c.UpdateJob(job, change, None if reading is None else reading.request, after_tasks, tasks)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -36,3 +36,15 @@ class Command(Request, frozen=True, kw_only=True):
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What every answer has in common: it is frozen and made of named fields."""
+
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+def made_of(record: object, kind: type[_Struct], **differing: Any) -> _Struct:
+    """Return a `kind` with the fields that `record` has under the same names; `differing` are those that it has not.
+
+    TypeError for a required field that comes from neither, or one that `kind` does not have.
+    """
+    names = [name for name in kind.__struct_fields__ if name not in differing and hasattr(record, name)]
+    return kind(**{name: getattr(record, name) for name in names}, **differing)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from cluster.api.render.job_details import details_of, task_words
 from cluster.api.render.reasons import Verdicts
-from cluster.schemas import BufferView, JobView, NodeView, PoolView
+from cluster.schemas import BufferView, JobView, NodeView, PoolView, made_of
 from cluster.server import Liveness
 from cluster.system import format_instant
 from replica.decide import overcommitted_bytes
-from replica.model import Hold, NodeState, takes_cpus, unit_in
+from replica.model import Buffer, Hold, NodeState, PersistentBuffer, takes_cpus, unit_in
 from replica.state import State
 from replica.values import Instant
 from replica.views import buffer_word, job_tres, pool_use
@@ -64,14 +64,11 @@ def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str,
 def pool_view(state: State, name: str, buffers: int) -> PoolView:
     """Return one pool at `state`; `buffers` is how many hold something of it. KeyError if it is not there."""
     use = pool_use(state, name)
-    return PoolView(
-        name=name,
-        quantity_bytes=use.pool.quantity_bytes,
-        granularity_bytes=use.pool.granularity_bytes,
+    return made_of(
+        use.pool,
+        PoolView,
         held_bytes=use.held_bytes,
         free_bytes=use.free_bytes,
-        out_of_service_bytes=use.pool.out_of_service_bytes,
-        is_default=use.pool.is_default,
         buffers=buffers,
         unit=unit_in(state.pools, name).word,
         overcommitted_bytes=overcommitted_bytes(use.pool, use.held_bytes),
@@ -89,52 +86,46 @@ def buffer_view(state: State, job_id: int) -> BufferView:
     buffer, request = state.buffers[job_id], state.jobs[job_id].request
     asked = request.buffer
     assert asked is not None  # a job with a buffer asked for one
-    return BufferView(
+    return _buffer_view(
+        state,
+        buffer,
         job_id=buffer.job,
         task=task_words(state, job_id),
         user=request.user,
-        state=buffer.state.word,
-        pool=buffer.pool or None,
-        capacity_bytes=buffer.granted_bytes,
         requested_bytes=asked.capacity_bytes,
-        held_bytes=buffer.held_bytes,
-        node=buffer.node or None,
         access=tuple(way.name.lower() for way in asked.access),
         type=asked.type,
-        create_time=format_instant(buffer.created_at),
-        change_time=format_instant(buffer.changed_at),
-        staged_in_bytes=buffer.staged_in_bytes,
-        staged_in_files=buffer.staged_in_files,
-        staged_out_bytes=buffer.staged_out_bytes,
-        staged_out_files=buffer.staged_out_files,
         request=asked.text,
-        hurry=buffer.hurry,
-        unit=unit_in(state.pools, buffer.pool).word,
-        revision=state.revision,
     )
 
 
 def persistent_view(state: State, name: str) -> BufferView:
     """Return one persistent buffer at `state`; KeyError if it is not there."""
     buffer = state.persistent[name]
-    return BufferView(
+    return _buffer_view(
+        state,
+        buffer,
         job_id=None,
-        name=buffer.name,
-        user=buffer.user,
+        requested_bytes=buffer.granted_bytes,
+        access=tuple(way.name.lower() for way in buffer.access),
+        made_by=buffer.job or None,
+    )
+
+
+def _buffer_view(state: State, buffer: Buffer | PersistentBuffer, **differing: Any) -> BufferView:
+    """Return the view of a buffer of either kind; `differing` is what the kinds do not have in common."""
+    return made_of(
+        buffer,
+        BufferView,
         state=buffer.state.word,
         pool=buffer.pool or None,
         capacity_bytes=buffer.granted_bytes,
-        requested_bytes=buffer.granted_bytes,
-        held_bytes=buffer.held_bytes,
         node=buffer.node or None,
-        access=tuple(way.name.lower() for way in buffer.access),
-        type=buffer.type,
         create_time=format_instant(buffer.created_at),
         change_time=format_instant(buffer.changed_at),
-        hurry=buffer.hurry,
         unit=unit_in(state.pools, buffer.pool).word,
-        made_by=buffer.job or None,
         revision=state.revision,
+        **differing,
     )
 
 
@@ -148,18 +139,14 @@ def node_view(state: State, name: str, jobs: list[int], liveness: Liveness | Non
     node = state.nodes[name]
     # Slurm's word for a node that gets nothing new while it finishes what it has.
     draining = node.state is NodeState.DRAINED and bool(jobs)
-    return NodeView(
-        name=name,
+    return made_of(
+        node,
+        NodeView,
         state="DRAINING" if draining else node.state.name,
-        reason=node.reason,
-        cpus=node.cpus,
         cpus_in_use=sum(
             state.jobs[job].request.cpus for job in jobs if takes_cpus(state.jobs[job], state.buffers.get(job))
         ),
-        instance=node.instance,
-        storage_id=node.storage_id,
         registered_time=format_instant(node.registered_at),
-        drained=node.drained,
         jobs=tuple(jobs),
         last_contact_s=None if liveness is None else liveness.last_contact_s(name),
         revision=state.revision,
