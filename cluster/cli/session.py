@@ -3,7 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.client import NO_ANSWER, UNTRUSTED, ApiError, Client, run
 from cluster.config import OPERATOR_NAME, Config, ConfigError
+from cluster.schemas import Operation
 from cluster.security import TlsRefused
 from cluster.system import Clock, SystemClock
 
@@ -81,6 +82,23 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         except TlsRefused as error:
             sentence, _, remedy = str(error).partition("; ")
             raise Failure(ExitCode.PERMISSION_DENIED, sentence, remedy) from error
+
+    def read(self, operation: Operation[None, _T], **parameters: Any) -> _T:
+        """Return the answer to a read, an old one too with --stale; Failure as `ask`."""
+        return self.ask(lambda client: client.call(operation, stale=self.stale, **parameters))
+
+    def write(self, operation: Operation[Any, _T], **values: Any) -> _T:
+        """Have a command carried out under an id of its own, and return its answer; Failure as `ask`.
+
+        `values` are the parameters of the operation's path, and the fields of its request.
+        """
+        path = {name: values.pop(name) for name in operation.path_parameters}
+
+        async def send(client: Client) -> _T:
+            request = operation.request(command_id=client.new_command_id(), **values)
+            return await client.call(operation, request, **path)
+
+        return self.ask(send)
 
 
 def load_config(path: Path | None) -> Config:

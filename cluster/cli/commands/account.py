@@ -1,14 +1,13 @@
 """`forebay account|qos|license|reservation|scheduling|usage …`: who may have how much, and when."""
 
-from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, add_show_and_delete, names, print_records
+from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, group_of, names, set_record
 from cluster.cli.exits import bad_input
 from cluster.cli.session import session
-from cluster.cli.text import show, show_json, size, table
+from cluster.cli.text import present, show, size, table
 from cluster.client import Client
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
@@ -16,151 +15,105 @@ from replica.values import plain
 
 _T = TypeVar("_T")
 
-_LIMIT = click.option(
-    "--limit",
-    "limits",
-    multiple=True,
-    metavar="LIMIT=VALUE",
-    help="Such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/NAME is a pool, or bb/native for all. Repeat for more.",
-)
 
-
-def _users(words: str = "Users, separated by commas.") -> Callable[[Any], Any]:
-    return click.option("--users", callback=names, metavar="NAME,…", help=words)
-
-
-def _accounts_option(words: str) -> Callable[[Any], Any]:
-    return click.option("--accounts", callback=names, metavar="NAME,…", help=words)
-
-
-def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+def _limits(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the limits that were given, each LIMIT=VALUE; Failure for one that cannot be read."""
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key or not value:
-            raise bad_input(f"{text!r} is no limit", "write it as LIMIT=VALUE", place=option)
+            raise bad_input(f"{text!r} is no limit", "write it as LIMIT=VALUE", place=parameter.opts[0])
         if key in found:
-            raise bad_input(f"{key} is set twice", "set each once", place=option)
+            raise bad_input(f"{key} is set twice", "set each once", place=parameter.opts[0])
         found[key] = value
     return found
 
 
+def _user_limits(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for text in texts:
+        user, colon, rest = text.partition(":")
+        if not colon:
+            raise bad_input(f"{text!r} names no user", "write it as USER:LIMIT=VALUE", place=parameter.opts[0])
+        found.setdefault(user, {}).update(_limits(context, parameter, (rest,)))
+    return found
+
+
 def _limits_text(limits: dict[str, str]) -> str:
-    return ",".join(f"{key}={value}" for key, value in limits.items()) or "-"
+    return ",".join(f"{key}={value}" for key, value in limits.items())
+
+
+_LIMIT = click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    callback=_limits,
+    metavar="LIMIT=VALUE",
+    help="Such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/NAME is a pool, or bb/native for all. Repeat for more.",
+)
+_ACCOUNTS = click.option(
+    "--accounts", callback=names, metavar="NAME,…", help="Accounts whose jobs may use it, separated by commas."
+)
 
 
 # Accounts ------------------------------------------------------------------------------------------------------------
 
 
-@click.group("account")
-def account_group() -> None:
-    """Show and change accounts, their users, and limits."""
-
-
-@account_group.command("set")
-@NAME
-@click.option("--parent", default="", metavar="ACCOUNT", help="The account above it.  [default: none]")
-@_users()
-@_LIMIT
-@click.option(
-    "--user-limit",
-    "user_limits",
-    multiple=True,
-    metavar="USER:LIMIT=VALUE",
-    help="A limit of one user in this account; repeat for more.",
-)
-@JSON_OPTION
-def set_account(
-    name: str, parent: str, users: tuple[str, ...], limits: tuple[str, ...], user_limits: tuple[str, ...], as_json: bool
-) -> None:
-    """Make an account, or change all of it: what is not named is empty afterwards (operators)."""
-    of_users: dict[str, dict[str, str]] = {}
-    for text in user_limits:
-        user, colon, rest = text.partition(":")
-        if not colon:
-            raise bad_input(f"{text!r} names no user", "write it as USER:LIMIT=VALUE", place="--user-limit")
-        of_users.setdefault(user, {}).update(_pairs([rest], "--user-limit"))
-
-    async def change(client: Client) -> v.AccountsAnswer:
-        request = v.AccountRequest(
-            command_id=client.new_command_id(),
-            parent=parent,
-            users=users,
-            limits=_pairs(limits, "--limit"),
-            user_limits=of_users,
-        )
-        return await client.call(ops.SET_ACCOUNT, request, name=name)
-
-    print_records(ACCOUNTS, session().ask(change), as_json, name)
-
-
 def _write_accounts(accounts: tuple[v.AccountView, ...]) -> None:
     rows = [
         (
-            plain(row.name),
-            plain(row.parent or "-"),
-            plain(",".join(row.users) or "-"),
-            plain(_limits_text(row.limits)),
-            plain(" ".join(f"{user}:{_limits_text(limits)}" for user, limits in row.user_limits.items()) or "-"),
+            row.name,
+            row.parent,
+            ",".join(row.users),
+            _limits_text(row.limits),
+            " ".join(f"{user}:{_limits_text(limits) or '-'}" for user, limits in row.user_limits.items()),
         )
         for row in accounts
     ]
     show(table(("ACCOUNT", "PARENT", "USERS", "LIMITS", "USER LIMITS"), rows, flexible=frozenset({"USERS", "LIMITS"})))
 
 
-ACCOUNTS = Kind("account", "accounts", ops.LIST_ACCOUNTS, ops.DELETE_ACCOUNT, _write_accounts)
-add_show_and_delete(
-    account_group,
+ACCOUNTS = Kind("account", "accounts", ops.LIST_ACCOUNTS, ops.SET_ACCOUNT, ops.DELETE_ACCOUNT, _write_accounts)
+account_group = group_of(
     ACCOUNTS,
+    "Show and change accounts, their users, and limits.",
     "List the accounts, or show one.",
     "Take an account away; its pending jobs wait with InvalidAccount (operators).",
 )
 
 
-# QOS -----------------------------------------------------------------------------------------------------------------
-
-
-@click.group("qos")
-def qos_group() -> None:
-    """Show and change qualities of service: priority and limits."""
-
-
-@qos_group.command("set")
+@account_group.command("set")
 @NAME
-@click.option("--priority", type=click.IntRange(0), default=0, show_default=True, help="Added to that of its jobs.")
+@click.option("--parent", default="", metavar="ACCOUNT", help="The account above it.  [default: none]")
+@click.option("--users", callback=names, metavar="NAME,…", help="Users, separated by commas.")
 @_LIMIT
-@_users("Users who may use it, separated by commas.  [default: everybody]")
-@_accounts_option("Accounts whose jobs may use it, separated by commas.")
-@click.option("--deny-on-limit", is_flag=True, help="Refuse at submit what one of its limits forbids by itself.")
+@click.option(
+    "--user-limit",
+    "user_limits",
+    multiple=True,
+    callback=_user_limits,
+    metavar="USER:LIMIT=VALUE",
+    help="A limit of one user in this account; repeat for more.",
+)
 @JSON_OPTION
-def set_qos(
-    name: str, priority: int, limits: tuple[str, ...], users: tuple[str, ...], accounts: tuple[str, ...],
-    deny_on_limit: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Make a QOS, or change all of it: what is not named is empty afterwards (operators)."""
+def set_account(name: str, as_json: bool, **fields: Any) -> None:
+    """Make an account, or change all of it: what is not named is empty afterwards (operators)."""
+    set_record(ACCOUNTS, name, as_json, **fields)
 
-    async def change(client: Client) -> v.QosAnswer:
-        request = v.QosRequest(
-            command_id=client.new_command_id(),
-            priority=priority,
-            limits=_pairs(limits, "--limit"),
-            users=users,
-            accounts=accounts,
-            deny_on_limit=deny_on_limit,
-        )
-        return await client.call(ops.SET_QOS, request, name=name)
 
-    print_records(QOS, session().ask(change), as_json, name)
+# QOS -----------------------------------------------------------------------------------------------------------------
 
 
 def _write_qos(qos: tuple[v.QosView, ...]) -> None:
     rows = [
         (
-            plain(row.name),
+            row.name,
             row.priority,
-            plain(_limits_text(row.limits)),
-            plain(",".join(row.users) or "-"),
-            plain(",".join(row.accounts) or "-"),
+            _limits_text(row.limits),
+            ",".join(row.users),
+            ",".join(row.accounts),
             "yes" if row.deny_on_limit else "no",
         )
         for row in qos
@@ -169,94 +122,60 @@ def _write_qos(qos: tuple[v.QosView, ...]) -> None:
     show(table(heads, rows, right=frozenset({"PRIORITY"}), flexible=frozenset({"LIMITS"})))
 
 
-QOS = Kind("QOS", "qos", ops.LIST_QOS, ops.DELETE_QOS, _write_qos)
-add_show_and_delete(
-    qos_group,
+QOS = Kind("QOS", "qos", ops.LIST_QOS, ops.SET_QOS, ops.DELETE_QOS, _write_qos)
+qos_group = group_of(
     QOS,
+    "Show and change qualities of service: priority and limits.",
     "List the QOS, or show one.",
     "Take a QOS away; its pending jobs wait with InvalidQOS (operators).",
 )
 
 
+@qos_group.command("set")
+@NAME
+@click.option("--priority", type=click.IntRange(0), default=0, show_default=True, help="Added to that of its jobs.")
+@_LIMIT
+@click.option(
+    "--users",
+    callback=names,
+    metavar="NAME,…",
+    help="Users who may use it, separated by commas.  [default: everybody]",
+)
+@_ACCOUNTS
+@click.option("--deny-on-limit", is_flag=True, help="Refuse at submit what one of its limits forbids by itself.")
+@JSON_OPTION
+def set_qos(name: str, as_json: bool, **fields: Any) -> None:
+    """Make a QOS, or change all of it: what is not named is empty afterwards (operators)."""
+    set_record(QOS, name, as_json, **fields)
+
+
 # Licences ------------------------------------------------------------------------------------------------------------
 
 
-@click.group("license")
-def license_group() -> None:
-    """Show and change licences, which jobs have while they run."""
+def _write_licenses(licenses: tuple[v.LicenseView, ...]) -> None:
+    rows = [(row.name, row.total, row.in_use, max(0, row.total - row.in_use)) for row in licenses]
+    show(table(("LICENSE", "TOTAL", "USED", "FREE"), rows, right=frozenset({"TOTAL", "USED", "FREE"})))
+
+
+LICENSES = Kind("licence", "licenses", ops.LIST_LICENSES, ops.SET_LICENSE, ops.DELETE_LICENSE, _write_licenses)
+license_group = group_of(
+    LICENSES,
+    "Show and change licences, which jobs have while they run.",
+    "List the licences and how many of each are in use, or show one.",
+    "Take a licence away; its pending jobs wait with Licenses (operators).",
+)
 
 
 @license_group.command("set")
 @NAME
 @click.option("--total", type=click.IntRange(0), required=True, help="How many there are.")
 @JSON_OPTION
-def set_license(name: str, total: int, as_json: bool) -> None:
+def set_license(name: str, as_json: bool, total: int) -> None:
     """Say how many of a licence there are (operators); nothing is taken from jobs that run."""
-
-    async def change(client: Client) -> v.LicensesAnswer:
-        request = v.LicenseRequest(command_id=client.new_command_id(), total=total)
-        return await client.call(ops.SET_LICENSE, request, name=name)
-
-    print_records(LICENSES, session().ask(change), as_json, name)
-
-
-def _write_licenses(licenses: tuple[v.LicenseView, ...]) -> None:
-    rows = [(plain(row.name), row.total, row.in_use, max(0, row.total - row.in_use)) for row in licenses]
-    show(table(("LICENSE", "TOTAL", "USED", "FREE"), rows, right=frozenset({"TOTAL", "USED", "FREE"})))
-
-
-LICENSES = Kind("licence", "licenses", ops.LIST_LICENSES, ops.DELETE_LICENSE, _write_licenses)
-add_show_and_delete(
-    license_group,
-    LICENSES,
-    "List the licences and how many of each are in use, or show one.",
-    "Take a licence away; its pending jobs wait with Licenses (operators).",
-)
+    set_record(LICENSES, name, as_json, total=total)
 
 
 # Reservations --------------------------------------------------------------------------------------------------------
-
-
-@click.group("reservation")
-def reservation_group() -> None:
-    """Show and change reservations of burst-buffer space."""
-
-
-@reservation_group.command("set")
-@NAME
-@click.option("--start", metavar="TIME", help="ISO 8601 with a zone, e.g. 2026-01-31T12:00:00Z.  [default: now]")
-@click.option("--end", metavar="TIME", required=True, help="ISO 8601 with a zone.")
-@_users("Users who may use it, separated by commas.")
-@_accounts_option("Accounts whose jobs may use it, separated by commas.")
-@click.option(
-    "--burst-buffer",
-    "burst_buffer",
-    required=True,
-    metavar="[plugin:][pool:]#[units]",
-    help="What it sets aside, e.g. fast:10TiB; more after commas.",
-)
-@JSON_OPTION
-def set_reservation(
-    name: str, start: str | None, end: str, users: tuple[str, ...], accounts: tuple[str, ...], burst_buffer: str,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Set space aside for a time, or change all of a reservation (operators).
-
-    Its jobs may use its space and what is free for all; nobody else gets space that he would not give back in time.
-    """
-
-    async def change(client: Client) -> v.ReservationsAnswer:
-        request = v.ReservationRequest(
-            command_id=client.new_command_id(),
-            start=start,
-            end=end,
-            users=users,
-            accounts=accounts,
-            burst_buffer=burst_buffer,
-        )
-        return await client.call(ops.SET_RESERVATION, request, name=name)
-
-    print_records(RESERVATIONS, session().ask(change), as_json, name)
 
 
 def _write_reservations(reservations: tuple[v.ReservationView, ...]) -> None:
@@ -266,13 +185,42 @@ def _write_reservations(reservations: tuple[v.ReservationView, ...]) -> None:
         click.echo(plain(f"   Users={users} Accounts={accounts} BurstBuffer={row.burst_buffer} Held={row.held_bytes}"))
 
 
-RESERVATIONS = Kind("reservation", "reservations", ops.LIST_RESERVATIONS, ops.DELETE_RESERVATION, _write_reservations)
-add_show_and_delete(
-    reservation_group,
+RESERVATIONS = Kind(
+    "reservation",
+    "reservations",
+    ops.LIST_RESERVATIONS,
+    ops.SET_RESERVATION,
+    ops.DELETE_RESERVATION,
+    _write_reservations,
+)
+reservation_group = group_of(
     RESERVATIONS,
+    "Show and change reservations of burst-buffer space.",
     "List the reservations that have not ended, or show one.",
     "Take a reservation away; its pending jobs wait with ReservationDeleted (operators).",
 )
+
+
+@reservation_group.command("set")
+@NAME
+@click.option("--start", metavar="TIME", help="ISO 8601 with a zone, e.g. 2026-01-31T12:00:00Z.  [default: now]")
+@click.option("--end", metavar="TIME", required=True, help="ISO 8601 with a zone.")
+@click.option("--users", callback=names, metavar="NAME,…", help="Users who may use it, separated by commas.")
+@_ACCOUNTS
+@click.option(
+    "--burst-buffer",
+    "burst_buffer",
+    required=True,
+    metavar="[plugin:][pool:]#[units]",
+    help="What it sets aside, e.g. fast:10TiB; more after commas.",
+)
+@JSON_OPTION
+def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
+    """Set space aside for a time, or change all of a reservation (operators).
+
+    Its jobs may use its space and what is free for all; nobody else gets space that he would not give back in time.
+    """
+    set_record(RESERVATIONS, name, as_json, **fields)
 
 
 # The rules, and estimates --------------------------------------------------------------------------------------------
@@ -287,8 +235,7 @@ def scheduling_group() -> None:
 @JSON_OPTION
 def show_scheduling(as_json: bool) -> None:
     """Show the rules, and what was measured of each pool's transfers."""
-    stale = session().stale
-    _print_scheduling(session().ask(lambda client: client.call(ops.SHOW_SCHEDULING_RULES, stale=stale)), as_json)
+    _print_scheduling(session().read(ops.SHOW_SCHEDULING_RULES), as_json)
 
 
 @scheduling_group.command("set")
@@ -325,20 +272,18 @@ def set_scheduling(
 
 
 def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
-    if as_json:
-        show_json(answer)
-        return
-    click.echo(
+    lines = [
         f"SizePointsPerGiB={answer.size_points_per_gib} AccountsRequired={'YES' if answer.accounts_required else 'NO'} "
         f"DefaultAccount={plain(answer.default_account or '(null)')} "
         f"DefaultQOS={plain(answer.default_qos or '(null)')} "
-        f"RevocationsMax={answer.revocations_max} RevokeAfter={answer.revoke_after_s}"
-    )
-    for rate in answer.rates:
-        click.echo(
+        f"RevocationsMax={answer.revocations_max} RevokeAfter={answer.revoke_after_s}",
+        *(
             f"Pool={plain(rate.pool or '(null)')} StageIns={rate.stage_ins} StageInRate={rate.stage_in_bytes_per_s}B/s "
             f"StageOuts={rate.stage_outs} StageOutRate={rate.stage_out_bytes_per_s}B/s Drain={rate.drain_s:.0f}s"
-        )
+            for rate in answer.rates
+        ),
+    ]
+    present(answer, as_json, lambda: "\n".join(lines))
 
 
 @click.group("usage")
@@ -352,8 +297,7 @@ def usage_group() -> None:
 @JSON_OPTION
 def show_usage(account: str | None, qos: str | None, as_json: bool) -> None:
     """List the space that was held, times the minutes that it was."""
-    stale = session().stale
-    answer = session().ask(lambda client: client.call(ops.LIST_USAGE, stale=stale))
+    answer = session().read(ops.LIST_USAGE)
     rows = tuple(row for row in answer.usage if account in (None, row.account) and qos in (None, row.qos))
     _print_usage(v.UsageAnswer(revision=answer.revision, usage=rows), as_json)
 
@@ -366,26 +310,12 @@ def reset_usage(account: str | None, qos: str | None, as_json: bool) -> None:
     """Have what an account, or a QOS, has used count as nothing from here on (operators)."""
     if (account is None) == (qos is None):
         raise bad_input("it is not said whose usage", "name an account, or a QOS", place="--account")
-
-    async def reset(client: Client) -> v.UsageAnswer:
-        request = v.UsageResetRequest(command_id=client.new_command_id(), account=account, qos=qos)
-        return await client.call(ops.RESET_USAGE, request)
-
-    _print_usage(session().ask(reset), as_json)
+    _print_usage(session().write(ops.RESET_USAGE, account=account, qos=qos), as_json)
 
 
 def _print_usage(answer: v.UsageAnswer, as_json: bool) -> None:
-    if as_json:
-        show_json(answer)
-        return
+    heads = ("ACCOUNT", "QOS", "USER", "POOL", "USED")
     rows = [
-        (
-            plain(row.account or "-"),
-            plain(row.qos or "-"),
-            plain(row.user or "-"),
-            plain(row.pool or "all"),
-            f"{size(row.byte_minutes)}-minutes",
-        )
-        for row in answer.usage
+        (row.account, row.qos, row.user, row.pool or "all", f"{size(row.byte_minutes)}-minutes") for row in answer.usage
     ]
-    show(table(("ACCOUNT", "QOS", "USER", "POOL", "USED"), rows, right=frozenset({"USED"})))
+    present(answer, as_json, lambda: table(heads, rows, right=frozenset({"USED"})))

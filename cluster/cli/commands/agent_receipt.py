@@ -141,11 +141,7 @@ def _which(home: Path, job: int, stage: str | None, attempt: int | None) -> "Kep
 def _in_ledger(current: Session, which: "Kept") -> str:
     """Return the digest that the ledger has, empty with a remark if nobody can be asked."""
     try:
-        answer = current.ask(
-            lambda client: client.call(
-                ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt, stale=current.stale
-            )
-        )
+        answer = current.read(ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt)
     except Failure as failure:
         note(f"The ledger's receipt could not be asked for: {failure}.")
         return ""

@@ -8,14 +8,8 @@ from cluster.cli.commands.options import JOB_ID, JSON_OPTION
 from cluster.cli.exits import bad_input
 from cluster.cli.session import session
 from cluster.cli.text import buffers_table, present
-from cluster.client import Client
 from cluster.eventloop import uid_of
-from cluster.schemas import (
-    BurstAnswer,
-    ClearRequest,
-    PersistentCleared,
-    burst_text,
-)
+from cluster.schemas import BurstAnswer, burst_text
 from cluster.schemas import operations as ops
 
 
@@ -29,8 +23,7 @@ def buffer_group() -> None:
 @JSON_OPTION
 def list_buffers(everything: bool, as_json: bool) -> None:
     """List buffers, persistent ones first, their state, and what they hold; by default those that are not gone."""
-    current = session()
-    answer = current.ask(lambda client: client.call(ops.LIST_BUFFERS, live=not everything, stale=current.stale))
+    answer = session().read(ops.LIST_BUFFERS, live=not everything)
     present(answer, as_json, lambda: buffers_table(answer.buffers))
 
 
@@ -48,13 +41,7 @@ def clear(job_ids: tuple[str, ...], name: str | None, discard: bool) -> None:
     if name is None:
         each(job_ids, ops.CLEAR_BUFFER, discard=discard)
         return
-    wanted = name
-
-    async def change(client: Client) -> PersistentCleared:
-        request = ClearRequest(command_id=client.new_command_id(), discard=discard)
-        return await client.call(ops.CLEAR_PERSISTENT_BUFFER, request, name=wanted)
-
-    answer = session().ask(change)
+    answer = session().write(ops.CLEAR_PERSISTENT_BUFFER, name=name, discard=discard)
     click.echo(f"the persistent buffer {answer.name} is cleared")
 
 
@@ -66,8 +53,7 @@ def burst(one_line: bool, as_json: bool) -> None:
 
     Times are local. A user's number is the one that the answering replica knows, else the one that this machine knows.
     """
-    current = session()
-    answer = with_numbers(current.ask(lambda client: client.call(ops.SHOW_BURST, stale=current.stale)))
+    answer = with_numbers(session().read(ops.SHOW_BURST))
     present(answer, as_json, lambda: burst_text(answer, one_line=one_line))
 
 

@@ -11,11 +11,11 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import moment, note, show, show_json, table
 from cluster.config import OPERATOR_NAME, Config, replica_hosts
+from cluster.schemas import made_of
 from cluster.security import (
     AUTHORITY_NAME,
     CERTIFICATE_MODE,
     NAME_RULE,
-    Certificate,
     PkiRefused,
     Role,
     certificate_of,
@@ -68,7 +68,16 @@ def list_certificates(as_json: bool) -> None:
     except OSError as error:
         raise _unreadable(directory, error) from error
     if as_json:
-        show_json(CertificatesAnswer(directory=str(directory), certificates=tuple(map(_row, found))))
+        rows = tuple(
+            made_of(
+                one,
+                CertificateRow,
+                valid_from=format_instant(one.valid_from),
+                valid_until=format_instant(one.valid_until),
+            )
+            for one in found
+        )
+        show_json(CertificatesAnswer(directory=str(directory), certificates=rows))
     else:
         show(
             table(
@@ -94,18 +103,6 @@ def list_certificates(as_json: bool) -> None:
             days = max(0, (one.valid_until - now) // _DAY)
             when = "has expired" if one.valid_until <= now else f"expires in {days} days"
             note(f"forebay: warning: the certificate of {one.name} {when}: issue it again with --replace")
-
-
-def _row(one: Certificate) -> CertificateRow:
-    return CertificateRow(
-        name=one.name,
-        role=one.role,
-        valid_from=format_instant(one.valid_from),
-        valid_until=format_instant(one.valid_until),
-        addresses=one.addresses,
-        has_key=one.has_key,
-        problem=one.problem,
-    )
 
 
 @certificate_group.command("issue")

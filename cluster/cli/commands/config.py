@@ -18,7 +18,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import note, show_json
 from cluster.client import Client
-from cluster.schemas import CompareAnswer
+from cluster.schemas import CompareAnswer, made_of
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
 from replica.grammar import Fault, Kind, Line, Setting, find_key, include_of, lines_of, parse_lines
@@ -158,8 +158,7 @@ def show_configuration(form: str | None, as_json: bool) -> None:
     """Show the configuration, as a file that can be applied again."""
     if form is not None and as_json:
         raise bad_input("--as and --json exclude each other", "choose one of them")
-    current = session()
-    answer = current.ask(lambda client: client.call(ops.SHOW_CONFIGURATION, stale=current.stale))
+    answer = session().read(ops.SHOW_CONFIGURATION)
     if as_json:
         show_json(answer)
         return
@@ -175,11 +174,7 @@ def show_configuration(form: str | None, as_json: bool) -> None:
 def diff(file: Path, partial: bool, as_json: bool) -> None:
     """Show what applying FILE would change; nothing is changed."""
     request = v.CompareRequest(settings=_bodies(read_settings(file)), partial=partial)
-    answer = session().ask(lambda client: client.call(ops.COMPARE_CONFIGURATION, request))
-    if as_json:
-        show_json(answer)
-    else:
-        _print(answer)
+    _print(session().ask(lambda client: client.call(ops.COMPARE_CONFIGURATION, request)), as_json)
 
 
 @config_group.command("apply")
@@ -208,9 +203,7 @@ def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | No
 
 def _bodies(settings: tuple[Setting, ...]) -> tuple[v.SettingBody, ...]:
     """Return settings as they are sent."""
-    return tuple(
-        v.SettingBody(key=one.key, value=one.value, file=one.file, line=one.line, column=one.column) for one in settings
-    )
+    return tuple(made_of(one, v.SettingBody) for one in settings)
 
 
 def _change(
@@ -230,17 +223,19 @@ def _change(
         return compared
 
     answer = session().ask(change)
+    _print(answer, as_json)
     if as_json:
-        show_json(answer)
         return
-    _print(answer)
     if dry_run:
         note("nothing was changed: this was a dry run")
     elif answer.differences:
         note("changed, all of it in one entry")
 
 
-def _print(answer: CompareAnswer) -> None:
+def _print(answer: CompareAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
     for row in answer.differences:
         click.echo(f"{row.key}: {plain(row.before) or NOTHING} -> {plain(row.after) or NOTHING}")
     if not answer.differences:

@@ -15,10 +15,7 @@ from cluster.cli.exits import bad_input
 from cluster.cli.session import session
 from cluster.cli.text import job_block, jobs_table, note, present, show, show_json, stdout_console, timeline, why_text
 from cluster.client import Client
-from cluster.schemas import (
-    JobsAnswer,
-    JobView,
-)
+from cluster.schemas import JobsAnswer, JobView
 from cluster.schemas import operations as ops
 from replica.model import ENDED, JobState
 from replica.values import plain
@@ -143,7 +140,7 @@ async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
 def show_job(job_id: str, as_json: bool) -> None:
     """Show one job as Key=Value, as `scontrol show job` does."""
     current = session()
-    job = current.ask(lambda client: client.call(ops.SHOW_JOB, id=job_id, stale=current.stale))
+    job = current.read(ops.SHOW_JOB, id=job_id)
     present(job, as_json, lambda: job_block(job, current.clock.now()))
 
 
@@ -153,7 +150,7 @@ def show_job(job_id: str, as_json: bool) -> None:
 def history(job_id: str, as_json: bool) -> None:
     """Draw what happened to a job as a timeline, and where its time went."""
     current = session()
-    answer = current.ask(lambda client: client.call(ops.SHOW_JOB_HISTORY, id=job_id, stale=current.stale))
+    answer = current.read(ops.SHOW_JOB_HISTORY, id=job_id)
     present(answer, as_json, lambda: timeline(answer, current.clock.now()))
 
 
@@ -163,8 +160,7 @@ def history(job_id: str, as_json: bool) -> None:
 @JSON_OPTION
 def why(job_id: str, at: int | None, as_json: bool) -> None:
     """Explain with figures why a job waits, now or at a revision."""
-    current = session()
-    view = current.ask(lambda client: client.call(ops.EXPLAIN_JOB, id=job_id, at=at, stale=current.stale))
+    view = session().read(ops.EXPLAIN_JOB, id=job_id, at=at)
     present(view, as_json, lambda: why_text(view))
 
 
@@ -173,14 +169,10 @@ def why(job_id: str, at: int | None, as_json: bool) -> None:
 @JSON_OPTION
 def estimate(job_id: int, as_json: bool) -> None:
     """Say when a job should start, and what it waits for until then."""
-    stale = session().stale
-    answer = session().ask(lambda client: client.call(ops.ESTIMATE_JOB, id=job_id, stale=stale))
-    if as_json:
-        show_json(answer)
-        return
-    click.echo(
+    answer = session().read(ops.ESTIMATE_JOB, id=job_id)
+    lines = [
         f"JobId={answer.job_id} JobState={plain(answer.state)} Priority={answer.priority} "
-        f"StartTime={plain(answer.start or 'Unknown')}"
-    )
-    for step in answer.steps:
-        click.echo(plain(f"   {step.what}: until {step.until or 'unknown'}: {step.sentence}"))
+        f"StartTime={plain(answer.start or 'Unknown')}",
+        *(plain(f"   {step.what}: until {step.until or 'unknown'}: {step.sentence}") for step in answer.steps),
+    ]
+    present(answer, as_json, lambda: "\n".join(lines))

@@ -17,15 +17,7 @@ from cluster.cli.session import config_failure, session
 from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError, ReplicaConfig
-from cluster.schemas import (
-    AddMemberRequest,
-    DigestsAnswer,
-    MembersAnswer,
-    MemberView,
-    StatusView,
-    TransferAnswer,
-    TransferRequest,
-)
+from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
 from cluster.schemas import operations as ops
 from cluster.system import Address, AddressError
 from replica.values import plain
@@ -93,6 +85,10 @@ MEMBER_ANSWER_S = 2.0
 """How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""
 
 
+_OWN_WORD = ("term", "commit_index", "applied_index", "revision")
+"""What only that replica knows for sure."""
+
+
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What `member status --json` prints."""
 
@@ -126,24 +122,13 @@ def list_members(as_json: bool) -> None:
 
 async def _completed(client: Client, member: MemberView) -> MemberView:
     """Return the row with what only that replica knows, if it answers at once."""
-    if not member.reachable or None not in (
-        member.term,
-        member.commit_index,
-        member.applied_index,
-        member.revision,
-    ):
+    if not member.reachable or None not in (getattr(member, field) for field in _OWN_WORD):
         return member
     try:
         found = await client.call(ops.SHOW_STATUS, replica=Address.parse(member.api), deadline_s=MEMBER_ANSWER_S)
     except (ApiError, AddressError):
         return member
-    return msgspec.structs.replace(
-        member,
-        term=found.term,
-        commit_index=found.commit_index,
-        applied_index=found.applied_index,
-        revision=found.revision,
-    )
+    return msgspec.structs.replace(member, **{field: getattr(found, field) for field in _OWN_WORD})
 
 
 @member_group.command("add")
@@ -157,12 +142,7 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
     Then write it into its copy of the configuration, with `joins = true`, and start it with `serve --join`.
     """
     places = [str(_address("--peer", peer)), str(_address("--api", api))]
-
-    async def change(client: Client) -> MembersAnswer:
-        request = AddMemberRequest(command_id=client.new_command_id(), name=name, peer=places[0], api=places[1])
-        return await client.call(ops.ADD_MEMBER, request)
-
-    answer = session().ask(change)
+    answer = session().write(ops.ADD_MEMBER, name=name, peer=places[0], api=places[1])
     _show_members(answer, as_json, f"start it: forebay serve --name {name} --join")
 
 
@@ -171,7 +151,7 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
 @JSON_OPTION
 def remove(name: str, as_json: bool) -> None:
     """Remove a replica for good (operators). A leader hands over first; who is removed stops by itself."""
-    answer = session().ask(lambda client: client.call(ops.REMOVE_MEMBER, name=name))
+    answer = session().write(ops.REMOVE_MEMBER, name=name)
     _show_members(answer, as_json, f"{name} stops by itself; what is in its directory is of no use any more")
 
 
@@ -183,7 +163,7 @@ def replace(name: str, as_json: bool) -> None:
 
     It gets a new id, so nobody counts on what it promised before; it votes again once it has caught up.
     """
-    answer = session().ask(lambda client: client.call(ops.REPLACE_MEMBER, name=name))
+    answer = session().write(ops.REPLACE_MEMBER, name=name)
     _show_members(
         answer, as_json, f"move away what is left of its directory, and start it: forebay serve --name {name} --join"
     )
@@ -194,12 +174,7 @@ def replace(name: str, as_json: bool) -> None:
 @JSON_OPTION
 def transfer(name: str | None, as_json: bool) -> None:
     """Hand the leadership over to a replica, or to the one that is furthest (operators)."""
-
-    async def change(client: Client) -> TransferAnswer:
-        request = TransferRequest(command_id=client.new_command_id(), name=name)
-        return await client.call(ops.TRANSFER_LEADERSHIP, request)
-
-    answer = session().ask(change)
+    answer = session().write(ops.TRANSFER_LEADERSHIP, name=name)
     present(answer, as_json, lambda: plain(f"{answer.leader or 'another replica'} leads in term {answer.term}"))
 
 

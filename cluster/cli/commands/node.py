@@ -4,12 +4,11 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, add_show_and_delete, names, print_records
+from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, group_of, names, print_records
 from cluster.cli.exits import bad_input, converted
 from cluster.cli.session import session
 from cluster.cli.text import format_duration, nodes_table, parse_duration, present, show, table
 from cluster.client import Client
-from cluster.schemas import DrainRequest, NodeView
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from replica.values import NODES_MAX, plain
@@ -17,9 +16,37 @@ from replica.values import NODES_MAX, plain
 UNLIMITED: Final = "UNLIMITED"
 
 
-@click.group("partition")
-def partition_group() -> None:
-    """Show and change partitions: which nodes jobs may run on, for whom, and for how long."""
+def _write(partitions: tuple[v.PartitionView, ...]) -> None:
+    rows = [
+        (
+            row.name + ("*" if row.default else ""),
+            row.state,
+            "infinite" if row.max_time_s is None else format_duration(row.max_time_s),
+            _job_nodes(row),
+            row.nodes_up,
+            row.cpus,
+            row.nodes,
+            ",".join(row.users) or "ALL",
+            ",".join(row.accounts) or "ALL",
+        )
+        for row in partitions
+    ]
+    heads = ("PARTITION", "AVAIL", "TIMELIMIT", "JOB_SIZE", "UP", "CPUS", "NODELIST", "USERS", "ACCOUNTS")
+    show(table(heads, rows, right=frozenset({"UP", "CPUS"}), flexible=frozenset({"NODELIST", "USERS", "ACCOUNTS"})))
+
+
+def _job_nodes(row: v.PartitionView) -> str:
+    return f"{row.min_nodes}-{'infinite' if row.max_nodes is None else row.max_nodes}"
+
+
+PARTITIONS = Kind("partition", "partitions", ops.LIST_PARTITIONS, ops.SET_PARTITION, ops.DELETE_PARTITION, _write)
+partition_group = group_of(
+    PARTITIONS,
+    "Show and change partitions: which nodes jobs may run on, for whom, and for how long.",
+    "List the partitions, or one; the default one has a star.",
+    "Take a partition away; its pending jobs wait with PartitionConfig (operators).",
+    listing="list",
+)
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -72,39 +99,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _write(partitions: tuple[v.PartitionView, ...]) -> None:
-    rows = [
-        (
-            plain(row.name) + ("*" if row.default else ""),
-            row.state,
-            "infinite" if row.max_time_s is None else format_duration(row.max_time_s),
-            _job_nodes(row),
-            row.nodes_up,
-            row.cpus,
-            plain(row.nodes or "-"),
-            plain(",".join(row.users) or "ALL"),
-            plain(",".join(row.accounts) or "ALL"),
-        )
-        for row in partitions
-    ]
-    heads = ("PARTITION", "AVAIL", "TIMELIMIT", "JOB_SIZE", "UP", "CPUS", "NODELIST", "USERS", "ACCOUNTS")
-    show(table(heads, rows, right=frozenset({"UP", "CPUS"}), flexible=frozenset({"NODELIST", "USERS", "ACCOUNTS"})))
-
-
-def _job_nodes(row: v.PartitionView) -> str:
-    return f"{row.min_nodes}-{'infinite' if row.max_nodes is None else row.max_nodes}"
-
-
-PARTITIONS = Kind("partition", "partitions", ops.LIST_PARTITIONS, ops.DELETE_PARTITION, _write)
-add_show_and_delete(
-    partition_group,
-    PARTITIONS,
-    "List the partitions, or one; the default one has a star.",
-    "Take a partition away; its pending jobs wait with PartitionConfig (operators).",
-    listing="list",
-)
-
-
 @click.group("node")
 def node_group() -> None:
     """List, drain and resume nodes."""
@@ -114,8 +108,7 @@ def node_group() -> None:
 @JSON_OPTION
 def list_nodes(as_json: bool) -> None:
     """List nodes, their state and what they run."""
-    current = session()
-    answer = current.ask(lambda client: client.call(ops.LIST_NODES, stale=current.stale))
+    answer = session().read(ops.LIST_NODES)
     present(answer, as_json, lambda: nodes_table(answer.nodes))
 
 
@@ -126,12 +119,7 @@ def drain(name: str, reason: str) -> None:
     """Keep new work away from a node (operators); what it has goes on."""
     if not reason.strip():
         raise bad_input("the reason is empty", 'say why, for example --reason "new disks"', place="--reason")
-
-    async def change(client: Client) -> NodeView:
-        request = DrainRequest(command_id=client.new_command_id(), reason=reason)
-        return await client.call(ops.DRAIN_NODE, request, name=name)
-
-    node = session().ask(change)
+    node = session().write(ops.DRAIN_NODE, name=name, reason=reason)
     click.echo(f"NodeName={plain(node.name)} State={plain(node.state)} Reason={plain(node.reason)}")
 
 
@@ -139,5 +127,5 @@ def drain(name: str, reason: str) -> None:
 @NAME
 def resume(name: str) -> None:
     """Give a drained node new work again (operators)."""
-    node = session().ask(lambda client: client.call(ops.RESUME_NODE, name=name))
+    node = session().write(ops.RESUME_NODE, name=name)
     click.echo(f"NodeName={plain(node.name)} State={plain(node.state)}")

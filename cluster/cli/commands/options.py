@@ -76,6 +76,7 @@ class Kind(NamedTuple):
     field: str
     """The field of an answer that has the records."""
     listed: Operation[None, Any]
+    changed: Operation[Any, Any]
     deleted: Operation[Command, Any]
     write: Callable[[tuple[Any, ...]], None]
     """Prints records for people."""
@@ -90,18 +91,23 @@ def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = Non
         kind.write(rows)
 
 
-def add_show_and_delete(group: click.Group, kind: Kind, showing: str, deleting: str, *, listing: str = "show") -> None:
-    """Give a group the two commands that differ by nothing but the kind; both texts are their help.
+def set_record(kind: Kind, name: str, as_json: bool, **fields: Any) -> None:
+    """Have a record made or changed, and print it; `fields` are those of the request."""
+    print_records(kind, session().write(kind.changed, name=name, **fields), as_json, name)
+
+
+def group_of(kind: Kind, about: str, showing: str, deleting: str, *, listing: str = "show") -> click.Group:
+    """Return the group of a kind with the two commands that differ by nothing but the kind; the texts are their help.
 
     `listing` is what the first one is called.
     """
+    group = click.Group(help=about)
 
     @group.command(listing, help=showing)
     @click.argument("name", required=False)
     @JSON_OPTION
     def show_records(name: str | None, as_json: bool) -> None:
-        stale = session().stale
-        answer = session().ask(lambda client: client.call(kind.listed, stale=stale))
+        answer = session().read(kind.listed)
         known = [row.name for row in getattr(answer, kind.field)]
         if name is not None and name not in known:
             remedy = f"known are: {', '.join(known) or 'there are none'}"
@@ -112,4 +118,6 @@ def add_show_and_delete(group: click.Group, kind: Kind, showing: str, deleting: 
     @NAME
     @JSON_OPTION
     def delete_record(name: str, as_json: bool) -> None:
-        print_records(kind, session().ask(lambda client: client.call(kind.deleted, name=name)), as_json)
+        print_records(kind, session().write(kind.deleted, name=name), as_json)
+
+    return group

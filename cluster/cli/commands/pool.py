@@ -11,7 +11,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import note, pools_table, present, size, table, unit_in
 from cluster.client import Client
-from cluster.schemas import PoolAddRequest, PoolChangeRequest, PoolRequest, PoolView, UnitWord
+from cluster.schemas import PoolRequest, PoolView, UnitWord
 from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values import SizeError, parse_size, plain
@@ -26,8 +26,7 @@ def pool_group() -> None:
 @JSON_OPTION
 def list_pools(as_json: bool) -> None:
     """List pools with total, used and free capacity."""
-    current = session()
-    answer = current.ask(lambda client: client.call(ops.LIST_POOLS, stale=current.stale))
+    answer = session().read(ops.LIST_POOLS)
     present(answer, as_json, lambda: pools_table(answer.pools))
 
 
@@ -125,9 +124,7 @@ def remarks(pool: PoolView) -> list[str]:
 @JSON_OPTION
 def show_pool(name: str, as_json: bool) -> None:
     """Show one pool."""
-    current = session()
-    answer = current.ask(lambda client: client.call(ops.LIST_POOLS, stale=current.stale))
-    pool = next((row for row in answer.pools if row.name == name), None)
+    pool = next((row for row in session().read(ops.LIST_POOLS).pools if row.name == name), None)
     if pool is None:
         raise Failure(ExitCode.NOT_FOUND, f"there is no pool {name!r}", "`forebay pool list` shows the pools")
     _show(pool, as_json)
@@ -149,18 +146,8 @@ def add_pool(
     counted = partial(parse_amount, unit=unit_of(unit) or PoolUnit.BYTES)
     _check("--quantity", quantity, counted, zero=True)
     _check("--granularity", granularity, counted)
-
-    async def add(client: Client) -> PoolView:
-        request = PoolAddRequest(
-            command_id=client.new_command_id(),
-            quantity=quantity,
-            granularity=granularity,
-            unit=unit,
-            default=is_default or None,
-        )
-        return await client.call(ops.ADD_POOL, request, name=name)
-
-    _show(session().ask(add), as_json)
+    fields = {"quantity": quantity, "granularity": granularity, "unit": unit, "default": is_default or None}
+    _show(session().write(ops.ADD_POOL, name=name, **fields), as_json)
 
 
 @pool_group.command("resize")
@@ -224,7 +211,7 @@ def set_unit(name: str, unit: UnitWord, as_json: bool) -> None:
 @JSON_OPTION
 def remove_pool(name: str, as_json: bool) -> None:
     """Remove a pool that nobody holds a part of or waits for (operators); else refused with who does."""
-    answer = session().ask(lambda client: client.call(ops.REMOVE_POOL, name=name))
+    answer = session().write(ops.REMOVE_POOL, name=name)
     columns = ("POOL", "TOTAL", "FREE")
     rows = (_row(pool) for pool in answer.pools)
     present(answer, as_json, lambda: table(columns, rows, right=frozenset({"TOTAL", "FREE"})))
@@ -236,12 +223,7 @@ def _row(pool: PoolView) -> tuple[str, str, str]:
 
 
 def _change(name: str, as_json: bool, **changes: Any) -> None:
-    async def change(client: Client) -> PoolView:
-        return await client.call(
-            ops.CHANGE_POOL, PoolChangeRequest(command_id=client.new_command_id(), **changes), name=name
-        )
-
-    _show(session().ask(change), as_json)
+    _show(session().write(ops.CHANGE_POOL, name=name, **changes), as_json)
 
 
 def _check(option: str, text: str | None, read: Callable[[str], int], *, zero: bool = False) -> None:

@@ -82,10 +82,7 @@ def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
 @JSON_OPTION
 def receipt(job_id: str, stage: str | None, attempt: int | None, as_json: bool) -> None:
     """Print the receipts of a job, as they stand in the ledger: also of jobs that left the list long ago."""
-    current = session()
-    answer = current.ask(
-        lambda client: client.call(ops.LIST_RECEIPTS, id=job_id, stage=stage, attempt=attempt, stale=current.stale)
-    )
+    answer = session().read(ops.LIST_RECEIPTS, id=job_id, stage=stage, attempt=attempt)
     if not answer.receipts:
         what = f" of {stage}" if stage else ""
         number = f" of attempt {attempt}" if attempt else ""
