@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from cluster.api.privacy import check_sight, only_user
 from cluster.api.service import AskedCommand, Call, Reply, Route, handles
-from cluster.api.web import Problem, bad
+from cluster.api.web import bad, unknown_job
 from cluster.schemas import Command, Operation, made_of
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
@@ -208,7 +208,7 @@ async def estimate_job(call: Call[None]) -> Reply[v.EstimateView]:
     job_id = call.job_in(state)
     job = state.jobs.get(job_id)
     if job is None:
-        raise Problem(404, "unknown_job", f"there is no job {job_id} in the state", "see /v1/jobs", "job id")
+        raise unknown_job(f"there is no job {job_id} in the state")
     check_sight(call, state, job_id)
     at = Instant(max(state.at, call.service.clock.now())) if job.state is JobState.PENDING else state.at
     if job.state is JobState.PENDING:

@@ -10,7 +10,7 @@ import msgspec
 from cluster.api.privacy import only_user
 from cluster.api.render import buffer_view, persistent_view
 from cluster.api.service import Call, Reply, handles
-from cluster.api.web import Problem, actor_of, bad
+from cluster.api.web import Problem, actor_of, bad, queue_full
 from cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.worker import CallRequest
@@ -136,13 +136,7 @@ async def show_provider_status(call: Call[None]) -> Reply[ProviderStatus]:
     try:
         answer = await service.providing.calls.ask(request, min(provision.other_timeout_s, STATUS_WAIT_S_MAX))
     except TooManyCalls as error:
-        raise Problem(
-            429,
-            "queue_full",
-            "too many questions wait for the provider",
-            "ask later",
-            headers={"Retry-After": "1"},
-        ) from error
+        raise queue_full("too many questions wait for the provider", "ask later") from error
     except OperationError as error:
         what = provider_facts(provision.provider).status_called
         # No gateway's status: clients would ask every replica again, and the answer would be the same.

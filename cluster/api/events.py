@@ -17,7 +17,7 @@ from aiohttp import web
 from cluster.api.privacy import may_see
 from cluster.api.render import event_views
 from cluster.api.service import Call, handles
-from cluster.api.web import Problem, bad
+from cluster.api.web import Problem, bad, too_busy
 from cluster.schemas import EventView
 from cluster.schemas import operations as ops
 from cluster.server import Applied, settled_at
@@ -44,6 +44,9 @@ BUFFER_BYTES_MAX = 256 * 1024
 READ_ENTRIES = 32
 """Entries rendered before the loop gets its turn, count."""
 
+RETRY_AFTER_S = 5
+"""What a subscriber for whom there is no place is told to wait, seconds."""
+
 REVISION_MAX = 2**63 - 1
 
 
@@ -60,9 +63,9 @@ def _place(call: Call[None]) -> Iterator[None]:
     streams_of = service.event_streams_of
     if streams_of[who] >= STREAMS_PER_IDENTITY_MAX:
         words = f"{who} has {STREAMS_PER_IDENTITY_MAX} event streams open, which is the most for one identity"
-        raise _too_busy(words, "close one of them, or try another replica")
+        raise too_busy(words, "close one of them, or try another replica", RETRY_AFTER_S)
     if service.event_streams >= STREAMS_MAX:
-        raise _too_busy(f"{STREAMS_MAX} event streams are open", "try another replica")
+        raise too_busy(f"{STREAMS_MAX} event streams are open", "try another replica", RETRY_AFTER_S)
     streams_of[who] += 1
     try:
         yield
@@ -70,10 +73,6 @@ def _place(call: Call[None]) -> Iterator[None]:
         streams_of[who] -= 1
         if not streams_of[who]:
             del streams_of[who]
-
-
-def _too_busy(sentence: str, remedy: str) -> Problem:
-    return Problem(503, "too_busy", sentence, remedy, headers={"Retry-After": "5"})
 
 
 async def _stream(call: Call[None]) -> web.StreamResponse:

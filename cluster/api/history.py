@@ -7,7 +7,7 @@ from itertools import islice
 from cluster.api.privacy import check_sight, owns
 from cluster.api.render import actor_words, as_json, event_name, job_words, sentence_of, task_words, verdict_words
 from cluster.api.service import Call, Reply, handles
-from cluster.api.web import Problem
+from cluster.api.web import Problem, too_busy, unknown_job
 from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
 from cluster.schemas import operations as ops
 from cluster.server import AppliedLog, Step, TimeTravelBusy, settled_at
@@ -34,7 +34,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
     state = await call.state()
     job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
-        raise Problem(404, "unknown_job", f"there is no job {job_id}", "see /v1/jobs", "job id")
+        raise unknown_job(f"there is no job {job_id}")
     check_sight(call, state, job_id)
     applied_log, past = call.service.controller.applied_log, call.service.controller.time_travel
     submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
@@ -46,7 +46,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
             if len(rows) >= ROWS_MAX or step.after.revision >= state.revision:
                 break
     except TimeTravelBusy as error:
-        raise _busy(error) from error
+        raise too_busy(str(error)) from error
     except LookupError:
         # What this replica holds no longer begins early enough to fold anything.
         rows = []
@@ -77,7 +77,7 @@ async def explain_job(call: Call[None]) -> Reply[WhyView]:
         try:
             state = await call.service.controller.time_travel.state_at(revision)
         except TimeTravelBusy as error:
-            raise _busy(error) from error
+            raise too_busy(str(error)) from error
         except LookupError as error:
             raise Problem(
                 410,
@@ -88,9 +88,7 @@ async def explain_job(call: Call[None]) -> Reply[WhyView]:
             ) from error
     job_id = call.job_in(state)
     if job_id not in state.jobs:
-        raise Problem(
-            404, "unknown_job", f"there was no job {job_id} at revision {state.revision}", "see its history", "job id"
-        )
+        raise unknown_job(f"there was no job {job_id} at revision {state.revision}", "see its history")
     check_sight(call, state, job_id)
     job = state.jobs[job_id]
     if state is call.service.controller.state:
@@ -191,7 +189,3 @@ def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
     else:
         return ()
     return tuple(islice(found, BLOCKERS_MAX))
-
-
-def _busy(error: Exception) -> Problem:
-    return Problem(503, "too_busy", str(error), "try again in a moment", headers={"Retry-After": "1"})

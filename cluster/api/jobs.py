@@ -13,7 +13,7 @@ from cluster.api.privacy import may_see, shown
 from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
 from cluster.api.service import AskedCommand, Call, Reply, Route, Service, handles
 from cluster.api.transfers import with_transfers
-from cluster.api.web import Problem, Redirect, bad, no_leader, refused
+from cluster.api.web import Problem, Redirect, bad, no_leader, refused, unknown_job
 from cluster.providers import CALLS_MAX
 from cluster.schemas import (
     BulkAnswer,
@@ -103,7 +103,7 @@ def _named(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
     if isinstance(found, Refusal):
         raise refused(found)
     if found is None and job not in state.jobs:
-        raise Problem(404, "unknown_job", f"there is no job {job} in the state", "see /v1/jobs", "query job")
+        raise unknown_job(f"there is no job {job} in the state", place="query job")
     return (job,) if found is None else found
 
 
@@ -180,14 +180,9 @@ def _job_after(call: Call[Any], settled: Settled, job_id: int, warnings: tuple[s
 def _job(call: Call[Any], state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     if job_id not in state.jobs:
         if 0 < job_id < state.next_job:
-            raise Problem(
-                404,
-                "unknown_job",
-                f"job {job_id} is over and has left the list of finished jobs",
-                f"see /v1/jobs/{job_id}/history",
-                "job id",
-            )
-        raise Problem(404, "unknown_job", f"there is no job {job_id}", "see /v1/jobs", "job id")
+            words = f"job {job_id} is over and has left the list of finished jobs"
+            raise unknown_job(words, f"see /v1/jobs/{job_id}/history")
+        raise unknown_job(f"there is no job {job_id}")
     return shown(call, state, job_view(state, job_id, call.service.verdicts, warnings=warnings))
 
 

@@ -25,6 +25,7 @@ from cluster.api.web import (
     permit,
     queue_full,
     refused,
+    unknown_job,
 )
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop import Identities
@@ -106,8 +107,7 @@ class Call(msgspec.Struct, Generic[Asked]):
             raise bad("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
         found = job_of_task(state, job_id, tasks)
         if found is None and tasks is not None:
-            words = f"array {job_id} has no task {tasks[0]}, or it is no longer in the state"
-            raise Problem(404, "unknown_job", words, "see /v1/jobs", "job id")
+            raise unknown_job(f"array {job_id} has no task {tasks[0]}, or it is no longer in the state")
         return job_id if found is None else found
 
 

@@ -11,7 +11,7 @@ from cluster.api.history import first_revision_at
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.render import task_words
 from cluster.api.service import Call, Reply, handles
-from cluster.api.web import Problem, bad
+from cluster.api.web import bad, too_busy, unknown_job
 from cluster.schemas import (
     CheckpointView,
     JobTransfersView,
@@ -69,9 +69,7 @@ async def show_job_transfers(call: Call[None]) -> Reply[JobTransfersView]:
     state = await call.service.current()
     job_id = call.job_in(state)
     if job_id not in state.jobs:
-        raise Problem(
-            404, "unknown_job", f"there is no job {job_id} in the state", f"see /v1/transfers/{job_id}/receipts"
-        )
+        raise unknown_job(f"there is no job {job_id} in the state", f"see /v1/transfers/{job_id}/receipts", "")
     check_sight(call, state, job_id)
     return Reply(state.revision, transfers_of(call, state, job_id))
 
@@ -85,7 +83,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
     state = await call.state()
     job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
-        raise Problem(404, "unknown_job", f"there is no job {job_id}", "see /v1/jobs", "job id")
+        raise unknown_job(f"there is no job {job_id}")
     check_sight(call, state, job_id)
     found: list[ReceiptView] = []
     complete = False
@@ -99,7 +97,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
                 found.append(msgspec.structs.replace(view, revision=revision))
                 complete = complete and len(found) <= RECEIPTS_LISTED_MAX
     except TimeTravelBusy as error:
-        raise Problem(503, "too_busy", str(error), "try again in a moment", headers={"Retry-After": "1"}) from error
+        raise too_busy(str(error)) from error
     except LookupError:
         complete = False  # what this replica holds does not begin early enough
     rows = tuple(found[-RECEIPTS_LISTED_MAX:])

@@ -21,5 +21,7 @@ from cluster.api.web.problems import (
     outcome_unknown,
     queue_full,
     refused,
+    too_busy,
     unforeseen,
+    unknown_job,
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
-from cluster.api.web.problems import Problem, bad
+from cluster.api.web.problems import Problem, bad, too_busy
 from cluster.security import Identity, Role
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -59,9 +59,9 @@ class _Account:
     def take(self, who: Identity, size_bytes: int) -> None:
         mine = self.held_by.get(who, 0) + size_bytes
         if mine > self.room.share_bytes:
-            raise _too_busy(f"this replica is reading as much of {who} as it may")
+            raise too_busy(f"this replica is reading as much of {who} as it may")
         if self.held_bytes + size_bytes > self.room.bytes_max:
-            raise _too_busy("this replica is reading as many requests as it may")
+            raise too_busy("this replica is reading as many requests as it may")
         self.held_bytes += size_bytes
         self.held_by[who] = mine
 
@@ -157,10 +157,6 @@ async def read_body(
         claim.give()
 
 
-def _too_busy(sentence: str) -> Problem:
-    return Problem(503, "too_busy", sentence, "try again in a moment", headers={"Retry-After": "1"})
-
-
 def _too_large(size_bytes: int, bytes_max: int) -> Problem:
     return Problem(
         413,
@@ -191,8 +187,3 @@ def bad_body(error: Exception) -> Problem:
         place = unknown.group(1) if place == "body" else f"{place}.{unknown.group(1)}"
     sentence = _PLACE.sub("", text)
     return bad(sentence[:1].lower() + sentence[1:], "see /v1/openapi.json for what is expected", place)
-
-
-def encode(view: Any) -> bytes:
-    """Return the answer as JSON."""
-    return msgspec.json.encode(view)

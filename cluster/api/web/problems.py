@@ -92,6 +92,16 @@ def bad(sentence: str, remedy: str = "", place: str = "", code: str = "invalid_f
     return Problem(400, code, sentence, remedy, place)
 
 
+def unknown_job(sentence: str, remedy: str = "see /v1/jobs", place: str = "job id") -> Problem:
+    """Return the answer about a job that is not there."""
+    return Problem(404, "unknown_job", sentence, remedy, place)
+
+
+def too_busy(sentence: str, remedy: str = "try again in a moment", retry_after_s: int = RETRY_AFTER_S) -> Problem:
+    """Return the answer where what is asked for has no room at the moment."""
+    return Problem(503, "too_busy", sentence, remedy, headers={"Retry-After": str(retry_after_s)})
+
+
 def no_leader(sentence: str = "no replica leads at the moment") -> Problem:
     """Return the answer where nothing has happened because nobody could be asked to let it happen."""
     return Problem(503, "no_leader", sentence, "try again in a moment", headers={"Retry-After": str(RETRY_AFTER_S)})
