@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from cluster.api.privacy import check_sight, only_user
 from cluster.api.service import AskedCommand, Call, Reply, Route, handles
 from cluster.api.web import bad, unknown_job
-from cluster.schemas import Command, Operation, made_of
+from cluster.schemas import Answer, Command, Operation, made_of
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant, parse_instant
@@ -30,13 +30,7 @@ from replica.scheduler import effective_priority
 from replica.state import State
 from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListFault, format_nodes, parse_nodes
 
-
-class _Answer(Protocol):
-    @property
-    def revision(self) -> int: ...
-
-
-_Listed = TypeVar("_Listed", bound=_Answer)
+_Listed = TypeVar("_Listed", bound=Answer)
 Listing = Callable[[State], _Listed]
 """What makes the answer: all records of a kind, as they are in a state."""
 

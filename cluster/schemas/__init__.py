@@ -1,6 +1,6 @@
 """What is said over HTTP and over the channel: requests, answers, frames, command ids."""
 
-from cluster.schemas.base import Command, Json, made_of
+from cluster.schemas.base import Answer, Command, Json, made_of
 from cluster.schemas.burst import (
     NO_VALUE,
     BurstAnswer,
@@ -34,8 +34,6 @@ from cluster.schemas.channel_frames import (
 from cluster.schemas.command_ids import bytes_of, instant_in, instant_of, new_command_id
 from cluster.schemas.configuration import (
     CompareAnswer,
-    PoolAddRequest,
-    PoolChangeRequest,
     UnitWord,
 )
 from cluster.schemas.job_fields import (
@@ -89,12 +87,9 @@ from cluster.schemas.requests import (
     BULK_COMMANDS_MAX,
     FEATURE_LEVEL_MAX,
     PROGRESS_ROWS_MAX,
-    AddMemberRequest,
     BulkCommand,
     CancelCommand,
-    ClearRequest,
     ContinueCommand,
-    DrainRequest,
     FeatureLevelRequest,
     HoldCommand,
     PersistentCleared,
@@ -109,7 +104,6 @@ from cluster.schemas.requests import (
     StageWord,
     SubmitCommand,
     SuspendCommand,
-    TransferRequest,
     UpdateCommand,
 )
 from cluster.schemas.transfers import (

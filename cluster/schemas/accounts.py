@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import Command, Number, View
+from cluster.schemas.base import Answer, Command, Number, View
 from cluster.schemas.job_fields import Text
 from replica.values import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
 
@@ -88,10 +88,9 @@ class AccountView(View, frozen=True, kw_only=True):
     user_limits: dict[str, dict[str, str]]
 
 
-class AccountsAnswer(View, frozen=True, kw_only=True):
+class AccountsAnswer(Answer, frozen=True, kw_only=True):
     """Answer about accounts."""
 
-    revision: int
     accounts: tuple[AccountView, ...]
 
 
@@ -106,10 +105,9 @@ class QosView(View, frozen=True, kw_only=True):
     deny_on_limit: bool
 
 
-class QosAnswer(View, frozen=True, kw_only=True):
+class QosAnswer(Answer, frozen=True, kw_only=True):
     """Answer about QOS."""
 
-    revision: int
     qos: tuple[QosView, ...]
 
 
@@ -121,10 +119,9 @@ class LicenseView(View, frozen=True, kw_only=True):
     in_use: int
 
 
-class LicensesAnswer(View, frozen=True, kw_only=True):
+class LicensesAnswer(Answer, frozen=True, kw_only=True):
     """Answer about licences."""
 
-    revision: int
     licenses: tuple[LicenseView, ...]
 
 
@@ -142,10 +139,9 @@ class ReservationView(View, frozen=True, kw_only=True):
     held_bytes: int
 
 
-class ReservationsAnswer(View, frozen=True, kw_only=True):
+class ReservationsAnswer(Answer, frozen=True, kw_only=True):
     """Answer about reservations."""
 
-    revision: int
     reservations: tuple[ReservationView, ...]
 
 
@@ -163,10 +159,9 @@ class RateView(View, frozen=True, kw_only=True):
     """What stage-out and teardown are expected to take together."""
 
 
-class SchedulingAnswer(View, frozen=True, kw_only=True):
+class SchedulingAnswer(Answer, frozen=True, kw_only=True):
     """Answer about the rules of scheduling."""
 
-    revision: int
     size_points_per_gib: int
     default_account: str | None
     default_qos: str | None
@@ -184,10 +179,9 @@ class EstimateStep(View, frozen=True, kw_only=True):
     sentence: str
 
 
-class EstimateView(View, frozen=True, kw_only=True):
+class EstimateView(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/jobs/{id}/estimate; `start` null: nobody knows, and the last step says why."""
 
-    revision: int
     job_id: int
     state: str
     priority: int
@@ -248,10 +242,9 @@ class PartitionView(View, frozen=True, kw_only=True):
     accounts: tuple[str, ...]
 
 
-class PartitionsAnswer(View, frozen=True, kw_only=True):
+class PartitionsAnswer(Answer, frozen=True, kw_only=True):
     """Answer about partitions."""
 
-    revision: int
     partitions: tuple[PartitionView, ...]
 
 
@@ -267,8 +260,7 @@ class UsageView(View, frozen=True, kw_only=True):
     """Bytes (units of the pool) times minutes that they were held."""
 
 
-class UsageAnswer(View, frozen=True, kw_only=True):
+class UsageAnswer(Answer, frozen=True, kw_only=True):
     """Answer about what was used of burst buffers."""
 
-    revision: int
     usage: tuple[UsageView, ...]

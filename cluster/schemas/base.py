@@ -38,6 +38,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """What every answer has in common: it is frozen and made of named fields."""
 
 
+class Answer(View, frozen=True, kw_only=True):
+    """Answer that was true at one moment of the cluster's history."""
+
+    revision: int
+
+
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 

@@ -11,7 +11,7 @@ import datetime
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from cluster.schemas.base import View
+from cluster.schemas.base import Answer, View
 from cluster.system import parse_instant
 from replica.model import PoolUnit, format_slurm_amount
 from replica.values import MICROSECONDS_PER_SECOND, plain
@@ -67,10 +67,9 @@ class BurstUseView(View, frozen=True, kw_only=True):
     used: int
 
 
-class BurstAnswer(View, frozen=True, kw_only=True):
+class BurstAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/burst: what `forebay burst` prints. Null where nothing is configured."""
 
-    revision: int
     name: str
     default_pool: str | None
     granularity: int
@@ -214,8 +213,7 @@ def _text(text: str | None) -> str:
 # ---- the answer of GET /v1/bbstat
 
 
-class ProviderStatus(View, frozen=True, kw_only=True):
+class ProviderStatus(Answer, frozen=True, kw_only=True):
     """What the site's burst-buffer provider says of itself."""
 
-    revision: int
     text: str

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import Command, Request, View
+from cluster.schemas.base import Answer, Command, Request, View
 from cluster.schemas.jobs import PoolView
 from replica.values import PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX, SIZE_BYTES_MAX
 
@@ -94,10 +94,9 @@ class SettingView(View, frozen=True, kw_only=True):
     about: str
 
 
-class ConfigurationAnswer(View, frozen=True, kw_only=True):
+class ConfigurationAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET and POST /v1/configuration."""
 
-    revision: int
     changed_revision: int
     """The revision at which it was changed last, 0 for never: what expect_revision is compared with."""
     settings: tuple[SettingView, ...]
@@ -126,9 +125,8 @@ class CompareAnswer(View, frozen=True, kw_only=True):
     differences: tuple[DifferenceView, ...]
 
 
-class PoolRemovedAnswer(View, frozen=True, kw_only=True):
+class PoolRemovedAnswer(Answer, frozen=True, kw_only=True):
     """Answer of POST /v1/pools/{name}/remove: what is left."""
 
-    revision: int
     removed: str
     pools: tuple[PoolView, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cluster.schemas.base import Json, View
+from cluster.schemas.base import Answer, Json, View
 from cluster.schemas.job_fields import JobDetailsView
 from cluster.schemas.transfers import JobTransfersView
 from replica.model import Order
@@ -90,10 +90,9 @@ class JobView(View, frozen=True, kw_only=True):
     revision: int
 
 
-class JobsAnswer(View, frozen=True, kw_only=True):
+class JobsAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/jobs. `truncated`: more match than `limit` allows; with `after`, go on after the last id."""
 
-    revision: int
     jobs: tuple[JobView, ...]
     truncated: bool = False
 
@@ -115,13 +114,12 @@ class HistoryRow(View, frozen=True, kw_only=True):
     detail: Json = {}
 
 
-class HistoryAnswer(View, frozen=True, kw_only=True):
+class HistoryAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/jobs/{id}/history, oldest first.
 
     `complete` is false where this replica does not hold the beginning.
     """
 
-    revision: int
     job_id: int
     task: str | None = None
     """What people call the job if it is a task of an array, such as `10_3`."""
@@ -186,10 +184,9 @@ class BufferView(View, frozen=True, kw_only=True):
     revision: int
 
 
-class BuffersAnswer(View, frozen=True, kw_only=True):
+class BuffersAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/buffers."""
 
-    revision: int
     buffers: tuple[BufferView, ...]
 
 
@@ -212,10 +209,9 @@ class PoolView(View, frozen=True, kw_only=True):
     revision: int
 
 
-class PoolsAnswer(View, frozen=True, kw_only=True):
+class PoolsAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/pools."""
 
-    revision: int
     pools: tuple[PoolView, ...]
 
 
@@ -240,10 +236,9 @@ class NodeView(View, frozen=True, kw_only=True):
     revision: int
 
 
-class NodesAnswer(View, frozen=True, kw_only=True):
+class NodesAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/nodes."""
 
-    revision: int
     nodes: tuple[NodeView, ...]
 
 
@@ -274,10 +269,9 @@ class MemberView(View, frozen=True, kw_only=True):
     """Whether it lacks entries that it acknowledged to this leader: it is refused until it is replaced."""
 
 
-class MembersAnswer(View, frozen=True, kw_only=True):
+class MembersAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/members; `replica` is who answers."""
 
-    revision: int
     replica: str
     leader: str | None
     term: int
@@ -286,10 +280,9 @@ class MembersAnswer(View, frozen=True, kw_only=True):
     members: tuple[MemberView, ...]
 
 
-class TransferAnswer(View, frozen=True, kw_only=True):
+class TransferAnswer(Answer, frozen=True, kw_only=True):
     """Answer of POST /v1/members/transfer: who leads now, as far as is known, and in which term."""
 
-    revision: int
     leader: str | None
     term: int
 
@@ -328,10 +321,9 @@ class StatusView(View, frozen=True, kw_only=True):
     """The highest that this replica could carry out; a release that says nothing of it knows level 1."""
 
 
-class DigestsAnswer(View, frozen=True, kw_only=True):
+class DigestsAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/digests: the states that were digested last, for comparing replicas."""
 
-    revision: int
     replica: str
     digests: dict[int, str]
     """Entry index -> digest of the state after that entry, hexadecimal."""
@@ -354,23 +346,19 @@ class CommandResult(View, frozen=True, kw_only=True):
     error: ErrorView | None = None
 
 
-class BulkAnswer(View, frozen=True, kw_only=True):
+class BulkAnswer(Answer, frozen=True, kw_only=True):
     """Answer of POST /v1/commands: one result per command, in the order they were sent."""
 
-    revision: int
     results: tuple[CommandResult, ...]
 
 
-class RegisterAnswer(View, frozen=True, kw_only=True):
+class RegisterAnswer(Answer, frozen=True, kw_only=True):
     """Answer of POST /v1/agents/{node}/register."""
 
-    revision: int
 
-
-class PollAnswer(View, frozen=True, kw_only=True):
+class PollAnswer(Answer, frozen=True, kw_only=True):
     """Answer of POST /v1/agents/{node}/poll: all that the node has to do at `revision`, not what is new."""
 
-    revision: int
     orders: tuple[Order, ...]
 
 
@@ -383,8 +371,7 @@ class ReportResult(View, frozen=True, kw_only=True):
     sentence: str | None = None
 
 
-class ReportsAnswer(View, frozen=True, kw_only=True):
+class ReportsAnswer(Answer, frozen=True, kw_only=True):
     """Answer of POST /v1/agents/{node}/reports, in the order they were sent."""
 
-    revision: int
     results: tuple[ReportResult, ...]

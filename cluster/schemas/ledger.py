@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.schemas.base import Json, View
+from cluster.schemas.base import Answer, Json, View
 
 
 class LedgerEntryView(View, frozen=True, kw_only=True):
@@ -21,10 +21,9 @@ class LedgerEntryView(View, frozen=True, kw_only=True):
     records: tuple[Json, ...] = ()
 
 
-class LedgerAnswer(View, frozen=True, kw_only=True):
+class LedgerAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/ledger; ask again from the index after the last one."""
 
-    revision: int
     first_index: int
     applied_index: int
     entries: tuple[LedgerEntryView, ...]
@@ -42,10 +41,9 @@ class HandedView(View, frozen=True, kw_only=True):
     revision_before: int
 
 
-class HandedAnswer(View, frozen=True, kw_only=True):
+class HandedAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/ledger/history: entries that end with the one that was asked for, the newest first."""
 
-    revision: int
     entries: tuple[HandedView, ...]
 
 
@@ -100,10 +98,9 @@ class MemberLevelView(View, frozen=True, kw_only=True):
     version: str = ""
 
 
-class FeatureLevelAnswer(View, frozen=True, kw_only=True):
+class FeatureLevelAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET and POST /v1/feature-level: where the cluster is, and who knows what."""
 
-    revision: int
     feature_level: int
     release: str
     """The first release that knows the cluster's level; an earlier one stops."""

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import NUMBER_MAX, Command, Number, Request, View
+from cluster.schemas.base import NUMBER_MAX, Answer, Command, Number, Request
 from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from replica.messages import OperationResult
 
@@ -271,8 +271,7 @@ class ClearRequest(Command, frozen=True, kw_only=True):
     discard: bool = False
 
 
-class PersistentCleared(View, frozen=True, kw_only=True):
+class PersistentCleared(Answer, frozen=True, kw_only=True):
     """A persistent buffer that left the list."""
 
-    revision: int
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cluster.schemas.base import View
+from cluster.schemas.base import Answer, View
 
 TransferState = Literal["queued", "moving", "retrying", "failed"]
 
@@ -54,10 +54,9 @@ class TransferView(View, frozen=True, kw_only=True):
     """How fast this transfer, all of its user on its node, and all on its node may go; null: without limit."""
 
 
-class TransfersAnswer(View, frozen=True, kw_only=True):
+class TransfersAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/transfers: what is under way, queued or waiting for somebody, by job."""
 
-    revision: int
     transfers: tuple[TransferView, ...]
     truncated: bool = False
 
@@ -102,13 +101,12 @@ class ReceiptView(View, frozen=True, kw_only=True):
     """Where in the ledger it stands; null where it was read from the state."""
 
 
-class ReceiptsAnswer(View, frozen=True, kw_only=True):
+class ReceiptsAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/transfers/{id}/receipts, oldest first.
 
     `complete` is false where this replica does not hold the beginning of the job.
     """
 
-    revision: int
     job_id: int
     receipts: tuple[ReceiptView, ...]
     complete: bool = True
@@ -136,10 +134,9 @@ class NotExportedView(View, frozen=True, kw_only=True):
     """Whether the buffer that held it is gone."""
 
 
-class JobTransfersView(View, frozen=True, kw_only=True):
+class JobTransfersView(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/transfers/{id}, and part of the answer about one job."""
 
-    revision: int
     job_id: int
     task: str | None = None
     """What people call the job if it is a task of an array, such as `10_3`."""

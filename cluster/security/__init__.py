@@ -1,6 +1,6 @@
 """Who is who: certificates, identities, mutual TLS."""
 
-from cluster.security.certificates import Certificate, certificate_of, certificates_in
+from cluster.security.certificates import certificate_of, certificates_in
 from cluster.security.identity import NAME_RULE, Identity, NotIdentified, Role, identify, is_name
 from cluster.security.pki import (
     AUTHORITY_NAME,
