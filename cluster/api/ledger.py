@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from cluster.api.metrics import CONTENT_TYPE
-from cluster.api.render import configuration_record, record_view
+from cluster.api.render import entry_view
 from cluster.api.service import Call, Reply, handles
 from cluster.api.web import Problem, bad
 from cluster.consensus import Role
@@ -14,18 +14,16 @@ from cluster.schemas import (
     DigestsAnswer,
     HandedAnswer,
     HandedView,
-    Json,
     LedgerAnswer,
     LedgerEntryView,
     SnapshotView,
     StatusView,
 )
 from cluster.schemas import operations as ops
-from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
+from cluster.server import NotLeading, Unavailable, Verdict, snapshot_view
 from cluster.system import format_instant
 from replica.messages import features
 from replica.state import state_digest
-from replica.values import Instant
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
 from wal import hand_over
 
@@ -53,7 +51,7 @@ async def read_ledger(call: Call[None]) -> Reply[LedgerAnswer]:
     rows: list[LedgerEntryView] = []
     size_bytes = 0
     for applied in applied_log.read(first, limit=limit):
-        rows.append(_entry(applied))
+        rows.append(entry_view(applied))
         size_bytes += applied.size_bytes
         if size_bytes >= ENTRIES_BYTES_MAX:
             break
@@ -101,37 +99,6 @@ async def read_stored_entries(call: Call[None]) -> Reply[HandedAnswer]:
             ),
         ),
     )
-
-
-def _entry(applied: Applied) -> LedgerEntryView:
-    batch = applied.batch
-    records: tuple[Json, ...] = ()
-    if batch is not None and not applied.void:
-        records = tuple(
-            record_view(entry, settled_at(applied, position)) for position, entry in enumerate(batch.entries)
-        )
-    if applied.configuration is not None:
-        at: Instant | None = Instant(applied.configuration.change.at)
-        records = (configuration_record(applied.configuration),)
-    else:
-        at = None if batch is None else batch.at
-    return LedgerEntryView(
-        index=applied.index,
-        term=applied.term,
-        kind=_kind(applied),
-        digest=applied.digest.hex(),
-        base_revision=applied.base,
-        revision=applied.revision,
-        at=None if at is None else format_instant(at),
-        size_bytes=applied.size_bytes,
-        records=records,
-    )
-
-
-def _kind(applied: Applied) -> str:
-    if applied.configuration is not None:
-        return "configuration"
-    return "no-op" if applied.batch is None else "void" if applied.void else "batch"
 
 
 @handles(ops.SAVE_SNAPSHOT)

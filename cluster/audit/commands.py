@@ -9,19 +9,34 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from cluster.audit.entries import entry_view
+from cluster.api.render import entry_view
 from cluster.audit.replay import ReplayFailed, ReplayRefused, replay
 from cluster.cli.audit_commands import audit_commands
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.session import load_config
 from cluster.cli.text import fields_table, moment, show, show_json, snapshot_fields, stderr_console
-from cluster.server import snapshot_view
+from cluster.schemas import LedgerEntryView, made_of
+from cluster.server import Applied, snapshot_view
 from cluster.system import format_instant
-from replica.messages import ReleaseNeeded
+from replica.messages import Batch, ReleaseNeeded
 from snapshots import Image, SnapshotRefused, load_snapshot
 from snapshots import inspect as inspect_snapshot
-from wal import CodecError, Condition, Environment, Ledger, LedgerBroken, RecoveryRefused, StorageFailed, Verified
+from wal import (
+    CodecError,
+    Condition,
+    Environment,
+    Kind,
+    Ledger,
+    LedgerBroken,
+    LedgerEntry,
+    RecoveryRefused,
+    StorageFailed,
+    Verified,
+    decode_batch,
+    decode_configuration,
+    kind_of,
+)
 
 OTHER_REPLICA = "do not start this replica on it; compare with the other replicas, and replace what is broken from them"
 
@@ -188,6 +203,40 @@ def replay_ledger(options: dict[str, Any]) -> None:
         )
 
 
+def is_void(index: int, batch: Batch, ledger: Ledger) -> bool:
+    """Whether the check of its base refused this batch: another entry settled the revisions that it would have."""
+    if not batch.entries:
+        return False
+    try:
+        return ledger.index_of_revision(batch.base + 1) != index
+    except LookupError:
+        return True
+
+
+def _view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
+    """Return an entry as JSON shows it; CodecError for one that this release does not know, LedgerBroken for damage.
+
+    What changed nothing, a no-op or a void batch, has no records and no revisions.
+    """
+    kind = kind_of(entry.data)
+    batch = decode_batch(entry.data) if kind is Kind.BATCH else None
+    configuration = decode_configuration(entry.data) if kind is Kind.CONFIGURATION else None
+    base, entries = (0, ()) if batch is None else (batch.base, batch.entries)
+    applied = made_of(
+        entry,
+        Applied,
+        base=base,
+        revision=base + len(entries),
+        batch=batch,
+        void=batch is not None and is_void(entry.index, batch, ledger),
+        size_bytes=len(entry.data),
+        configuration=configuration,
+    )
+    view = entry_view(applied)
+    changed = batch is not None and not applied.void
+    return view if changed else msgspec.structs.replace(view, base_revision=None, revision=None)
+
+
 def dump(options: dict[str, Any]) -> None:
     """Print entries as JSON lines."""
     with _ledger(options) as running:
@@ -196,7 +245,7 @@ def dump(options: dict[str, Any]) -> None:
         last_index = ledger.applied_index
         most = max(0, last_index - options["first"] + 1)
         for entry in ledger.read(options["first"], limit=most if limit is None else min(limit, most)):
-            click.echo(msgspec.json.encode(entry_view(entry, ledger)))
+            click.echo(msgspec.json.encode(_view(entry, ledger)))
 
 
 def inspect(options: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ class Answer(View, frozen=True, kw_only=True):
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
-def made_of(record: object, kind: type[_Struct], **differing: Any) -> _Struct:
+def made_of(record: object, kind: type[_Struct], /, **differing: Any) -> _Struct:
     """Return a `kind` with the fields that `record` has under the same names; `differing` are those that it has not.
 
     TypeError for a required field that comes from neither, or one that `kind` does not have.

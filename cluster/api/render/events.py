@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from cluster.schemas import EventView, Json
+from cluster.schemas import EventView, Json, LedgerEntryView, made_of
+from cluster.server import Applied, settled_at
 from cluster.system import format_instant
 from replica.messages import CONTROLLER, Actor, Batch, Entry
 from replica.messages import events as e
@@ -29,6 +30,14 @@ from wal import Configuration, Member
 
 _HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}
 
+
+NO_OP = "no-op"
+BATCH = "batch"
+CONFIGURATION = "configuration"
+"""Kind of an entry: who is a member from it on, and who asked for that."""
+
+VOID = "void"
+"""Kind of a batch that the fence refused everywhere: it was decided on another revision, and changed nothing."""
 
 LEFT_OUT_SAID = 3
 """Things left out that a sentence names, count: the receipt names more."""
@@ -115,6 +124,27 @@ def record_view(entry: Entry, revision: Revision) -> Json:
         "refusal": as_json(entry.refusal, private=True),
         "events": [{"event": event_name(event), "detail": as_json(event, private=True)} for event in entry.events],
     }
+
+
+def entry_view(applied: Applied) -> LedgerEntryView:
+    """Return one entry of the ledger with everything that it holds: for operators."""
+    batch, configuration = applied.batch, applied.configuration
+    at = None if batch is None else format_instant(batch.at)
+    kind, records = NO_OP if batch is None else VOID if applied.void else BATCH, []
+    if configuration is not None:
+        at = format_instant(Instant(configuration.change.at))
+        kind, records = CONFIGURATION, [configuration_record(configuration)]
+    elif batch is not None and not applied.void:
+        records = [record_view(entry, settled_at(applied, position)) for position, entry in enumerate(batch.entries)]
+    return made_of(
+        applied,
+        LedgerEntryView,
+        kind=kind,
+        digest=applied.digest.hex(),
+        base_revision=applied.base,
+        at=at,
+        records=tuple(records),
+    )
 
 
 def configuration_record(configuration: Configuration) -> Json:

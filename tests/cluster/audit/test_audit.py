@@ -6,7 +6,7 @@ import lmdb
 import msgspec
 import pytest
 
-from cluster.audit.entries import BATCH, CONFIGURATION, NO_OP, VOID
+from cluster.api.render.events import BATCH, CONFIGURATION, NO_OP, VOID
 from cluster.cli.exits import ExitCode
 from cluster.schemas.ledger import LedgerEntryView, SnapshotView
 from replica.fold.apply import apply_batch, apply_entry
