@@ -139,10 +139,14 @@ async def cancel_job(call: Call[r.CancelRequest]) -> Reply[JobView]:
 async def _change(call: Call[AskedCommand], command: Change) -> Reply[JobView]:
     """Have a command about jobs settled; answer with the job as it is afterwards, for an array its first."""
     settled = await call.service.settle(call, command)
-    state = settled.state
+    return Reply(settled.state.revision, _job_after(call, settled, _first_of(settled.state, command)))
+
+
+def _first_of(state: State, command: Change) -> int:
+    """Return the job that a command was about, the first of several."""
     tasks = None if isinstance(command, c.ClearBuffer) else command.tasks
     found = job_of_task(state, command.job, tasks[:1] if tasks is not None else None)
-    return Reply(state.revision, _job_after(call, settled, command.job if found is None else found))
+    return command.job if found is None else found
 
 
 def _changes(operation: Operation[Command, JobView], command: Callable[[int, Tasks], Change]) -> Route:
@@ -266,19 +270,6 @@ def _succeeded(service: Service, request: r.BulkCommand, command: c.Command, set
                 warnings = wire.warnings_of(request, state.site)
         case c.ClearBuffer() if command.name:
             return CommandResult(command_id=command_id, status=status, revision=revision)
-        case c.ClearBuffer():
-            job = command.job
-        case (
-            c.CancelJob()
-            | c.HoldJob()
-            | c.ReleaseJob()
-            | c.SuspendJob()
-            | c.ResumeJob()
-            | c.RequeueJob()
-            | c.UpdateJob()
-        ):
-            tasks = None if command.tasks is None else command.tasks[:1]
-            job = job_of_task(state, command.job, tasks) or command.job
         case c.SetPool():
             name = command.pool.name
             view = pool_view(state, name, holders(state).get(name, 0))
@@ -288,7 +279,9 @@ def _succeeded(service: Service, request: r.BulkCommand, command: c.Command, set
             node = node_view(state, command.node, node_jobs(state)[command.node], liveness)
             return CommandResult(command_id=command_id, status=status, revision=revision, node=node)
         case _:
-            raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
+            if not isinstance(command, Change):
+                raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
+            job = _first_of(state, command)
     found = job_view(state, job, service.verdicts, warnings=warnings) if job in state.jobs else None
     return CommandResult(command_id=command_id, status=status, revision=revision, job=found)
 

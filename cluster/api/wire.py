@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -59,15 +60,10 @@ _KINDS = {kind.word: kind for kind in DependencyKind if not kind.of_array}
 _STAGES = {stage.word: stage for stage in Stage}
 
 
-class Submission(NamedTuple):
-    """The command of a submit, and what its submitter should look at."""
-
-    command: c.SubmitJob
-    warnings: tuple[str, ...]
-
-
-def submission(request: SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE) -> Submission:
-    """Return the command of a submit; Problem with line and column for a directive.
+def submission(
+    request: SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE
+) -> tuple[c.SubmitJob, tuple[str, ...]]:
+    """Return the command of a submit, and what its submitter should look at; Problem with line and column.
 
     `site` says who performs the cluster's operations: the grammar of requests is the provider's.
     """
@@ -89,10 +85,8 @@ def submission(request: SubmitRequest, identity: Identity, site: Site = DEFAULT_
             "leave out user, or ask an operator",
             "user",
         )
-    for text, place in ((request.bb, "--bb"), (request.bbf, "--bbf")):
-        if text is not None and not text.strip():
-            raise bad(f"the text of {place} is empty", "leave it out, or write a request", place, "invalid_directive")
-    reading = _read(request, site)
+    _refuse_blank(request, "leave it out, or write a request")
+    reading = _read(request.script, request, site, too_large=413)
     dependencies, after_tasks = _dependencies(tuple(text for text in request.dependencies if text != SINGLETON))
     job = JobRequest(
         **_said(request, _OF_JOB)
@@ -110,31 +104,29 @@ def submission(request: SubmitRequest, identity: Identity, site: Site = DEFAULT_
     tasks, throttle = _array(request.array)
     hold = Hold.USER if request.hold else Hold.NONE
     command = c.SubmitJob(with_options(job, _options(request)), hold, tasks, throttle, after_tasks)
-    return Submission(command, reading.warnings)
-
-
-def submit_job(request: SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE) -> c.SubmitJob:
-    """Return the command of a submit alone; Problem as `submission`."""
-    return submission(request, identity, site).command
+    return command, reading.warnings
 
 
 def warnings_of(request: SubmitRequest, site: Site = DEFAULT_SITE) -> tuple[str, ...]:
     """Return what the submitter of a request that was accepted should look at."""
-    return _read(request, site).warnings
+    return _read(request.script, request, site).warnings
 
 
-def _read(request: SubmitRequest, site: Site) -> Reading:
+def _refuse_blank(request: SubmitRequest | UpdateRequest, remedy: str) -> None:
+    for text, place in ((request.bb, "--bb"), (request.bbf, "--bbf")):
+        if text is not None and not text.strip():
+            raise bad(f"the text of {place} is empty", remedy, place, "invalid_directive")
+
+
+def _read(script: str, request: SubmitRequest | UpdateRequest, site: Site, *, too_large: int = 400) -> Reading:
+    """Return what is asked of burst buffers; Problem, with the status `too_large` for a text beyond its bound."""
     try:
         return read_request(
-            request.script,
-            request.bb or "",
-            request.bbf or "",
-            provider=site.provider,
-            directive=site.directive,
+            script, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
         )
     except DirectiveRefused as error:
         refusal = error.refusal
-        status = 413 if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
+        status = too_large if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
         raise Problem(status, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
 
 
@@ -199,24 +191,26 @@ def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:
     )
 
 
+_OF_JOBS: dict[type[r.JobCommand], Callable[[int, Tasks], c.Command]] = {
+    r.HoldCommand: c.HoldJob,
+    r.ReleaseCommand: c.ReleaseJob,
+    r.SuspendCommand: c.SuspendJob,
+    r.ContinueCommand: c.ResumeJob,
+    r.RequeueCommand: c.RequeueJob,
+}
+"""Commands that say no more than which jobs, by what they are in bulk."""
+
+
 def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAULT_SITE) -> c.Command:
     """Return one command of a bulk request."""
     match request:
         case r.SubmitCommand():
-            return submit_job(request, identity, site)
+            return submission(request, identity, site)[0]
         case r.CancelCommand():
             job, tasks = job_reference(request.job_id)
             return c.CancelJob(job, request.hurry, tasks)
-        case r.HoldCommand():
-            return c.HoldJob(*job_reference(request.job_id))
-        case r.ReleaseCommand():
-            return c.ReleaseJob(*job_reference(request.job_id))
-        case r.SuspendCommand():
-            return c.SuspendJob(*job_reference(request.job_id))
-        case r.ContinueCommand():
-            return c.ResumeJob(*job_reference(request.job_id))
-        case r.RequeueCommand():
-            return c.RequeueJob(*job_reference(request.job_id))
+        case r.JobCommand():
+            return _OF_JOBS[type(request)](*job_reference(request.job_id))
         case r.UpdateCommand():
             return update_job(*job_reference(request.job_id), request, site)
         case r.ClearCommand():
@@ -342,16 +336,8 @@ def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
     """Return what --bb and --bbf ask for without a script; None where neither is given."""
     if request.bb is None and request.bbf is None:
         return None
-    for text, place in ((request.bb, "--bb"), (request.bbf, "--bbf")):
-        if text is not None and not text.strip():
-            raise bad(f"the text of {place} is empty", "write a request", place, "invalid_directive")
-    try:
-        reading = read_request(
-            _NO_SCRIPT, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
-        )
-    except DirectiveRefused as error:
-        refusal = error.refusal
-        raise bad(refusal.sentence, refusal.remedy, refusal.place, refusal.code.name.lower()) from error
+    _refuse_blank(request, "write a request")
+    reading = _read(_NO_SCRIPT, request, site)
     if reading.request is None:
         raise bad("nothing is asked of burst buffers", "write for example capacity=10GiB", "--bb", "invalid_directive")
     return reading

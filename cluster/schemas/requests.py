@@ -92,34 +92,30 @@ class CancelCommand(CancelRequest, frozen=True, kw_only=True, tag_field="type", 
     job_id: JobReference
 
 
-class HoldCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="hold_job"):
+class JobCommand(Command, frozen=True, kw_only=True):
+    """A command that says no more than which jobs, among many."""
+
+    job_id: JobReference
+
+
+class HoldCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="hold_job"):
     """A hold among many."""
 
-    job_id: JobReference
 
-
-class ReleaseCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
+class ReleaseCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
     """A release among many."""
 
-    job_id: JobReference
 
-
-class SuspendCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="suspend_job"):
+class SuspendCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="suspend_job"):
     """A suspend among many."""
 
-    job_id: JobReference
 
-
-class ContinueCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="resume_job"):
+class ContinueCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="resume_job"):
     """A resume of a suspended job among many."""
 
-    job_id: JobReference
 
-
-class RequeueCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="requeue_job"):
+class RequeueCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="requeue_job"):
     """A requeue among many."""
-
-    job_id: JobReference
 
 
 class UpdateCommand(UpdateRequest, frozen=True, kw_only=True, tag_field="type", tag="update_job"):

@@ -50,7 +50,7 @@ FIELDS = st.sampled_from([*SubmitRequest.__struct_fields__, "walltime"])
 def test_any_submission_becomes_a_command_or_a_problem_with_a_sentence(changes: dict[str, Any]) -> None:
     body = json.dumps({**GOOD, **changes}).encode()
     try:
-        command = wire.submit_job(decode(body, SubmitRequest), ALICE)
+        command = wire.submission(decode(body, SubmitRequest), ALICE)[0]
     except Problem as problem:
         assert 400 <= problem.status < 500
         assert problem.view.sentence
