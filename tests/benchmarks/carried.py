@@ -18,6 +18,7 @@ from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
+from replica.model.operations import Stage
 
 EXIT_ENDED = 143
 """Exit code when the transfer was told to stop, as a worker's."""
@@ -73,6 +74,8 @@ def main() -> int:
             progress=shared.write,
             at=shared.at,
             pace=pace,
+            stage=Stage.STAGE_OUT,
+            attempt=wanted.attempt,
         )
         receipt = run_transfer([item], wanted.options, context)
         tidy(claimed, claimant)

@@ -2,7 +2,7 @@
 
 from cluster.agent.transfer import fence, workspace
 from cluster.agent.transfer.digests import hasher
-from cluster.agent.transfer.errors import Paused, Receipt, TransferFailed, file_message, root_cause
+from cluster.agent.transfer.errors import Paused, TransferFailed, file_message, root_cause
 from cluster.agent.transfer.fence import Claimant, Fenced, FenceFailed
 from cluster.agent.transfer.options import Algorithm, Item, Kind, Options, Verify
 from cluster.agent.transfer.programs import (

@@ -1,13 +1,11 @@
-"""Ends of a transfer: its receipt, its failures, and what they say of a file."""
+"""Ends of a transfer: its failures, and what they say of a file."""
 
 from __future__ import annotations
 
 import stat
 
-import msgspec
-
 from cluster.agent.files import kind_of
-from cluster.agent.transfer.options import Algorithm
+from replica.model import TransferReceipt
 
 
 class TransferFailed(Exception):
@@ -16,7 +14,7 @@ class TransferFailed(Exception):
     Its `__cause__` tells whether trying again is of use (cluster.agent.worker.worker.is_final).
     """
 
-    receipt: Receipt | None = None
+    receipt: TransferReceipt | None = None
     """What had been done by then."""
 
     def __init__(self, message: str, item: int | None = None) -> None:
@@ -45,39 +43,6 @@ class Paused(BaseException):
 
     Whatever else ends a transfer from outside (any other BaseException) has what is half done removed.
     """
-
-
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a transfer did, in sum. What an earlier attempt had moved is in the counts, and again in `resumed`."""
-
-    complete: bool
-    """Whether everything is at its destination."""
-    files: int
-    directories: int
-    size_bytes: int
-    written_bytes: int
-    """Bytes that were written, or shared by reflink: less than `size_bytes` where files have holes."""
-    resumed_files: int
-    resumed_bytes: int
-    retries: int
-    """Files that were read again because they changed or did not compare."""
-    removed_files: int
-    """Sources removed."""
-    left_out: int
-    left_out_first: tuple[tuple[str, str], ...]
-    """Name, and why."""
-    stripped: int
-    """Files whose set-id bits were taken away."""
-    verify: str
-    algorithm: Algorithm
-    digest: str
-    """Digest over the lines, `ALGORITHM:HEX`; of what was done so far if it is not complete."""
-    manifest_digest: str
-    started_at: int
-    """Microseconds since the epoch, by the agent's clock; so is `ended_at`."""
-    ended_at: int
-    lines_kept: bool
-    """Whether the lines are on the agent's disk: where it was full, only their digest was taken."""
 
 
 def os_message(error: OSError) -> str:

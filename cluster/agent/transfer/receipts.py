@@ -20,6 +20,7 @@ from cluster.agent.transfer.options import Algorithm, Item, Options, chunk_bytes
 from cluster.agent.transfer.progress import nothing
 from cluster.agent.transfer.record_paths import RecordPaths
 from cluster.agent.transfer.status_table import Flag, State, StatusRow, StatusTable
+from replica.model import LeftOut
 
 LEFT_OUT_NAMED_MAX: Final = 16
 """Things left out that the receipt itself names, count; the lines name all."""
@@ -77,7 +78,7 @@ class Summed:
         self._encoder = msgspec.json.Encoder()
         self.files = self.directories = self.size_bytes = self.left_out = self.stripped = self.done = 0
         self.retries = 0
-        self.left_out_first: list[tuple[str, str]] = []
+        self.left_out_first: list[LeftOut] = []
 
     @property
     def digest(self) -> str:
@@ -141,12 +142,12 @@ class Summed:
         line = _line(record, kind="left out", reason=reason)
         self.left_out += 1
         if len(self.left_out_first) < LEFT_OUT_NAMED_MAX:
-            self.left_out_first.append((line.path, reason))
+            self.left_out_first.append(LeftOut(line.path, reason))
         return line
 
 
-def write_lines(descriptor: int, manifest: Manifest, table: StatusTable, summed: Summed) -> bool:
-    """Write the lines of all records durably; False if the disk has no room: then only `summed` has them. OSError."""
+def write_lines(descriptor: int, manifest: Manifest, table: StatusTable, summed: Summed) -> None:
+    """Write the lines of all records durably; if the disk has no room, then only `summed` has them. OSError."""
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     kept, block = _written(descriptor, bytearray(summed.head())), bytearray()
@@ -160,7 +161,8 @@ def write_lines(descriptor: int, manifest: Manifest, table: StatusTable, summed:
             kept = kept and _written(descriptor, block)
             block.clear()
     summed.digest_more(block)
-    return kept and _written(descriptor, block, durably=True)
+    if kept:
+        _written(descriptor, block, durably=True)
 
 
 def _written(descriptor: int, block: bytearray, *, durably: bool = False) -> bool:

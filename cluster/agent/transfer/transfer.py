@@ -14,7 +14,7 @@ import msgspec
 
 from cluster.agent.files import is_disk_full, is_local
 from cluster.agent.transfer import helpers
-from cluster.agent.transfer.errors import Paused, Receipt, TransferFailed, root_cause
+from cluster.agent.transfer.errors import Paused, TransferFailed, root_cause
 from cluster.agent.transfer.fence import discard_all
 from cluster.agent.transfer.file_copy import MODE_BITS
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, Record
@@ -29,6 +29,7 @@ from cluster.agent.transfer.status_table import EMPTY, Copied, RecordsFailed, St
 from cluster.agent.transfer.transfer_state import POLL_RECORDS, Context, Moved, TransferState
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system import sync_file_system
+from replica.model import TransferReceipt
 
 NATIVE = "native"
 
@@ -68,7 +69,7 @@ def resumable(items: Sequence[Item], options: Options, workspace: Workspace) -> 
     return earlier(items, options, workspace) is not None
 
 
-def run_transfer(items: Sequence[Item], options: Options, context: Context) -> Receipt:
+def run_transfer(items: Sequence[Item], options: Options, context: Context) -> TransferReceipt:
     """Move the items, and return what was done.
 
     On return all of it is durable at the destination. TransferFailed says why not, with `item` and `receipt`; so do
@@ -83,10 +84,10 @@ class _Transfer:
         self._items = items
         self._options = options
         self._context = context
-        self._started_at = int(context.clock.now())
+        self._started_at = context.clock.now()
         self._transfer: TransferState | None = None
 
-    def run(self) -> Receipt:
+    def run(self) -> TransferReceipt:
         try:
             return self._run()
         except TransferFailed as error:
@@ -101,7 +102,7 @@ class _Transfer:
             self._clean_up(keep=_goes_away(error))
             raise
 
-    def _run(self) -> Receipt:
+    def _run(self) -> TransferReceipt:
         context, options = self._context, self._options
         claimed = earlier(self._items, options, context.workspace) is not None
         if claimed:
@@ -148,11 +149,13 @@ class _Transfer:
     def _claim(self) -> None:
         self._items = [item._replace(staging=self._context.claim(item)) for item in self._items]
 
-    def _receipt(self, transfer: TransferState, *, complete: bool, removed: int = 0) -> Receipt:
+    def _receipt(self, transfer: TransferState, *, complete: bool, removed: int = 0) -> TransferReceipt:
         summed = Summed(self._options, transfer.items, complete=complete)
-        kept = write_lines(self._context.workspace.receipts, transfer.manifest, transfer.slots, summed)
+        write_lines(self._context.workspace.receipts, transfer.manifest, transfer.slots, summed)
         counters = transfer.counters
-        return Receipt(
+        return TransferReceipt(
+            stage=self._context.stage,
+            attempt=self._context.attempt,
             complete=complete,
             files=summed.files,
             directories=summed.directories,
@@ -170,8 +173,7 @@ class _Transfer:
             digest=summed.digest,
             manifest_digest=f"xxh3-128:{transfer.header.manifest_digest.hex()}",
             started_at=self._started_at,
-            ended_at=int(self._context.clock.now()),
-            lines_kept=kept,
+            ended_at=self._context.clock.now(),
         )
 
     def _clean_up(self, *, keep: bool) -> None:

@@ -24,6 +24,7 @@ from cluster.agent.transfer.record_paths import RecordPaths
 from cluster.agent.transfer.status_table import Chunks, Header, RecordsFailed, State, StatusTable
 from cluster.agent.transfer.workspace import Files, Workspace
 from cluster.system import Clock
+from replica.model import Stage
 
 
 class Moved(msgspec.Struct, array_like=True, gc=False):
@@ -86,6 +87,8 @@ class Context(NamedTuple):
     workspace: Workspace
     clock: Clock
     pace: Pace
+    stage: Stage
+    attempt: int
     progress: Callable[[Counters], None] = nothing
     """Told in the main process how far it is."""
     at: Callable[[bytes], None] = nothing

@@ -17,7 +17,6 @@ from cluster.agent.transfer import (
     Claimant,
     Context,
     Options,
-    Receipt,
     Stopped,
     TransferFailed,
     Verify,
@@ -33,13 +32,12 @@ from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
     NOTHING_SPECIAL,
-    LeftOut,
     Order,
     Stage,
     TransferReceipt,
     default_backend,
 )
-from replica.values import Instant, format_size
+from replica.values import format_size
 
 ACCESS_DIRECTORIES: Final = ("striped", "private")
 
@@ -127,33 +125,6 @@ def capacity_of(order: Order) -> int:
     return order.capacity_bytes if order.pool_is_bytes else 0
 
 
-def receipt_of(order: Order, receipt: Receipt, backends: Sequence[str]) -> TransferReceipt:
-    """Return a receipt as the controller keeps it."""
-    return TransferReceipt(
-        stage=Stage[order.stage.upper()],
-        attempt=order.attempt,
-        complete=receipt.complete,
-        backends=tuple(dict.fromkeys(backends)) or ("native",),
-        files=receipt.files,
-        directories=receipt.directories,
-        size_bytes=receipt.size_bytes,
-        written_bytes=receipt.written_bytes,
-        resumed_files=receipt.resumed_files,
-        resumed_bytes=receipt.resumed_bytes,
-        retries=receipt.retries,
-        removed_files=receipt.removed_files,
-        left_out=receipt.left_out,
-        left_out_first=tuple(LeftOut(_printable(path), _printable(reason)) for path, reason in receipt.left_out_first),
-        stripped=receipt.stripped,
-        verify=receipt.verify,
-        algorithm=receipt.algorithm,
-        digest=receipt.digest,
-        manifest_digest=receipt.manifest_digest,
-        started_at=Instant(receipt.started_at),
-        ended_at=Instant(receipt.ended_at),
-    )
-
-
 def check_room(
     order: Order, moves: Sequence[Movement], sizes_bytes: Sequence[int], persistent: Mapping[str, str]
 ) -> None:
@@ -223,7 +194,7 @@ def _run(
     run: TransferRun,
     persistent: Mapping[str, str],
     buffer: int | None,
-) -> Receipt | None:
+) -> TransferReceipt | None:
     """Move everything; `buffer` is the job's own if that is where it goes. None if there is nothing to move."""
     if not moves:
         return None
@@ -277,10 +248,6 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes} bytes" if text.isdecimal() else f"{text} ({size_bytes} bytes)"
 
 
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _of_command(order: Order, commands: Commands) -> TransferReceipt:
     """Return the receipt of a stage that was commands alone: what they moved is theirs to know, and not compared."""
     return TransferReceipt(
@@ -294,13 +261,15 @@ def _of_command(order: Order, commands: Commands) -> TransferReceipt:
     )
 
 
-def _done(order: Order, moves: Sequence[Movement], receipt: Receipt | None, commands: Commands | None) -> OperationDone:
+def _done(
+    order: Order, moves: Sequence[Movement], receipt: TransferReceipt | None, commands: Commands | None
+) -> OperationDone:
     if receipt is None:
         return OperationDone(receipt=None if commands is None else _of_command(order, commands))
-    backends = backends_of(order, moves) + ([] if commands is None else ["command"])
+    backends = dict.fromkeys(backends_of(order, moves) + ([] if commands is None else ["command"]))
     return OperationDone(
         files=receipt.files,
         size_bytes=receipt.size_bytes,
         digest=receipt.digest,
-        receipt=receipt_of(order, receipt, backends),
+        receipt=replace(receipt, backends=tuple(backends)),
     )

@@ -51,10 +51,11 @@ from cluster.agent.worker.claims import claimant_of
 from cluster.agent.worker.commands import Commands
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.persistent import carry_out
-from cluster.agent.worker.staging import TransferRun, receipt_of, stage_in, stage_out
+from cluster.agent.worker.staging import TransferRun, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
 from cluster.system import SystemClock, die_with_parent, open_directory, sync_file_system, write_all
 from replica.messages import OperationDone
+from replica.model import Stage
 
 EXIT_ENDED = 143
 """Exit code after SIGTERM, as shells give it: there is no result."""
@@ -83,8 +84,7 @@ def perform(work: Work) -> Outcome:
             return external_provider.perform(work)
         return _OPERATIONS[work.order.stage](work)
     except TransferFailed as error:
-        receipt = None if error.receipt is None else receipt_of(work.order, error.receipt, ())
-        return failure(str(error), final=is_final(error), receipt=receipt)
+        return failure(str(error), final=is_final(error), receipt=error.receipt)
     except (AccountRefused, PathRefused, RemovalFailed, Fenced, FenceFailed) as error:
         return failure(str(error), final=is_final(error))
     except OSError as error:
@@ -215,6 +215,8 @@ def _carrier(work: Work, home: int) -> TransferRun:
         progress=shared.write,
         at=shared.at,
         pace=_pace or Pace(-1, shared, SystemClock()),
+        stage=Stage[order.stage.upper()],
+        attempt=order.attempt,
     )
     claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
     if _pace is None:

@@ -31,6 +31,7 @@ from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
+from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.transfers import LeftOut
 from tests.cluster.agent.transfer.rig import Unpaced
@@ -66,7 +67,9 @@ class Bench:
     def run(self, stage: Callable[..., OperationDone], order: Order) -> OperationDone:
         buffer, home = open_directory(self.buffer), open_directory(self.home)
         workspace = Workspace.open(home, order.job, order.attempt, order.stage)
-        context = Context(tag(order.job, STORAGE_ID), workspace, SystemClock(), Unpaced())
+        context = Context(
+            tag(order.job, STORAGE_ID), workspace, SystemClock(), Unpaced(), Stage.STAGE_IN, order.attempt
+        )
         try:
             claimant = claimant_of("", order.job, order.attempt, STORAGE_ID)
             return stage(order, buffer, TransferRun(context, claimant), identity_of(home))

@@ -20,6 +20,7 @@ from cluster.cli.exits import ExitCode
 from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
+from replica.model.operations import Stage
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, Unpaced, plant
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import RECEIPT
@@ -48,7 +49,9 @@ def moved(
     workspace = Workspace.open(home, job, attempt, stage)
     try:
         options: Options = msgspec.structs.replace(SMALL, algorithm=algorithm)
-        return run_transfer([rig.item()], options, Context(TAG, workspace, SystemClock(), Unpaced()))
+        return run_transfer(
+            [rig.item()], options, Context(TAG, workspace, SystemClock(), Unpaced(), Stage.STAGE_OUT, 1)
+        )
     finally:
         workspace.close()
         os.close(home)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.agent.files.paths import Identity, Target
-from cluster.agent.transfer.errors import Receipt
 from cluster.agent.transfer.options import Item, Kind, Options
 from cluster.agent.transfer.progress import Counters, nothing
 from cluster.agent.transfer.rate_limit import Pace
@@ -18,6 +17,8 @@ from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
+from replica.model.operations import Stage
+from replica.model.transfers import TransferReceipt
 
 TAG = ".forebay-7-0123abcd"
 
@@ -94,7 +95,7 @@ class Rig:
             workspace.close()
             os.close(home)
 
-    def carry(self, items: Sequence[Item] | None = None, options: Options = SMALL) -> Receipt:
+    def carry(self, items: Sequence[Item] | None = None, options: Options = SMALL) -> TransferReceipt:
         """Carry as the next attempt."""
         self.told = []
         with self.workspace() as workspace:
@@ -107,6 +108,8 @@ class Rig:
                     SystemClock(),
                     progress=self.told.append,
                     pace=self.pace,
+                    stage=Stage.STAGE_OUT,
+                    attempt=self.attempt,
                     planned=lambda _: self.planned(),
                 ),
             )

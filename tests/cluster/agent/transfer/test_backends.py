@@ -18,6 +18,7 @@ from cluster.agent.transfer.options import Kind, Options, Verify
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.record_paths import part_name
 from cluster.system.processes import all_pids, environment_variables
+from replica.model.transfers import LeftOut
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant, tree_of
 
 needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync here: scripts/install-backends")
@@ -286,7 +287,10 @@ def test_what_is_left_out_of_a_tree_is_missed_by_nobody_and_never_removed_at_its
     receipt = rig.carry([rig.item(move=move)._replace(backend=backend)], options())
     assert tree_of(rig.destination) == {"a": b"a", "d": None, "d/b": b"b", "e": None, "e/only": None}
     stays = "; it stays at the source" if move else ""
-    assert receipt.left_out_first == (("d/pipe", f"a named pipe{stays}"), ("e/only/socket", f"a socket{stays}"))
+    assert receipt.left_out_first == (
+        LeftOut("d/pipe", f"a named pipe{stays}"),
+        LeftOut("e/only/socket", f"a socket{stays}"),
+    )
     assert (receipt.complete, receipt.files, receipt.left_out) == (True, 2, 2) and not rig.parts()
     left = {str(path.relative_to(rig.source)) for path in rig.source.rglob("*")}
     around = {"d", "d/pipe", "e", "e/only", "e/only/socket"}
