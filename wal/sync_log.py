@@ -61,12 +61,14 @@ class DiskFile:
 class DiskStore:
     """Where a replica's log is made and found: the directory with this descriptor. Raises OSError."""
 
-    size_bytes: Final = LOG_BYTES
-    """Size of a new log."""
-
     def __init__(self, directory: int, *, readonly: bool = False) -> None:
         self._directory = directory
         self._readonly = readonly
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of a new log."""
+        return LOG_BYTES
 
     def make(self, first_block: bytes) -> None:
         """Make a log that begins with this block, durably; one that is there already is replaced."""

@@ -11,7 +11,7 @@ import pytest
 
 from tests.wal.support import CLUSTER, REPLICA, apply, entry, fill, open_env, opened
 from wal import Entry, Environment, Journal, RecoveryRefused, StorageFailed
-from wal.environment import LOCK_FILE
+from wal.directory import LOCK_FILE
 from wal.ledger import Ledger
 from wal.recovery import Condition
 
@@ -94,7 +94,7 @@ def test_a_reader_in_another_process_follows_the_growing_file(tmp_path: Path) ->
 import sys
 from pathlib import Path
 from wal import Environment
-from wal.environment import LOCK_FILE
+from wal.directory import LOCK_FILE
 from wal.ledger import Ledger
 with Environment.open_readonly(Path(sys.argv[1])) as env:
     ledger = Ledger(env)

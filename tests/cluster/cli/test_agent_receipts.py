@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.agent.transfer.errors import Receipt
 from cluster.agent.transfer.options import Algorithm, Options
 from cluster.agent.transfer.transfer import run_transfer
 from cluster.agent.transfer.transfer_state import Context
@@ -21,6 +20,7 @@ from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.model.operations import Stage
+from replica.model.transfers import TransferReceipt
 from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, Unpaced, plant
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import RECEIPT
@@ -43,7 +43,7 @@ def rig(double: Double, tmp_path: Path) -> Iterator[Rig]:
 
 def moved(
     rig: Rig, job: int, attempt: int = 1, *, algorithm: Algorithm = "xxh3-128", stage: str = "stage_out"
-) -> Receipt:
+) -> TransferReceipt:
     """Move the tree, and return the receipt."""
     home = open_directory(rig.home)
     workspace = Workspace.open(home, job, attempt, stage)

@@ -111,7 +111,7 @@ def test_a_mark_beside_data_is_removed_before_anything_else(config: Config, left
     if left == "wal":
         (config.wal_directory("r1") / LOG_FILE).unlink()
     expected = Condition.SYNC_LOG_MISSING if left == "wal" else Condition.DIRECTORY_EMPTY
-    with pytest.raises((RecoveryRefused, StorageRefused), match=expected.value.split()[-1]):
+    with pytest.raises((RecoveryRefused, StorageRefused), match=expected.title.split()[-1]):
         open_storage(config, "r1")
     assert not first_start_mark(config, "r1").exists()
 

@@ -40,7 +40,7 @@ from tests.wal.test_recovery import DAMAGE as DAMAGE_OF_JOURNAL
 from tests.wal.test_recovery import ELSEWHERE
 from wal import Entry, RecoveryRefused, records
 from wal.codec import encode_batch
-from wal.environment import LOCK_FILE
+from wal.directory import LOCK_FILE
 from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Action, Condition
 
 Damage = Callable[[Config], None]

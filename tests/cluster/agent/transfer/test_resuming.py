@@ -338,7 +338,7 @@ def test_the_records_belong_to_the_agent_alone_and_go_with_the_job(rig: Rig) -> 
 
 def test_old_receipts_go_first_when_there_are_too_many(rig: Rig) -> None:
     home = open_directory(rig.home)
-    assert (prune_receipts(home)(rig, "stage_in")) == (0, [])
+    assert (prune_receipts(home), recorded(rig, "stage_in")) == (0, [])
     forget(home, 7)
     receipts = rig.home / RECEIPTS
     receipts.mkdir()

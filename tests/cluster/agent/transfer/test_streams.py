@@ -247,10 +247,14 @@ def test_helpers_that_are_ended_with_their_parent_remove_what_they_were_writing(
     class Interrupted(BaseException):
         pass
 
-    def interrupted(_transfer: transfer_state.TransferState, moved: object) -> None:
-        raise Interrupted
+    advance = transfer_state.TransferState.advance
 
-    monkeypatch.setattr(helpers, "advance", interrupted)
+    def interrupted(transfer: transfer_state.TransferState, moved: transfer_state.Moved) -> None:
+        if moved.written_bytes:
+            raise Interrupted
+        advance(transfer, moved)
+
+    monkeypatch.setattr(transfer_state.TransferState, "advance", interrupted)
     with pytest.raises(Interrupted):
         crowd.carry(options=Options(large_bytes=1 << 20))
     assert nobody_is_left() and crowd.parts() == []
