@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from cluster.providers import guard
-from cluster.providers.interface import OperationError
+from cluster.providers.interface import Local, OperationError, Provider
 from cluster.providers.limits import LOGGED_BYTES_MAX, OUTPUT_BYTES_MAX
 from cluster.providers.private_directory import MARK
 from cluster.providers.trust import ProgramRefused, check_command
 from cluster.system import Clock
+from replica.model import Provision
 from replica.values import plain
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,17 @@ class Commands:
         if output.code != 0:
             raise failure(operation, path, output)
         return output
+
+
+class CommandProvider(Provider):
+    """A provider whose operations are a site's commands: GetSysState for most, GetSysStatus for the status."""
+
+    def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
+        """Prepare; nothing is run yet."""
+        super().__init__(provision, local, clock)
+        self._state = local.get_sys_state or provision.get_sys_state
+        self._status = local.get_sys_status or provision.get_sys_status
+        self._commands = Commands(local.environment, clock)
 
 
 def failure(operation: str, path: str, output: CommandOutput) -> OperationError:

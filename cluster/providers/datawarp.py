@@ -5,15 +5,15 @@ The words of each command line, and what of its answers counts as success: SLURM
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from cluster.providers import files
-from cluster.providers.commands import CommandOutput, Commands, failure
-from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
-from cluster.system import Clock
-from replica.model import CreatePersistent, DestroyPersistent, Provision
+from cluster.providers.commands import CommandOutput, CommandProvider, failure
+from cluster.providers.interface import OperationError, PoolReport, Subject, parse_pools
+from replica.model import CreatePersistent, DestroyPersistent
 from replica.values import format_slurm_size
 
 CALLER: Final = "SLURM"
@@ -27,30 +27,19 @@ VALID: Final = "job_file_valid True"
 CREATED: Final = "created"
 
 
-class DatawarpProvider(Provider):
+class DatawarpProvider(CommandProvider):
     """A site's DataWarp."""
-
-    def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
-        """Prepare; nothing is run yet."""
-        super().__init__(provision, local, clock)
-        self._state = local.get_sys_state or provision.get_sys_state
-        self._status = local.get_sys_status or provision.get_sys_status
-        self._commands = Commands(local.environment, clock)
 
     def process(self, subject: Subject, directory: str) -> str:
         """Run job_process."""
         script, _ = self._scripts(directory, subject)
-        timeout_s = self._provision.validate_timeout_s
-        output = self._run("process", ("--function", "job_process", "--job", script), timeout_s)
-        if output.code != 0 and not output.text.startswith(VALID):
-            raise failure("process", self._state, output)
+        argv = ("--function", "job_process", "--job", script)
+        self._operate("process", argv, self._provision.validate_timeout_s, begins=VALID)
         return ""
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
         """Run pools."""
-        output = self._run("pools", ("--function", "pools"), self._provision.other_timeout_s)
-        if output.code != 0:
-            raise failure("pools", self._state, output)
+        output = self._operate("pools", ("--function", "pools"), self._provision.other_timeout_s)
         return parse_pools(output.printed, operation="pools", bytes_by_default=True)
 
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
@@ -66,8 +55,8 @@ class DatawarpProvider(Provider):
             argv += ["-a", ",".join(way.name.lower() for way in wanted.access)]
         if wanted.type:
             argv += ["-T", wanted.type]
-        output = self._run("create_persistent", tuple(argv), self._provision.other_timeout_s)
-        if output.code != 0 or CREATED not in output.text:
+        output = self._operate("create_persistent", argv, self._provision.other_timeout_s)
+        if CREATED not in output.text:
             raise failure("create_persistent", self._state, output)
 
     def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
@@ -85,16 +74,14 @@ class DatawarpProvider(Provider):
 
     def data_in(self, subject: Subject, directory: str) -> None:
         """Run data_in."""
-        self._of_job("data_in", subject, directory, self._provision.stage_in_timeout_s, (NO_SESSION,))
+        self._of_job("data_in", subject, directory, self._provision.stage_in_timeout_s)
 
     def real_size(self, subject: Subject, directory: str) -> int | None:
         """Run real_size, if the job asked for a capacity; it may say nothing."""
         if not subject.has_size:
             return None
         argv = ("--function", "real_size", "--token", str(subject.job))
-        output = self._run("real_size", argv, self._provision.stage_in_timeout_s)
-        if output.code != 0:
-            raise failure("real_size", self._state, output)
+        output = self._operate("real_size", argv, self._provision.stage_in_timeout_s)
         if not output.printed.strip():
             return None
         try:
@@ -107,9 +94,7 @@ class DatawarpProvider(Provider):
         _, script = self._scripts(directory, subject)
         path_file = files.make_path_file(directory)
         argv = ("--function", "paths", "--job", script, "--token", str(subject.job), "--pathfile", path_file)
-        output = self._run("paths", argv, self._provision.other_timeout_s)
-        if output.code != 0 and not output.text.startswith(VALID):
-            raise failure("paths", self._state, output)
+        self._operate("paths", argv, self._provision.other_timeout_s, begins=VALID)
         return files.read_paths(path_file)
 
     def pre_run(self, subject: Subject, directory: str) -> None:
@@ -121,11 +106,11 @@ class DatawarpProvider(Provider):
 
     def post_run(self, subject: Subject, directory: str) -> None:
         """Run post_run."""
-        self._of_job("post_run", subject, directory, self._provision.other_timeout_s, (NO_SESSION,))
+        self._of_job("post_run", subject, directory, self._provision.other_timeout_s)
 
     def data_out(self, subject: Subject, directory: str) -> None:
         """Run data_out."""
-        self._of_job("data_out", subject, directory, self._provision.stage_out_timeout_s, (NO_SESSION,))
+        self._of_job("data_out", subject, directory, self._provision.stage_out_timeout_s)
 
     def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
         """Run teardown."""
@@ -136,30 +121,34 @@ class DatawarpProvider(Provider):
     def _scripts(self, directory: str, subject: Subject) -> tuple[str, str]:
         return files.write_scripts(directory, subject, DIRECTIVES, self._provision)
 
-    def _run(self, operation: str, argv: tuple[str, ...], timeout_s: float) -> CommandOutput:
-        return self._commands.run(operation, self._state, argv, timeout_s)
+    def _operate(
+        self,
+        operation: str,
+        argv: Sequence[str],
+        timeout_s: float,
+        *,
+        fine: tuple[str, ...] = (),
+        begins: str | None = None,
+    ) -> CommandOutput:
+        """Run it; OperationError with what it said if its exit code is not 0.
 
-    def _operate(self, operation: str, argv: tuple[str, ...], timeout_s: float, fine: tuple[str, ...] = ()) -> None:
-        output = self._run(operation, argv, timeout_s)
-        if output.code != 0 and not any(words in output.text for words in fine):
+        Not if it says one of `fine`, or what it says `begins` so.
+        """
+        output = self._commands.run(operation, self._state, argv, timeout_s)
+        said = any(words in output.text for words in fine) or (begins is not None and output.text.startswith(begins))
+        if output.code != 0 and not said:
             raise failure(operation, self._state, output)
+        return output
 
-    def _of_job(
-        self, operation: str, subject: Subject, directory: str, timeout_s: float, fine: tuple[str, ...]
-    ) -> None:
+    def _of_job(self, operation: str, subject: Subject, directory: str, timeout_s: float) -> None:
         _, script = self._scripts(directory, subject)
         argv = ("--function", operation, "--token", str(subject.job), "--job", script)
-        self._operate(operation, argv, timeout_s, fine)
+        self._operate(operation, argv, timeout_s, fine=(NO_SESSION,))
 
     def _teardown(self, operation: str, token: str, subject: Subject, hurry: bool, directory: str) -> None:
         _, script = self._scripts(directory, subject)
-        argv = ("--function", "teardown", "--token", token, "--job", script)
-        self._operate(
-            operation,
-            argv + (("--hurry",) if hurry else ()),
-            self._provision.other_timeout_s,
-            (NO_SESSION, NO_TOKEN),
-        )
+        argv = ["--function", "teardown", "--token", token, "--job", script] + ["--hurry"] * hurry
+        self._operate(operation, argv, self._provision.other_timeout_s, fine=(NO_SESSION, NO_TOKEN))
 
 
 class _RealSize(msgspec.Struct):

@@ -17,10 +17,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from cluster.providers.commands import Commands
+from cluster.providers.commands import CommandProvider
 from cluster.providers.files import replace_symbols, whole_script
-from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject
-from cluster.system import Clock
+from cluster.providers.interface import OperationError, PoolReport, Subject
 from replica.model import CreatePersistent, DestroyPersistent, Provision
 from replica.values import SIZE_BYTES_MAX, SizeError, parse_size
 
@@ -35,15 +34,8 @@ LINES_MAX: Final = 1024
 _TOTAL: Final = re.compile(r"\bTotalSize=(\S+)")
 
 
-class GenericProvider(Provider):
+class GenericProvider(CommandProvider):
     """Programs for the beginning and the end of each stage; StartStageIn makes the space, too."""
-
-    def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
-        """Prepare; nothing is run yet."""
-        super().__init__(provision, local, clock)
-        self._state = local.get_sys_state or provision.get_sys_state
-        self._status = local.get_sys_status or provision.get_sys_status
-        self._commands = Commands(local.environment, clock)
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
         """Return the one pool of `TotalSize=SIZE`, if GetSysState says that."""
@@ -72,12 +64,14 @@ class GenericProvider(Provider):
         access = ",".join(way.name.lower() for way in wanted.access)
         whose = (wanted.name, str(subject.uid), str(wanted.capacity_bytes))
         argv = ("create_buffer", *whose, wanted.pool, access, wanted.type)
-        self._needed("create_persistent", self._provision.create_buffer, argv)
+        path, timeout_s = self._provision.create_buffer, self._provision.other_timeout_s
+        self._commands.check("create_persistent", path, argv, timeout_s)
 
     def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
         """Run DestroyBuffer."""
         argv = ("destroy_buffer", wanted.name) + (("hurry",) if wanted.hurry else ())
-        self._needed("destroy_persistent", self._provision.destroy_buffer, argv)
+        path, timeout_s = self._provision.destroy_buffer, self._provision.other_timeout_s
+        self._commands.check("destroy_persistent", path, argv, timeout_s)
 
     def data_in(self, subject: Subject, directory: str) -> None:
         """Run StartStageIn."""
@@ -98,9 +92,6 @@ class GenericProvider(Provider):
     def _run(self, operation: str, path: str, argv: tuple[str, ...], timeout_s: float) -> None:
         if path:
             self._commands.check(operation, path, argv, timeout_s)
-
-    def _needed(self, operation: str, path: str, argv: tuple[str, ...]) -> None:
-        self._commands.check(operation, path, argv, self._provision.other_timeout_s)
 
 
 def _of(subject: Subject, provision: Provision) -> tuple[str, ...]:

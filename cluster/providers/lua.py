@@ -7,7 +7,6 @@ are given, too: a script that does not name them does not see them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -45,20 +44,12 @@ class LuaProvider(Provider):
     def process(self, subject: Subject, directory: str) -> str:
         """Call slurm_bb_job_process."""
         script, _ = self._scripts(directory, subject)
-        return (
-            self._call(
-                "process",
-                "slurm_bb_job_process",
-                (script, str(subject.uid), str(subject.gid)),
-                self._provision.validate_timeout_s,
-                _job_info(subject),
-            )
-            or ""
-        )
+        timeout_s = self._provision.validate_timeout_s
+        return self._call("process", (script, *_ids(subject)), timeout_s, subject, function="job_process") or ""
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
         """Call slurm_bb_pools."""
-        text = self._call("pools", "slurm_bb_pools", (), self._provision.other_timeout_s, None)
+        text = self._call("pools", (), self._provision.other_timeout_s)
         if not text:
             return None
         return parse_pools(text.encode("utf-8", "surrogateescape"), operation="pools", bytes_by_default=True)
@@ -66,41 +57,25 @@ class LuaProvider(Provider):
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
         """Call slurm_bb_get_status."""
         given = (str(uid), str(gid), *arguments) if self._status_identity else arguments
-        return self._call("get_status", "slurm_bb_get_status", given, self._provision.other_timeout_s, None) or ""
+        return self._call("get_status", given, self._provision.other_timeout_s) or ""
 
     def setup(self, subject: Subject, directory: str) -> None:
         """Call slurm_bb_setup."""
         _, script = self._scripts(directory, subject)
-        self._call(
-            "setup",
-            "slurm_bb_setup",
-            (
-                str(subject.job),
-                str(subject.uid),
-                str(subject.gid),
-                subject.pool or NO_POOL,
-                str(subject.size if subject.pool else 0),
-                script,
-            ),
-            self._provision.other_timeout_s,
-            _job_info(subject),
-        )
+        space = (subject.pool or NO_POOL, str(subject.size if subject.pool else 0))
+        arguments = (str(subject.job), *_ids(subject), *space, script)
+        self._call("setup", arguments, self._provision.other_timeout_s, subject)
 
     def data_in(self, subject: Subject, directory: str) -> None:
         """Call slurm_bb_data_in, then slurm_bb_test_data_in for as long as that says BUSY."""
-        self._move(subject, directory, "data_in", "slurm_bb_test_data_in", self._provision.stage_in_timeout_s)
+        self._move(subject, directory, "data_in", self._provision.stage_in_timeout_s)
 
     def real_size(self, subject: Subject, directory: str) -> int | None:
         """Call slurm_bb_real_size, if the job asked for space in a pool."""
         if not subject.pool or not subject.has_size:
             return None
-        text = self._call(
-            "real_size",
-            "slurm_bb_real_size",
-            (str(subject.job), str(subject.uid), str(subject.gid)),
-            self._provision.stage_in_timeout_s,
-            _job_info(subject),
-        )
+        arguments = (str(subject.job), *_ids(subject))
+        text = self._call("real_size", arguments, self._provision.stage_in_timeout_s, subject)
         if not text:
             return None
         try:
@@ -112,65 +87,46 @@ class LuaProvider(Provider):
         """Call slurm_bb_paths and read the file that it filled."""
         script, _ = self._scripts(directory, subject)
         path_file = files.make_path_file(directory)
-        self._call(
-            "paths",
-            "slurm_bb_paths",
-            (str(subject.job), script, path_file, str(subject.uid), str(subject.gid)),
-            self._provision.other_timeout_s,
-            _job_info(subject),
-        )
+        arguments = (str(subject.job), script, path_file, *_ids(subject))
+        self._call("paths", arguments, self._provision.other_timeout_s, subject)
         return files.read_paths(path_file)
 
     def pre_run(self, subject: Subject, directory: str) -> None:
         """Call slurm_bb_pre_run."""
         script, _ = self._scripts(directory, subject)
-        self._of_job(subject, "pre_run", script, self._provision.other_timeout_s)
+        self._call("pre_run", _of_job(subject, script), self._provision.other_timeout_s, subject)
 
     def post_run(self, subject: Subject, directory: str) -> None:
         """Call slurm_bb_post_run."""
         _, script = self._scripts(directory, subject)
-        self._of_job(subject, "post_run", script, self._provision.other_timeout_s)
+        self._call("post_run", _of_job(subject, script), self._provision.other_timeout_s, subject)
 
     def data_out(self, subject: Subject, directory: str) -> None:
         """Call slurm_bb_data_out, then slurm_bb_test_data_out for as long as that says BUSY."""
-        self._move(subject, directory, "data_out", "slurm_bb_test_data_out", self._provision.stage_out_timeout_s)
+        self._move(subject, directory, "data_out", self._provision.stage_out_timeout_s)
 
     def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
         """Call slurm_bb_job_teardown."""
         script, _ = self._scripts(directory, subject)
-        self._call(
-            "teardown",
-            "slurm_bb_job_teardown",
-            (str(subject.job), script, "true" if hurry else "false", str(subject.uid), str(subject.gid)),
-            self._provision.other_timeout_s,
-            None,
-        )
+        arguments = (str(subject.job), script, "true" if hurry else "false", *_ids(subject))
+        self._call("teardown", arguments, self._provision.other_timeout_s, function="job_teardown")
 
     # How
 
     def _scripts(self, directory: str, subject: Subject) -> tuple[str, str]:
         return files.write_scripts(directory, subject, self._directives, self._provision)
 
-    def _of_job(self, subject: Subject, operation: str, script: str, timeout_s: float) -> str | None:
-        return self._call(
-            operation,
-            f"slurm_bb_{operation}",
-            (str(subject.job), script, str(subject.uid), str(subject.gid)),
-            timeout_s,
-            _job_info(subject),
-        )
-
-    def _move(self, subject: Subject, directory: str, operation: str, test: str, timeout_s: int) -> None:
+    def _move(self, subject: Subject, directory: str, operation: str, timeout_s: int) -> None:
         """Start moving, and ask every PollInterval whether it is over; the stage's time is for all of it."""
         _, script = self._scripts(directory, subject)
+        arguments = _of_job(subject, script)
         deadline_s = self._clock.monotonic_s() + timeout_s
-        self._of_job(subject, operation, script, timeout_s)
-        arguments = (str(subject.job), script, str(subject.uid), str(subject.gid))
+        self._call(operation, arguments, timeout_s, subject)
         while True:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
                 raise OperationError(operation, POLL_EXCEEDED)
-            answer = self._call(operation, test, arguments, left_s, _job_info(subject), optional=True)
+            answer = self._call(operation, arguments, left_s, subject, function=f"test_{operation}", optional=True)
             if answer != BUSY:
                 return
             left_s = deadline_s - self._clock.monotonic_s()
@@ -180,14 +136,19 @@ class LuaProvider(Provider):
     def _call(
         self,
         operation: str,
-        function: str,
         arguments: tuple[str, ...],
         timeout_s: float,
-        job_info: Mapping[str, str | int] | None,
+        subject: Subject | None = None,
         *,
+        function: str = "",
         optional: bool = False,
     ) -> str | None:
-        """Call the function and return its text; OperationError if it failed. An `optional` one may be missing."""
+        """Call the function of the operation, or another one, and return its text; OperationError if it failed.
+
+        It is told of the job if there is a `subject`. An `optional` one may be missing.
+        """
+        function = f"slurm_bb_{function or operation}"
+        job_info = None if subject is None else _job_info(subject)
         try:
             source = read_trusted(self._path)
         except ProgramRefused as error:
@@ -218,6 +179,14 @@ class LuaProvider(Provider):
         if answer.code != 0:
             raise OperationError(operation, answer.text or f"{function} returned {answer.code} and no message")
         return answer.text
+
+
+def _ids(subject: Subject) -> tuple[str, str]:
+    return str(subject.uid), str(subject.gid)
+
+
+def _of_job(subject: Subject, script: str) -> tuple[str, ...]:
+    return (str(subject.job), script, *_ids(subject))
 
 
 def _answered(finished: guard.Finished) -> Returned | None:
