@@ -26,7 +26,7 @@ from cluster.client import Client
 from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Engine, LostDurableState, Machine, RemovedFromCluster, Timing
 from cluster.mail import Mailer, sender_of
-from cluster.providers.pool_watch import PoolWatch
+from cluster.providers.calls import PoolWatch
 from cluster.schemas import HandedView, StatusView
 from cluster.schemas import operations as ops
 from cluster.security import TlsRefused, server_context

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from snapshots.assembly import Assembly
 from snapshots.finalize import (
     FORMAT_VERSION,
     MAGIC,
@@ -28,7 +27,7 @@ from snapshots.finalize import (
     SnapshotName,
     frame_checksum,
 )
-from snapshots.image import SLICE_BYTES_MAX, Image, ImageRefused
+from snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRefused
 
 READ_BYTES = 256 * 1024
 """Read at once, bytes: large enough that system calls do not count, small enough not to."""

@@ -11,15 +11,85 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 import lmdb
 
 from wal import directory as directories
-from wal import meta_pages, records
-from wal import tables as tables_of
+from wal import records
 from wal.directory import Files, Lock
 from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
-from wal.records import TABLES, Identity, LogMark
+from wal.records import GENESIS, TABLES, Damaged, HardState, Identity, LogMark, Marks
 from wal.sync_log import DiskStore, SyncLog, is_used, make_log, open_log
 
 if TYPE_CHECKING:
     from lmdb import _Database
+
+
+def create_tables(environment: lmdb.Environment, identity: Identity, mark: LogMark) -> "dict[bytes, _Database]":
+    """Make the tables, identity, hard state and marks in one transaction: all of them exist or none."""
+    with environment.begin(write=True) as transaction:
+        tables = {name: environment.open_db(name, txn=transaction) for name in TABLES}
+        state = tables[records.STATE]
+        transaction.put(records.FORMAT_KEY, records.pack_format(records.FORMAT_VERSION), db=state)
+        transaction.put(records.IDENTITY_KEY, records.pack_identity(identity), db=state)
+        transaction.put(records.HARD_KEY, records.pack_hard(HardState(0, None)), db=state)
+        transaction.put(records.MARKS_KEY, records.pack_marks(Marks(0, 0, 0, 0, 0, 0, GENESIS)), db=state)
+        transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
+    return tables
+
+
+def log_mark(directory: Path, value: bytes | None) -> LogMark:
+    """What is stored of the sync log. RecoveryRefused if it is missing or damaged."""
+    place = f"{directory / DATA_FILE}, table state, key log"
+    if value is None:
+        raise RecoveryRefused(Condition.LOG_MARK_MISSING, place)
+    try:
+        return records.unpack_log(value)
+    except Damaged as error:
+        raise RecoveryRefused(Condition.LOG_MARK_DAMAGED, f"{place} ({error})") from error
+
+
+def open_tables(directory: Path, environment: lmdb.Environment) -> "dict[bytes, _Database]":
+    """The handles of all tables. RecoveryRefused if one is missing."""
+    tables = {}
+    for name in TABLES:
+        try:
+            tables[name] = environment.open_db(name, create=False)
+        except (lmdb.NotFoundError, lmdb.IncompatibleError) as error:
+            raise RecoveryRefused(Condition.TABLE_MISSING, f"{directory / DATA_FILE}, table {name.decode()}") from error
+    return tables
+
+
+def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Identity:
+    """The stored identity, where the format is one that is understood. Raises RecoveryRefused."""
+    place = f"{directory / DATA_FILE}, table state, key "
+    with environment.begin(tables[records.STATE]) as transaction:
+        stored_format = transaction.get(records.FORMAT_KEY, b"")
+        stored_identity = transaction.get(records.IDENTITY_KEY, b"")
+    try:
+        version = records.unpack_format(stored_format)
+    except Damaged as error:
+        raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}format ({error})") from error
+    if version == records.FORMAT_OF_A_STEP:
+        raise RecoveryRefused(Condition.FORMAT_OF_A_CONSTRUCTION_STEP, f"{place}format")
+    if version != records.FORMAT_VERSION:
+        raise RecoveryRefused(
+            Condition.FORMAT_UNKNOWN, f"{place}format (it is {version}; this release reads {records.FORMAT_VERSION})"
+        )
+    try:
+        return records.unpack_identity(stored_identity)
+    except Damaged as error:
+        raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}identity ({error})") from error
+
+
+def check_identity(
+    directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", wanted: Identity
+) -> None:
+    """Return if the storage is `wanted`'s. RecoveryRefused if it is not."""
+    stored = read_identity(directory, environment, tables)
+    if stored.cluster_id != wanted.cluster_id:
+        place = f"{directory} (it belongs to cluster {stored.cluster_id}, not {wanted.cluster_id})"
+        raise RecoveryRefused(Condition.CLUSTER_FOREIGN, place)
+    if stored.replica != wanted.replica:
+        place = f"{directory} (it belongs to replica {stored.replica}, not {wanted.replica})"
+        raise RecoveryRefused(Condition.REPLICA_FOREIGN, place)
+
 
 MAP_SIZE_BYTES: Final = 16 << 30
 """Default bound of the data file: address space, not disk, until it is used; years of history for most sites."""
@@ -89,7 +159,7 @@ class Environment:
             if fresh and not create:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
             if not fresh:
-                meta_pages.check(lock.directory, directory / DATA_FILE)
+                directories.check_meta_pages(lock.directory, directory / DATA_FILE)
             files.note(DATA_FILE)
             environment = _open_lmdb(directory, map_size_bytes, readonly=False)
             files.note(DATA_FILE, READERS_FILE)
@@ -125,14 +195,14 @@ class Environment:
             if is_used(store, directory):
                 raise RecoveryRefused(Condition.DATA_FILE_MISSING, str(directory / LOG_FILE))
             make_log(store, directory, identity)
-            tables = tables_of.create(environment, identity, LogMark(1, store.size_bytes))
+            tables = create_tables(environment, identity, LogMark(1, store.size_bytes))
             # LMDB syncs its file, not the directory that names it.
             store.sync_directory()
         else:
-            tables = tables_of.open_all(directory, environment)
-            tables_of.check_identity(directory, environment, tables, identity)
+            tables = open_tables(directory, environment)
+            check_identity(directory, environment, tables, identity)
         with environment.begin(tables[records.STATE]) as transaction:
-            mark = tables_of.log_mark(directory, transaction.get(records.LOG_KEY))
+            mark = log_mark(directory, transaction.get(records.LOG_KEY))
         return cls(directory, environment, tables, identity, open_log(store, directory, identity, mark.size_bytes))
 
     @classmethod
@@ -154,10 +224,10 @@ class Environment:
             if environment.info()["last_txnid"] == 0:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
             environment.reader_check()
-            tables = tables_of.open_all(directory, environment)
-            identity = tables_of.read_identity(directory, environment, tables)
+            tables = open_tables(directory, environment)
+            identity = read_identity(directory, environment, tables)
             with environment.begin(tables[records.STATE]) as transaction:
-                mark = tables_of.log_mark(directory, transaction.get(records.LOG_KEY))
+                mark = log_mark(directory, transaction.get(records.LOG_KEY))
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 log = open_log(DiskStore(descriptor, readonly=True), directory, identity, mark.size_bytes)
@@ -251,7 +321,7 @@ class Environment:
     def log_mark(self) -> LogMark:
         """What LMDB says of the sync log. Raises RecoveryRefused."""
         with self.read() as transaction:
-            return tables_of.log_mark(self.directory, transaction.get(records.LOG_KEY, db=self.table(records.STATE)))
+            return log_mark(self.directory, transaction.get(records.LOG_KEY, db=self.table(records.STATE)))
 
     def next_log_mark(self) -> LogMark:
         """What the next checkpoint writes about the sync log."""

@@ -11,12 +11,11 @@ from typing import Final, NamedTuple
 import lmdb
 
 from wal import records
-from wal.environment import Environment
+from wal.environment import Environment, log_mark
 from wal.failures import Condition, RecoveryRefused
 from wal.records import ChainRow, Damaged, Entry, Marks
 from wal.replay import Contradiction, replay
 from wal.sync_log import SyncLog
-from wal.tables import log_mark
 
 SCANS_MAX: Final = 20
 """How often a reader scans before it gives up: a scan takes milliseconds, and checkpoints are much further apart."""

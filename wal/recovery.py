@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from wal import meta_pages, records, sync_log
+from wal import directory as directories
+from wal import records, sync_log
 from wal.environment import Environment
 from wal.failures import DATA_FILE, LOG_FILE, OTHERWISE_REPLACE, REPLACE, Action, Condition, RecoveryRefused
 from wal.records import ChainRow, Damaged, Entry, HardState, Marks
@@ -176,7 +177,7 @@ def may_have_run(directory: Path) -> Path | None:
 
     What a first start that was interrupted leaves is no such file; one that cannot be read is. Nothing is locked.
     """
-    if meta_pages.may_hold_a_transaction(directory / DATA_FILE):
+    if directories.may_hold_a_transaction(directory / DATA_FILE):
         return directory / DATA_FILE
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

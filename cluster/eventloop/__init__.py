@@ -1,6 +1,5 @@
 """What runs on an event loop: listeners, buffered reading, background tasks, look-ups of users."""
 
 from cluster.eventloop.background import Background
-from cluster.eventloop.buffered_protocol import ReadingProtocol, read_buffer
-from cluster.eventloop.listener import Acceptor
+from cluster.eventloop.listener import Acceptor, ReadingProtocol, read_buffer
 from cluster.eventloop.users import Identities, group_name, uid_of

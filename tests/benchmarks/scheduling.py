@@ -28,8 +28,7 @@ from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds
 from replica.views.orders import orders_for
-from snapshots.assembly import from_sections
-from snapshots.image import DIGEST_BYTES, Image, to_sections
+from snapshots.image import DIGEST_BYTES, Image, from_sections, to_sections
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import plan
 

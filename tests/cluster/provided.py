@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from cluster.config.config import Config
-from cluster.providers.pool_watch import PoolWatch
+from cluster.providers.calls import PoolWatch
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from tests.cluster.providers.conftest import Programs

@@ -32,8 +32,7 @@ from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.views.jobs import reason_of
-from snapshots.assembly import from_sections
-from snapshots.image import Image, to_sections
+from snapshots.image import Image, from_sections, to_sections
 from tests.replica.test_site_file import VALUES
 from tests.replica.world import World, beside_space, user
 

@@ -17,7 +17,6 @@ from replica.model.jobs import Job
 from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.state.state import EMPTY, TABLES, State, Table
-from snapshots.assembly import from_sections
 from snapshots.image import (
     CAPACITY,
     END,
@@ -28,6 +27,7 @@ from snapshots.image import (
     Image,
     ImageRefused,
     Slice,
+    from_sections,
     to_sections,
 )
 from tests.snapshots.states import DIGEST, MEMBERS, MIB, images, ledgers, many_jobs, number_of, small_image

@@ -7,8 +7,7 @@ from replica.model.accounts import Account, AccountUser
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
 from replica.state.digest import state_digest
-from snapshots.assembly import from_sections
-from snapshots.image import DIGEST_BYTES, Image, to_sections
+from snapshots.image import DIGEST_BYTES, Image, from_sections, to_sections
 from tests.replica.world import SCRIPT, World, user
 
 

@@ -1,9 +1,18 @@
 """Files as an agent must treat them: durable writes, safe paths (openat), removal."""
 
 from cluster.agent.files.durable import (
+    BUFFERS,
+    CALLS,
+    LEFTOVERS,
+    OPERATIONS,
+    OUTBOX,
+    PERSISTENT,
     RESERVE_SUFFIX,
+    SPARE,
+    STEPS,
     TEMPORARY_SUFFIX,
     FileRefused,
+    ReserveFiles,
     is_disk_full,
     is_no_room,
     read_bounded,
@@ -11,7 +20,6 @@ from cluster.agent.files.durable import (
     write_durably,
 )
 from cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct
-from cluster.agent.files.path_names import BUFFERS, CALLS, LEFTOVERS, OPERATIONS, OUTBOX, PERSISTENT, SPARE, STEPS
 from cluster.agent.files.paths import (
     VARIABLES,
     Identity,
@@ -27,4 +35,3 @@ from cluster.agent.files.paths import (
     split,
 )
 from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_tree
-from cluster.agent.files.reserve_files import ReserveFiles

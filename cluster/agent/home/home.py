@@ -6,21 +6,31 @@ buffers/JOB/  striped and private: what the job sees
 operations/JOB  held by the worker of the job's operation while it lives
 steps/JOB/    one run of one script (cluster.agent.script_run)
 outbox/       results that the controller has not acknowledged
-spare/        room for results and locks when the disk is full (cluster.agent.files.reserve_files)
+spare/        room for results and locks when the disk is full (cluster.agent.files.durable)
 leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.worker.orphans)
 transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.workspace)
 receipts/JOB.ATTEMPT.STAGE  a line for each file that was moved
+
+The outbox has results on disk before they are sent, and they are sent until they are acknowledged. A report is
+idempotent by (job, attempt): sent twice, the second is refused as stale, which acknowledges it too. While the disk is
+full, reports are written into reserve files, which come back when they are acknowledged. Whatever else needs room waits
+until there is some, and says so once a minute: the agent goes on meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from cluster.agent.files import (
     BUFFERS,
@@ -29,20 +39,85 @@ from cluster.agent.files import (
     OPERATIONS,
     OUTBOX,
     PERSISTENT,
+    RESERVE_SUFFIX,
     SPARE,
     STEPS,
     TEMPORARY_SUFFIX,
     Identity,
     ReserveFiles,
     identity_of,
+    is_disk_full,
     is_no_room,
     read_bounded,
     write_durably,
 )
-from cluster.agent.home.disk_full_retry import DiskFullRetry
 from cluster.agent.home.worker_watchdog import Hung
+from cluster.agent.limits import (
+    COMMAND_AGE_S_MAX,
+    DISK_FULL_RETRY_S,
+    DISK_FULL_RETRY_S_MAX,
+    DISK_FULL_WARNING_S,
+    REPORTS_PER_REQUEST_MAX,
+)
 from cluster.agent.processes import Mode
+from cluster.schemas import Report, instant_of, new_command_id
 from cluster.system import Clock, SystemClock, open_directory
+from replica.values import seconds
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class GivenUp(Exception):
+    """What waited for room is not wanted any more."""
+
+
+class DiskFullRetry:
+    """The room on the disk of one agent, as those see it who need some."""
+
+    def __init__(self, shown: str, clock: Clock) -> None:
+        """Begin with no complaint; `shown` names the disk."""
+        self._shown = shown
+        self._clock = clock
+        self._warned_s: float | None = None
+
+    async def keep_trying(self, what: str, act: Callable[[], _T], given_up: asyncio.Event) -> _T:
+        """Return what `act` returns as soon as there is room for it; `what` is what waits, in words.
+
+        GivenUp once `given_up` is set; OSError that has nothing to do with room.
+        """
+        wait_s = DISK_FULL_RETRY_S
+        while not given_up.is_set():
+            try:
+                result = act()
+            except OSError as error:
+                if not is_no_room(error):
+                    raise
+                self.warn(what, error)
+            else:
+                self.found()
+                return result
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(given_up.wait(), wait_s)
+            wait_s = min(DISK_FULL_RETRY_S_MAX, 2 * wait_s)
+        raise GivenUp
+
+    def warn(self, what: str, error: OSError) -> None:
+        """Say that `what` has to wait, unless something of the kind was said within the last minute."""
+        now_s = self._clock.monotonic_s()
+        if self._warned_s is None or now_s - self._warned_s >= DISK_FULL_WARNING_S:
+            self._warned_s = now_s
+            logger.warning(
+                "%s: %s: %s waits until there is room; make some, nothing is lost", self._shown, error.strerror, what
+            )
+
+    def found(self) -> None:
+        """There was room for something."""
+        if self._warned_s is not None:
+            self._warned_s = None
+            logger.info("%s: there is room again", self._shown)
+
 
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PRIVATE: Final = 0o700
@@ -149,3 +224,97 @@ class Home:
         if _STORAGE_ID.fullmatch(text) is None:
             raise AgentFailed(f"{self.path}/storage-id does not hold 32 hexadecimal digits; put the right file back")
         return text
+
+
+_REPORT_NAME: Final = re.compile(r"([0-9]{20})\.json", re.ASCII)
+
+
+class Outbox:
+    """The reports of an agent, in the order in which they were made."""
+
+    def __init__(self, directory: int, clock: Clock, reserve_files: ReserveFiles) -> None:
+        """Read what is in the open directory; AgentFailed names a file that cannot be read."""
+        self._directory = directory
+        self._spares = reserve_files
+        self._clock = clock
+        self._reports: dict[int, Report] = {}
+        self.changed = asyncio.Event()
+        """Set while there may be something to send."""
+        for name in sorted(os.listdir(directory)):
+            found = _REPORT_NAME.fullmatch(name)
+            if found is None:
+                # Lent and not used: it comes back.
+                if name.endswith(RESERVE_SUFFIX):
+                    reserve_files.drop(directory, name)
+                continue
+            try:
+                self._reports[int(found.group(1))] = msgspec.json.decode(
+                    read_bounded(directory, name) or b"", type=Report
+                )
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise AgentFailed(
+                    f"outbox/{name} is damaged ({error}); the disk may be failing: "
+                    "move the file away, and its operation is ordered again"
+                ) from error
+        self._next = max(self._reports, default=0) + 1
+        if self._reports:
+            self.changed.set()
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def reports(self) -> list[Report]:
+        """Return everything that is not acknowledged, oldest first."""
+        return list(self._reports.values())
+
+    def add(self, job: int, attempt: int, stage: str, result: object) -> None:
+        """Keep a result until it is acknowledged; durable on return.
+
+        OSError if the disk does not take it: nothing is kept then, and the same may be added again.
+        """
+        report = msgspec.convert(
+            {
+                "command_id": new_command_id(self._clock),
+                "job": job,
+                "attempt": attempt,
+                "stage": stage,
+                "result": msgspec.to_builtins(result),
+            },
+            type=Report,
+        )
+        number = self._next
+        name, data = f"{number:020}.json", msgspec.json.encode(report)
+        try:
+            write_durably(self._directory, name, data)
+        except OSError as error:
+            if not is_disk_full(error) or not self._spares.lend(self._directory, name + RESERVE_SUFFIX):
+                raise
+            write_durably(self._directory, name, data)
+        self._next += 1
+        self._spares.fill()
+        self._reports[number] = report
+        self.changed.set()
+
+    def batch(self) -> list[Report]:
+        """Return the oldest reports for one request.
+
+        An id that the controller would find too old is replaced by a new one.
+        """
+        chosen: list[Report] = []
+        for number in sorted(self._reports)[:REPORTS_PER_REQUEST_MAX]:
+            report = self._reports[number]
+            if abs(self._clock.now() - instant_of(report.command_id)) > seconds(COMMAND_AGE_S_MAX):
+                report = msgspec.structs.replace(report, command_id=new_command_id(self._clock))
+                self._reports[number] = report
+            chosen.append(report)
+        return chosen
+
+    def acknowledge(self, command_id: str) -> Report | None:
+        """Drop the report that was sent with this id and return it; None if there is none."""
+        for number, report in self._reports.items():
+            if report.command_id == command_id:
+                # Not synced: a report that comes back after a crash is refused as stale.
+                self._spares.drop(self._directory, f"{number:020}.json")
+                del self._reports[number]
+                return report
+        return None

@@ -2,15 +2,18 @@
 
 No event loop is imported here: workers and supervisors start with this room."""
 
-from cluster.agent.processes.accounts import Account, AccountRefused, Mode, account_for, become
 from cluster.agent.processes.environment import (
     BASE_LANG,
     BASE_PATH,
     CANNOT_EXECUTE,
+    Account,
+    AccountRefused,
+    Mode,
     ScriptRefused,
+    account_for,
+    become,
     become_script,
     environment_of,
     persistent_variables,
 )
-from cluster.agent.processes.job_processes import OPERATION_VARIABLE, SCRIPT_VARIABLE, kill_job, kill_operation
-from cluster.agent.processes.spawning import spawn
+from cluster.agent.processes.job_processes import OPERATION_VARIABLE, SCRIPT_VARIABLE, kill_job, kill_operation, spawn

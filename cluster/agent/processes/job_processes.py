@@ -1,16 +1,61 @@
-"""Processes of a job: finding all of them, and ending them."""
+"""Processes of a job: finding all of them, and ending them; and starting this package's own modules as processes, with
+nothing inherited that they do not need."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.system import all_pids, environment_variables, fields_of, send, start_time
+
+_TREE = str(Path(__file__).resolve().parents[3])
+"""What the package was imported from: its own modules are started from there too."""
+
+_PASSED_ON = ("LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED")
+
+
+def spawn(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    descriptors: Sequence[int],
+    stdin: int,
+    stdout: int | None,
+    stderr: int | None,
+    new_session: bool,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    new_group: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module` with the given open descriptors; OSError if it cannot be started.
+
+    `variables` are added to its environment. In a group of its own (`new_group`) it is signalled with its helpers.
+    """
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    environment["PATH"] = os.environ.get("PATH", os.defpath)
+    environment["PYTHONPATH"] = _TREE
+    environment.update(variables)
+    return subprocess.Popen(
+        # -P: the working directory is no place to import from.
+        [sys.executable, "-P", "-m", module, *arguments],
+        env=environment,
+        cwd="/",
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=tuple(descriptors),
+        start_new_session=new_session,
+        process_group=0 if new_group else None,
+    )
+
 
 SCRIPT_VARIABLE: Final = "FOREBAY_STEP"
 """Marks every process of a script: its value is the agent's storage id and the job, so that jobs of two clusters on one

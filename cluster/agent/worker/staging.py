@@ -1,33 +1,53 @@
-"""Stage-in and stage-out: whether what is to be moved fits, moving it, and the commands that stage."""
+"""Stage-in and stage-out: whether what is to be moved fits, moving it, and the commands that stage.
+
+A transfer has one staging directory in each destination directory. All of them are claimed before anything is moved and
+kept until the end, so that a late agent which goes on from one destination to the next finds a newer attempt in each
+(cluster.agent.transfer.fence).
+
+Commands that stage (`stage_in:COMMAND`, `stage_out:COMMAND`) are run by a shell as the job's user, each ended whole.
+What a command moves is its own affair: nobody knows what it should have moved. So its exit code counts, its last words
+are the failure's message, and after a stage-in what lies in the buffer is counted and held against the capacity. What a
+command left running is ended with it: nothing writes to a buffer that counts as staged, or reads one that is removed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, Self, cast
 
 from msgspec.structs import replace
 
-from cluster.agent.files import Identity, empty_directory
+from cluster.agent.files import Identity, Target, empty_directory, opened, opened_parent, outside_target
 from cluster.agent.transfer import (
+    NO_LIMIT_S,
+    POLL_S,
     Algorithm,
     Claimant,
     Context,
+    Item,
+    Kind,
     Options,
+    ProgramFailed,
     Stopped,
     TransferFailed,
     Verify,
+    end_descendants,
+    fence,
+    file_message,
+    last_words,
     nothing,
     resumable,
     run_transfer,
 )
-from cluster.agent.worker.claims import Claims
-from cluster.agent.worker.commands import Commands, held_in
 from cluster.agent.worker.items import Movement, RecordPaths, movements, name_of, named
-from cluster.system import closing
+from cluster.providers import guard
+from cluster.system import Clock, become_subreaper, closing
 from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
@@ -38,6 +58,215 @@ from replica.model import (
     default_backend,
 )
 from replica.values import format_size
+
+_CLUSTER_CHARACTERS: Final = 8
+"""Digits of a cluster's id in the name of a staging directory, count: clusters may share a destination."""
+
+
+def claimant_of(cluster: str, job: int, attempt: int, storage_id: str) -> Claimant:
+    """Return who claims for an attempt of a job: `storage_id` is the agent's."""
+    return Claimant(f"{cluster[:_CLUSTER_CHARACTERS] or 'alone'}-{job}", attempt, storage_id)
+
+
+class _Claimed(NamedTuple):
+    directory: int
+    shown: str
+    staging: int
+
+
+class Claims:
+    """All of them; as a context manager it closes them, and leaves what is in them to the next attempt."""
+
+    def __init__(self, claimant: Claimant) -> None:
+        """Begin with none."""
+        self._claimant = claimant
+        self._claimed: dict[tuple[int, tuple[str, ...]], _Claimed] = {}
+
+    def __enter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close what is open."""
+        while self._claimed:
+            claimed = self._claimed.popitem()[1]
+            os.close(claimed.staging)
+            os.close(claimed.directory)
+
+    def add(self, directory: int, shown: str) -> int:
+        """Claim an open directory, and return its staging directory. Fenced, FenceFailed or OSError."""
+        return self._claim((directory, ()), os.dup(directory), shown)
+
+    def stage(self, item: Item) -> Item:
+        """Return the item with the staging directory of its destination, which is made if it is missing.
+
+        Its source is looked at first: what is not there makes no directory. TransferFailed or PathRefused names what is
+        wrong; Fenced, FenceFailed or OSError.
+        """
+        look_at(item)
+        destination, barred = item.destination, item.destination_barred
+        parts = destination.parts if item.kind is Kind.DIRECTORY else destination.parts[:-1]
+        key = (destination.anchor, parts)
+        known = self._claimed.get(key)
+        if known is None:
+            if item.kind is Kind.FILE and not destination.parts:
+                return item
+            target = Target(os.dup(destination.anchor), destination.shown, parts)
+            with opened(target, forbidden=barred, create=True) as directory:
+                staging = self._claim(key, os.dup(directory), target.path)
+        else:
+            staging = known.staging
+        return item._replace(staging=staging)
+
+    def release(self) -> None:
+        """Remove them, and what is in them: everything was moved, or nobody wants it. OSError or FenceFailed."""
+        for claimed in self._claimed.values():
+            fence.sweep(claimed.directory, claimed.shown, self._claimant)
+
+    def tidy(self) -> None:
+        """Remove those that are empty; what is in the others the next attempt goes on with."""
+        with contextlib.suppress(OSError):
+            for claimed in self._claimed.values():
+                fence.tidy(claimed.directory, self._claimant)
+
+    def _claim(self, key: tuple[int, tuple[str, ...]], directory: int, shown: str) -> int:
+        try:
+            staging = fence.claim(directory, shown, self._claimant)
+        except BaseException:
+            os.close(directory)
+            raise
+        self._claimed[key] = _Claimed(directory, shown, staging)
+        return staging
+
+
+def look_at(item: Item) -> None:
+    """Raise TransferFailed or PathRefused if the item's source is not there."""
+    source = item.source._replace(anchor=os.dup(item.source.anchor))
+    if item.kind is Kind.DIRECTORY:
+        with opened(source, forbidden=item.source_barred):
+            return
+    with opened_parent(source, forbidden=item.source_barred) as (directory, name):
+        try:
+            os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            raise TransferFailed(file_message(source.path, error)) from error
+
+
+SHELL: Final = "/bin/sh"
+
+
+class Held(NamedTuple):
+    """What lies in a directory."""
+
+    files: int
+    size_bytes: int
+
+
+def run_command(
+    command: str, environment: dict[str, str], workdir: int, *, clock: Clock, poll: Callable[[int], None], stage: str
+) -> None:
+    """Run one command in the open directory `workdir`; ProgramFailed has its last words. OSError if none can be run."""
+
+    def become(returned: int) -> None:
+        os.close(returned)
+        os.fchdir(workdir)
+        os.set_inheritable(workdir, False)
+        os.umask(0o022)
+        os.execve(SHELL, [SHELL, "-c", command], environment)
+
+    ran = guard.run(become, timeout_s=NO_LIMIT_S, clock=clock, keep=(workdir,), poll=poll, poll_s=POLL_S)
+    left = end_descendants()
+    if ran.code:
+        raise ProgramFailed(f"the command of {stage} {guard.how(ran.code)}{last_words(ran)}")
+    if left:
+        raise ProgramFailed(
+            f"the command of {stage} left processes that cannot be ended: {', '.join(map(str, left[:20]))}"
+        )
+
+
+class Commands:
+    """The commands of one order, ready to be run by a worker that has become the job's user."""
+
+    def __init__(
+        self,
+        order: Order,
+        environment: dict[str, str],
+        home: Identity,
+        *,
+        clock: Clock,
+        poll: Callable[[int], None],
+    ) -> None:
+        """`environment` is all that they have; `poll` is told the number of each while it runs (guard.run)."""
+        self._order = order
+        self._environment = environment
+        self._home = home
+        self._clock = clock
+        self._poll = poll
+        self.started_at = self.ended_at = clock.now()
+
+    def run(self) -> None:
+        """Run them, one after the other; ProgramFailed or PathRefused says why not."""
+        special = self._order.special or NOTHING_SPECIAL
+        become_subreaper()
+        self.started_at = self._clock.now()
+        workdir = open_workdir(special.workdir_roots, self._order.workdir, self._home)
+        try:
+            for command in special.commands:
+                run_command(
+                    command,
+                    self._environment,
+                    workdir,
+                    clock=self._clock,
+                    poll=self._poll,
+                    stage=self._order.stage,
+                )
+        finally:
+            os.close(workdir)
+            self.ended_at = self._clock.now()
+
+
+def open_workdir(roots: tuple[str, ...], path: str, home: Identity) -> int:
+    """Return a descriptor of the working directory, which must lie beneath one of `roots`; PathRefused."""
+    with opened(outside_target(roots, path, "the working directory"), forbidden=home) as directory:
+        return os.dup(directory)
+
+
+def held_in(directory: int) -> Held:
+    """Return what the open directory holds: each file once, however many names it has; links count as nothing.
+
+    Nothing is followed. A directory that this user may not look into counts as empty; one that goes while it is looked
+    at, too. TransferFailed for one that is deeper than can be looked into.
+    """
+    try:
+        return _held_in(directory)
+    except (RecursionError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENAMETOOLONG):
+            raise
+        raise TransferFailed(
+            "what lies in the buffer cannot be counted: directories lie too deep in each other"
+        ) from None
+
+
+def _held_in(directory: int) -> Held:
+    files, size_bytes = 0, 0
+    seen: set[tuple[int, int]] = set()
+    for _, _, names, descriptor in os.fwalk(".", dir_fd=directory, follow_symlinks=False):
+        for name in names:
+            try:
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if status.st_nlink > 1:
+                identity = (status.st_dev, status.st_ino)
+                if identity in seen:
+                    continue
+                seen.add(identity)
+            files += 1
+            size_bytes += status.st_size
+    return Held(files, size_bytes)
+
 
 ACCESS_DIRECTORIES: Final = ("striped", "private")
 

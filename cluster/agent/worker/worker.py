@@ -1,7 +1,10 @@
 """One operation in its own process: told on standard input, answered on standard output, never outliving its agent.
 
 Run as `python -m cluster.agent.worker.worker` by the agent. What touches a job's files runs as the account that the job
-has here."""
+has here.
+
+Persistent buffers of the native provider are a directory each in the agent's own, which outlives the jobs that use it.
+The owner and its group may read and write it; the owner may change that. Nothing is ever removed through a link."""
 
 from __future__ import annotations
 
@@ -19,7 +22,16 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cluster.agent.files import BUFFERS, Identity, PathRefused, RemovalFailed, identity_of, is_disk_full, remove_tree
+from cluster.agent.files import (
+    BUFFERS,
+    PERSISTENT,
+    Identity,
+    PathRefused,
+    RemovalFailed,
+    identity_of,
+    is_disk_full,
+    remove_tree,
+)
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes import (
@@ -47,15 +59,70 @@ from cluster.agent.transfer import (
     workspace,
 )
 from cluster.agent.worker import external_provider
-from cluster.agent.worker.claims import claimant_of
-from cluster.agent.worker.commands import Commands
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
-from cluster.agent.worker.persistent import carry_out
-from cluster.agent.worker.staging import TransferRun, stage_in, stage_out
+from cluster.agent.worker.staging import Commands, TransferRun, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
-from cluster.system import SystemClock, die_with_parent, open_directory, sync_file_system, write_all
-from replica.messages import OperationDone
+from cluster.system import SystemClock, closing, die_with_parent, open_directory, sync_file_system, write_all
+from replica.messages import OperationDone, OperationFailed
 from replica.model import Stage
+from replica.values import name_fault
+
+PERSISTENT_MODE: Final = 0o770
+"""Of the directory of a persistent buffer: its user and their group."""
+
+
+def change_persistent(work: Work) -> OperationFailed | None:
+    """Destroy and create what the order says, destroying first; return what failed. Repeating it does no harm."""
+    order = work.order
+    if not (order.creates or order.destroys):
+        return None
+    with closing(open_directory(os.path.join(work.home, PERSISTENT))) as parent:
+        for unwanted in order.destroys:
+            failed = _destroy(parent, unwanted.name)
+            if failed is not None:
+                return failed
+        for wanted in order.creates:
+            failed = _create(parent, wanted.name, work)
+            if failed is not None:
+                return failed
+    return None
+
+
+def _destroy(parent: int, name: str) -> OperationFailed | None:
+    try:
+        _check(name)
+        remove_tree(parent, name, shown=f"the persistent buffer {name}")
+    except (RemovalFailed, ValueError) as error:
+        return OperationFailed(str(error), operation="destroy_persistent")
+    return None
+
+
+def _create(parent: int, name: str, work: Work) -> OperationFailed | None:
+    account = account_for(work.accounts, work.order.user)
+    try:
+        _check(name)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+        with closing(open_directory(name, dir_fd=parent)) as directory:
+            if account.switch:
+                os.fchown(directory, account.uid, account.gid)
+            os.fchmod(directory, PERSISTENT_MODE)
+            os.fsync(directory)
+        os.fsync(parent)
+    except ValueError as error:
+        return OperationFailed(str(error), final=True, operation="create_persistent")
+    except OSError as error:
+        sentence = f"the persistent buffer {name} cannot be made: {error.strerror}"
+        return OperationFailed(sentence, operation="create_persistent")
+    return None
+
+
+def _check(name: str) -> None:
+    """Raise ValueError for what cannot be the name of a directory here; the controller has checked it before."""
+    fault = name_fault(name)
+    if fault is not None or "/" in name or name in (".", ".."):
+        raise ValueError(f"{name!r} cannot name a persistent buffer: it {fault or 'names another directory'}")
+
 
 EXIT_ENDED = 143
 """Exit code after SIGTERM, as shells give it: there is no result."""
@@ -110,7 +177,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def _stage_in(work: Work) -> Outcome:
-    failed = carry_out(work)
+    failed = change_persistent(work)
     if failed is not None:
         return failed
     account = account_for(work.accounts, work.order.user)
@@ -251,7 +318,7 @@ def _teardown(work: Work) -> Outcome:
     workspace.forget(home, work.order.job)
     workspace.prune_receipts(home)
     os.close(home)
-    return carry_out(work) or OperationDone()
+    return change_persistent(work) or OperationDone()
 
 
 def _owner(work: Work, buffers: int, name: str) -> int | None:

@@ -17,12 +17,12 @@ import pytest
 from cluster.agent.transfer import fence, helpers, record_paths
 from cluster.agent.transfer.progress import SharedCounters
 from cluster.agent.transfer.rate_limit import Control
-from cluster.agent.worker import claims, worker
+from cluster.agent.worker import staging, worker
 from cluster.agent.worker.work import Work
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order
 
-MODULES: Final = {str(module.__file__) for module in (claims, fence, record_paths, helpers)}
+MODULES: Final = {str(module.__file__) for module in (staging, fence, record_paths, helpers)}
 
 Line = tuple[str, int]
 

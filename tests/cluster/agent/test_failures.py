@@ -6,7 +6,7 @@ import pytest
 
 from cluster.agent.files.paths import PathRefused
 from cluster.agent.files.removal import RemovalFailed
-from cluster.agent.processes.accounts import AccountRefused
+from cluster.agent.processes.environment import AccountRefused
 from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
 from cluster.agent.worker.worker import is_final
 

@@ -16,12 +16,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.files import durable, reserve_files
-from cluster.agent.files.durable import read_bounded, reserve, write_durably
-from cluster.agent.files.reserve_files import ReserveFiles
-from cluster.agent.home.disk_full_retry import DiskFullRetry, GivenUp
-from cluster.agent.home.home import Home
-from cluster.agent.home.outbox import Outbox
+from cluster.agent.files import durable
+from cluster.agent.files.durable import ReserveFiles, read_bounded, reserve, write_durably
+from cluster.agent.home.home import DiskFullRetry, GivenUp, Home, Outbox
 from cluster.agent.limits import DISK_FULL_WARNING_S, RESERVE_BYTES, RESERVE_FILES
 from cluster.agent.operation import Operation, Settings
 from cluster.agent.script_run import ScriptRun
@@ -61,7 +58,7 @@ class Disk:
             reserve(directory, name)
 
         patch.setattr(durable, "_fill", filling)
-        patch.setattr(reserve_files, "reserve", reserving)
+        patch.setattr(durable, "reserve", reserving)
 
     def check(self) -> None:
         """Refuse as the kernel does."""
@@ -171,8 +168,8 @@ def test_who_waits_for_room_says_so_once_a_minute_and_goes_on_when_there_is_some
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return "done"
 
-    monkeypatch.setattr("cluster.agent.home.disk_full_retry.DISK_FULL_RETRY_S_MAX", 0.001)
-    monkeypatch.setattr("cluster.agent.home.disk_full_retry.DISK_FULL_RETRY_S", 0.001)
+    monkeypatch.setattr("cluster.agent.home.home.DISK_FULL_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("cluster.agent.home.home.DISK_FULL_RETRY_S", 0.001)
     assert asyncio.run(room.keep_trying("a result", act, asyncio.Event())) == "done"
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert (

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from cluster.agent.files.paths import PathRefused, identity_of
-from cluster.agent.worker.commands import held_in
-from cluster.agent.worker.lists import LIST_LINES_MAX, read_list
+from cluster.agent.worker.items import LIST_LINES_MAX, read_list
+from cluster.agent.worker.staging import held_in
 from cluster.system.descriptors import open_directory
 from cluster.system.processes import all_pids, environment_variables
 from replica.messages.commands import OperationDone, OperationFailed

@@ -20,7 +20,7 @@ import pytest
 
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation, Settings
-from cluster.agent.processes.accounts import Mode
+from cluster.agent.processes.environment import Mode
 from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import ScriptRecord
 from cluster.agent.service import Agent

@@ -17,7 +17,7 @@ import pytest
 from cluster.agent.files.durable import FileRefused
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation, Settings
-from cluster.agent.processes.accounts import Mode
+from cluster.agent.processes.environment import Mode
 from cluster.agent.worker import orphans
 from cluster.agent.worker.orphans import Orphans, tag
 from cluster.agent.worker.work import Outcome

@@ -18,16 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.files.durable import FileRefused, read_bounded, write_durably
+from cluster.agent.files.durable import FileRefused, ReserveFiles, read_bounded, write_durably
 from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.agent.files.reserve_files import ReserveFiles
-from cluster.agent.home import outbox as outbox_module
-from cluster.agent.home.home import AgentFailed, Home
-from cluster.agent.home.outbox import Outbox
+from cluster.agent.home import home as outbox_module
+from cluster.agent.home.home import AgentFailed, Home, Outbox
 from cluster.agent.limits import FILE_BYTES_MAX
 from cluster.agent.messages import failure
-from cluster.agent.processes.accounts import Account, AccountRefused, account_for
-from cluster.agent.processes.environment import environment_of, output_path
+from cluster.agent.processes.environment import Account, AccountRefused, account_for, environment_of, output_path
 from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
 from cluster.agent.transfer.progress import Rate
 from cluster.schemas.command_ids import instant_of

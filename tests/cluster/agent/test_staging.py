@@ -23,9 +23,8 @@ from cluster.agent.transfer.progress import SharedCounters
 from cluster.agent.transfer.rate_limit import Control
 from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import Workspace
-from cluster.agent.worker.claims import claimant_of
 from cluster.agent.worker.orphans import tag
-from cluster.agent.worker.staging import TransferRun, stage_in, stage_out
+from cluster.agent.worker.staging import TransferRun, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Work
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory

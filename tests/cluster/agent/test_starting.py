@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.processes import spawning
+from cluster.agent.processes import job_processes
 
 HEAVY = ("asyncio", "aiohttp", "ssl", "replica.state", "replica.scheduler", "replica.decide", "replica.views")
 STARTED = {
@@ -34,4 +34,4 @@ def test_a_process_is_loaded_once_and_says_nothing_of_its_own(module: str) -> No
 
 
 def test_processes_are_started_from_the_tree_that_the_agent_was_imported_from() -> None:
-    assert (Path(spawning._TREE) / "cluster" / "agent" / "__init__.py").is_file()
+    assert (Path(job_processes._TREE) / "cluster" / "agent" / "__init__.py").is_file()

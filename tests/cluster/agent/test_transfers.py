@@ -18,8 +18,7 @@ import pytest
 from cluster.agent import operation as operations
 from cluster.agent import rate_loop
 from cluster.agent.activities import Activities
-from cluster.agent.home.home import Home
-from cluster.agent.home.outbox import Outbox
+from cluster.agent.home.home import Home, Outbox
 from cluster.agent.operation import Operation, Settings
 from cluster.agent.worker.work import Outcome
 from cluster.system.clock import SystemClock

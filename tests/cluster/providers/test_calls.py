@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from cluster.providers import OperationError, PoolReport
-from cluster.providers.calls import Calls, TooManyCalls
+from cluster.providers.calls import Calls, TooManyCalls, changes
 from cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MAX
-from cluster.providers.pool_watch import changes
 from cluster.providers.private_directory import PREFIX
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
 from cluster.system.processes import all_pids, descendants, environment_variables

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.agent.processes.accounts import Mode
+from cluster.agent.processes.environment import Mode
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from tests.faults.disks import PACKAGES, Disk

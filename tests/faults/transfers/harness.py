@@ -21,7 +21,7 @@ import msgspec
 
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation, Settings
-from cluster.agent.processes.accounts import Mode
+from cluster.agent.processes.environment import Mode
 from cluster.agent.transfer.progress import Counters
 from cluster.agent.worker.work import Outcome
 from replica.messages.commands import OperationDone, OperationFailed
