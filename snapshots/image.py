@@ -296,14 +296,6 @@ JOBS, BUFFERS, POOLS, RECEIPTS = (
 )
 
 
-def from_sections(slices: Iterable[tuple[int, bytes]]) -> Image:
-    """Return the image that `to_sections` gave, with its derived maps built again; raises ImageRefused."""
-    assembly = Assembly()
-    for section, payload in slices:
-        assembly.add(section, payload)
-    return assembly.image()
-
-
 class Assembly:
     """Takes the slices of an image in order, checks each, and gives the image; ReleaseNeeded for a feature level above
     what this release knows. `keep=False` drops jobs and receipts as they are read: for a summary.

@@ -13,16 +13,9 @@ from typing import NamedTuple, NoReturn
 from wal import directory as directories
 from wal import records, sync_log
 from wal.environment import Environment
-from wal.failures import DATA_FILE, LOG_FILE, OTHERWISE_REPLACE, REPLACE, Action, Condition, RecoveryRefused
+from wal.failures import DATA_FILE, LOG_FILE, Condition, RecoveryRefused
 from wal.records import ChainRow, Damaged, Entry, HardState, Marks
 from wal.replay import Contradiction, Replayed, replay
-
-_DONE = {
-    Action.CREATE: "begins without data",
-    Action.CONTINUE: "goes on",
-    Action.CUT: "cuts it off and goes on",
-    Action.REFUSE: "refuses to start",
-}
 
 
 class Checked(NamedTuple):
@@ -84,16 +77,6 @@ def read_chain(env: Environment, index: int) -> ChainRow:
         return records.unpack_chain(key, value)
     except Damaged as error:
         _refuse(env, Condition.CHAIN_ROW_DAMAGED, f"table chain, index {index} ({error})")
-
-
-def render() -> str:
-    """Return the table as a document shows it."""
-    lines = ["| | what is found | what the replica does | what the operator does |", "|---|---|---|---|"]
-    for condition in Condition:
-        row = condition.value
-        remedy = row.remedy.replace(OTHERWISE_REPLACE, "replace it").replace(REPLACE, "Replace it")
-        lines.append(f"| {condition.title} | {row.sign} | {_DONE[row.action]}: {row.reason} | {remedy} |")
-    return "\n".join([*lines, "", f"Replace it: {OTHERWISE_REPLACE}."])
 
 
 def _check_marks(env: Environment, hard: HardState, marks: Marks) -> None:

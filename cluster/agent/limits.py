@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-COPY_CHUNK_BYTES: Final = 1024 * 1024
-"""Bytes read at once while copying: large enough for any disk, small enough that a throttle or a signal is felt at
-once."""
-
 DIRECTORY_DEPTH_MAX: Final = 200
 """Directories below each other in one transfer: each costs two descriptors, and 1,024 descriptors are a common
 limit."""

@@ -94,11 +94,6 @@ class Acceptor:
             raise RuntimeError("the server does not listen")
         return int(self._socket.getsockname()[1])
 
-    @property
-    def handshaking(self) -> int:
-        """Connections that have not finished their handshake."""
-        return len(self._handshakes)
-
     async def start(self) -> None:
         """Listen; OSError if the address cannot be used."""
         loop = asyncio.get_running_loop()

@@ -33,7 +33,6 @@ ASKED_MAX = 1_000
 """Names asked about for one answer, count."""
 
 Lookup = Callable[[str], int | None]
-NameOf = Callable[[int], str | None]
 
 
 def uid_of(name: str) -> int | None:

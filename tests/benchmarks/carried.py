@@ -82,7 +82,7 @@ def main() -> int:
         os.fsync(claimed)
     except Stopped:
         return EXIT_ENDED
-    sys.stdout.buffer.write(msgspec.json.encode(receipt))
+    sys.stdout.buffer.write(msgspec.json.encode(msgspec.structs.asdict(receipt)))
     return 0
 
 

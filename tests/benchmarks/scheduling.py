@@ -28,9 +28,10 @@ from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds
 from replica.views.orders import orders_for
-from snapshots.image import DIGEST_BYTES, Image, from_sections, to_sections
+from snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import plan
+from tests.snapshots.states import from_sections
 
 PENDING = (10, 1_000, 100_000)
 """Jobs that wait, count: a quiet site, a busy one, the most that Forebay takes."""

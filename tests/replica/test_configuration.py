@@ -32,9 +32,10 @@ from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.views.jobs import reason_of
-from snapshots.image import Image, from_sections, to_sections
+from snapshots.image import Image, to_sections
 from tests.replica.test_site_file import VALUES
 from tests.replica.world import World, beside_space, user
+from tests.snapshots.states import from_sections
 
 FILE = """\
 # a site's burst_buffer.conf

@@ -9,8 +9,9 @@ from replica.model.jobs import Job
 from replica.model.requests import JobOptions, JobRequest, with_options
 from replica.state.interning import shared_buffer, shared_job, shared_request
 from replica.state.state import State
-from snapshots.image import DIGEST_BYTES, Image, from_sections, to_sections
+from snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.world import SCRIPT, World
+from tests.snapshots.states import from_sections
 
 SCRIPT_WITH_MORE = "#!/bin/sh\n#DW jobdw capacity=10 type=scratch access_mode=striped\n" + (
     "#DW stage_in type=file source=/in/data destination=$DW_JOB_STRIPED/data\ntrue\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import immutables
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -21,7 +23,7 @@ from replica.state.receipts import Receipts
 from replica.state.state import TABLES, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant, Revision
-from snapshots.image import Image
+from snapshots.image import Assembly, Image
 from wal.configuration import Action, Change, Configuration, Member, Placed
 
 MIB = 1024 * 1024
@@ -247,3 +249,11 @@ def ledgers(draw: st.DrawFn) -> list[Batch]:
         batches.append(Batch(Revision(done), Instant(len(batches)), tuple(entries[done : done + size])))
         done += len(batches[-1].entries)
     return batches
+
+
+def from_sections(slices: Iterable[tuple[int, bytes]]) -> Image:
+    """Return the image that `to_sections` gave, with its derived maps built again; raises ImageRefused."""
+    assembly = Assembly()
+    for section, payload in slices:
+        assembly.add(section, payload)
+    return assembly.image()

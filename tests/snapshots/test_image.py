@@ -27,10 +27,19 @@ from snapshots.image import (
     Image,
     ImageRefused,
     Slice,
-    from_sections,
     to_sections,
 )
-from tests.snapshots.states import DIGEST, MEMBERS, MIB, images, ledgers, many_jobs, number_of, small_image
+from tests.snapshots.states import (
+    DIGEST,
+    MEMBERS,
+    MIB,
+    from_sections,
+    images,
+    ledgers,
+    many_jobs,
+    number_of,
+    small_image,
+)
 from wal.configuration import Placed
 
 _replace = msgspec.structs.replace

@@ -7,8 +7,9 @@ from replica.model.accounts import Account, AccountUser
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
 from replica.state.digest import state_digest
-from snapshots.image import DIGEST_BYTES, Image, from_sections, to_sections
+from snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.world import SCRIPT, World, user
+from tests.snapshots.states import from_sections
 
 
 def test_what_came_with_level_4_for_scheduling_comes_back_with_the_same_digest_and_counts_for_it() -> None:

@@ -134,12 +134,6 @@ def _defend(home: int, shown: str, claimant: Claimant) -> int:
         raise Fenced(_lost(shown)) from None
 
 
-def check(staging: int, shown: str) -> None:
-    """Raise Fenced if the staging directory was taken away by a newer attempt."""
-    if is_removed(staging):
-        raise Fenced(_lost(shown))
-
-
 def is_removed(staging: int) -> bool:
     """Return whether an open directory is in no other one any more."""
     try:

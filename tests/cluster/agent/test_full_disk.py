@@ -27,13 +27,14 @@ from cluster.agent.scripts.supervisor import insist
 from cluster.agent.service import Agent
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
-from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState
 from replica.model.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
+from tests.clocks import ManualClock
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from cluster.agent.transfer.errors import Paused
 from cluster.agent.transfer.progress import Counters, SharedCounters
 from cluster.agent.transfer.rate_limit import BURST_S, POLL_S, STEP_BYTES_MIN, UNLIMITED, Control, Pace, Stopped
-from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.clock import SystemClock
+from tests.clocks import ManualClock
 
 
 class Rig:

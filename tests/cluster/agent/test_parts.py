@@ -28,11 +28,12 @@ from cluster.agent.processes.environment import Account, AccountRefused, account
 from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
 from cluster.agent.transfer.progress import Rate
 from cluster.schemas.command_ids import instant_of
-from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted
 from replica.model.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
+from tests.clocks import ManualClock
 
 
 def order(job: int = 1, attempt: int = 1, stage: str = "stage_in", **fields: object) -> Order:

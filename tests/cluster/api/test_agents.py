@@ -8,11 +8,11 @@ import pytest
 
 from cluster.config.config import Config
 from cluster.server.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
-from cluster.system.clock import ManualClock
 from replica.model.jobs import JobState
 from replica.model.nodes import Node
 from replica.state.state import EMPTY
 from replica.values.units import Instant
+from tests.clocks import ManualClock
 from tests.cluster.rig import SCRIPT, Answer, Rig, story, until
 
 

@@ -8,10 +8,10 @@ import pytest
 
 import cluster.server.proposer
 from cluster.config.config import Config
-from cluster.system.clock import ManualClock
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from replica.values.units import Instant
+from tests.clocks import ManualClock
 from tests.cluster.rig import Answer, Rig, story, until
 
 

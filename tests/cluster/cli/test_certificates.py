@@ -14,8 +14,9 @@ from cluster.config.new_site import Founding, found
 from cluster.security.identity import Role
 from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS
 from cluster.security.tls import client_context, server_context
-from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.clock import SystemClock
 from replica.values.units import MICROSECONDS_PER_SECOND, Instant
+from tests.clocks import ManualClock
 from tests.cluster.cli.double import forebay
 
 DAY = 24 * 3600 * MICROSECONDS_PER_SECOND

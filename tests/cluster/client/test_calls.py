@@ -17,8 +17,9 @@ from cluster.schemas.requests import DrainRequest, PollRequest
 from cluster.security.identity import Identity, Role
 from cluster.security.tls import TlsFiles, TlsRefused
 from cluster.system.address import Address
-from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.clock import SystemClock
 from replica.values.units import Instant
+from tests.clocks import ManualClock
 from tests.cluster.client.misbehaving import (
     Misbehaving,
     Pki,

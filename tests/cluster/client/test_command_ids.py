@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.schemas.command_ids import instant_of, new_command_id
-from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.clock import SystemClock
 from replica.values.units import Instant
+from tests.clocks import ManualClock
 
 
 @given(st.integers(0, (2**48 - 1) * 1000), st.binary(min_size=10, max_size=10))

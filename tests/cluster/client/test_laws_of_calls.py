@@ -12,7 +12,7 @@ from cluster.client.calls import CONNECT_S, REDIRECTS_MAX, Call, Caller, Endpoin
 from cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
 from cluster.client.exchange import Answer, AttemptFailed, Exchange
 from cluster.system.address import Address
-from cluster.system.clock import ManualClock
+from tests.clocks import ManualClock
 
 REPLICAS = tuple(Address("127.0.0.1", port) for port in (1, 2, 3))
 COMMAND_ID = "017f22e279b07cc398c4dc0c0c07398f"

@@ -60,7 +60,7 @@ async def test_who_holds_a_handshake_open_gives_way_to_those_who_come_later(
     monkeypatch.setattr(module, "HANDSHAKES_MAX", 3)
     acceptor = await listening(config)
     silent = [connected(acceptor.port) for _ in range(5)]
-    await until(lambda: acceptor.handshaking == 3)
+    await until(lambda: len(acceptor._handshakes) == 3)
     silent[0].settimeout(10)
     assert await asyncio.to_thread(silent[0].recv, 1) == b""
     tls = client_context(config.tls_files("alice"))
@@ -69,7 +69,7 @@ async def test_who_holds_a_handshake_open_gives_way_to_those_who_come_later(
     for one in silent:
         one.close()
     await acceptor.stop()
-    assert acceptor.handshaking == 0
+    assert len(acceptor._handshakes) == 0
 
 
 @story

@@ -7,7 +7,7 @@ import pwd
 import threading
 
 from cluster.eventloop.users import KEPT_S, Identities, group_name, uid_of
-from cluster.system.clock import ManualClock
+from tests.clocks import ManualClock
 from tests.cluster.rig import story
 
 ME = pwd.getpwuid(os.getuid())

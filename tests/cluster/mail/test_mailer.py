@@ -9,12 +9,12 @@ from cluster.mail import Mailer, Undeliverable
 from cluster.mail.mailer import OFF, RETRY_S, SENDING_MAX
 from cluster.mail.sending import Send, SendFailed
 from cluster.server.pending import NotLeading, QueueFull, Settled
-from cluster.system.clock import ManualClock
 from replica.messages import commands as c
 from replica.model.jobs import JobState
 from replica.model.mail import Mail
 from replica.model.requests import JobOptions
 from replica.values.errors import Refusal
+from tests.clocks import ManualClock
 from tests.cluster.rig import story
 from tests.replica.world import World
 

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cluster.security.identity import Identity, Role, identify
 from cluster.security.pki import Authority, PkiRefused, create_authority, issue, load_authority
 from cluster.security.tls import TlsFiles, TlsRefused, check_key_file, check_validity, client_context, server_context
-from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.clock import SystemClock
 from replica.values.units import Instant
+from tests.clocks import ManualClock
 
 NOW = SystemClock().now()
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.server.garbage_collection import FULL_SHARE, Collector
-from cluster.system.clock import ManualClock
 from replica.values.units import Instant
+from tests.clocks import ManualClock
 from tests.cluster.rig import story
 
 

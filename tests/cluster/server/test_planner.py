@@ -7,7 +7,6 @@ import pytest
 from cluster.config.config import Config
 from cluster.server import planner as planning
 from cluster.server.planner import Planner
-from cluster.system.clock import ManualClock
 from replica.decide.decide import decide
 from replica.fold.apply import SpeculativeState
 from replica.grammar.directives import parse_request
@@ -20,6 +19,7 @@ from replica.model.requests import JobRequest
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.values.units import Instant
+from tests.clocks import ManualClock
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
 from tests.cluster.server.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events

@@ -12,7 +12,7 @@ from cluster.config.config import Config
 from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
-from cluster.system.clock import ManualClock, SystemClock
+from cluster.system.clock import SystemClock
 from replica.fold.apply import apply_batch
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -26,6 +26,7 @@ from replica.state.state import State
 from replica.values.errors import RefusalCode
 from replica.values.limits import COMMANDS_PER_BATCH_MAX
 from replica.values.units import Instant, seconds
+from tests.clocks import ManualClock
 from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
 from wal.codec import CodecError, decode_batch
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.system.clock import ManualClock, SystemClock, format_instant, parse_instant
+from cluster.system.clock import SystemClock, format_instant, parse_instant
 from replica.values.units import NEVER, Instant
+from tests.clocks import ManualClock
 
 LAST_INSTANT = 253_402_300_799_999_999
 """9999-12-31T23:59:59.999999Z."""

@@ -1,0 +1,20 @@
+"""The recovery table as the document for operators shows it."""
+
+from wal.failures import OTHERWISE_REPLACE, REPLACE, Action, Condition
+
+_DONE = {
+    Action.CREATE: "begins without data",
+    Action.CONTINUE: "goes on",
+    Action.CUT: "cuts it off and goes on",
+    Action.REFUSE: "refuses to start",
+}
+
+
+def render() -> str:
+    """Return the table as a document shows it."""
+    lines = ["| | what is found | what the replica does | what the operator does |", "|---|---|---|---|"]
+    for condition in Condition:
+        row = condition.value
+        remedy = row.remedy.replace(OTHERWISE_REPLACE, "replace it").replace(REPLACE, "Replace it")
+        lines.append(f"| {condition.title} | {row.sign} | {_DONE[row.action]}: {row.reason} | {remedy} |")
+    return "\n".join([*lines, "", f"Replace it: {OTHERWISE_REPLACE}."])
