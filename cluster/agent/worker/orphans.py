@@ -3,16 +3,12 @@
 `leftovers/JOB` is there while a transfer of the job may have left something in a destination: a line of JSON that says
 whose it is and which directories have a staging directory in them (transfer/fence), durable before the
 worker starts. Whoever removes does so as the job's user and beneath the roots of the order: the line is not trusted
-further than the order was.
-
-Up to release 0.2.0 temporary files lay beside their destinations, and a row behind the line named the directory; what
-such an agent left is removed too."""
+further than the order was."""
 
 from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -40,8 +36,6 @@ SWEEP: Final = "sweep"
 
 ANY_ATTEMPT: Final = 2**63 - 1
 """An attempt that none is newer than: of one's own, all are over when one sweeps."""
-
-_SLOT_BYTES: Final = 4096
 
 
 class Orphans(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,24 +101,16 @@ def read(orphans: int, job: int) -> Orphans | None:
     data = read_bounded(orphans, str(job))
     if data is None:
         return None
-    line, newline, _ = data.partition(b"\n")
     try:
-        left = msgspec.json.decode(line, type=Orphans)
+        return msgspec.json.decode(data, type=Orphans)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileRefused(
             f"leftovers/{job} is damaged ({error}): remove .forebay-{job}-* and .forebay-*-{job} in the destinations "
             "of the job, and then this file"
         ) from error
-    row = -(-len(line + newline) // _SLOT_BYTES) * _SLOT_BYTES
-    former = os.fsdecode(data[row : row + _SLOT_BYTES].partition(b"\0")[0].strip())
-    if not former:
-        return left
-    return msgspec.structs.replace(left, directories=(*left.directories, former))
 
 
-def sweep(
-    job: int, storage_id: str, claimant: Claimant, left: Orphans, persistent: Mapping[str, str], home: Identity
-) -> int:
+def sweep(claimant: Claimant, left: Orphans, persistent: Mapping[str, str], home: Identity) -> int:
     """Remove the temporary files of a job, and return how many there were.
 
     A directory that is gone has nothing in it. One that cannot be looked at keeps no other one from being swept; then
@@ -134,34 +120,16 @@ def sweep(
     removed = 0
     for path in left.directories:
         try:
-            removed += _sweep_one(job, storage_id, claimant, left, path, persistent, home)
+            target = _target(left, path, persistent)
+            if target is not None:
+                with opened(target, forbidden=home) as descriptor:
+                    removed += fence.sweep(descriptor, path, claimant)
+                    os.fsync(descriptor)
         except (PathRefused, fence.FenceFailed, OSError) as error:
             wrong = wrong or error
     if wrong is not None:
         raise wrong
     return removed
-
-
-def _sweep_one(
-    job: int,
-    storage_id: str,
-    claimant: Claimant,
-    left: Orphans,
-    path: str,
-    persistent: Mapping[str, str],
-    home: Identity,
-) -> int:
-    target = _target(left, path, persistent)
-    if target is None:
-        return 0
-    pattern = re.compile(re.escape(tag(job, storage_id)) + r"[0-9a-f]{16}\.part", re.ASCII)
-    with opened(target, forbidden=home) as descriptor:
-        removed = fence.sweep(descriptor, path, claimant)
-        names = [name for name in os.listdir(descriptor) if pattern.fullmatch(name)]
-        for name in names:
-            os.unlink(name, dir_fd=descriptor)
-        os.fsync(descriptor)
-    return removed + len(names)
 
 
 def _target(left: Orphans, path: str, persistent: Mapping[str, str]) -> Target | None:

@@ -261,7 +261,7 @@ def _sweep(work: Work) -> Outcome:
     assert work.left is not None
     everything = claimant_of(work.cluster, work.order.job, ANY_ATTEMPT, work.storage_id)
     variables = persistent_variables(work.home, work.left.uses)
-    return OperationDone(files=sweep(work.order.job, work.storage_id, everything, work.left, variables, identity))
+    return OperationDone(files=sweep(everything, work.left, variables, identity))
 
 
 def _become(account: Account, work: Work, *descriptors: int) -> None:

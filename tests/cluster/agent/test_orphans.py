@@ -178,21 +178,9 @@ def test_only_temporary_files_of_this_job_and_this_node_are_removed(place: Place
     }
     for path in kept:
         path.write_text("x")
-    # As release 0.2.0 left them, beside the destination.
-    former = place.outside / f"{tag(7, place.home.storage_id)}{'0' * 16}.part"
-    former.write_text("half")
     place.record(place.outside)
     assert isinstance(place.operate("teardown"), OperationDone)
-    assert not any(path.exists() for path in (*mine, former)) and all(path.exists() for path in kept)
-
-
-def test_what_an_agent_of_the_release_before_left_is_removed_by_its_record(place: Place) -> None:
-    former = place.outside / f"{tag(7, place.home.storage_id)}{'0' * 16}.part"
-    former.write_text("half")
-    line = msgspec.json.encode({"user": "nobody", "roots": [str(place.outside)]}) + b"\n"
-    (place.left / "7").write_bytes(line.ljust(4096) + os.fsencode(place.outside).ljust(4096, b"\0"))
-    assert isinstance(place.operate("teardown"), OperationDone)
-    assert not former.exists() and os.listdir(place.left) == []
+    assert not any(path.exists() for path in mine) and all(path.exists() for path in kept)
 
 
 def test_one_directory_that_cannot_be_swept_keeps_no_other_one_from_it(place: Place) -> None:
