@@ -195,7 +195,7 @@ def _finished(child: int, pipes: Sequence[_Pipe], before: Tree, timed_out: bool)
     for pipe in pipes:
         if pipe.open:
             pipe.take()
-    _reap()
+    reap()
     printed, complained, returned = (bytes(pipe.kept) for pipe in pipes)
     return Finished(code, printed, complained, returned, timed_out, unkillable)
 
@@ -219,7 +219,7 @@ def _end(child: int, before: Tree) -> tuple[int, tuple[int, ...]]:
             found, status = os.waitpid(child, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if found else None
         else:
-            _reap()
+            reap()
         if not left and code is not None:
             break
         pause(KILL_PAUSE_S)
@@ -236,7 +236,7 @@ def _tree() -> Tree:
     return frozenset((pid, started) for pid, started in found if started is not None)
 
 
-def _reap() -> None:
+def reap() -> None:
     """Collect orphans of calls that came to this process and have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -9,9 +9,7 @@ from cluster.agent.transfer.programs import (
     NO_LIMIT_S,
     POLL_S,
     IoWatch,
-    ProgramFailed,
-    end_descendants,
-    last_words,
+    end_program,
 )
 from cluster.agent.transfer.progress import PHASES, Counters, Rate, SharedCounters, nothing
 from cluster.agent.transfer.rate_limit import UNLIMITED, Control, Pace, Stopped

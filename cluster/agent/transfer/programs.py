@@ -211,11 +211,16 @@ def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> 
             poll=IoWatch(lambda: transfer.advance(Moved(steps=1)), transfer.context.pace).poll,
             poll_s=POLL_S,
         )
-        left = end_descendants()
+    end_program(backend, ran)
+
+
+def end_program(shown: str, ran: guard.Finished) -> None:
+    """End what a program left running; ProgramFailed if it failed itself, with its last words, or left what stays."""
+    left = end_descendants()
     if ran.code:
-        raise ProgramFailed(f"{backend} {guard.how(ran.code)}{last_words(ran)}")
+        raise ProgramFailed(f"{shown} {guard.how(ran.code)}{last_words(ran)}")
     if left:
-        raise ProgramFailed(f"{backend} left processes that cannot be ended: {', '.join(map(str, left[:20]))}")
+        raise ProgramFailed(f"{shown} left processes that cannot be ended: {', '.join(map(str, left[:20]))}")
 
 
 def _become(program: str, call: Call, job: Job, stdin: int, returned: int) -> None:
@@ -264,19 +269,11 @@ def end_descendants() -> list[int]:
         left = descendants(os.getpid())
         for pid in left:
             send(pid, signal.SIGKILL)
-        _reap()
+        guard.reap()
         if not left:
             return []
         guard.pause(KILL_PAUSE_S)
     return left
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 POLL_S: Final = 0.1
@@ -310,19 +307,20 @@ class IoWatch:
         self._seen: dict[int, int] = {}
         # A process has in its count what those of its children did that it waited for, so that none is lost, and none
         # counted twice: the sum over all that live, this one among them, only grows.
-        self._written = _written_by([os.getpid()])
-        self._handed = _handed_by([os.getpid()])
+        own = _io_of(os.getpid())
+        self._written, self._handed = (0, 0) if own is None else (own.dirtied, own.written)
 
     def poll(self, _child: int) -> None:
         """See what the processes beneath this one have done since the last look; raises what ends the transfer."""
         self._pace.check()
         pids = descendants(os.getpid())
-        seen = {pid: count.read + count.written for pid in pids if (count := _io_of(pid)) is not None}
+        counts = {pid: count for pid in (os.getpid(), *pids) if (count := _io_of(pid)) is not None}
+        seen = {pid: count.read + count.written for pid, count in counts.items() if pid != os.getpid()}
         if any(moved > self._seen.get(pid, 0) for pid, moved in seen.items()):
             self._alive()
         self._seen = seen
-        every = [os.getpid(), *pids]
-        written, handed = max(self._written, _written_by(every)), max(self._handed, _handed_by(every))
+        written = max(self._written, sum(count.dirtied for count in counts.values()))
+        handed = max(self._handed, sum(count.written for count in counts.values()))
         # File systems without a disk of this machine are not counted by the kernel: what was handed to it is, with what
         # went through pipes, so that such a program is rather slower than its rate than faster.
         ahead = written - self._written or handed - self._handed
@@ -340,14 +338,6 @@ class IoWatch:
         finally:
             for pid in pids:
                 send(pid, signal.SIGCONT)
-
-
-def _written_by(pids: list[int]) -> int:
-    return sum(count.dirtied for count in map(_io_of, pids) if count is not None)
-
-
-def _handed_by(pids: list[int]) -> int:
-    return sum(count.written for count in map(_io_of, pids) if count is not None)
 
 
 def _io_of(pid: int) -> _Io | None:

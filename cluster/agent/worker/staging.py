@@ -33,14 +33,12 @@ from cluster.agent.transfer import (
     Item,
     Kind,
     Options,
-    ProgramFailed,
     Stopped,
     TransferFailed,
     Verify,
-    end_descendants,
+    end_program,
     fence,
     file_message,
-    last_words,
     nothing,
     resumable,
     run_transfer,
@@ -162,67 +160,43 @@ class Held(NamedTuple):
     size_bytes: int
 
 
-def run_command(
-    command: str, environment: dict[str, str], workdir: int, *, clock: Clock, poll: Callable[[int], None], stage: str
-) -> None:
-    """Run one command in the open directory `workdir`; ProgramFailed has its last words. OSError if none can be run."""
-
-    def become(returned: int) -> None:
-        os.close(returned)
-        os.fchdir(workdir)
-        os.set_inheritable(workdir, False)
-        os.umask(0o022)
-        os.execve(SHELL, [SHELL, "-c", command], environment)
-
-    ran = guard.run(become, timeout_s=NO_LIMIT_S, clock=clock, keep=(workdir,), poll=poll, poll_s=POLL_S)
-    left = end_descendants()
-    if ran.code:
-        raise ProgramFailed(f"the command of {stage} {guard.how(ran.code)}{last_words(ran)}")
-    if left:
-        raise ProgramFailed(
-            f"the command of {stage} left processes that cannot be ended: {', '.join(map(str, left[:20]))}"
-        )
-
-
 class Commands:
     """The commands of one order, ready to be run by a worker that has become the job's user."""
 
-    def __init__(
-        self,
-        order: Order,
-        environment: dict[str, str],
-        home: Identity,
-        *,
-        clock: Clock,
-        poll: Callable[[int], None],
-    ) -> None:
+    def __init__(self, environment: dict[str, str], *, clock: Clock, poll: Callable[[int], None]) -> None:
         """`environment` is all that they have; `poll` is told the number of each while it runs (guard.run)."""
-        self._order = order
         self._environment = environment
-        self._home = home
         self._clock = clock
         self._poll = poll
         self.started_at = self.ended_at = clock.now()
 
-    def run(self) -> None:
+    def run(self, order: Order, home: Identity) -> None:
         """Run them, one after the other; ProgramFailed or PathRefused says why not."""
-        special = self._order.special or NOTHING_SPECIAL
+        special = order.special or NOTHING_SPECIAL
         become_subreaper()
         self.started_at = self._clock.now()
-        workdir = open_workdir(special.workdir_roots, self._order.workdir, self._home)
+        workdir = open_workdir(special.workdir_roots, order.workdir, home)
         try:
             for command in special.commands:
-                run_command(
-                    command,
-                    self._environment,
-                    workdir,
-                    clock=self._clock,
-                    poll=self._poll,
-                    stage=self._order.stage,
-                )
+                self._run_one(command, workdir, order.stage)
         finally:
             os.close(workdir)
             self.ended_at = self._clock.now()
+
+    def _run_one(self, command: str, workdir: int, stage: str) -> None:
+        """Run one command in the open directory; ProgramFailed has its last words. OSError if none can be run."""
+
+        def become(returned: int) -> None:
+            os.close(returned)
+            os.fchdir(workdir)
+            os.set_inheritable(workdir, False)
+            os.umask(0o022)
+            os.execve(SHELL, [SHELL, "-c", command], self._environment)
+
+        ran = guard.run(
+            become, timeout_s=NO_LIMIT_S, clock=self._clock, keep=(workdir,), poll=self._poll, poll_s=POLL_S
+        )
+        end_program(f"the command of {stage}", ran)
 
 
 def open_workdir(roots: tuple[str, ...], path: str, home: Identity) -> int:
@@ -279,6 +253,12 @@ class TransferRun(NamedTuple):
     context: Context
     """What is planned is the stage's own affair."""
     claimant: Claimant
+    home: Identity
+    """The agent's own directory, which no path may lead to."""
+    persistent: Mapping[str, str] = NO_PERSISTENT
+    """The directories of the persistent buffers that the order uses, by variable."""
+    commands: Commands | None = None
+    """What is run besides; None where the order has no commands."""
     await_order: Callable[[], None] = nothing
     """Returns while the order is certain to stand."""
     seen_by_pace: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -286,35 +266,26 @@ class TransferRun(NamedTuple):
     at its end, too."""
 
 
-def stage_in(
-    order: Order,
-    buffer: int,
-    run: TransferRun,
-    home: Identity,
-    *,
-    persistent: Mapping[str, str] = NO_PERSISTENT,
-    commands: Commands | None = None,
-) -> OperationDone:
+def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     """Fill the job's buffer (an open directory) from nothing, or go on with what an earlier attempt did, and what the
-    order names of persistent ones.
-
-    `persistent` has their directories by variable. TransferFailed or RemovalFailed says why not.
+    order names of persistent ones. TransferFailed or RemovalFailed says why not.
     """
+    commands = run.commands
     options = _options(order)
     # What a command did cannot be told from what it did not.
-    if commands is not None or not _goes_on(order, buffer, run, home, persistent, options):
+    if commands is not None or not _goes_on(order, buffer, run, options):
         empty_directory(buffer, shown="the buffer")
     for name in ACCESS_DIRECTORIES:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=buffer)
     os.fsync(buffer)
-    with RecordPaths(order, buffer, persistent) as paths:
-        moves = movements(order, paths, home)
-        receipt = _run(order, moves, options, run, persistent, buffer)
+    with RecordPaths(order, buffer, run.persistent) as paths:
+        moves = movements(order, paths, run.home)
+        receipt = _run(order, moves, options, run, buffer)
     os.fsync(buffer)
     if commands is None:
         return _done(order, moves, receipt, None)
-    commands.run()
+    commands.run(order, run.home)
     done = _done(order, moves, receipt, commands)
     held = held_in(buffer)
     if capacity_of(order) and held.size_bytes > capacity_of(order):
@@ -328,25 +299,17 @@ def stage_in(
     return OperationDone(files=held.files, size_bytes=held.size_bytes, digest=done.digest, receipt=receipt_now)
 
 
-def stage_out(
-    order: Order,
-    buffer: int,
-    run: TransferRun,
-    home: Identity,
-    *,
-    persistent: Mapping[str, str] = NO_PERSISTENT,
-    commands: Commands | None = None,
-) -> OperationDone:
+def stage_out(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     """Copy results out of the job's buffer (an open directory) and of persistent ones; TransferFailed says why not.
 
     Sources are only removed where the order says so, after their copies are durable.
     """
-    with RecordPaths(order, buffer, persistent) as paths:
-        moves = movements(order, paths, home)
-        receipt = _run(order, moves, _options(order), run, persistent, None)
-    if commands is not None:
-        commands.run()
-    return _done(order, moves, receipt, commands)
+    with RecordPaths(order, buffer, run.persistent) as paths:
+        moves = movements(order, paths, run.home)
+        receipt = _run(order, moves, _options(order), run, None)
+    if run.commands is not None:
+        run.commands.run(order, run.home)
+    return _done(order, moves, receipt, run.commands)
 
 
 def capacity_of(order: Order) -> int:
@@ -400,29 +363,17 @@ def _options(order: Order) -> Options:
     )
 
 
-def _goes_on(
-    order: Order,
-    buffer: int,
-    run: TransferRun,
-    home: Identity,
-    persistent: Mapping[str, str],
-    options: Options,
-) -> bool:
+def _goes_on(order: Order, buffer: int, run: TransferRun, options: Options) -> bool:
     """Return whether an earlier attempt at this stage-in left something to go on from."""
     if not set(ACCESS_DIRECTORIES) <= set(os.listdir(buffer)):
         return False
-    with RecordPaths(order, buffer, persistent) as paths:
-        items = [move.item for move in movements(order, paths, home)]
+    with RecordPaths(order, buffer, run.persistent) as paths:
+        items = [move.item for move in movements(order, paths, run.home)]
         return resumable(items, options, run.context.workspace)
 
 
 def _run(
-    order: Order,
-    moves: Sequence[Movement],
-    options: Options,
-    run: TransferRun,
-    persistent: Mapping[str, str],
-    buffer: int | None,
+    order: Order, moves: Sequence[Movement], options: Options, run: TransferRun, buffer: int | None
 ) -> TransferReceipt | None:
     """Move everything; `buffer` is the job's own if that is where it goes. None if there is nothing to move."""
     if not moves:
@@ -430,7 +381,7 @@ def _run(
 
     def planned(amounts: Sequence[tuple[int, int]]) -> None:
         if order.stage == "stage_in":
-            check_room(order, moves, [size_bytes for _, size_bytes in amounts], persistent)
+            check_room(order, moves, [size_bytes for _, size_bytes in amounts], run.persistent)
 
     with run.seen_by_pace(), Claims(run.claimant) as claims:
         own = -1 if buffer is None else claims.add(buffer, "the buffer")

@@ -25,7 +25,6 @@ from msgspec.structs import replace
 from cluster.agent.files import (
     BUFFERS,
     PERSISTENT,
-    Identity,
     PathRefused,
     RemovalFailed,
     identity_of,
@@ -182,7 +181,6 @@ def _stage_in(work: Work) -> Outcome:
         return failed
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
-    identity = identity_of(home)
     buffers = open_directory(BUFFERS, dir_fd=home)
     name = str(work.order.job)
     try:
@@ -198,20 +196,12 @@ def _stage_in(work: Work) -> Outcome:
     os.fsync(buffers)
     run = _carrier(work, home)
     _become(account, work, home, buffers)
-    return stage_in(
-        work.order,
-        buffer,
-        run,
-        identity,
-        persistent=persistent_variables(work.home, work.order.uses),
-        commands=_commands(work, account, identity),
-    )
+    return stage_in(work.order, buffer, run._replace(commands=_commands(work, account)))
 
 
 def _stage_out(work: Work) -> Outcome:
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
-    identity = identity_of(home)
     buffers = open_directory(BUFFERS, dir_fd=home)
     try:
         buffer = open_directory(str(work.order.job), dir_fd=buffers)
@@ -219,17 +209,10 @@ def _stage_out(work: Work) -> Outcome:
         return failure(f"the buffer of job {work.order.job} is not on this node; nothing can be staged out")
     run = _carrier(work, home)
     _become(account, work, home, buffers)
-    return stage_out(
-        work.order,
-        buffer,
-        run,
-        identity,
-        persistent=persistent_variables(work.home, work.order.uses),
-        commands=_commands(work, account, identity),
-    )
+    return stage_out(work.order, buffer, run._replace(commands=_commands(work, account)))
 
 
-def _commands(work: Work, account: Account, home: Identity) -> Commands | None:
+def _commands(work: Work, account: Account) -> Commands | None:
     """Return the commands of the order, if it has any."""
     order = work.order
     if order.special is None or not order.special.commands:
@@ -249,7 +232,7 @@ def _commands(work: Work, account: Account, home: Identity) -> Commands | None:
         shared.write(counters._replace(steps=counters.steps + 1))
 
     watch = IoWatch(alive, _pace or Pace(-1, shared, SystemClock()))
-    return Commands(order, environment, home, clock=SystemClock(), poll=watch.poll)
+    return Commands(environment, clock=SystemClock(), poll=watch.poll)
 
 
 def _sweep(work: Work) -> Outcome:
@@ -286,9 +269,8 @@ def _carrier(work: Work, home: int) -> TransferRun:
         attempt=order.attempt,
     )
     claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
-    if _pace is None:
-        return TransferRun(context, claimant)
-    return TransferRun(context, claimant, _pace.await_order, _seen_by_pace)
+    run = TransferRun(context, claimant, identity_of(home), persistent_variables(work.home, order.uses))
+    return run if _pace is None else run._replace(await_order=_pace.await_order, seen_by_pace=_seen_by_pace)
 
 
 def _post_run(work: Work) -> Outcome:

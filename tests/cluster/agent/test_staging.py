@@ -71,7 +71,7 @@ class Bench:
         )
         try:
             claimant = claimant_of("", order.job, order.attempt, STORAGE_ID)
-            return stage(order, buffer, TransferRun(context, claimant), identity_of(home))
+            return stage(order, buffer, TransferRun(context, claimant, identity_of(home)))
         finally:
             workspace.close()
             for descriptor in (buffer, home):
