@@ -148,6 +148,20 @@ def parse_retry_after(text: str | None) -> float:
     return seconds if 0.0 < seconds < float("inf") else 0.0
 
 
+def redirection(address: Address, location: str | None) -> Address:
+    """Return the replica that an answer of `address` leads to; ValueError is a sentence where it names none.
+
+    Whoever it is must prove to be a replica of this cluster by its certificate, as any other endpoint.
+    """
+    parts = urlsplit(location or "")
+    try:
+        if parts.scheme != "https":
+            raise AddressError(f"{location!r} is not an https address")
+        return Address.parse(parts.netloc)
+    except (AddressError, ValueError) as error:
+        raise ValueError(f"{address} redirected to {location!r}: {error}") from error
+
+
 class Endpoints:
     """The replicas' API addresses: the one that led last first, the ones that failed last at the end."""
 
@@ -303,7 +317,10 @@ class _Run:
                 self._endpoints.led(address)
             return replace(answer, unsure=self._may_have_happened)
         if answer.status in REDIRECT_STATUSES:
-            return self._redirected(address, answer)
+            try:
+                return redirection(address, answer.location)
+            except ValueError as fault:
+                return Trouble(answer.status, BAD_ANSWER, str(fault), "check its api address")
         error = error_of(answer.status, answer.body, who=str(address), command_id=call.command_id)
         if answer.status not in RETRY_STATUSES:
             raise self._final(error)
@@ -318,21 +335,6 @@ class _Run:
         if self._call.command_id is None or not self._may_have_happened or tells(error.status, error.code):
             return error
         return unknown_after(error, self._call.command_id)
-
-    def _redirected(self, address: Address, answer: Answer) -> Address | Trouble:
-        parts = urlsplit(answer.location or "")
-        try:
-            if parts.scheme != "https":
-                raise AddressError(f"{answer.location!r} is not an https address")
-            # Whoever it is must prove to be a replica of this cluster by its certificate, as any other endpoint.
-            return Address.parse(parts.netloc)
-        except (AddressError, ValueError) as error:
-            return Trouble(
-                answer.status,
-                BAD_ANSWER,
-                f"{address} redirected to {answer.location!r}: {error}",
-                "check its api address",
-            )
 
     def _gave_up(self) -> ApiError:
         last = self._last or Trouble(

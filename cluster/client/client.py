@@ -10,20 +10,36 @@ request to retry, perhaps from another process, a call whose outcome is unknown.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from cluster.client.bulk import Bulk
-from cluster.client.calls import ATTEMPT_S, DEADLINE_S, Call, Caller, Endpoints
-from cluster.client.errors import BAD_ANSWER, ApiError
+from cluster.client.calls import (
+    ATTEMPT_S,
+    DEADLINE_S,
+    EARLIER,
+    RETRY_STATUSES,
+    TOO_MANY,
+    BackOff,
+    Call,
+    Caller,
+    Endpoints,
+    send_again,
+    tells,
+)
+from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError
 from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
 from cluster.config import Config
 from cluster.schemas import (
+    BulkAnswer,
+    BulkCommand,
+    BulkRequest,
     Command,
+    CommandResult,
     EventView,
     Operation,
     Parameter,
@@ -44,8 +60,17 @@ _Asked = TypeVar("_Asked")
 
 _JSON: Final = msgspec.json.Encoder()
 
+UNKNOWN: Final = "unknown"
+OK: Final = 200
 
-class Client(Bulk):
+FULL_QUEUE_S: Final = 1.0
+"""Least wait after a full queue, seconds: what a replica's Retry-After says, which single results have no room for."""
+
+LEAST_S: Final = 0.1
+"""Seconds that a request must have to be worth sending: one that is cut short makes a refusal an unknown outcome."""
+
+
+class Client:
     """A connection to a cluster as one identity; use it as an asynchronous context manager, or call close()."""
 
     def __init__(
@@ -122,6 +147,60 @@ class Client(Bulk):
         value, _ = await self._perform(call, operation.answer, replica)
         return value
 
+    async def commands(self, commands: Sequence[BulkCommand], *, deadline_s: float | None = None) -> BulkAnswer:
+        """Send many commands in one request; each gets its own result, in order, and a refusal of one stops none.
+
+        A request that came through may still hold commands that could not be carried out at that moment: the replica
+        stopped leading in the midst of them, or its queue was full. Those, and only those, are sent again with the same
+        ids until the deadline, after the others, as a command that is sent alone is. The answer's revision is that of
+        the last request.
+
+        What is told of a command is true of all requests that it was in. "Not now" says nothing of the requests before
+        it: one that may have been carried out stays unknown until an answer that `tells`.
+        """
+        left_s = self._deadline_s if deadline_s is None else deadline_s
+        until_s = self._clock.monotonic_s() + left_s
+        back_off = BackOff()
+        answer = await self._send(commands, left_s)
+        results = list(answer.results)
+        while waiting := [at for at, result in enumerate(results) if result.status in RETRY_STATUSES]:
+            wait_s = back_off.wait_s(FULL_QUEUE_S if any(results[at].status == TOO_MANY for at in waiting) else 0.0)
+            left_s = until_s - self._clock.monotonic_s() - wait_s
+            if left_s < LEAST_S:
+                break
+            await asyncio.sleep(wait_s)
+            try:
+                answer = await self._send([commands[at] for at in waiting], left_s)
+            except ApiError as error:
+                if error.outcome == UNKNOWN:
+                    for at in waiting:
+                        results[at] = _unknown(results[at])
+                break
+            for at, result in zip(waiting, answer.results, strict=True):
+                was_unknown = _is_unknown(results[at])
+                results[at] = _unknown(result) if was_unknown and not _tells(result) else result
+        return BulkAnswer(revision=answer.revision, results=tuple(results))
+
+    async def _send(self, commands: Sequence[BulkCommand], deadline_s: float) -> BulkAnswer:
+        # Any of the ids tells an unknown outcome apart; the whole request is what is sent again.
+        marker = commands[0].command_id if commands else None
+        body = msgspec.json.encode(BulkRequest(commands=tuple(commands)))
+        row = operations.SEND_COMMANDS
+        call = Call(method=row.method, target=row.path, body=body, command_id=marker, deadline_s=deadline_s)
+        answer, unsure = await self._perform(call, row.answer)
+        if len(answer.results) != len(commands):
+            raise ApiError(
+                OK,
+                BAD_ANSWER,
+                f"{len(commands)} commands were sent and {len(answer.results)} answered",
+                remedy="check that client and replicas are of the same release",
+                outcome=UNKNOWN,
+                command_id=marker,
+            )
+        if unsure:
+            answer = replace(answer, results=tuple(one if _tells(one) else _unknown(one) for one in answer.results))
+        return answer
+
     def events(self, *, from_revision: int = 0, give_up_s: float = GIVE_UP_S) -> AsyncGenerator[EventView, None]:
         """Iterate over the events of all revisions after `from_revision`, for ever, over broken connections.
 
@@ -180,6 +259,23 @@ def _command_id(request: object) -> str | None:
         case ReportsRequest(reports=[first, *_]):
             return first.command_id
     return None
+
+
+def _tells(result: CommandResult) -> bool:
+    return tells(result.status, result.error.code if result.error is not None else "")
+
+
+def _is_unknown(result: CommandResult) -> bool:
+    return result.error is not None and result.error.outcome == UNKNOWN
+
+
+def _unknown(result: CommandResult) -> CommandResult:
+    """Return the result with what it does not know: whether an earlier request was carried out."""
+    if result.error is None or _is_unknown(result):
+        return result
+    sentence, remedy = f"{result.error.sentence}. {EARLIER}", send_again(result.command_id)
+    error = replace(result.error, code=OUTCOME_UNKNOWN, sentence=sentence, remedy=remedy, outcome=UNKNOWN)
+    return replace(result, error=error)
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:

@@ -10,16 +10,15 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
-from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, RETRY_STATUSES, BackOff, Endpoints
+from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, RETRY_STATUSES, BackOff, Endpoints, redirection
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
 from cluster.client.exchange import AttemptFailed, Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from cluster.schemas import EventView
-from cluster.system import Address, AddressError, Clock
+from cluster.system import Address, Clock
 
 IDLE_S: Final = 45.0
 """Seconds of silence after which a stream counts as dead: three of the server's keep-alive comments, 15 s apart."""
@@ -166,7 +165,10 @@ class EventStream:
         path = f"/v1/events?from={self._position.complete}"
         async with self._exchange.stream(address, path, connect_s=CONNECT_S, idle_s=self._idle_s) as (answer, chunks):
             if answer.status in REDIRECT_STATUSES:
-                yield _location(address, answer.location)
+                try:
+                    yield redirection(address, answer.location)
+                except ValueError as fault:
+                    raise StreamBroken(str(fault)) from fault
                 return
             if answer.status != 200:
                 error = error_of(answer.status, answer.body, who=str(address), command_id=None)
@@ -188,13 +190,3 @@ def _decode(raw: ServerSentEvent) -> EventView:
         return msgspec.json.decode(raw.data, type=EventView)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StreamBroken(f"event {raw.id or '?'} cannot be read: {error}") from error
-
-
-def _location(address: Address, location: str | None) -> Address:
-    parts = urlsplit(location or "")
-    try:
-        if parts.scheme != "https":
-            raise AddressError(f"{location!r} is not an https address")
-        return Address.parse(parts.netloc)
-    except (AddressError, ValueError) as error:
-        raise StreamBroken(f"{address} redirected to {location!r}: {error}") from error

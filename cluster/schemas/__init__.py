@@ -88,6 +88,7 @@ from cluster.schemas.requests import (
     FEATURE_LEVEL_MAX,
     PROGRESS_ROWS_MAX,
     BulkCommand,
+    BulkRequest,
     CancelCommand,
     ContinueCommand,
     FeatureLevelRequest,
